@@ -1,0 +1,1 @@
+"""Authorities grant leases and mint tokens; `memory` is the reference model of them all."""

@@ -1,0 +1,121 @@
+"""The embedded default: leases in a file, for the processes of one machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from fenced.authorities.sqlite import place
+from fenced.authorities.sqlite.store import Store
+from fenced.authorities.sqlite.wake import Wakes
+from fenced.contracts import Runtime, Trait
+from fenced.errors import Misuse, shown
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    NameView,
+    ReleaseAnswer,
+    RenewAnswer,
+    Standing,
+    check_name,
+)
+from fenced.runtime import clocks
+
+_URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
+
+
+def path_of(url: str) -> Path:
+    """The absolute path behind `sqlite:///relative.db` or `sqlite:////absolute.db`, links resolved."""
+    found = _URL.fullmatch(url)
+    if found is None or "\0" in url:
+        raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(url)}")
+    return Path(os.path.realpath(found["path"]))
+
+
+def machine_clock() -> Callable[[], int]:
+    """Nanoseconds since boot, the same for all processes of this machine."""
+    offset = place.clock_offset_ns()
+    return clocks.now_ns if offset == 0 else lambda: clocks.now_ns() - offset
+
+
+class SqliteAuthority:
+    """A client's door to a Store, and its socket for wake-ups."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        Trait("one-machine", "For the processes of one machine: no network file system, no bind-mounted file."),
+        Trait("synced-grants", "A token is on the disk (write-ahead log, synchronous=FULL) before it is handed out."),
+        Trait("reboot-frees", "Leases end with the boot they were granted in; the tokens go on."),
+        Trait("pushed", "A release wakes the head of the queue at once, across processes."),
+        Trait("stopped-writer-blocks", "A process stopped inside SQLite's own write transaction blocks the others."),
+        Trait("restore-unnoticed", "A file restored from a backup cannot be told from the original: raise the floor."),
+    )
+
+    def __init__(
+        self,
+        path: Path,
+        runtime: Runtime,
+        *,
+        namespace: str = "default",
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.url = f"sqlite:///{path}"
+        self._runtime = runtime
+        self._store = Store(path, check_name(namespace), clock or machine_clock())
+        self._wakes = Wakes(path)
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime, namespace: str) -> SqliteAuthority:
+        return cls(path_of(url), runtime, namespace=namespace)
+
+    async def open(self) -> Standing:
+        return await self._runtime.call(self._store.open)
+
+    async def ask(self, ask: Ask) -> AskAnswer:
+        if ask.wait:
+            self._wakes.listen()
+        return await self._runtime.call(self._store.ask, ask, self._wakes.address)
+
+    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+        return await self._runtime.call(self._store.renew, secrets, timeout, urgent=True)
+
+    async def release(self, secret: str) -> ReleaseAnswer:
+        answer, wakes = await self._runtime.call(self._store.release, secret)
+        self._wakes.send(wakes)
+        return answer
+
+    async def withdraw(self, secret: str) -> ReleaseAnswer:
+        answer, wakes = await self._runtime.call(self._store.withdraw, secret)
+        self._wakes.send(wakes)
+        return answer
+
+    async def hear(self, until: float) -> list[str]:
+        await self._runtime.readable(self._wakes.listen(), until)
+        return self._wakes.heard()
+
+    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+        return await self._runtime.call(self._store.survey, after, limit)
+
+    async def observe(self, name: str) -> NameView:
+        return await self._runtime.call(self._store.observe, check_name(name))
+
+    async def force_release(self, name: str) -> int | None:
+        token, wakes = await self._runtime.call(self._store.force_release, check_name(name))
+        self._wakes.send(wakes)
+        return token
+
+    async def raise_floor(self, above: int) -> int:
+        return await self._runtime.call(self._store.raise_floor, above)
+
+    async def tidy(self) -> int:
+        return await self._runtime.call(self._store.tidy)
+
+    async def close(self) -> None:
+        self._store.close()
+        self._wakes.close()
+
+    def forked(self) -> None:
+        self._store.forked()
+        self._wakes.forked()

@@ -1,0 +1,85 @@
+"""Where a database file may lie: not under a mount of its own, not hard-linked, not on a network.
+
+SQLite keeps its write-ahead log beside the file, by name. Reached under two names, one file has two
+logs, and two processes mint the same tokens (seen with a single-file bind mount).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fenced.errors import Misconfigured
+
+_NETWORK = frozenset(
+    "9p afs beegfs ceph cifs coda fuse.ceph fuse.glusterfs fuse.s3fs fuse.sshfs gfs2 glusterfs gpfs lustre "
+    "ncpfs nfs nfs4 ocfs2 orangefs pvfs2 smb3 smbfs vboxsf".split()
+)
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MOUNTS = Path("/proc/self/mountinfo")
+_TIME_OFFSETS = Path("/proc/self/timens_offsets")
+
+
+def check_place(path: Path) -> None:
+    """Raise Misconfigured where two processes could see two different databases behind one name."""
+    kind = ""
+    longest = -1
+    for point, filesystem in _mounts():
+        if point == str(path):
+            raise Misconfigured(
+                f"{path} is a mount point of its own; mount the folder that holds it instead, "
+                "or other processes keep another log beside the same file and mint the same tokens"
+            )
+        if len(point) > longest and (str(path).startswith(point.rstrip("/") + "/")):
+            kind, longest = filesystem, len(point)
+    if kind in _NETWORK:
+        raise Misconfigured(
+            f"{path} lies on a network file system ({kind}); SQLite is for the processes of one "
+            "machine: use a local disk, or another authority"
+        )
+    try:
+        links = os.stat(path).st_nlink
+    except FileNotFoundError:
+        return
+    if links > 1:
+        raise Misconfigured(
+            f"{path} has {links} hard links; each name gets a log of its own, and tokens repeat: "
+            "remove the others"
+        )
+
+
+def _mounts() -> list[tuple[str, str]]:
+    """(mount point, file system) of every mount that this process sees."""
+    try:
+        lines = _MOUNTS.read_text().splitlines()
+    except OSError:
+        return []
+    mounts = []
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        point = left.split(" ")[4]
+        for code in ("040", "011", "012", "134"):
+            point = point.replace(f"\\{code}", chr(int(code, 8)))
+        mounts.append((point, right.split(" ")[0]))
+    return mounts
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot: times of another boot mean nothing."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError as error:
+        raise Misconfigured(f"{_BOOT_ID} cannot be read ({error}); fenced needs Linux's /proc") from error
+
+
+def clock_offset_ns() -> int:
+    """What this process's time namespace adds to CLOCK_BOOTTIME; 0 outside of one."""
+    try:
+        lines = _TIME_OFFSETS.read_text().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        clock, seconds, nanoseconds = line.split()
+        if clock in ("boottime", "7"):
+            return int(seconds) * 10**9 + int(nanoseconds)
+    return 0

@@ -1,0 +1,524 @@
+"""Leases in an SQLite file: every operation is one short write transaction.
+
+`BEGIN IMMEDIATE` takes the file's one write lock, and only then is the clock read: a request that
+waited for the lock cannot revive what expired meanwhile. A grant is synced to the disk before its
+token is handed out; a release or a renewal need not be, since the next grant's sync carries it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fenced import sqlfile, timing
+from fenced.authorities.sqlite import place
+from fenced.errors import FencedError, Indeterminate, InvariantBroken, Misconfigured, Misuse, Unavailable
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    Busy,
+    Ended,
+    Gone,
+    Granted,
+    HeldBy,
+    Holder,
+    Kept,
+    NameView,
+    Released,
+    ReleaseAnswer,
+    RenewAnswer,
+    Standing,
+    Waiter,
+    Waiting,
+    check_floor,
+    grant_id,
+)
+
+HERE = Path(__file__).parent
+SQL = sqlfile.load(HERE / "queries.sql")
+APPLICATION_ID = 0x46454E43  # "FENC"
+SCHEMA_VERSION = 1
+SQLITE_MIN = (3, 37, 0)
+QUEUE_MAX = 10_000
+BUSY_SECONDS = 5.0
+TIDY_EVERY_TOKENS = 64
+"""Every so many grants also forget a few ended attempts, for programs too short for a keeper."""
+
+_NS = 10**9
+_LAST = 2**62
+
+Wake = tuple[str, str]
+
+
+class Store:
+    """One database file. Safe to use from many threads: each call takes a connection of its own."""
+
+    def __init__(self, path: Path, namespace: str, clock: Callable[[], int]) -> None:
+        self.path = path
+        self._namespace_name = namespace
+        self._clock = clock
+        self._namespace = 0
+        self._inode = (0, 0)
+        self._durable: list[sqlite3.Connection] = []
+        self._relaxed: list[sqlite3.Connection] = []
+
+    # Opening.
+
+    def open(self) -> Standing:
+        if sqlite3.sqlite_version_info < SQLITE_MIN:
+            raise Misconfigured(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or later is needed")
+        if not self.path.parent.is_dir():
+            raise Misconfigured(f"the folder {self.path.parent} does not exist; create it first")
+        place.check_place(self.path)
+        with self._translated():
+            self._install()
+        place.check_place(self.path)
+        status = os.stat(self.path)
+        self._inode = (status.st_dev, status.st_ino)
+        with self._write(durable=True) as db:
+            self._notice_reboot(db)
+            row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
+            if row is None:
+                db.execute(SQL["new_namespace"], (self._namespace_name,))
+                row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
+        self._namespace = row[0]
+        return Standing(row[1], row[2])
+
+    def _install(self) -> None:
+        """Create the schema, unless it is there; refuse a database that is somebody else's."""
+        db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        try:
+            (owner,) = db.execute("PRAGMA application_id").fetchone()
+            (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            if owner != APPLICATION_ID and tables:
+                raise Misconfigured(
+                    f"{self.path} is a database of another program; leases need a file of their own"
+                )
+            if db.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                db.execute("PRAGMA journal_mode = WAL")
+            db.execute("BEGIN IMMEDIATE")
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA_VERSION:
+                raise Misconfigured(
+                    f"{self.path} has schema {version}, this fenced knows {SCHEMA_VERSION}: upgrade fenced"
+                )
+            if version == 0:
+                for statement in _statements((HERE / "schema.sql").read_text()):
+                    db.execute(statement)
+                db.execute("INSERT INTO machine (id, boot) VALUES (1, ?)", (place.boot_id(),))
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            db.execute("COMMIT")
+        finally:
+            db.close()
+
+    def _notice_reboot(self, db: sqlite3.Connection) -> None:
+        boot = place.boot_id()
+        if db.execute(SQL["boot"]).fetchone() == (boot,):
+            return
+        now = self._clock()
+        db.execute(SQL["new_boot"], (now + int(timing.REMEMBER_SECONDS_MIN * _NS),))
+        db.execute("DELETE FROM claim")
+        db.execute("DELETE FROM queue")
+        db.execute("UPDATE machine SET boot = ?", (boot,))
+
+    # Connections and transactions.
+
+    def _connect(self, durable: bool) -> sqlite3.Connection:
+        db = sqlite3.connect(
+            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        level = "FULL" if durable else "NORMAL"
+        db.execute(f"PRAGMA synchronous = {level}")
+        (mode,) = db.execute("PRAGMA journal_mode").fetchone()
+        (sync,) = db.execute("PRAGMA synchronous").fetchone()
+        if mode != "wal" or (durable and sync != 2):
+            db.close()
+            raise Misconfigured(
+                f"{self.path} has journal_mode {mode} and synchronous {sync}; tokens need wal and 2 (full)"
+            )
+        return db
+
+    @contextlib.contextmanager
+    def _write(
+        self, *, durable: bool, timeout: float = BUSY_SECONDS, begin: str = "BEGIN IMMEDIATE"
+    ) -> Iterator[sqlite3.Connection]:
+        """A write transaction: the lock is taken first, the clock is read afterwards."""
+        idle = self._durable if durable else self._relaxed
+        with self._translated():
+            try:
+                db = idle.pop()
+            except IndexError:
+                db = self._connect(durable)
+            try:
+                if timeout != BUSY_SECONDS:
+                    db.execute(f"PRAGMA busy_timeout = {int(timeout * 1000)}")
+                db.execute(begin)
+                if durable and self._namespace:
+                    self._check_same_file()
+                yield db
+                db.execute("COMMIT")
+                if timeout != BUSY_SECONDS:
+                    db.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+            except BaseException:
+                db.close()  # rolls back; a fresh connection costs less than doubts about this one
+                raise
+            idle.append(db)
+
+    def _read(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        """A transaction that only looks, and blocks nobody."""
+        return self._write(durable=False, begin="BEGIN")
+
+    def _check_same_file(self) -> None:
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            status = None
+        if status is None or (status.st_dev, status.st_ino) != self._inode:
+            raise Misconfigured(
+                f"{self.path} was removed or replaced while this process had it open; restart the "
+                "process, and after a restore from backup run `fenced authority raise` first"
+            )
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise translate(error, self.path) from error
+
+    # The operations.
+
+    def ask(self, ask: Ask, wake: str) -> AskAnswer:
+        public = grant_id(ask.secret)
+        names = json.dumps(ask.names, ensure_ascii=False)
+        ticket = 0
+        with self._write(durable=True) as db:
+            now = self._clock()
+            row = db.execute(SQL["attempt"], (public,)).fetchone()
+            if row is not None:
+                if row[0] != self._namespace or row[2] != names or row[3] != int(ask.ttl * _NS):
+                    if row[1] == "withdrawn":
+                        return Ended("withdrawn")
+                    raise Misuse("the same attempt was used before with other names or another ttl")
+                state, ticket, token, expires = row[1], row[5], row[6], row[7]
+                if state in ("granted", "waiting") and expires <= now:
+                    self._end(db, public, state, ask.names, ticket, "expired", now, row[3])
+                    state = "expired"
+                if state == "granted":
+                    return Granted(token, (expires - now) / _NS, ask.ttl)
+                if state != "waiting":
+                    return Ended(state)
+            return self._grant_or_queue(db, ask, public, names, ticket, wake, now)
+
+    def _grant_or_queue(
+        self, db: sqlite3.Connection, ask: Ask, public: str, names: str, ticket: int, wake: str, now: int
+    ) -> AskAnswer:
+        until, claims = self._look(db, ask.names, ticket or _LAST, now)
+        ttl, delay = int(ask.ttl * _NS), int(ask.lock_delay * _NS)
+        holder = json.dumps([ask.holder.id, ask.holder.label, ask.holder.host, ask.holder.pid])
+        if until <= now:
+            token = self._mint(db)
+            for claim in claims:
+                db.execute(SQL["end_attempt"], ("expired", now + _remember(claim[7]), claim[0]))
+            expires = now + ttl
+            forget = expires + delay + _remember(ttl)
+            db.execute(
+                SQL["put_attempt"],
+                (public, self._namespace, "granted", names, ttl, delay, ticket, token, expires, forget, "", holder),
+            )
+            for name in ask.names:
+                db.execute(SQL["put_claim"], (self._namespace, name, public))
+                if ticket:
+                    db.execute(SQL["dequeue"], (self._namespace, name, ticket))
+            if token % TIDY_EVERY_TOKENS == 0:
+                self._tidy(db, now)
+            return Granted(token, ask.ttl, ask.ttl)
+        held_by = next((_held_by(claim, now) for claim in claims if claim[2] > now), None)
+        ahead = max(self._ahead(db, name, ticket or _LAST) for name in ask.names)
+        if not ticket:
+            if not ask.wait or ahead >= QUEUE_MAX:
+                return Busy(ahead, held_by)
+            (ticket,) = _one(db.execute(SQL["next_ticket"], (self._namespace,)))
+            for name in ask.names:
+                db.execute(SQL["enqueue"], (self._namespace, name, ticket, public))
+        expires = now + int(timing.waiter_ttl(ask.ttl) * _NS)
+        forget = expires + _remember(ttl)
+        db.execute(
+            SQL["put_attempt"],
+            (public, self._namespace, "waiting", names, ttl, delay, ticket, 0, expires, forget, wake, holder),
+        )
+        return Waiting((until - now) / _NS, ahead, held_by)
+
+    def _look(
+        self, db: sqlite3.Connection, names: Sequence[str], ticket: int, now: int
+    ) -> tuple[int, list[tuple[Any, ...]]]:
+        """From when on an attempt with this ticket could be granted, and the claims on its names."""
+        until = now
+        claims = []
+        for name in names:
+            claim = db.execute(SQL["claim"], (self._namespace, name)).fetchone()
+            if claim is not None:
+                claims.append(claim)
+                until = max(until, claim[2] + claim[3])
+            before = db.execute(SQL["before"], (self._namespace, name, ticket)).fetchone()
+            while before is not None and before[1] <= now:
+                self._expire(db, before[0], now)
+                before = db.execute(SQL["before"], (self._namespace, name, ticket)).fetchone()
+            if before is not None:
+                until = max(until, before[1])
+        return until, claims
+
+    def _ahead(self, db: sqlite3.Connection, name: str, ticket: int) -> int:
+        (ahead,) = _one(db.execute(SQL["ahead"], (self._namespace, name, ticket)))
+        return int(ahead)
+
+    def _mint(self, db: sqlite3.Connection) -> int:
+        row = db.execute(SQL["mint"], (self._namespace,)).fetchone()
+        if row is None:
+            raise Misconfigured("the tokens of this namespace are used up; start a new namespace")
+        return int(row[0])
+
+    def _expire(self, db: sqlite3.Connection, public: str, now: int) -> None:
+        """A waiter fell silent: take it out of all its queues."""
+        row = _one(db.execute(SQL["attempt"], (public,)))
+        self._end(db, public, row[1], json.loads(row[2]), row[5], "expired", now, row[3])
+
+    def _end(
+        self,
+        db: sqlite3.Connection,
+        public: str,
+        was: str,
+        names: Sequence[str],
+        ticket: int,
+        state: str,
+        now: int,
+        ttl: int,
+    ) -> None:
+        db.execute(SQL["end_attempt"], (state, now + _remember(ttl), public))
+        if was == "waiting":
+            for name in names:
+                db.execute(SQL["dequeue"], (self._namespace, name, ticket))
+
+    def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+        publics = [grant_id(secret) for secret in secrets]
+        with self._write(durable=False, timeout=timeout) as db:
+            now = self._clock()
+            batch = {
+                "ids": json.dumps(publics),
+                "now": now,
+                "waiter_ttl": int(timing.WAITER_TTL_MAX * _NS),
+                "remember": int(timing.REMEMBER_SECONDS_MIN * _NS),
+            }
+            db.execute(SQL["extend"], batch)
+            found = {row[0]: row for row in db.execute(SQL["batch"], {"ids": batch["ids"]})}
+            return [self._renewed(db, found.get(public), now) for public in publics]
+
+    def _renewed(self, db: sqlite3.Connection, row: tuple[Any, ...] | None, now: int) -> RenewAnswer:
+        if row is None or row[1] != self._namespace:
+            return Gone()
+        _, _, state, names, ticket, expires = row
+        if state not in ("granted", "waiting"):
+            return Ended(state)
+        if expires <= now:
+            return Ended("expired")
+        if state == "granted":
+            return Kept((expires - now) / _NS)
+        until, _ = self._look(db, json.loads(names), ticket, now)
+        return Waiting((until - now) / _NS)
+
+    def release(self, secret: str) -> tuple[ReleaseAnswer, list[Wake]]:
+        public = grant_id(secret)
+        with self._write(durable=False) as db:
+            now = self._clock()
+            row = db.execute(SQL["attempt"], (public,)).fetchone()
+            if row is None:
+                return Gone(), []
+            return self._finish(db, public, row, "released", now)
+
+    def withdraw(self, secret: str) -> tuple[ReleaseAnswer, list[Wake]]:
+        public = grant_id(secret)
+        with self._write(durable=False) as db:
+            now = self._clock()
+            row = db.execute(SQL["attempt"], (public,)).fetchone()
+            if row is None:
+                forget = now + _remember(0)
+                tombstone = (public, self._namespace, "withdrawn", "[]", 0, 0, 0, 0, 0, forget, "", "[]")
+                db.execute(SQL["put_attempt"], tombstone)
+                return Released(), []
+            return self._finish(db, public, row, "withdrawn", now)
+
+    def _finish(
+        self, db: sqlite3.Connection, public: str, row: tuple[Any, ...], state: str, now: int
+    ) -> tuple[ReleaseAnswer, list[Wake]]:
+        """End an attempt by its owner's wish; the names that this frees go to their heads."""
+        _, was, encoded, ttl, _, ticket, _, expires = row
+        names = json.loads(encoded)
+        if was in ("released", "withdrawn"):
+            return Released(), []
+        if was not in ("granted", "waiting"):
+            return Ended(was), []
+        if expires <= now:
+            self._end(db, public, was, names, ticket, "expired", now, ttl)
+            return Ended("expired"), []
+        self._end(db, public, was, names, ticket, state, now, ttl)
+        return Released(), self._free(db, public, names, now)
+
+    def _free(self, db: sqlite3.Connection, public: str, names: Sequence[str], now: int) -> list[Wake]:
+        wakes: dict[Wake, None] = {}
+        for name in names:
+            db.execute(SQL["drop_claim"], (self._namespace, name, public))
+            head = db.execute(SQL["head"], (self._namespace, name)).fetchone()
+            while head is not None and head[1] <= now:
+                self._expire(db, head[0], now)
+                head = db.execute(SQL["head"], (self._namespace, name)).fetchone()
+            if head is not None:
+                wakes[(head[2], head[0])] = None
+        return list(wakes)
+
+    def force_release(self, name: str) -> tuple[int | None, list[Wake]]:
+        with self._write(durable=True) as db:
+            now = self._clock()
+            claim = db.execute(SQL["claim"], (self._namespace, name)).fetchone()
+            if claim is None or claim[1] != "granted" or claim[2] <= now:
+                return None, []
+            token = self._mint(db)
+            names = json.loads(claim[6])
+            self._end(db, claim[0], "granted", names, 0, "revoked", now, claim[7])
+            return token, self._free(db, claim[0], names, now)
+
+    def raise_floor(self, above: int) -> int:
+        with self._write(durable=True) as db:
+            row = _one(db.execute(SQL["raise_floor"], (check_floor(above), self._namespace)))
+            return int(row[0])
+
+    def tidy(self) -> int:
+        with self._write(durable=False) as db:
+            return self._tidy(db, self._clock())
+
+    def _tidy(self, db: sqlite3.Connection, now: int) -> int:
+        over = db.execute(SQL["overdue"], (now,)).fetchall()
+        for public, namespace, state, names, ticket in over:
+            for name in json.loads(names):
+                db.execute(SQL["drop_claim"], (namespace, name, public))
+                if state == "waiting":
+                    db.execute(SQL["dequeue"], (namespace, name, ticket))
+            db.execute(SQL["forget"], (public,))
+        return len(over)
+
+    # Looking.
+
+    def survey(self, after: str, limit: int) -> list[NameView]:
+        views: list[NameView] = []
+        with self._read() as db:
+            now = self._clock()
+            while len(views) < limit:
+                page = {"namespace": self._namespace, "after": after, "limit": limit}
+                names = [row[0] for row in db.execute(SQL["names"], page)]
+                for name in names:
+                    view = self._view(db, name, now)
+                    if view.held_by or view.waiters or view.free_in > 0:
+                        views.append(view)
+                if len(names) < limit:
+                    break
+                after = names[-1]
+        return views[:limit]
+
+    def observe(self, name: str) -> NameView:
+        with self._read() as db:
+            return self._view(db, name, self._clock())
+
+    def _view(self, db: sqlite3.Connection, name: str, now: int) -> NameView:
+        claim = db.execute(SQL["claim"], (self._namespace, name)).fetchone()
+        held_by = _held_by(claim, now) if claim is not None else None
+        waiters = tuple(
+            Waiter(_holder(holder), tuple(json.loads(names)), (expires - now) / _NS)
+            for holder, names, expires in db.execute(SQL["waiters"], (self._namespace, name))
+            if expires > now
+        )
+        return NameView(
+            name,
+            held_by,
+            tuple(json.loads(claim[6])) if held_by else (),
+            claim[7] / _NS if held_by else None,
+            max(0, claim[2] + claim[3] - now) / _NS if claim is not None else 0.0,
+            waiters,
+        )
+
+    def close(self) -> None:
+        for idle in (self._durable, self._relaxed):
+            while idle:
+                idle.pop().close()
+
+    def forked(self) -> None:
+        """Never close a connection in the child that the parent opened: bury it instead."""
+        _graveyard.extend((*self._durable, *self._relaxed))
+        self._durable, self._relaxed = [], []
+
+
+_graveyard: list[sqlite3.Connection] = []
+
+
+def _one(cursor: sqlite3.Cursor) -> tuple[Any, ...]:
+    row: tuple[Any, ...] | None = cursor.fetchone()
+    if row is None:
+        raise InvariantBroken("a row that must be there is missing")
+    return row
+
+
+def _remember(ttl_ns: int) -> int:
+    return max(int(timing.REMEMBER_SECONDS_MIN * _NS), 4 * ttl_ns)
+
+
+def _holder(text: str) -> Holder:
+    return Holder(*json.loads(text))
+
+
+def _held_by(claim: tuple[Any, ...], now: int) -> HeldBy | None:
+    public, state, expires, _, token, holder, _, _ = claim
+    if state != "granted" or expires <= now:
+        return None
+    return HeldBy(_holder(holder), token, public, (expires - now) / _NS)
+
+
+def _statements(script: str) -> list[str]:
+    """Split a script where SQLite itself says that a statement is complete."""
+    statements, current = [], ""
+    for line in script.splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            statements.append(current)
+            current = ""
+    return statements
+
+
+def translate(error: sqlite3.Error, path: Path) -> FencedError:
+    """What an SQLite error means for the caller."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Unavailable(
+            f"{path} stayed locked by another process: {error}. A process that is stopped inside its "
+            "transaction blocks the others until it goes on or ends"
+        )
+    if code == sqlite3.SQLITE_FULL:
+        return Unavailable(f"the disk under {path} is full; free some space and try again")
+    if code == sqlite3.SQLITE_IOERR:
+        return Indeterminate(f"the disk under {path} failed: {error}")
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
+        return Misconfigured(
+            f"{path} cannot be opened for writing ({error}); the file, its folder and the files "
+            "beside it must be writable, and the file system not mounted read-only"
+        )
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Misconfigured(
+            f"{path} is damaged or not a database ({error}); restore it from a backup, then run "
+            "`fenced authority raise`"
+        )
+    if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_SCHEMA):
+        return Misconfigured(f"{path} is not as fenced made it: {error}")
+    return Unavailable(f"{path}: {error}")

@@ -1,0 +1,112 @@
+"""Waking waiters of other processes: datagram sockets in a folder beside the database.
+
+A datagram is a hint, sent after the commit and never waited for. A path socket's name has 108 bytes;
+it is reached through a descriptor of its folder (`/proc/self/fd/N/name`), so a long path does not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+from pathlib import Path
+
+from fenced.errors import Unavailable
+
+_DATAGRAM_MAX = 64
+
+
+class Wakes:
+    """This client's socket, and the sending to others'."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._folder = database.with_name(database.name + "-wake")
+        self._lock = threading.Lock()
+        self._folder_fd = -1
+        self._receiver: socket.socket | None = None
+        self._sender: socket.socket | None = None
+        self.address = ""
+
+    def listen(self) -> socket.socket:
+        """Bind at first use. Must happen before the first ask that may wait."""
+        with self._lock:
+            if self._receiver is None:
+                try:
+                    self._bind()
+                except OSError as error:
+                    raise Unavailable(f"cannot listen for wake-ups in {self._folder}: {error}") from error
+            assert self._receiver is not None
+            return self._receiver
+
+    def _bind(self) -> None:
+        self._open_folder()
+        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        address = secrets.token_hex(8)
+        receiver.bind(f"/proc/self/fd/{self._folder_fd}/{address}")
+        os.chmod(self._folder / address, self._mode())
+        self._receiver, self.address = receiver, address
+
+    def _open_folder(self) -> None:
+        if self._folder_fd < 0:
+            if not self._folder.is_dir():
+                self._folder.mkdir(exist_ok=True)
+                os.chmod(self._folder, self._mode() | self._mode() >> 2 & 0o111)
+            self._folder_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _mode(self) -> int:
+        """Who may write the database may also wake its waiters."""
+        return os.stat(self._database).st_mode & 0o666
+
+    def heard(self) -> list[str]:
+        """What has arrived, without waiting."""
+        receiver = self._receiver
+        heard: list[str] = []
+        while receiver is not None and len(heard) < 1000:
+            try:
+                heard.append(receiver.recv(_DATAGRAM_MAX).decode("ascii", "replace"))
+            except OSError:
+                break
+        return heard
+
+    def send(self, wakes: list[tuple[str, str]]) -> None:
+        """Tell each (socket, public id). Nobody there, or a full queue: the waiter looks by itself."""
+        for address, public in wakes:
+            if not address:
+                continue
+            try:
+                with self._lock:
+                    self._open_folder()
+                    if self._sender is None:
+                        self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+                self._sender.sendto(public.encode(), f"/proc/self/fd/{self._folder_fd}/{address}")
+            except ConnectionRefusedError:
+                with contextlib.suppress(OSError):  # its process is gone
+                    os.unlink(address, dir_fd=self._folder_fd)
+            except OSError:
+                continue
+
+    def close(self) -> None:
+        with self._lock:
+            if self._receiver is not None:
+                self._receiver.close()
+                with contextlib.suppress(OSError):
+                    os.unlink(self.address, dir_fd=self._folder_fd)
+            if self._sender is not None:
+                self._sender.close()
+            if self._folder_fd >= 0:
+                os.close(self._folder_fd)
+            self._receiver, self._sender, self._folder_fd = None, None, -1
+
+    def forked(self) -> None:
+        """The child must not read the parent's socket, nor unlink it."""
+        self._lock = threading.Lock()
+        for inherited in (self._receiver, self._sender):
+            if inherited is not None:
+                inherited.close()
+        if self._folder_fd >= 0:
+            os.close(self._folder_fd)
+        self._receiver, self._sender, self._folder_fd, self.address = None, None, -1, ""
+

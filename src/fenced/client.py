@@ -1,0 +1,526 @@
+"""Client and AsyncClient: thin twins over the core. Everything that decides is in `fenced.core`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+
+from fenced import registry, timing
+from fenced.contracts import Authority, Runtime
+from fenced.core.acquiring import Desk, Wish
+from fenced.core.holding import Hold, State
+from fenced.errors import Misuse, NotGranted, shown
+from fenced.events import Event
+from fenced.model import Holder, Stamp, check_name, check_names
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.timing import Seconds
+
+if TYPE_CHECKING:
+    from fenced.runtime.aio import AioRuntime
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Guarantee = Literal["strict", "best-effort"]
+
+
+class Announces(Protocol):
+    """A guard, as far as `hold(guards=[...])` needs it."""
+
+    def announce(self, fence: Any, *names: str) -> Any: ...
+
+
+class _LeaseFace:
+    """What both leases share: reading, without lock and without I/O."""
+
+    def __init__(self, hold: Hold, desk: Desk) -> None:
+        self._hold = hold
+        self._desk = desk
+
+    @property
+    def name(self) -> str:
+        """The one name of this lease; Misuse when it has several."""
+        if len(self._hold.names) != 1:
+            raise Misuse(f"this lease covers {len(self._hold.names)} names; use `names`")
+        return self._hold.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._hold.names
+
+    @property
+    def token(self) -> int:
+        """The fencing token: greater than that of every earlier grant of this authority's namespace."""
+        return self._hold.token
+
+    @property
+    def grant(self) -> str:
+        """The public id of this grant."""
+        return self._hold.grant
+
+    @property
+    def ttl(self) -> float:
+        """The seconds that were really granted."""
+        return self._hold.ttl
+
+    @property
+    def state(self) -> State:
+        return self._hold.state
+
+    @property
+    def lost_reason(self) -> str | None:
+        """Why the lease was lost; None while it is not."""
+        return self._hold.lost_reason if self._hold.state is State.LOST else None
+
+    def check(self, need: Seconds = 0.0) -> None:
+        """Raise LeaseLost if the lease is lost, NotEnoughTime if less than `need` seconds remain.
+
+        Returning means "may go on", never "is safe": a pause can follow. The guard is what is safe.
+        """
+        self._hold.check(timing.check_need(need))
+
+    def remaining(self) -> float:
+        """Seconds until this holder must believe the lease lost, unless it is renewed."""
+        return self._hold.remaining()
+
+    def next_stamp(self) -> Stamp:
+        """The stamp of the next operation. Send it again as it is when that operation is retried."""
+        return self._hold.next_stamp()
+
+    def announcement(self) -> Stamp:
+        """The stamp that announces this lease to a guard (seq 0)."""
+        return self._hold.announcement()
+
+    def bare_stamp(self) -> Stamp:
+        """A stamp without seq, for a child process or another service; for rule `retry` only."""
+        return self._hold.bare_stamp()
+
+    def on_lost(self, call: Callable[[str], Any]) -> None:
+        """Call `call(reason)` once when the lease is lost; at once if it is lost already."""
+        self._hold.on_lost(call)
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(name) for name in self._hold.names)
+        return f"<{type(self).__name__} {names} token={self.token} {self.state}>"
+
+
+class Lease(_LeaseFace):
+    """An exclusive, expiring right to act under a name."""
+
+    def wait_lost(self, timeout: Seconds | None = None) -> bool:
+        """Block until the lease is lost (True), released, or `timeout` seconds are over (False)."""
+        return step(self._hold.wait_lost(_until(self._desk, timeout)))
+
+    def release(self) -> None:
+        """Give the lease back; LeaseLost if it was lost before. Repeating it is harmless."""
+        step(self._desk.release(self._hold))
+
+
+class AsyncLease(_LeaseFace):
+    """An exclusive, expiring right to act under a name."""
+
+    async def wait_lost(self, timeout: Seconds | None = None) -> bool:
+        """Wait until the lease is lost (True), released, or `timeout` seconds are over (False)."""
+        return await self._hold.wait_lost(_until(self._desk, timeout))
+
+    async def release(self) -> None:
+        """Give the lease back; LeaseLost if it was lost before. Repeating it is harmless."""
+        await self._desk.release(self._hold)
+
+
+def _until(desk: Desk, timeout: Seconds | None) -> float | None:
+    seconds = timing.check_wait(timeout)
+    return None if seconds is None else desk.runtime.now() + seconds
+
+
+def _wish(
+    names: Iterable[str],
+    ttl: Seconds,
+    wait: Seconds | None,
+    max_hold: Seconds | None,
+    lock_delay: Seconds,
+) -> Wish:
+    return Wish(
+        check_names(names),
+        timing.check_ttl(ttl),
+        timing.check_wait(wait),
+        timing.check_max_hold(max_hold),
+        timing.check_lock_delay(lock_delay),
+    )
+
+
+class _ClientFace:
+    """What both clients share: their address, and the desk that is made at first use."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = "default",
+        label: str | None = None,
+        guarantee: Guarantee = "strict",
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        if guarantee not in ("strict", "best-effort"):
+            raise Misuse(f"guarantee is 'strict' or 'best-effort', not {shown(guarantee)}")
+        self._namespace = check_name(namespace)
+        self._label = label
+        self._guarantee = guarantee
+        self._on_event = on_event
+        self._runtime = self._make_runtime()
+        self._lock = threading.Lock()
+        self._desk_: Desk | None = None
+        self._authority: Authority = registry.authority(url, self._runtime, self._namespace)
+        _clients.add(self)
+
+    def _make_runtime(self) -> Runtime:
+        raise Misuse("use Client or AsyncClient")
+
+    @property
+    def url(self) -> str:
+        """Where the authority is, without secrets."""
+        return self._authority.url
+
+    @property
+    def _desk(self) -> Desk:
+        desk = self._desk_
+        if desk is None:
+            with self._lock:
+                if self._desk_ is None:
+                    self._desk_ = self._make_desk()
+                desk = self._desk_
+        return desk
+
+    def _make_desk(self) -> Desk:
+        host, pid = socket.gethostname(), os.getpid()
+        label = self._label if self._label is not None else f"{host}:{pid}"
+        holder = Holder(self._runtime.secret(), label, host, pid)
+        return Desk(
+            self._authority, self._runtime, holder, guarantee=self._guarantee, emit=self._emit
+        )
+
+    def _emit(self, event: Event) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def _forked(self) -> None:
+        """The child gets no lease, no thread and no connection of its parent."""
+        self._lock = threading.Lock()
+        if self._desk_ is not None:
+            self._desk_.forked()
+            self._desk_ = None
+        self._authority.forked()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, namespace={self._namespace!r})"
+
+
+class Client(_ClientFace):
+    """Takes leases from one authority. Connects at first use; safe to share between threads."""
+
+    def _make_runtime(self) -> BlockingRuntime:
+        return BlockingRuntime()
+
+    def acquire(
+        self,
+        *names: str,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+    ) -> Lease:
+        """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
+        wish = _wish(names, ttl, wait, max_hold, lock_delay)
+        desk = self._desk
+        return Lease(step(desk.acquire(wish)), desk)
+
+    def hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> Holding:
+        """`with client.hold(name) as lease:` first come, first served; renewed in the background."""
+        return self.hold_all([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards)
+
+    def hold_all(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> Holding:
+        """Hold several names under one token: all or none, without deadlock or starvation."""
+        return Holding(self, _wish(names, ttl, wait, max_hold, lock_delay), tuple(guards))
+
+    def try_hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = 0.0,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> TryHolding:
+        """`with client.try_hold(name) as lease:` where lease is None when the name was not granted."""
+        return TryHolding(self, _wish([name], ttl, wait, max_hold, lock_delay), tuple(guards))
+
+    def held(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> Callable[[Callable[Concatenate[Lease, P], R]], Callable[P, R]]:
+        """A decorator: every call holds `name` and gets the lease as its first argument."""
+        wish, announced = _wish([name], ttl, wait, max_hold, lock_delay), tuple(guards)
+
+        def decorate(function: Callable[Concatenate[Lease, P], R]) -> Callable[P, R]:
+            @functools.wraps(function)
+            def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                with Holding(self, wish, announced) as lease:
+                    return function(lease, *args, **kwargs)
+
+            return call
+
+        return decorate
+
+    def close(self) -> None:
+        """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
+        step(self._desk.close())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Holding:
+    """What `hold` returns: enter it once."""
+
+    def __init__(self, client: Client, wish: Wish, guards: tuple[Announces, ...]) -> None:
+        self._client = client
+        self._wish = wish
+        self._guards = guards
+        self._lease: Lease | None = None
+
+    def __enter__(self) -> Lease:
+        if self._lease is not None:
+            raise Misuse("this was entered before; call hold() again")
+        desk = self._client._desk
+        lease = self._lease = Lease(step(desk.acquire(self._wish)), desk)
+        try:
+            for guard in self._guards:
+                guard.announce(lease)
+        except BaseException:
+            step(desk.leave(lease._hold, raised=True))
+            raise
+        return lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease = self._lease
+        if lease is not None:
+            step(lease._desk.leave(lease._hold, raised=exc is not None))
+
+
+class TryHolding:
+    """What `try_hold` returns."""
+
+    def __init__(self, client: Client, wish: Wish, guards: tuple[Announces, ...]) -> None:
+        self._holding = Holding(client, wish, guards)
+
+    def __enter__(self) -> Lease | None:
+        try:
+            return self._holding.__enter__()
+        except NotGranted:
+            return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._holding.__exit__(kind, exc, trace)
+
+
+class AsyncClient(_ClientFace):
+    """Takes leases from one authority, for asyncio. Belongs to the loop that first uses it."""
+
+    _runtime: AioRuntime
+
+    def _make_runtime(self) -> AioRuntime:
+        from fenced.runtime.aio import AioRuntime
+
+        return AioRuntime()
+
+    async def acquire(
+        self,
+        *names: str,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+    ) -> AsyncLease:
+        """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
+        wish = _wish(names, ttl, wait, max_hold, lock_delay)
+        desk = self._desk
+        return AsyncLease(await desk.acquire(wish), desk)
+
+    def hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncHolding:
+        """`async with client.hold(name) as lease:` the body is cancelled when the lease is lost."""
+        return self.hold_all([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards)
+
+    def hold_all(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncHolding:
+        """Hold several names under one token: all or none, without deadlock or starvation."""
+        return AsyncHolding(self, _wish(names, ttl, wait, max_hold, lock_delay), tuple(guards))
+
+    def try_hold(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = 0.0,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> AsyncTryHolding:
+        """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
+        return AsyncTryHolding(self, _wish([name], ttl, wait, max_hold, lock_delay), tuple(guards))
+
+    def held(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = timing.TTL_DEFAULT,
+        wait: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        lock_delay: Seconds = 0.0,
+        guards: Iterable[Announces] = (),
+    ) -> Callable[[Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Awaitable[R]]]:
+        """A decorator: every call holds `name` and gets the lease as its first argument."""
+        wish, announced = _wish([name], ttl, wait, max_hold, lock_delay), tuple(guards)
+
+        def decorate(
+            function: Callable[Concatenate[AsyncLease, P], Awaitable[R]],
+        ) -> Callable[P, Awaitable[R]]:
+            @functools.wraps(function)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                async with AsyncHolding(self, wish, announced) as lease:
+                    return await function(lease, *args, **kwargs)
+
+            return call
+
+        return decorate
+
+    async def close(self) -> None:
+        """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
+        await self._desk.close()
+        self._runtime.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+class AsyncHolding:
+    """What `hold` returns: enter it once. Loss cancels the body, as `asyncio.timeout` does."""
+
+    def __init__(self, client: AsyncClient, wish: Wish, guards: tuple[Announces, ...]) -> None:
+        from fenced.runtime.scope import BodyScope
+
+        self._client = client
+        self._wish = wish
+        self._guards = guards
+        self._lease: AsyncLease | None = None
+        self._scope = BodyScope()
+
+    async def __aenter__(self) -> AsyncLease:
+        if self._lease is not None:
+            raise Misuse("this was entered before; call hold() again")
+        desk = self._client._desk
+        lease = self._lease = AsyncLease(await desk.acquire(self._wish), desk)
+        try:
+            for guard in self._guards:
+                await guard.announce(lease)
+        except BaseException:
+            await desk.leave(lease._hold, raised=True)
+            raise
+        self._scope.enter(lease._hold)
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease = self._lease
+        if lease is None:
+            return
+        ours = self._scope.leave(exc)
+        await lease._desk.leave(lease._hold, raised=exc is not None)
+        if ours:
+            raise lease._hold.lost_error() from exc
+
+
+class AsyncTryHolding:
+    """What `try_hold` returns."""
+
+    def __init__(self, client: AsyncClient, wish: Wish, guards: tuple[Announces, ...]) -> None:
+        self._holding = AsyncHolding(client, wish, guards)
+
+    async def __aenter__(self) -> AsyncLease | None:
+        try:
+            return await self._holding.__aenter__()
+        except NotGranted:
+            return None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._holding.__aexit__(kind, exc, trace)
+
+
+_clients: weakref.WeakSet[_ClientFace] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

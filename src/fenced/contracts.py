@@ -1,0 +1,207 @@
+"""What the parts expect of each other: Runtime, Authority, Guard.
+
+Core, authorities and guards are written once, as `async def`, and await only their Runtime and their
+driver. Under the blocking runtime nothing ever suspends and the coroutine is stepped once to its end;
+under asyncio the leaves suspend; in the simulation they yield to a seeded scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from fenced.decision import Mark, Ruling, Verdict
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    NameView,
+    ReleaseAnswer,
+    RenewAnswer,
+    Stamp,
+    Standing,
+)
+
+T = TypeVar("T")
+
+
+class Wakeup(Protocol):
+    """A flag that one side sets and the other waits for. Setting it twice is setting it once."""
+
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    def is_set(self) -> bool: ...
+
+
+class Readable(Protocol):
+    """Anything with a file descriptor to wait on."""
+
+    def fileno(self) -> int: ...
+
+
+class Task(Protocol):
+    """A loop that runs beside its client: a thread, an asyncio task or a simulated one."""
+
+    async def join(self) -> None: ...
+
+
+class Runtime(Protocol):
+    """The leaves: the only things that core awaits besides the authority."""
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back and also runs while the machine is suspended."""
+
+    def random(self) -> float:
+        """A number in [0, 1), for jitter."""
+
+    def secret(self) -> str:
+        """32 hexadecimal digits that nobody can guess."""
+
+    def whoami(self) -> object:
+        """The thread or task that runs now, for telling re-entrance."""
+
+    def wakeup(self) -> Wakeup: ...
+
+    async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
+        """Wait until the flag is set (True) or `now()` reaches `until` (False)."""
+
+    async def readable(self, source: Readable, until: float) -> bool:
+        """Wait until `source` can be read (True) or `now()` reaches `until` (False)."""
+
+    async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
+        """Run a blocking function. `urgent` calls never queue behind the others."""
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end even if the caller is cancelled meanwhile; then let that through."""
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trait:
+    """A promise (or a limit) of a backend, in one sentence, proven by the test that names its key."""
+
+    key: str
+    sentence: str
+
+
+class Authority(Protocol):
+    """Grants leases and mints tokens.
+
+    Every method ends in an answer, or raises Unavailable (nothing happened), Indeterminate (unknown:
+    repeat the same attempt), Misconfigured or Misuse. No driver error leaves. `ask`, `renew`, `release`
+    and `withdraw` never wait for another holder.
+    """
+
+    traits: ClassVar[tuple[Trait, ...]]
+
+    @property
+    def url(self) -> str:
+        """Where it is, without secrets."""
+
+    async def open(self) -> Standing:
+        """Connect, create what is missing, and find out whether tokens could repeat here."""
+
+    async def ask(self, ask: Ask) -> AskAnswer:
+        """Grant, queue (`ask.wait`) or refuse. The same attempt gets the same grant.
+
+        Only the head of the queue is granted. The token is minted here, after the names are locked.
+        """
+
+    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+        """Keep leases and places in queues alive, in one batch. Never creates, never revives."""
+
+    async def release(self, secret: str) -> ReleaseAnswer:
+        """Free the names and wake the heads of their queues. Repeating it gives the same answer."""
+
+    async def withdraw(self, secret: str) -> ReleaseAnswer:
+        """End the attempt, whatever became of it, and leave a tombstone: a delayed ask finds it."""
+
+    async def hear(self, until: float) -> list[str]:
+        """Wait for wake-ups: public ids of attempts that may have come to the head. A hint only."""
+
+    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+        """The names that are held or waited for, in order, beginning behind `after`."""
+
+    async def observe(self, name: str) -> NameView: ...
+
+    async def force_release(self, name: str) -> int | None:
+        """Take the name from its holder and mint a token above it; None when nobody held it."""
+
+    async def raise_floor(self, above: int) -> int:
+        """Make every later token greater than `above`; returns the floor that now holds."""
+
+    async def tidy(self) -> int:
+        """Forget attempts that are long over. Never touches the counter."""
+
+    async def close(self) -> None: ...
+
+    def forked(self) -> None:
+        """In a forked child: drop every connection without closing it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One decision of a guard, for the audit."""
+
+    time: float
+    name: str | None
+    stamp: Stamp | None
+    mark: Mark | None
+    verdict: Verdict
+    ruling: Ruling
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """A value and its version, for `expect`."""
+
+    value: str | None
+    version: int
+
+
+class Guard(Protocol):
+    """Sits at a resource of named values and decides with `decision.judge`, atomically with the effect.
+
+    SQL guards protect the user's own tables instead (`fenced.sql.Guard`); their values under names
+    are one guarded table of their own.
+    """
+
+    traits: ClassVar[tuple[Trait, ...]]
+
+    @property
+    def url(self) -> str: ...
+
+    async def open(self) -> None: ...
+
+    async def announce(self, stamp: Stamp, *names: str) -> None:
+        """Raise the marks to this stamp's token, on its own, durably, before anything is read."""
+
+    async def read(self, stamp: Stamp, name: str) -> Versioned:
+        """Announce, then read."""
+
+    async def peek(self, name: str, at_least: int = 0) -> Versioned:
+        """Read without a lease; Contended when the mark is still below `at_least`."""
+
+    async def write(
+        self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None
+    ) -> int:
+        """Write if admitted; returns the new version. `expect`: only if the version is still that."""
+
+    async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:
+        """Write several names in one atomic step: all admitted, or none."""
+
+    async def set_mode(self, mode: str, pattern: str = "*") -> None: ...
+
+    async def adopt(self, realm: str) -> None:
+        """Trust this authority from now on, and no other."""
+
+    async def mark(self, name: str) -> Mark | None: ...
+
+    async def records(self) -> list[Record]: ...
+
+    async def tally(self) -> dict[tuple[str, str], int]:
+        """How many operations met each (verdict, mode) that was not plainly admitted."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,247 @@
+"""The keeper: one loop per client that renews all its leases and places in queues, in batches.
+
+Neighbours in time are renewed together, so a thousand leases cost one request a round. What fails is
+tried again soon, and puts its leases in jeopardy. A keeper that dies takes every lease with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from fenced import timing
+from fenced.contracts import Authority, Runtime, Task
+from fenced.core.holding import Hold
+from fenced.errors import FencedError
+from fenced.events import Event, KeeperFailed, LeaseInJeopardy
+from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting, grant_id
+
+BATCH_MAX = 5000
+TIDY_EVERY = 300.0
+CALL_SECONDS_MIN = 0.05
+CALL_SECONDS_MAX = 5.0
+EARLY_MAX = 1024
+
+
+class Place:
+    """A place in a queue: what its waiter is told by the keeper and the listener."""
+
+    def __init__(self, runtime: Runtime, secret: str, ttl: float) -> None:
+        self.secret = secret
+        self.ttl = timing.waiter_ttl(ttl)
+        self.wakeup = runtime.wakeup()
+        self.renew_at = runtime.now() + timing.renew_after(self.ttl, runtime.random())
+        self.check_at = math.inf
+        self.woken = False
+
+    def asking(self) -> None:
+        """An ask is about to be sent: a wake-up from now on means to ask once more."""
+        self.woken = False
+        self.wakeup.clear()
+
+    def wake(self) -> None:
+        self.woken = True
+        self.wakeup.set()
+
+
+class Keeper:
+    """Renews what it is given until it is taken away again."""
+
+    def __init__(self, authority: Authority, runtime: Runtime, emit: Callable[[Event], None]) -> None:
+        self._authority = authority
+        self._runtime = runtime
+        self._emit = emit
+        self._holds: dict[str, Hold] = {}
+        self._places: dict[str, Place] = {}
+        self._kick = runtime.wakeup()
+        self._asleep_until = -math.inf
+        self._task: Task | None = None
+        self._closed = False
+        self._tidy_at = runtime.now() + TIDY_EVERY
+
+    def keep(self, item: Hold | Place) -> None:
+        """Start renewing. Wakes the loop only when it would sleep past the first renewal."""
+        if isinstance(item, Hold):
+            self._holds[item.secret] = item
+        else:
+            self._places[item.secret] = item
+        if self._task is None:
+            self._task = self._runtime.spawn(self._run, "fenced-keeper")
+        elif item.renew_at < self._asleep_until:
+            self._kick.set()
+
+    def drop(self, secret: str) -> None:
+        self._holds.pop(secret, None)
+        self._places.pop(secret, None)
+
+    def holds(self) -> list[Hold]:
+        return list(self._holds.values())
+
+    async def close(self) -> None:
+        self._closed = True
+        self._kick.set()
+        for place in list(self._places.values()):
+            place.wake()
+        if self._task is not None:
+            await self._task.join()
+
+    def fail(self, why: str) -> None:
+        """Nobody renews any more: say so to every lease at once."""
+        self._emit(KeeperFailed(why))
+        for hold in self.holds():
+            hold.lose("keeper")
+        for place in list(self._places.values()):
+            place.wake()
+        self._holds.clear()
+
+    async def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._asleep_until = self._next_due()
+                until = None if self._asleep_until == math.inf else self._asleep_until
+                await self._runtime.wait(self._kick, until)
+                self._kick.clear()
+                self._asleep_until = -math.inf
+                if not self._closed:
+                    await self._round()
+        except BaseException as error:
+            if not self._closed:
+                self.fail(f"the keeper met {type(error).__name__}: {error}")
+            raise
+
+    def _next_due(self) -> float:
+        due = math.inf
+        for hold in self.holds():
+            due = min(due, hold.renew_at, hold.deadline)
+        for place in list(self._places.values()):
+            due = min(due, place.renew_at)
+        return due
+
+    async def _round(self) -> None:
+        """Expire what is over, then renew all that is due or nearly so, in one batch."""
+        now = self._runtime.now()
+        for hold in self.holds():
+            if now >= hold.deadline:
+                hold.expire()
+            if hold.lost_reason is not None:
+                self.drop(hold.secret)
+        items: list[Hold | Place] = [*self.holds(), *list(self._places.values())]
+        if any(item.renew_at <= now for item in items):
+            due = [item for item in items if item.renew_at <= now + 0.15 * item.ttl]
+            for start in range(0, len(due), BATCH_MAX):
+                await self._renew(due[start : start + BATCH_MAX])
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY_EVERY
+            await self._tidy()
+
+    async def _renew(self, items: list[Hold | Place]) -> None:
+        sent = self._runtime.now()
+        patience = min(_time_left(item, sent) for item in items) / 2
+        timeout = min(max(patience, CALL_SECONDS_MIN), CALL_SECONDS_MAX)
+        try:
+            answers = await self._authority.renew([item.secret for item in items], timeout)
+        except FencedError as error:
+            answers = [Unknown(str(error))] * len(items)
+        for item, answer in zip(items, answers, strict=True):
+            if isinstance(item, Hold):
+                self._apply(item, answer, sent)
+            else:
+                self._apply_place(item, answer, sent)
+
+    def _apply(self, hold: Hold, answer: RenewAnswer, sent: float) -> None:
+        match answer:
+            case Kept(remaining):
+                hold.confirm(sent, remaining)
+            case Unknown(why):
+                hold.renew_at = self._runtime.now() + timing.retry_after(hold.ttl)
+                self._doubt(hold, why)
+            case Ended(reason):
+                hold.lose(reason)
+            case Gone() | Waiting():
+                hold.lose("gone")
+        if hold.lost_reason is not None:
+            self.drop(hold.secret)
+
+    def _apply_place(self, place: Place, answer: RenewAnswer, sent: float) -> None:
+        match answer:
+            case Waiting(check_in):
+                place.renew_at = sent + timing.renew_after(place.ttl, self._runtime.random())
+                place.check_at = sent + check_in
+                if check_in <= 0:
+                    place.wake()
+            case Unknown():
+                place.renew_at = self._runtime.now() + timing.retry_after(place.ttl)
+            case Kept() | Ended() | Gone():
+                # Granted already (a lost reply) or no longer in the queue: its own ask finds out.
+                self.drop(place.secret)
+                place.wake()
+
+    def _doubt(self, hold: Hold, why: str) -> None:
+        if hold.in_doubt:
+            return
+        hold.in_doubt = True
+        self._emit(LeaseInJeopardy(hold.names, hold.token, hold.grant, hold.remaining(), why))
+
+    async def _tidy(self) -> None:
+        try:
+            await self._authority.tidy()
+        except FencedError:
+            return  # housekeeping; the next round tries again
+
+
+def _time_left(item: Hold | Place, now: float) -> float:
+    return item.deadline - now if isinstance(item, Hold) else item.ttl / 2
+
+
+class Listener:
+    """Hears wake-ups for this client's waiters, and runs only while there are any."""
+
+    def __init__(self, authority: Authority, runtime: Runtime) -> None:
+        self._authority = authority
+        self._runtime = runtime
+        self._places: dict[str, Place] = {}
+        self._early: dict[str, None] = {}
+        self._kick = runtime.wakeup()
+        self._task: Task | None = None
+        self._closed = False
+
+    def expect(self, place: Place) -> None:
+        """Pass wake-ups on to `place`, also one that came before the ask's own answer did."""
+        public = grant_id(place.secret)
+        self._places[public] = place
+        if public in self._early:
+            place.wake()
+        if self._task is None:
+            self._task = self._runtime.spawn(self._run, "fenced-listener")
+        self._kick.set()
+
+    def forget(self, place: Place) -> None:
+        self._places.pop(grant_id(place.secret), None)
+
+    async def close(self) -> None:
+        self._closed = True
+        self._kick.set()
+        if self._task is not None:
+            await self._task.join()
+
+    async def _run(self) -> None:
+        while not self._closed:
+            if not self._places:
+                self._kick.clear()
+                if not self._places and not self._closed:
+                    await self._runtime.wait(self._kick, None)
+                continue
+            try:
+                heard = await self._authority.hear(self._runtime.now() + 0.5)
+            except FencedError:
+                # A wake-up is a hint: without one the waiters look again when the keeper says so.
+                self._kick.clear()
+                await self._runtime.wait(self._kick, self._runtime.now() + 0.5)
+                continue
+            for public in heard:
+                if place := self._places.get(public):
+                    place.wake()
+                else:
+                    self._early[public] = None
+            while len(self._early) > EARLY_MAX:
+                del self._early[next(iter(self._early))]

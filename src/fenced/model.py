@@ -1,0 +1,264 @@
+"""The values that every part speaks in: names, holders, stamps, asks and their answers.
+
+Nothing here does I/O, reads a clock or draws a random number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from urllib.parse import quote, unquote_to_bytes
+
+from fenced.errors import InvalidStamp, Misuse, shown
+
+TOKEN_MAX = 2**53 - 1
+"""The largest token: exact in SQL BIGINT, JSON, JavaScript and Redis Lua alike."""
+
+SEQ_MAX = 2**53 - 1
+NAME_BYTES_MAX = 200
+NAMES_MAX = 64
+"""How many names one lease may cover; bounds the length of a stamp."""
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:@=+-]*(/[A-Za-z0-9_-][A-Za-z0-9_.:@=+-]*)*")
+# Marks that turn the direction of text round, and the byte order mark: two names could look alike.
+_INVISIBLE = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+_BANNED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+
+
+@lru_cache(maxsize=4096)
+def _checked(name: str) -> str:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise Misuse(f"a name must be encodable as UTF-8: {shown(name)}") from None
+    if not 1 <= size <= NAME_BYTES_MAX:
+        raise Misuse(f"a name has 1 to {NAME_BYTES_MAX} bytes of UTF-8, not {size}: {shown(name)}")
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    for character in name:
+        if character in _INVISIBLE or unicodedata.category(character) in _BANNED_CATEGORIES:
+            raise Misuse(f"a name holds no control characters: {shown(name)}")
+    for segment in name.split("/"):
+        if segment in ("", ".", "..") or segment != segment.strip():
+            raise Misuse(
+                "the segments of a name are not empty, not '.' or '..', "
+                f"and have no white space at their ends: {shown(name)}"
+            )
+    return name
+
+
+def check_name(name: object) -> str:
+    """Return `name` if it is one, else raise Misuse. Names are compared byte by byte."""
+    if not isinstance(name, str):
+        raise Misuse(f"a name is a str, not {type(name).__name__}: {shown(name)}")
+    return _checked(name)
+
+
+def check_names(names: Iterable[object]) -> tuple[str, ...]:
+    """The names of one lease: valid, sorted by their bytes, none twice, at most NAMES_MAX."""
+    if isinstance(names, str | bytes):
+        raise Misuse(f"names are a list of str, not one {type(names).__name__}: {shown(names)}")
+    checked = [check_name(name) for name in names]
+    if not 1 <= len(checked) <= NAMES_MAX:
+        raise Misuse(f"a lease covers 1 to {NAMES_MAX} names, not {len(checked)}")
+    if len(checked) == 1:
+        return (checked[0],)
+    if len(set(checked)) != len(checked):
+        raise Misuse(f"the same name twice: {shown(checked)}")
+    return tuple(sorted(checked, key=str.encode))
+
+
+def check_token(token: object) -> int:
+    """Return `token` if it is a whole number in range, else raise Misuse."""
+    if type(token) is not int or not 1 <= token <= TOKEN_MAX:
+        raise Misuse(f"a token is a whole number from 1 to 2**53 - 1, not {shown(token)}")
+    return token
+
+
+def check_floor(above: object) -> int:
+    """Return `above` if every later token can still be one, else raise Misuse."""
+    if type(above) is not int or not 0 <= above < TOKEN_MAX:
+        raise Misuse(f"a floor is a whole number from 0 to 2**53 - 2, not {shown(above)}")
+    return above
+
+
+def grant_id(secret: str) -> str:
+    """The public id of the grant that an attempt's secret leads to."""
+    return hashlib.sha256(b"fenced grant:" + secret.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who asks: a random id per client instance, and what people need to find it."""
+
+    id: str
+    label: str
+    host: str
+    pid: int
+
+
+_STAMP = re.compile(
+    r"1:(?P<realm>[0-9a-f]{16}):(?P<token>[1-9][0-9]{0,15}):(?P<seq>-|0|[1-9][0-9]{0,15})"
+    r":(?P<grant>[0-9a-f]{32}):(?P<names>[A-Za-z0-9_.~/%,-]+)",
+    re.ASCII,
+)
+_STAMP_LENGTH_MAX = 96 + NAMES_MAX * (3 * NAME_BYTES_MAX + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What an operation carries to a guard. `seq` 0 announces; None is good for rule `retry` only."""
+
+    realm: str
+    names: tuple[str, ...]
+    token: int
+    seq: int | None
+    grant: str
+
+    def __str__(self) -> str:
+        seq = "-" if self.seq is None else self.seq
+        names = ",".join(quote(name, safe="/") for name in self.names)
+        return f"1:{self.realm}:{self.token}:{seq}:{self.grant}:{names}"
+
+    @classmethod
+    def parse(cls, text: object) -> Stamp:
+        """Read the one canonical text form; anything else is InvalidStamp."""
+        if not isinstance(text, str) or len(text) > _STAMP_LENGTH_MAX:
+            raise InvalidStamp(f"not a stamp: {shown(text)}")
+        found = _STAMP.fullmatch(text)
+        if found is None:
+            raise InvalidStamp(f"not a stamp: {shown(text)}")
+        seq = None if found["seq"] == "-" else int(found["seq"])
+        try:
+            encoded = found["names"].split(",")
+            names = check_names([unquote_to_bytes(name).decode() for name in encoded])
+        except (Misuse, UnicodeDecodeError):
+            raise InvalidStamp(f"not a stamp, its names are not names: {shown(text)}") from None
+        stamp = cls(found["realm"], names, int(found["token"]), seq, found["grant"])
+        in_range = stamp.token <= TOKEN_MAX and (seq is None or seq <= SEQ_MAX)
+        if not in_range or str(stamp) != text:
+            raise InvalidStamp(f"not a stamp in its canonical form: {shown(text)}")
+        return stamp
+
+    def announcing(self) -> Stamp:
+        """The same grant's stamp for an announcement."""
+        return self if self.seq == 0 else replace(self, seq=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request for one lease over `names`. `secret` identifies the attempt; who has it owns it."""
+
+    secret: str
+    names: tuple[str, ...]
+    ttl: float
+    holder: Holder
+    wait: bool = False
+    lock_delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBy:
+    """Who holds a name, for people."""
+
+    holder: Holder
+    token: int
+    grant: str
+    remaining: float
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Yes. `remaining` is by the authority's clock, `ttl` what it really granted."""
+
+    token: int
+    remaining: float
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """In the queue. Ask again when woken, or after `check_in` seconds, whichever is first."""
+
+    check_in: float
+    ahead: int | None = None
+    held_by: HeldBy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """No, and not queued."""
+
+    ahead: int
+    held_by: HeldBy | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The attempt is over: released, withdrawn, expired or revoked (by force)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Renewed: so many seconds remain by the authority's clock."""
+
+    remaining: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """This one of a batch could not be decided now; it may be renewed or not."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The grant was given back, by this call or an earlier one like it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The authority does not know this attempt (any more)."""
+
+
+AskAnswer = Granted | Waiting | Busy | Ended
+RenewAnswer = Kept | Waiting | Ended | Gone | Unknown
+ReleaseAnswer = Released | Ended | Gone
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """One place in a queue, for people."""
+
+    holder: Holder
+    names: tuple[str, ...]
+    remaining: float
+
+
+@dataclass(frozen=True, slots=True)
+class NameView:
+    """One name as the authority sees it now."""
+
+    name: str
+    held_by: HeldBy | None
+    names: tuple[str, ...]
+    ttl: float | None
+    free_in: float
+    waiters: tuple[Waiter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What an authority found out about its store when it opened it."""
+
+    realm: str
+    last_token: int
+    doubts: tuple[str, ...] = ()
+    """Why tokens could repeat on this store; empty means strict."""

@@ -1,0 +1,55 @@
+"""Which class serves which URL. Third parties register under the entry points of the same names."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Literal, Protocol, cast
+
+from fenced.contracts import Authority, Guard, Runtime
+from fenced.errors import Misconfigured, Misuse, shown
+
+Kind = Literal["fenced.authorities", "fenced.guards"]
+
+BUILT_IN: dict[Kind, dict[str, str]] = {
+    "fenced.authorities": {
+        "memory": "fenced.authorities.memory:MemoryAuthority",
+        "sqlite": "fenced.authorities.sqlite:SqliteAuthority",
+    },
+    "fenced.guards": {
+        "memory": "fenced.guards.memory:MemoryGuard",
+        "sqlite": "fenced.guards.sqlite:SqliteGuard",
+    },
+}
+
+
+class AuthorityType(Protocol):
+    def at(self, url: str, runtime: Runtime, namespace: str) -> Authority: ...
+
+
+class GuardType(Protocol):
+    def at(self, url: str, runtime: Runtime) -> Guard: ...
+
+
+def authority(url: str, runtime: Runtime, namespace: str = "default") -> Authority:
+    """The authority behind a URL, not yet opened."""
+    return cast(AuthorityType, _find("fenced.authorities", url)).at(url, runtime, namespace)
+
+
+def guard(url: str, runtime: Runtime) -> Guard:
+    """The guard behind a URL, not yet opened."""
+    return cast(GuardType, _find("fenced.guards", url)).at(url, runtime)
+
+
+def _find(kind: Kind, url: object) -> Any:
+    if not isinstance(url, str) or ":" not in url:
+        raise Misuse(f"an address looks like sqlite:///leases.db, not {shown(url)}")
+    scheme = url.partition(":")[0]
+    if (target := BUILT_IN[kind].get(scheme)) is not None:
+        module, _, name = target.partition(":")
+        return getattr(importlib.import_module(module), name)
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
+    for entry in entry_points(group=kind, name=scheme):
+        return entry.load()
+    known = ", ".join(sorted(BUILT_IN[kind]))
+    raise Misconfigured(f"no {kind.partition('.')[2]} for {scheme!r}; known: {known}")

@@ -1,0 +1,1 @@
+"""The three ways to run the same coroutines: blocking, asyncio, simulated."""

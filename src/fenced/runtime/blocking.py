@@ -1,0 +1,82 @@
+"""The blocking runtime: leaves block, nothing suspends, and a coroutine is stepped once to its end."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import select
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from fenced.contracts import Readable, Task, Wakeup
+from fenced.errors import InvariantBroken
+from fenced.runtime import clocks
+
+T = TypeVar("T")
+
+SLICE_SECONDS = 1.0
+"""The longest uninterrupted sleep: the lock's own timeout stands still while the machine is suspended."""
+
+
+def step(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose leaves block. One that suspends belongs to another runtime."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    work.close()
+    raise InvariantBroken("a coroutine suspended under the blocking runtime")
+
+
+class BlockingRuntime:
+    """Threads and locks."""
+
+    now = staticmethod(clocks.now)
+    random = staticmethod(random.random)
+    whoami = staticmethod(threading.get_ident)
+
+    def secret(self) -> str:
+        return secrets.token_hex(16)
+
+    def wakeup(self) -> threading.Event:
+        return threading.Event()
+
+    async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
+        assert isinstance(wakeup, threading.Event)
+        while not wakeup.is_set():
+            left = SLICE_SECONDS if until is None else until - self.now()
+            if left <= 0:
+                return False
+            wakeup.wait(min(left, SLICE_SECONDS))
+        return True
+
+    async def readable(self, source: Readable, until: float) -> bool:
+        poll = select.poll()
+        poll.register(source, select.POLLIN)
+        while (left := until - self.now()) > 0:
+            if poll.poll(min(left, SLICE_SECONDS) * 1000):
+                return True
+        return False
+
+    async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
+        return function(*args)
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        return await work
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task:
+        return _Thread(work, name)
+
+
+class _Thread:
+    """A daemon: it must not keep an interpreter alive whose leases nobody uses any more."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self._thread = threading.Thread(target=lambda: step(work()), name=name, daemon=True)
+        self._thread.start()
+
+    async def join(self) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)

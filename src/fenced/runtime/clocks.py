@@ -1,0 +1,16 @@
+"""The clock that leases are measured with: it also runs while the machine is suspended."""
+
+from __future__ import annotations
+
+import time
+
+# CLOCK_MONOTONIC stands still in suspend, and a lease does not.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def now() -> float:
+    return time.clock_gettime(_CLOCK)
+
+
+def now_ns() -> int:
+    return time.clock_gettime_ns(_CLOCK)

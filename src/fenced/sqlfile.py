@@ -1,0 +1,19 @@
+"""SQL lives in `.sql` files: each statement under a line `-- name: what it is for`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_HEAD = re.compile(r"^-- (\w+): .+$", re.MULTILINE)
+
+
+def load(path: Path) -> dict[str, str]:
+    """The statements of a file by their names, without comments."""
+    parts = _HEAD.split(path.read_text())
+    return {name: _bare(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def _bare(body: str) -> str:
+    lines = (line for line in body.splitlines() if not line.lstrip().startswith("--"))
+    return "\n".join(lines).strip().removesuffix(";")

@@ -1,0 +1,89 @@
+"""Pure arithmetic about time: what a holder may believe, and when to renew.
+
+The authority's clock decides; the holder only doubts. Its deadline counts from the instant *before*
+the request left, and gives away a margin for clocks that run at different speeds.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+from fenced.errors import Misuse, shown
+
+Seconds = float | timedelta
+
+TTL_DEFAULT = 30.0
+TTL_MIN = 0.1
+TTL_MAX = 24 * 3600.0
+LOCK_DELAY_MAX = 3600.0
+WAIT_MAX = 366 * 24 * 3600.0
+
+DRIFT_RATIO = 0.01
+DRIFT_SECONDS = 0.010
+WAITER_TTL_MAX = 10.0
+REMEMBER_SECONDS_MIN = 600.0
+
+
+def _seconds(value: object, what: str, low: float, high: float) -> float:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Misuse(f"{what} is a number of seconds or a timedelta, not {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not low <= number <= high:  # also refuses nan
+        raise Misuse(f"{what} is {low:g} to {high:g} seconds, not {shown(value)}")
+    return number
+
+
+def check_ttl(value: object) -> float:
+    return _seconds(value, "ttl", TTL_MIN, TTL_MAX)
+
+
+def check_wait(value: object) -> float | None:
+    return None if value is None else _seconds(value, "wait", 0.0, WAIT_MAX)
+
+
+def check_max_hold(value: object) -> float | None:
+    return None if value is None else _seconds(value, "max_hold", TTL_MIN, WAIT_MAX)
+
+
+def check_lock_delay(value: object) -> float:
+    return _seconds(value, "lock_delay", 0.0, LOCK_DELAY_MAX)
+
+
+def check_need(value: object) -> float:
+    return _seconds(value, "need", 0.0, TTL_MAX)
+
+
+def local_deadline(sent: float, remaining: float) -> float:
+    """Until when a holder may believe an answer to the request that it began to send at `sent`."""
+    return sent + remaining - (remaining * DRIFT_RATIO + DRIFT_SECONDS)
+
+
+def renew_after(ttl: float, jitter: float) -> float:
+    """Seconds from one renewal to the next; `jitter` in [0, 1) spreads clients apart."""
+    return ttl / 3 * (1 - 0.15 * jitter)
+
+
+def overdue_after(ttl: float) -> float:
+    """Seconds after a confirmed renewal at which the lease is in jeopardy if no other came."""
+    return ttl / 2
+
+
+def retry_after(ttl: float) -> float:
+    """Seconds to the next try after a failed renewal."""
+    return min(max(ttl / 12, 0.01), 1.0)
+
+
+def waiter_ttl(ttl: float) -> float:
+    """How long a silent waiter keeps its place: never longer than a silent holder its lease."""
+    return min(ttl, WAITER_TTL_MAX)
+
+
+def remember_for(ttl: float) -> float:
+    """How long an ended attempt is remembered, so that a delayed request cannot revive it."""
+    return max(REMEMBER_SECONDS_MIN, 4 * ttl)
