@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from fenced.errors import Unavailable as Unavailable
     from fenced.errors import Uncovered as Uncovered
     from fenced.errors import Unsupported as Unsupported
+    from fenced.guarding import AsyncGuard as AsyncGuard
+    from fenced.guarding import Guard as Guard
     from fenced.model import Stamp as Stamp
 
 __version__ = "0.1.0"
@@ -54,6 +56,8 @@ _HOME = {
     "AsyncClient": "fenced.client",
     "Lease": "fenced.client",
     "AsyncLease": "fenced.client",
+    "Guard": "fenced.guarding",
+    "AsyncGuard": "fenced.guarding",
     "State": "fenced.core.holding",
     "Stamp": "fenced.model",
     **dict.fromkeys(

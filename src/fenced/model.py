@@ -9,8 +9,9 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from fenced.errors import InvalidStamp, Misuse, shown
@@ -109,8 +110,12 @@ _STAMP = re.compile(
 _STAMP_LENGTH_MAX = 96 + NAMES_MAX * (3 * NAME_BYTES_MAX + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+@lru_cache(maxsize=4096)
+def _names_text(names: tuple[str, ...]) -> str:
+    return ",".join(quote(name, safe="/") for name in names)
+
+
+class Stamp(NamedTuple):
     """What an operation carries to a guard. `seq` 0 announces; None is good for rule `retry` only."""
 
     realm: str
@@ -121,8 +126,7 @@ class Stamp:
 
     def __str__(self) -> str:
         seq = "-" if self.seq is None else self.seq
-        names = ",".join(quote(name, safe="/") for name in self.names)
-        return f"1:{self.realm}:{self.token}:{seq}:{self.grant}:{names}"
+        return f"1:{self.realm}:{self.token}:{seq}:{self.grant}:{_names_text(self.names)}"
 
     @classmethod
     def parse(cls, text: object) -> Stamp:
@@ -146,7 +150,7 @@ class Stamp:
 
     def announcing(self) -> Stamp:
         """The same grant's stamp for an announcement."""
-        return self if self.seq == 0 else replace(self, seq=0)
+        return self if self.seq == 0 else self._replace(seq=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,19 @@ def load(path: Path) -> dict[str, str]:
     return {name: _bare(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
+def statements(script: str) -> list[str]:
+    """Split an SQLite script where SQLite itself says that a statement is complete."""
+    import sqlite3
+
+    found, current = [], ""
+    for line in script.splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            found.append(current.strip())
+            current = ""
+    return found
+
+
 def _bare(body: str) -> str:
     lines = (line for line in body.splitlines() if not line.lstrip().startswith("--"))
     return "\n".join(lines).strip().removesuffix(";")

@@ -1,0 +1,1 @@
+"""Guards sit at the resource and decide; each agrees with `fenced.decision`."""

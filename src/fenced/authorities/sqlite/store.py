@@ -108,7 +108,7 @@ class Store:
                     f"{self.path} has schema {version}, this fenced knows {SCHEMA_VERSION}: upgrade fenced"
                 )
             if version == 0:
-                for statement in _statements((HERE / "schema.sql").read_text()):
+                for statement in sqlfile.statements((HERE / "schema.sql").read_text()):
                     db.execute(statement)
                 db.execute("INSERT INTO machine (id, boot) VALUES (1, ?)", (place.boot_id(),))
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -484,17 +484,6 @@ def _held_by(claim: tuple[Any, ...], now: int) -> HeldBy | None:
     if state != "granted" or expires <= now:
         return None
     return HeldBy(_holder(holder), token, public, (expires - now) / _NS)
-
-
-def _statements(script: str) -> list[str]:
-    """Split a script where SQLite itself says that a statement is complete."""
-    statements, current = [], ""
-    for line in script.splitlines(keepends=True):
-        current += line
-        if sqlite3.complete_statement(current):
-            statements.append(current)
-            current = ""
-    return statements
 
 
 def translate(error: sqlite3.Error, path: Path) -> FencedError:

@@ -1,0 +1,69 @@
+"""What guards share: modes by name pattern, and verdicts turned into errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from fenced.decision import Mark, Mode, Verdict
+from fenced.errors import REFUSALS, AlreadyApplied, FencedError, Misuse, shown
+from fenced.model import Stamp
+
+RECORDS_MAX = 10_000
+"""How many audit records a guard keeps; the oldest go first."""
+
+
+def check_pattern(pattern: object) -> str:
+    """A name in which `*` stands for any run of characters."""
+    if not isinstance(pattern, str) or not 1 <= len(pattern) <= 200 or not pattern.isprintable():
+        raise Misuse(f"a pattern is a name with * for any characters, not {shown(pattern)}")
+    return pattern
+
+
+@lru_cache(maxsize=1024)
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.DOTALL)
+
+
+def mode_of(name: str, modes: Iterable[tuple[str, Mode]]) -> Mode:
+    """The mode of the longest pattern that matches; `observe` when none does."""
+    best, found = "", Mode("observe")
+    for pattern, mode in modes:
+        longer = (len(pattern), pattern) > (len(best), best)
+        if longer and (pattern == "*" or _regex(pattern).fullmatch(name)):
+            best, found = pattern, mode
+    return found
+
+
+_SAYS = {
+    Verdict.STALE: "token {token} is stale: {mark} has been seen",
+    Verdict.DUPLICATE: "this grant has made its one operation (rule once)",
+    Verdict.OUT_OF_ORDER: "a later operation of the same lease was applied before (rule sequenced)",
+    Verdict.REUSED: "token {token} was seen from another grant: the authority lost its history; "
+    "raise its floor",
+    Verdict.UNCOVERED: "the stamp's lease does not cover this name",
+    Verdict.FOREIGN: "the stamp is of another authority (realm); adopt it if that is meant",
+    Verdict.MISSING: "the operation carries no stamp, and the mode is require",
+    Verdict.INVALID: "not a stamp that this rule can use",
+    Verdict.FORGED: "the proof does not verify",
+}
+
+
+def error_for(
+    verdict: Verdict, *, name: str | None, stamp: Stamp | None = None, mark: Mark | None = None
+) -> FencedError:
+    """The typed error that says a verdict to the caller."""
+    where = name or "a row"
+    if verdict is Verdict.APPLIED:
+        return AlreadyApplied(f"{where}: this operation was applied before; nothing was done")
+    says = _SAYS[verdict].format(
+        token=stamp.token if stamp else "?", mark=mark.token if mark else "a newer one"
+    )
+    return REFUSALS[verdict.value](
+        f"{where}: {says}",
+        name=name,
+        stamp=stamp,
+        mark=mark.token if mark else None,
+        holder=mark.grant if mark else None,
+    )

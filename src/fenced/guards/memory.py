@@ -1,0 +1,155 @@
+"""The reference guard: named values in a dictionary, decided by the pure function alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import ClassVar
+
+from fenced.contracts import Record, Runtime, Trait, Versioned
+from fenced.decision import Mark, Mode, Rule, Ruling, Verdict, judge, rule_on
+from fenced.errors import Conflict, Contended
+from fenced.guards.answers import RECORDS_MAX, check_pattern, error_for, mode_of
+from fenced.model import Stamp, check_name
+
+
+class MemoryGuard:
+    """Values under names, in one process."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        Trait("one-process", "Values and marks live in one process; nothing survives it."),
+        Trait("mandatory", "Every write goes through the guard; there is no other door."),
+    )
+    url = "memory:"
+
+    def __init__(
+        self, *, rule: Rule = "retry", mode: str = "enforce", clock: Callable[[], float] = time.time
+    ) -> None:
+        self.rule: Rule = rule
+        self.values: dict[str, Versioned] = {}
+        self.marks: dict[str, Mark] = {}
+        self.realm: str | None = None
+        self._modes: dict[str, Mode] = {"*": Mode.parse(mode)}
+        self._records: deque[Record] = deque(maxlen=RECORDS_MAX)
+        self._tally: Counter[tuple[str, str]] = Counter()
+        self._clock = clock
+        self._operations = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime) -> MemoryGuard:
+        return cls()
+
+    async def open(self) -> None:
+        return
+
+    async def announce(self, stamp: Stamp, *names: str) -> None:
+        with self._lock:
+            self._admit(stamp, names or stamp.names, announce=True)
+
+    async def read(self, stamp: Stamp, name: str) -> Versioned:
+        with self._lock:
+            self._admit(stamp, (name,), announce=True)
+            return self._value(name)
+
+    async def peek(self, name: str, at_least: int = 0) -> Versioned:
+        with self._lock:
+            mark = self.marks.get(name)
+            if at_least and (mark is None or mark.token < at_least):
+                raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
+            return self._value(name)
+
+    async def write(
+        self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None
+    ) -> int:
+        with self._lock:
+            before = self._value(name)
+            risen = self._judge(stamp, (name,), announce=False)
+            if expect is not None and before.version != expect:
+                raise Conflict(f"{name}: version {before.version}, not {expect}")
+            self._raise_marks(stamp, risen)
+            self.values[name] = Versioned(value, before.version + 1)
+            return before.version + 1
+
+    async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:
+        with self._lock:
+            self._admit(stamp, tuple(values), announce=False)
+            for name, value in values.items():
+                self.values[name] = Versioned(value, self._value(name).version + 1)
+
+    def _value(self, name: str) -> Versioned:
+        return self.values.get(check_name(name), Versioned(None, 0))
+
+    def _admit(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> None:
+        self._raise_marks(stamp, self._judge(stamp, names, announce=announce))
+
+    def _judge(
+        self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool
+    ) -> dict[str, Mark]:
+        """The marks that the operation raises; raises the refusal instead if there is one."""
+        risen: dict[str, Mark] = {}
+        self._operations += 1
+        for name in names:
+            before = self.marks.get(name)
+            judgement = judge(
+                before,
+                stamp,
+                name=name,
+                rule=self.rule,
+                realm=self.realm,
+                announce=announce,
+                operation=str(self._operations),
+            )
+            mode = mode_of(name, self._modes.items())
+            ruling = rule_on(judgement.verdict, mode, name)
+            if judgement.verdict is Verdict.ADMIT and judgement.mark is not None:
+                risen[name] = judgement.mark
+                continue
+            if judgement.verdict is not Verdict.APPLIED:
+                self._note(name, stamp, before, judgement.verdict, ruling, mode)
+            if ruling is Ruling.REFUSE or judgement.verdict is Verdict.APPLIED:
+                raise error_for(judgement.verdict, name=name, stamp=stamp, mark=before)
+        return risen
+
+    def _raise_marks(self, stamp: Stamp | None, risen: dict[str, Mark]) -> None:
+        self.marks.update(risen)
+        if risen and stamp is not None and self.realm is None:
+            self.realm = stamp.realm
+
+    def _note(
+        self,
+        name: str,
+        stamp: Stamp | None,
+        mark: Mark | None,
+        verdict: Verdict,
+        ruling: Ruling,
+        mode: Mode,
+    ) -> None:
+        self._tally[verdict.value, str(mode)] += 1
+        if ruling is not Ruling.COUNT:
+            self._records.append(Record(self._clock(), name, stamp, mark, verdict, ruling, str(mode)))
+
+    async def set_mode(self, mode: str, pattern: str = "*") -> None:
+        parsed, checked = Mode.parse(mode), check_pattern(pattern)
+        with self._lock:
+            self._modes[checked] = parsed
+
+    async def adopt(self, realm: str) -> None:
+        with self._lock:
+            self.realm = realm
+
+    async def mark(self, name: str) -> Mark | None:
+        return self.marks.get(name)
+
+    async def records(self) -> list[Record]:
+        with self._lock:
+            return list(self._records)
+
+    async def tally(self) -> dict[tuple[str, str], int]:
+        with self._lock:
+            return dict(self._tally)
+
+    async def close(self) -> None:
+        return

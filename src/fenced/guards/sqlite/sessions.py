@@ -1,0 +1,138 @@
+"""The connections that a fence can work on: the program's own, ours behind the runtime, aiosqlite's.
+
+What runs in every guarded transaction is here, as plain functions, so that it is one call in each colour.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from fenced.contracts import Runtime
+
+Again = tuple[Sequence[str], str, str, int, int, str, str]
+"""(names, guard, stamp's text, seq, token, grant, realm)"""
+
+READY = "fenced_ready"
+"""A collation that only those connections have that were seen to enforce foreign keys. It compares nothing."""
+
+# The holder whose mark it is comes again, under rule `retry`: admitted, mark unchanged, in one statement.
+_AGAIN = f"""
+INSERT INTO fenced_stamp (name, stamp, seq, verdict, refuse, mode, open)
+SELECT m.name, ?, ?, 'admit', 0, '', 1 FROM fenced_mark m, fenced_guard g, fenced_realm r
+WHERE m.name = ? AND m.token = ? AND m.grant_id = ? AND g.guard = ? AND g.rule = 'retry'
+  AND r.id = 1 AND r.realm = ? AND 1 = 1 COLLATE {READY}"""
+_CLEAR = "DELETE FROM fenced_stamp WHERE name = ?"  # by key: faster than emptying the table
+
+
+def _rows(connection: sqlite3.Connection, sql: str, parameters: Sequence[object]) -> list[Any]:
+    cursor = connection.cursor()
+    cursor.row_factory = None  # the program may have set its own
+    return cursor.execute(sql, parameters).fetchall()
+
+
+def reenter(connection: sqlite3.Connection, again: Again) -> Sequence[str]:
+    """Begin, and put the stamp in where its mark stands already; returns the names where it does not."""
+    names, guard, text, seq, token, grant, realm = again
+    execute = connection.execute
+    execute("BEGIN IMMEDIATE")
+    return [
+        name
+        for name in names
+        if execute(_AGAIN, (text, seq, name, token, grant, guard, realm)).rowcount != 1
+    ]
+
+
+def commit(connection: sqlite3.Connection, names: Sequence[str]) -> None:
+    """Take the stamps out, and commit."""
+    execute = connection.execute
+    for name in names:
+        execute(_CLEAR, (name,))
+    execute("COMMIT")
+
+
+def _equal(left: str, right: str) -> int:
+    return (left > right) - (left < right)
+
+
+class PlainSession:
+    """The program's own sqlite3 connection, used in the calling thread."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.connection.in_transaction
+
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        return _rows(self.connection, sql, parameters)
+
+    async def reenter(self, again: Again) -> Sequence[str]:
+        return reenter(self.connection, again)
+
+    async def commit(self, names: Sequence[str]) -> None:
+        commit(self.connection, names)
+
+    async def make_ready(self) -> None:
+        self.connection.create_collation(READY, _equal)
+
+
+class RuntimeSession:
+    """A connection of our own, whose calls go where the runtime wants blocking calls to go."""
+
+    def __init__(self, connection: sqlite3.Connection, runtime: Runtime) -> None:
+        self.connection = connection
+        self._runtime = runtime
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.connection.in_transaction
+
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        return await self._runtime.call(_rows, self.connection, sql, parameters)
+
+    async def reenter(self, again: Again) -> Sequence[str]:
+        return await self._runtime.call(reenter, self.connection, again)
+
+    async def commit(self, names: Sequence[str]) -> None:
+        await self._runtime.call(commit, self.connection, names)
+
+    async def make_ready(self) -> None:
+        await self._runtime.call(self.connection.create_collation, READY, _equal)
+
+
+class AioSession:
+    """The program's own aiosqlite connection. Each statement is a hop to its thread and back."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self.connection.in_transaction)
+
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        cursor = await self.connection.cursor()
+        try:
+            cursor.row_factory = None
+            await cursor.execute(sql, parameters)
+            return list(await cursor.fetchall())
+        finally:
+            await cursor.close()
+
+    async def reenter(self, again: Again) -> Sequence[str]:
+        await self.run("BEGIN IMMEDIATE")
+        if await self.run("PRAGMA foreign_keys") == [(0,)]:
+            raise sqlite3.OperationalError(f"no such collation sequence: {READY}")
+        return again[0]  # the long way takes hardly more hops
+
+    async def commit(self, names: Sequence[str]) -> None:
+        await self.run("DELETE FROM fenced_stamp")
+        await self.run("COMMIT")
+
+    async def make_ready(self) -> None:
+        return

@@ -1,0 +1,82 @@
+-- What fenced keeps in a guarded SQLite database. The program's own tables get triggers, nothing else.
+
+-- The highest stamp admitted for each name. Never falls, never deleted.
+CREATE TABLE IF NOT EXISTS fenced_mark (
+  name     TEXT PRIMARY KEY,
+  token    INTEGER NOT NULL CHECK (token BETWEEN 1 AND 9007199254740991),
+  grant_id TEXT NOT NULL,
+  seq      INTEGER NOT NULL CHECK (seq >= 0)
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER IF NOT EXISTS fenced_mark_rises BEFORE UPDATE ON fenced_mark
+WHEN NEW.token < OLD.token OR NEW.name <> OLD.name
+  OR (NEW.token = OLD.token AND (NEW.grant_id <> OLD.grant_id OR NEW.seq < OLD.seq))
+BEGIN SELECT RAISE(ABORT, 'fenced: a mark never falls'); END;
+
+CREATE TRIGGER IF NOT EXISTS fenced_mark_stays BEFORE DELETE ON fenced_mark
+BEGIN SELECT RAISE(ABORT, 'fenced: a mark is never deleted'); END;
+
+-- The one authority whose stamps count here.
+CREATE TABLE IF NOT EXISTS fenced_realm (
+  id    INTEGER PRIMARY KEY CHECK (id = 1),
+  realm TEXT NOT NULL
+) STRICT;
+
+-- The guarded tables. The rule is part of the guard, so that no writer can choose a weaker one.
+CREATE TABLE IF NOT EXISTS fenced_guard (
+  guard    TEXT PRIMARY KEY,
+  template TEXT NOT NULL,
+  rule     TEXT NOT NULL CHECK (rule IN ('retry', 'once', 'sequenced'))
+) STRICT, WITHOUT ROWID;
+
+-- The stage of the rollout, by guard and name pattern; the longest pattern counts.
+CREATE TABLE IF NOT EXISTS fenced_mode (
+  guard   TEXT NOT NULL,
+  pattern TEXT NOT NULL,
+  glob    TEXT NOT NULL,
+  mode    TEXT NOT NULL,
+  PRIMARY KEY (guard, pattern)
+) STRICT, WITHOUT ROWID;
+
+-- Always empty: what the stamps below refer to, so that none of them can be committed.
+CREATE TABLE IF NOT EXISTS fenced_nothing (id INTEGER PRIMARY KEY) STRICT;
+
+-- The stamps of the transaction that runs now, by the names they cover. Put there by `announce` alone and
+-- taken away before COMMIT, which fails as long as one is left.
+CREATE TABLE IF NOT EXISTS fenced_stamp (
+  name    TEXT PRIMARY KEY,
+  stamp   TEXT NOT NULL,
+  seq     INTEGER NOT NULL,
+  verdict TEXT NOT NULL,               -- what a write under this name is
+  refuse  INTEGER NOT NULL,            -- whether the mode refuses it
+  mode    TEXT NOT NULL,
+  open    INTEGER NOT NULL,            -- 1: decided already, further rows need no look
+  cleared INTEGER NOT NULL DEFAULT 1 REFERENCES fenced_nothing (id) DEFERRABLE INITIALLY DEFERRED
+) STRICT, WITHOUT ROWID;
+
+-- How many operations met each verdict in each mode.
+CREATE TABLE IF NOT EXISTS fenced_tally (
+  guard   TEXT NOT NULL,
+  verdict TEXT NOT NULL,
+  mode    TEXT NOT NULL,
+  count   INTEGER NOT NULL,
+  PRIMARY KEY (guard, verdict, mode)
+) STRICT, WITHOUT ROWID;
+
+-- The audit: refusals and would-be refusals, the newest 10000.
+CREATE TABLE IF NOT EXISTS fenced_record (
+  id      INTEGER PRIMARY KEY AUTOINCREMENT,
+  time    REAL NOT NULL,
+  guard   TEXT NOT NULL,
+  name    TEXT,
+  stamp   TEXT,
+  token   INTEGER,
+  grant_id TEXT,
+  seq     INTEGER,
+  verdict TEXT NOT NULL,
+  ruling  TEXT NOT NULL,
+  mode    TEXT NOT NULL
+) STRICT;
+
+CREATE TRIGGER IF NOT EXISTS fenced_record_bounded AFTER INSERT ON fenced_record
+BEGIN DELETE FROM fenced_record WHERE id <= NEW.id - 10000; END;

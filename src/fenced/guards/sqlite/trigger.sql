@@ -1,0 +1,38 @@
+-- trigger: What every write to a guarded table goes through: {when} {event} on {table}, name {name}.
+CREATE TRIGGER {trigger} {when} {event} ON {table_name}
+WHEN {guard_if}NOT EXISTS (SELECT 1 FROM fenced_stamp WHERE name = {name} AND open = 1)
+BEGIN
+  -- The first write of an admitted operation raises the mark's seq; the rest of it passes freely.
+  UPDATE fenced_mark SET seq = (SELECT seq FROM fenced_stamp WHERE name = {name})
+    WHERE name = {name} AND EXISTS (SELECT 1 FROM fenced_stamp WHERE name = {name} AND verdict = 'admit');
+  UPDATE fenced_stamp SET open = 1 WHERE name = {name} AND verdict = 'admit';
+  -- A stamp for this name that was judged when it was announced.
+  SELECT CASE (SELECT verdict FROM fenced_stamp WHERE name = {name} AND refuse = 1)
+    WHEN 'applied' THEN RAISE(ABORT, 'fenced:applied:{table}')
+    WHEN 'stale' THEN RAISE(ABORT, 'fenced:stale:{table}')
+    WHEN 'duplicate' THEN RAISE(ABORT, 'fenced:duplicate:{table}')
+    WHEN 'out_of_order' THEN RAISE(ABORT, 'fenced:out_of_order:{table}')
+    WHEN 'reused' THEN RAISE(ABORT, 'fenced:reused:{table}')
+    WHEN 'foreign' THEN RAISE(ABORT, 'fenced:foreign:{table}')
+    WHEN 'invalid' THEN RAISE(ABORT, 'fenced:invalid:{table}')
+  END;
+  -- No stamp for this name: another lease's, or none at all.
+  SELECT CASE WHEN EXISTS (SELECT 1 FROM fenced_stamp WHERE name = {name}) THEN NULL
+    WHEN EXISTS (SELECT 1 FROM fenced_stamp) AND {mode} IN ('enforce', 'require')
+      THEN RAISE(ABORT, 'fenced:uncovered:{table}')
+    WHEN NOT EXISTS (SELECT 1 FROM fenced_stamp) AND {mode} = 'require'
+      THEN RAISE(ABORT, 'fenced:missing:{table}')
+  END;
+  -- What is left is let through against its verdict: counted, and recorded unless the mode only observes.
+  INSERT INTO fenced_tally (guard, verdict, mode, count)
+    SELECT '{table}', {verdict}, {mode}, 1 WHERE {verdict} <> 'admit'
+    ON CONFLICT (guard, verdict, mode) DO UPDATE SET count = count + 1;
+  INSERT INTO fenced_record (time, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode)
+    SELECT (julianday('now') - 2440587.5) * 86400.0, '{table}', {name},
+      (SELECT stamp FROM fenced_stamp ORDER BY name LIMIT 1), m.token, m.grant_id, m.seq,
+      {verdict}, 'record', {mode}
+    FROM (SELECT 1) LEFT JOIN fenced_mark m ON m.name = {name}
+    WHERE {verdict} <> 'admit' AND ({mode} = 'shadow' OR ({mode} <> 'observe' AND {verdict} <> 'missing'));
+  -- Once per operation and name is enough.
+  UPDATE fenced_stamp SET open = 1 WHERE name = {name};
+END;
