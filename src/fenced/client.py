@@ -17,7 +17,7 @@ from fenced.core.acquiring import Desk, Wish
 from fenced.core.holding import Hold, State
 from fenced.errors import Misuse, NotGranted, shown
 from fenced.events import Event
-from fenced.model import Holder, Stamp, check_name, check_names
+from fenced.model import Holder, Stamp, check_name
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.timing import Seconds
 
@@ -138,22 +138,6 @@ def _until(desk: Desk, timeout: Seconds | None) -> float | None:
     return None if seconds is None else desk.runtime.now() + seconds
 
 
-def _wish(
-    names: Iterable[str],
-    ttl: Seconds,
-    wait: Seconds | None,
-    max_hold: Seconds | None,
-    lock_delay: Seconds,
-) -> Wish:
-    return Wish(
-        check_names(names),
-        timing.check_ttl(ttl),
-        timing.check_wait(wait),
-        timing.check_max_hold(max_hold),
-        timing.check_lock_delay(lock_delay),
-    )
-
-
 class _ClientFace:
     """What both clients share: their address, and the desk that is made at first use."""
 
@@ -235,7 +219,7 @@ class Client(_ClientFace):
         lock_delay: Seconds = 0.0,
     ) -> Lease:
         """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
-        wish = _wish(names, ttl, wait, max_hold, lock_delay)
+        wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         desk = self._desk
         return Lease(step(desk.acquire(wish)), desk)
 
@@ -263,7 +247,8 @@ class Client(_ClientFace):
         guards: Iterable[Announces] = (),
     ) -> Holding:
         """Hold several names under one token: all or none, without deadlock or starvation."""
-        return Holding(self, _wish(names, ttl, wait, max_hold, lock_delay), tuple(guards))
+        wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return Holding(self, wish, tuple(guards))
 
     def try_hold(
         self,
@@ -276,7 +261,8 @@ class Client(_ClientFace):
         guards: Iterable[Announces] = (),
     ) -> TryHolding:
         """`with client.try_hold(name) as lease:` where lease is None when the name was not granted."""
-        return TryHolding(self, _wish([name], ttl, wait, max_hold, lock_delay), tuple(guards))
+        wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return TryHolding(self, wish, tuple(guards))
 
     def held(
         self,
@@ -289,7 +275,8 @@ class Client(_ClientFace):
         guards: Iterable[Announces] = (),
     ) -> Callable[[Callable[Concatenate[Lease, P], R]], Callable[P, R]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
-        wish, announced = _wish([name], ttl, wait, max_hold, lock_delay), tuple(guards)
+        wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        announced = tuple(guards)
 
         def decorate(function: Callable[Concatenate[Lease, P], R]) -> Callable[P, R]:
             @functools.wraps(function)
@@ -379,7 +366,7 @@ class AsyncClient(_ClientFace):
         lock_delay: Seconds = 0.0,
     ) -> AsyncLease:
         """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
-        wish = _wish(names, ttl, wait, max_hold, lock_delay)
+        wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         desk = self._desk
         return AsyncLease(await desk.acquire(wish), desk)
 
@@ -407,7 +394,8 @@ class AsyncClient(_ClientFace):
         guards: Iterable[Announces] = (),
     ) -> AsyncHolding:
         """Hold several names under one token: all or none, without deadlock or starvation."""
-        return AsyncHolding(self, _wish(names, ttl, wait, max_hold, lock_delay), tuple(guards))
+        wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return AsyncHolding(self, wish, tuple(guards))
 
     def try_hold(
         self,
@@ -420,7 +408,8 @@ class AsyncClient(_ClientFace):
         guards: Iterable[Announces] = (),
     ) -> AsyncTryHolding:
         """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
-        return AsyncTryHolding(self, _wish([name], ttl, wait, max_hold, lock_delay), tuple(guards))
+        wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return AsyncTryHolding(self, wish, tuple(guards))
 
     def held(
         self,
@@ -433,7 +422,8 @@ class AsyncClient(_ClientFace):
         guards: Iterable[Announces] = (),
     ) -> Callable[[Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Awaitable[R]]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
-        wish, announced = _wish([name], ttl, wait, max_hold, lock_delay), tuple(guards)
+        wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        announced = tuple(guards)
 
         def decorate(
             function: Callable[Concatenate[AsyncLease, P], Awaitable[R]],

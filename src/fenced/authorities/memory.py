@@ -88,7 +88,7 @@ class MemoryStore:
             attempt = self.ledger.attempts.get(grant_id(ask.secret))
             if attempt is None:
                 attempt = self._new(ask)
-            elif attempt.names != ask.names or attempt.ttl != ask.ttl:
+            elif attempt.names and (attempt.names, attempt.ttl) != (ask.names, ask.ttl):
                 raise Misuse("the same attempt was used before with other names or another ttl")
             if attempt.state == "granted" and attempt.expires > now:
                 return Granted(attempt.token, attempt.expires - now, attempt.ttl)

@@ -7,7 +7,7 @@ attempt that is given up, for whatever reason, is withdrawn, and its tombstone s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -38,6 +38,7 @@ from fenced.model import (
     Released,
     Standing,
     Waiting,
+    check_names,
 )
 
 BACKOFF_FIRST = 0.02
@@ -55,6 +56,25 @@ class Wish:
     wait: float | None = None
     max_hold: float | None = None
     lock_delay: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        names: Iterable[object],
+        *,
+        ttl: object = timing.TTL_DEFAULT,
+        wait: object = None,
+        max_hold: object = None,
+        lock_delay: object = 0.0,
+    ) -> Wish:
+        """Check everything before anything happens; Misuse says what is wrong."""
+        return cls(
+            check_names(names),
+            timing.check_ttl(ttl),
+            timing.check_wait(wait),
+            timing.check_max_hold(max_hold),
+            timing.check_lock_delay(lock_delay),
+        )
 
 
 class Desk:

@@ -357,7 +357,9 @@ class Store:
         self, db: sqlite3.Connection, public: str, row: tuple[Any, ...], state: str, now: int
     ) -> tuple[ReleaseAnswer, list[Wake]]:
         """End an attempt by its owner's wish; the names that this frees go to their heads."""
-        _, was, encoded, ttl, _, ticket, _, expires = row
+        namespace, was, encoded, ttl, _, ticket, _, expires = row
+        if namespace != self._namespace:
+            return Gone(), []
         names = json.loads(encoded)
         if was in ("released", "withdrawn"):
             return Released(), []

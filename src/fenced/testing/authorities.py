@@ -1,0 +1,613 @@
+"""The authority kit: what every authority must do, whatever it is made of."""
+
+from __future__ import annotations
+
+import itertools
+
+from fenced.contracts import Authority
+from fenced.core.acquiring import Wish
+from fenced.core.holding import State
+from fenced.errors import LeaseLost, Misconfigured, Misuse, NotEnoughTime, NotGranted
+from fenced.model import (
+    TOKEN_MAX,
+    Ask,
+    Busy,
+    Ended,
+    Gone,
+    Granted,
+    Kept,
+    Released,
+    Waiting,
+    grant_id,
+)
+from fenced.testing.inputs import BAD_FLOORS, BAD_NAMES, BAD_TTLS, BAD_WAITS, ODD_NAMES
+from fenced.testing.kit import AuthorityHarness, Checks, asking, desk, ensure, granted, raises, until
+
+check: Checks[AuthorityHarness] = Checks()
+CHECKS = check
+
+
+async def _token(harness: AuthorityHarness, authority: Authority, name: str = "orders") -> int:
+    """Grant and release once; the token."""
+    ask = asking(harness.runtime, name)
+    token = (await granted(authority, ask)).token
+    ensure(await authority.release(ask.secret) == Released(), "the holder releases")
+    return token
+
+
+# Granting.
+
+
+@check()
+async def one_holder_at_a_time(h: AuthorityHarness) -> None:
+    """A held name is busy for everybody else, and says who holds it; other names are unrelated."""
+    one, two = await h.authority(), await h.authority()
+    first = asking(h.runtime, "orders/42")
+    grant = await granted(one, first)
+    ensure(0 < grant.remaining <= 10 and grant.ttl == 10, f"remaining and ttl: {grant}")
+    answer = await two.ask(asking(h.runtime, "orders/42"))
+    ensure(isinstance(answer, Busy) and answer.held_by is not None, f"busy, not {answer}")
+    assert isinstance(answer, Busy) and answer.held_by is not None
+    ensure(answer.held_by.token == grant.token, "busy tells the holder's token")
+    ensure(answer.held_by.holder == first.holder, "busy tells who it is")
+    ensure(answer.held_by.grant == grant_id(first.secret), "busy tells the public id, not the secret")
+    for other in ("orders", "orders/4", "orders/42/1", "Orders/42"):
+        await granted(two, asking(h.runtime, other))
+
+
+@check()
+async def tokens_rise_whatever_happens(h: AuthorityHarness) -> None:
+    """Release, expiry, force-release, withdrawal, clean-up and another name: the token only goes up."""
+    a = await h.authority()
+    tokens = [await _token(h, a), await _token(h, a, "another")]
+    expired = asking(h.runtime, "orders", ttl=0.2)
+    tokens.append((await granted(a, expired)).token)
+    await h.pass_time(0.3)
+    forced = asking(h.runtime, "orders")
+    tokens.append((await granted(a, forced)).token)
+    minted = await a.force_release("orders")
+    ensure(minted is not None, "force-release mints a token")
+    tokens.append(minted or 0)
+    withdrawn = asking(h.runtime, "orders")
+    tokens.append((await granted(a, withdrawn)).token)
+    await a.withdraw(withdrawn.secret)
+    await a.tidy()
+    tokens.append(await _token(h, a))
+    ensure(all(x < y for x, y in itertools.pairwise(tokens)), f"strictly rising: {tokens}")
+
+
+@check()
+async def tokens_rise_over_a_restart(h: AuthorityHarness) -> None:
+    """Stopping and starting the store neither repeats a token nor frees a live lease."""
+    a = await h.authority()
+    before = await _token(h, a)
+    held = asking(h.runtime, "held")
+    token = (await granted(a, held)).token
+    await h.restart()
+    b = await h.authority()
+    ensure(await b.renew([held.secret], 1.0) == [Kept(10.0)], "the lease outlives the restart")
+    ensure(isinstance(await b.ask(asking(h.runtime, "held")), Busy), "and still excludes others")
+    ensure(before < token < await _token(h, b), "the token rises over the restart")
+
+
+@check()
+async def tokens_rise_when_idle_names_are_forgotten(h: AuthorityHarness) -> None:
+    """Clean-up of names that nobody used for long touches no counter (where counters per name leak or reset)."""
+    a = await h.authority()
+    before = [await _token(h, a, f"once/{i}") for i in range(5)]
+    await granted(a, asking(h.runtime, "crashed", ttl=0.2))
+    await h.pass_time(3600)
+    await a.tidy()
+    ensure(not await a.survey(), "nothing is left of them")
+    ensure(await _token(h, a, "once/0") > max(before), "the token goes on")
+
+
+@check()
+async def the_same_attempt_gets_the_same_grant(h: AuthorityHarness) -> None:
+    """Repeating an ask whose reply was lost is not a second grant; with other arguments it is Misuse."""
+    a, b = await h.authority(), await h.authority()
+    ask = asking(h.runtime, "orders")
+    first = await granted(a, ask)
+    await h.pass_time(1.0)
+    again = await granted(b, ask)
+    ensure(again.token == first.token, "the same token")
+    ensure(again.remaining <= first.remaining - 1.0, "an ask renews nothing")
+    other = Ask(ask.secret, ("another",), ask.ttl, ask.holder)
+    await raises(Misuse, a.ask(other))
+    await a.release(ask.secret)
+    ensure(await a.ask(ask) == Ended("released"), "an attempt that is over is not granted again")
+
+
+@check()
+async def a_withdrawn_attempt_stays_withdrawn(h: AuthorityHarness) -> None:
+    """An ask that arrives after its own withdrawal makes no ghost grant."""
+    a = await h.authority()
+    ask = asking(h.runtime, "orders", wait=True)
+    ensure(await a.withdraw(ask.secret) == Released(), "withdrawn before it arrived")
+    ensure(await a.ask(ask) == Ended("withdrawn"), "the delayed ask finds the tombstone")
+    ensure(await a.withdraw(ask.secret) == Released(), "again is the same")
+    taken = asking(h.runtime, "orders")
+    await granted(a, taken)
+    ensure(await a.withdraw(taken.secret) == Released(), "a granted attempt is given back")
+    await granted(a, asking(h.runtime, "orders"))
+
+
+@check()
+async def the_token_space_ends_loudly(h: AuthorityHarness) -> None:
+    """The last token is 2**53 - 1; after it the authority refuses instead of wrapping round."""
+    a = await h.authority()
+    await a.raise_floor(TOKEN_MAX - 1)
+    ensure(await _token(h, a) == TOKEN_MAX, "the last token is exact")
+    await raises(Misconfigured, a.ask(asking(h.runtime, "orders")))
+
+
+# Renewing and releasing.
+
+
+@check()
+async def a_renewal_extends_and_never_revives(h: AuthorityHarness) -> None:
+    """A renewal in time extends by the ttl; one that comes late is told so, even if nobody came meanwhile."""
+    a = await h.authority()
+    ask = asking(h.runtime, "orders", ttl=2.0)
+    await granted(a, ask)
+    await h.pass_time(1.5)
+    (kept,) = await a.renew([ask.secret], 1.0)
+    ensure(isinstance(kept, Kept) and 1.9 < kept.remaining <= 2.0, f"a full ttl again, not {kept}")
+    await h.pass_time(1.5)
+    ensure(isinstance(await a.ask(asking(h.runtime, "orders")), Busy), "held past the first ttl")
+    await h.pass_time(1.0)
+    ensure(await a.renew([ask.secret], 1.0) == [Ended("expired")], "late is late")
+    ensure(await a.renew([ask.secret], 1.0) == [Ended("expired")], "and stays so")
+    ensure(await a.ask(ask) == Ended("expired"), "its own ask revives nothing either")
+    await granted(a, asking(h.runtime, "orders"))
+
+
+@check()
+async def a_late_renewal_does_not_touch_the_new_holder(h: AuthorityHarness) -> None:
+    """The T=0 to T=12 story: expiry, a new holder, then the old renewal and the old release arrive."""
+    a, b = await h.authority(), await h.authority()
+    old = asking(h.runtime, "orders", ttl=1.0)
+    first = await granted(a, old)
+    await h.pass_time(1.0)
+    new = asking(h.runtime, "orders", ttl=5.0)
+    second = await granted(b, new)
+    ensure(second.token > first.token, "the new token is greater")
+    ensure(await a.renew([old.secret], 1.0) == [Ended("expired")], "the old renewal fails")
+    ensure(await a.release(old.secret) == Ended("expired"), "so does the old release")
+    ensure(await a.withdraw(old.secret) == Ended("expired"), "and the old withdrawal")
+    (kept,) = await b.renew([new.secret], 1.0)
+    ensure(isinstance(kept, Kept), "the new holder is undisturbed")
+
+
+@check()
+async def only_the_secret_renews_and_releases(h: AuthorityHarness) -> None:
+    """Neither the public id, nor another secret of the same holder, nor a renewal of nothing does anything."""
+    a = await h.authority()
+    ask = asking(h.runtime, "orders")
+    await granted(a, ask)
+    stranger = h.runtime.secret()
+    for wrong in (stranger, grant_id(ask.secret)):
+        ensure(await a.renew([wrong], 1.0) == [Gone()], "a renewal never creates")
+        ensure(await a.release(wrong) == Gone(), "a foreign release changes nothing")
+    ensure(isinstance(await a.ask(asking(h.runtime, "orders")), Busy), "still held")
+
+
+@check()
+async def a_release_may_be_repeated(h: AuthorityHarness) -> None:
+    """The second release says released, also when somebody else holds the name by then."""
+    a = await h.authority()
+    ask = asking(h.runtime, "orders")
+    await granted(a, ask)
+    ensure(await a.release(ask.secret) == Released(), "released")
+    ensure(await a.release(ask.secret) == Released(), "released again")
+    new = asking(h.runtime, "orders")
+    await granted(a, new)
+    ensure(await a.release(ask.secret) == Released(), "and again")
+    ensure(await a.renew([ask.secret, new.secret], 1.0) == [Ended("released"), Kept(10.0)], "the new one is held")
+
+
+@check()
+async def a_batch_is_answered_one_by_one(h: AuthorityHarness) -> None:
+    """One renewal call for many attempts: each gets the answer that it would get alone, in order."""
+    a = await h.authority()
+    live, expired, released, waiting = (
+        asking(h.runtime, "live"),
+        asking(h.runtime, "short", ttl=0.2),
+        asking(h.runtime, "released"),
+        asking(h.runtime, "live", wait=True),
+    )
+    for ask in (live, expired, released):
+        await granted(a, ask)
+    await a.release(released.secret)
+    ensure(isinstance(await a.ask(waiting), Waiting), "queued")
+    await h.pass_time(0.3)
+    answers = await a.renew(
+        [expired.secret, live.secret, h.runtime.secret(), released.secret, waiting.secret], 1.0
+    )
+    kinds = [type(answer) for answer in answers]
+    ensure(kinds == [Ended, Kept, Gone, Ended, Waiting], f"in order: {answers}")
+    ensure(await a.renew([], 1.0) == [], "an empty batch is answered emptily")
+
+
+# Waiting.
+
+
+@check()
+async def first_come_first_served(h: AuthorityHarness) -> None:
+    """Waiters are granted in the order they came; nobody overtakes, not even while the name is free."""
+    a, b = await h.authority(), await h.authority()
+    holder = asking(h.runtime, "orders")
+    await granted(a, holder)
+    waiters = [asking(h.runtime, "orders", wait=True) for _ in range(4)]
+    for index, ask in enumerate(waiters):
+        answer = await (a, b)[index % 2].ask(ask)
+        ensure(isinstance(answer, Waiting) and answer.ahead == index, f"{index} ahead: {answer}")
+        assert isinstance(answer, Waiting)
+        ensure(answer.check_in > 0, "no need to look at once")
+    await a.release(holder.secret)
+    ensure(isinstance(await b.ask(asking(h.runtime, "orders")), Busy), "a newcomer does not overtake")
+    ensure(isinstance(await b.ask(waiters[1]), Waiting), "nor does the second")
+    tokens = []
+    for ask in waiters:
+        tokens.append((await granted(b, ask)).token)
+        await b.release(ask.secret)
+    ensure(tokens == sorted(tokens), "tokens in the order of the grants")
+
+
+@check()
+async def a_release_wakes_the_head(h: AuthorityHarness) -> None:
+    """The head of the queue hears of the release, through its own connection."""
+    a, b = await h.authority(), await h.authority()
+    holder, head = asking(h.runtime, "orders"), asking(h.runtime, "orders", wait=True)
+    await granted(a, holder)
+    ensure(isinstance(await b.ask(head), Waiting), "queued")
+    await a.release(holder.secret)
+    heard: list[str] = []
+    limit = h.runtime.now() + 5.0
+    while grant_id(head.secret) not in heard:
+        ensure(h.runtime.now() < limit, "the wake-up comes")
+        heard += await b.hear(h.runtime.now() + 0.5)
+    await granted(b, head)
+
+
+@check()
+async def a_waiter_that_leaves_makes_room(h: AuthorityHarness) -> None:
+    """The head withdraws while the name is free: the next is woken and granted."""
+    a, b = await h.authority(), await h.authority()
+    holder, head, second = (asking(h.runtime, "orders", wait=True) for _ in range(3))
+    await granted(a, holder)
+    await a.ask(head)
+    await b.ask(second)
+    await a.release(holder.secret)
+    ensure(await a.withdraw(head.secret) == Released(), "the head leaves")
+    heard: list[str] = []
+    limit = h.runtime.now() + 5.0
+    while grant_id(second.secret) not in heard:
+        ensure(h.runtime.now() < limit, "the next is woken")
+        heard += await b.hear(h.runtime.now() + 0.5)
+    await granted(b, second)
+    ensure(await a.ask(head) == Ended("withdrawn"), "who left is out")
+
+
+@check()
+async def dead_waiters_are_skipped_however_many(h: AuthorityHarness) -> None:
+    """Waiters that fell silent do not hold up the living, and are never granted (etcd #11456)."""
+    a = await h.authority()
+    holder = asking(h.runtime, "orders", ttl=2.0)
+    await granted(a, holder)
+    dead = [asking(h.runtime, "orders", ttl=2.0, wait=True) for _ in range(20)]
+    for ask in dead:
+        await a.ask(ask)
+    alive = asking(h.runtime, "orders", ttl=2.0, wait=True)
+    await a.ask(alive)
+    await h.pass_time(1.5)
+    (kept,) = await a.renew([alive.secret], 1.0)
+    ensure(isinstance(kept, Waiting), f"the living one keeps its place: {kept}")
+    await h.pass_time(0.6)  # holder and dead waiters are past their ttl now, the living one is not
+    (ready,) = await a.renew([alive.secret], 1.0)
+    ensure(isinstance(ready, Waiting) and ready.check_in <= 0, f"it is told to come: {ready}")
+    await granted(a, alive)
+    for ask in dead:
+        ensure(await a.ask(ask) == Ended("expired"), "a waiter whose place lapsed is not granted")
+
+
+@check()
+async def an_expiry_lets_the_head_in(h: AuthorityHarness) -> None:
+    """After a crash of the holder the head is granted by its own ask, once `check_in` is over."""
+    a = await h.authority()
+    await granted(a, asking(h.runtime, "orders", ttl=0.5))
+    head = asking(h.runtime, "orders", ttl=5.0, wait=True)
+    answer = await a.ask(head)
+    ensure(isinstance(answer, Waiting) and 0 < answer.check_in <= 0.5, f"until the expiry: {answer}")
+    await h.pass_time(0.5)
+    await granted(a, head)
+
+
+@check()
+async def several_names_all_or_none(h: AuthorityHarness) -> None:
+    """One ask for several names: one token, no partial hold, no deadlock between crossing asks."""
+    a, b = await h.authority(), await h.authority()
+    one = asking(h.runtime, "b")
+    await granted(a, one)
+    both = asking(h.runtime, "a", "b", "c", wait=True)
+    ensure(isinstance(await a.ask(both), Waiting), "b is held")
+    ensure(isinstance(await b.ask(asking(h.runtime, "x")), Granted), "unrelated names go on")
+    crossing = asking(h.runtime, "c", "b", wait=True)
+    ensure(isinstance(await b.ask(crossing), Waiting), "queued behind")
+    ensure(isinstance(await b.ask(asking(h.runtime, "a")), Busy), "who came first keeps its place on a, too")
+    await a.release(one.secret)
+    grant = await granted(a, both)
+    for name in ("a", "b", "c"):
+        view = await b.observe(name)
+        ensure(view.held_by is not None and view.held_by.token == grant.token, f"{name} under one token")
+    await a.release(both.secret)
+    await granted(b, crossing)
+    await granted(a, asking(h.runtime, "a"))
+
+
+@check()
+async def lock_delay_follows_an_expiry_only(h: AuthorityHarness) -> None:
+    """The name stays free for a while after an expiry, not after a release."""
+    a = await h.authority()
+    released = asking(h.runtime, "orders", ttl=0.5, lock_delay=2.0)
+    await granted(a, released)
+    await a.release(released.secret)
+    await granted(a, asking(h.runtime, "orders", ttl=0.5, lock_delay=2.0))
+    await h.pass_time(1.0)
+    ensure(isinstance(await a.ask(asking(h.runtime, "orders")), Busy), "expired, and delayed")
+    view = await a.observe("orders")
+    ensure(view.held_by is None and 0 < view.free_in <= 2.0, f"nobody holds it, free later: {view}")
+    head = asking(h.runtime, "orders", wait=True)
+    answer = await a.ask(head)
+    ensure(isinstance(answer, Waiting) and 0 < answer.check_in <= 2.0, f"{answer}")
+    await h.pass_time(1.6)
+    await granted(a, head)
+
+
+# Operating.
+
+
+@check()
+async def force_release_revokes(h: AuthorityHarness) -> None:
+    """The holder learns `revoked`; the next grant is above the minted token; nothing held: nothing done."""
+    a, b = await h.authority(), await h.authority()
+    ask = asking(h.runtime, "orders")
+    token = (await granted(a, ask)).token
+    minted = await b.force_release("orders")
+    ensure(minted is not None and minted > token, "a token above the holder's")
+    ensure(await a.renew([ask.secret], 1.0) == [Ended("revoked")], "the holder is told")
+    ensure(await a.release(ask.secret) == Ended("revoked"), "its release changes nothing")
+    ensure((await granted(b, asking(h.runtime, "orders"))).token > (minted or 0), "and the tokens go on")
+    ensure(await b.force_release("nobody") is None, "a free name: None")
+
+
+@check()
+async def raising_the_floor(h: AuthorityHarness) -> None:
+    """Every later token is above it, also of waiters queued before; lowering it does nothing."""
+    a = await h.authority()
+    holder, waiter = asking(h.runtime, "orders"), asking(h.runtime, "orders", wait=True)
+    await granted(a, holder)
+    await a.ask(waiter)
+    ensure(await a.raise_floor(5_000_000) >= 5_000_000, "the floor that holds now")
+    ensure(await a.raise_floor(10) >= 5_000_000, "never lowered")
+    await a.release(holder.secret)
+    ensure((await granted(a, waiter)).token > 5_000_000, "a waiter of before is granted above it")
+    for bad in BAD_FLOORS:
+        await raises(Misuse, a.raise_floor(bad))
+
+
+@check()
+async def surveying(h: AuthorityHarness) -> None:
+    """What is held or waited for, in order and in pages, and nothing else."""
+    a = await h.authority()
+    for name in ("c", "a", "b"):
+        await granted(a, asking(h.runtime, name))
+    await a.ask(asking(h.runtime, "b", wait=True))
+    gone = asking(h.runtime, "gone")
+    await granted(a, gone)
+    await a.release(gone.secret)
+    await granted(a, asking(h.runtime, "lapsed", ttl=0.2))
+    await h.pass_time(0.3)
+    views = await a.survey()
+    ensure([view.name for view in views] == ["a", "b", "c"], f"{[view.name for view in views]}")
+    ensure([len(view.waiters) for view in views] == [0, 1, 0], "with its waiter")
+    page = await a.survey(after="a", limit=1)
+    ensure([view.name for view in page] == ["b"], "a page")
+    free = await a.observe("gone")
+    ensure(free.held_by is None and free.waiters == () and free.free_in == 0, "observing a free name")
+
+
+@check()
+async def namespaces_are_unrelated(h: AuthorityHarness) -> None:
+    """Another namespace is another realm with tokens and names of its own."""
+    a, b = await h.authority(), await h.authority("other")
+    ensure((await a.open()).realm != (await b.open()).realm, "a realm each")
+    ensure((await a.open()).realm == (await (await h.authority()).open()).realm, "the same realm for all clients")
+    ask = asking(h.runtime, "orders")
+    await granted(a, ask)
+    await granted(b, asking(h.runtime, "orders"))
+    ensure(await b.release(ask.secret) in (Gone(), Ended("gone")), "no release across namespaces")
+    ensure(isinstance(await a.ask(asking(h.runtime, "orders")), Busy), "still held")
+
+
+@check()
+async def odd_names_are_names(h: AuthorityHarness) -> None:
+    """Names that look alike or dangerous are held side by side, and come back as they were."""
+    a = await h.authority()
+    for name in ODD_NAMES:
+        await granted(a, asking(h.runtime, name))
+    for name in ODD_NAMES:
+        ensure(isinstance(await a.ask(asking(h.runtime, name)), Busy), f"{name!r} is held")
+    found = [view.name for view in await a.survey()]
+    ensure(found == sorted(ODD_NAMES, key=str.encode), "all of them, sorted by their bytes")
+
+
+@check()
+async def bad_names_are_misuse(h: AuthorityHarness) -> None:
+    """What is not a name is refused before anything happens."""
+    a = await h.authority()
+    for bad in BAD_NAMES:
+        await raises(Misuse, a.observe(bad))
+        await raises(Misuse, a.force_release(bad))
+    ensure(not await a.survey(), "nothing happened")
+
+
+@check()
+async def closing_twice_is_harmless(h: AuthorityHarness) -> None:
+    """`close` may be repeated; what was held is still held for the others until it expires."""
+    a, b = await h.authority(), await h.authority()
+    await granted(a, asking(h.runtime, "orders"))
+    await a.close()
+    await a.close()
+    ensure(isinstance(await b.ask(asking(h.runtime, "orders")), Busy), "nothing is released by closing")
+
+
+# The client over this authority: the real core, in this colour.
+
+
+@check()
+async def a_client_holds_and_gives_back(h: AuthorityHarness) -> None:
+    """Acquire, check, stamp, release; what is released can neither be checked nor stamped."""
+    client = desk(await h.authority(), h.runtime)
+    hold = await client.acquire(Wish.of(["orders/42"], ttl=5))
+    ensure(hold.state is State.HELD and 4.8 < hold.remaining() < 5, f"held for {hold.remaining()}")
+    hold.check(need=1.0)
+    await raises(NotEnoughTime, _later(hold.check, 5.0))
+    stamps = [hold.next_stamp(), hold.next_stamp(), hold.announcement()]
+    ensure([s.seq for s in stamps] == [1, 2, 0], "the lease counts its operations")
+    ensure({s.token for s in stamps} == {hold.token}, "under one token")
+    await raises(Misuse, client.acquire(Wish.of(["orders/42"], wait=0)))  # not re-entrant
+    await client.release(hold)
+    await client.release(hold)
+    await raises(Misuse, _later(hold.next_stamp))
+    await raises(Misuse, _later(hold.check))
+    await client.close()
+
+
+async def _later(call: object, *args: object) -> object:
+    assert callable(call)
+    return call(*args)
+
+
+@check()
+async def a_client_refuses_bad_numbers(h: AuthorityHarness) -> None:
+    """Bad names, ttls, waits and delays are Misuse before anything happens."""
+    for bad in BAD_NAMES:
+        await raises(Misuse, _later(Wish.of, [bad]))
+    for bad in BAD_TTLS:
+        await raises(Misuse, _later(lambda bad=bad: Wish.of(["a"], ttl=bad)))
+    for bad in BAD_WAITS:
+        await raises(Misuse, _later(lambda bad=bad: Wish.of(["a"], wait=bad)))
+        await raises(Misuse, _later(lambda bad=bad: Wish.of(["a"], lock_delay=bad)))
+    for names in ([], ["a", "a"], [f"n{i}" for i in range(65)], "abc", b"abc"):
+        await raises(Misuse, _later(Wish.of, names))
+
+
+@check()
+async def a_client_is_told_who_holds(h: AuthorityHarness) -> None:
+    """NotGranted after `wait`, with the holder's label; the attempt leaves nothing behind."""
+    one, two = desk(await h.authority(), h.runtime), desk(await h.authority(), h.runtime)
+    hold = await one.acquire(Wish.of(["orders"], ttl=5))
+    for wait in (0, 0.15):
+        error = await raises(NotGranted, two.acquire(Wish.of(["orders"], wait=wait)))
+        ensure(error.held_by is not None and one.holder.label in str(error), f"{error}")
+        ensure(isinstance(error, TimeoutError), "a TimeoutError too")
+    view = await two.authority.observe("orders")
+    ensure(view.waiters == (), "nobody waits any more")
+    await one.release(hold)
+    await one.close()
+    await two.close()
+
+
+@check()
+async def a_client_keeps_its_lease(h: AuthorityHarness) -> None:
+    """The keeper renews past the ttl, for leases and for places in the queue."""
+    one, two = desk(await h.authority(), h.runtime), desk(await h.authority(), h.runtime)
+    hold = await one.acquire(Wish.of(["orders"], ttl=0.5))
+    waiting = _Waiting(h, two, Wish.of(["orders"], ttl=0.5))
+    limit = h.runtime.now() + 1.2
+    while h.runtime.now() < limit:
+        hold.check()
+        await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.05)
+    await one.release(hold)
+    await waiting.done()
+    await one.close()
+    await two.close()
+
+
+class _Waiting:
+    """An acquire in a thread or task of its own."""
+
+    def __init__(self, h: AuthorityHarness, client: object, wish: Wish) -> None:
+        self._h, self._client, self._wish = h, client, wish
+        self.hold: object = None
+        self.error: BaseException | None = None
+        self._task = h.runtime.spawn(self._run, "waiting")
+
+    async def _run(self) -> None:
+        try:
+            self.hold = await self._client.acquire(self._wish)  # type: ignore[attr-defined]
+        except BaseException as error:
+            self.error = error
+
+    async def done(self) -> None:
+        await until(self._h.runtime, lambda: bool(self.hold or self.error), 5.0, "granted")
+        await self._task.join()
+        ensure(self.error is None, f"granted, not {self.error!r}")
+
+
+@check()
+async def a_client_learns_that_it_was_revoked(h: AuthorityHarness) -> None:
+    """Force-release reaches the holder by the keeper: state, reason, callback, check, release."""
+    client = desk(await h.authority(), h.runtime)
+    hold = await client.acquire(Wish.of(["orders"], ttl=0.6))
+    told: list[str] = []
+    hold.on_lost(told.append)
+    await client.authority.force_release("orders")
+    ensure(await hold.wait_lost(h.runtime.now() + 5.0), "lost within a renewal")
+    ensure(hold.state is State.LOST and hold.lost_reason == "revoked", f"{hold.lost_reason}")
+    await until(h.runtime, lambda: told == ["revoked"], 2.0, "the callback is called once, with the reason")
+    ensure((await raises(LeaseLost, _later(hold.check))).reason == "revoked", "check raises")
+    await raises(LeaseLost, client.release(hold))
+    hold.on_lost(told.append)
+    ensure(told == ["revoked", "revoked"], "a late callback is called at once")
+    await client.close()
+
+
+@check()
+async def a_client_gives_up_at_max_hold(h: AuthorityHarness) -> None:
+    """A body that hangs is not renewed for ever."""
+    client = desk(await h.authority(), h.runtime)
+    hold = await client.acquire(Wish.of(["orders"], ttl=0.3, max_hold=0.7))
+    began = h.runtime.now()
+    ensure(await hold.wait_lost(began + 5.0) and hold.lost_reason == "max_hold", f"{hold.lost_reason}")
+    ensure(h.runtime.now() - began < 2.0, "in time")
+    await client.close()
+
+
+@check()
+async def no_update_is_lost_under_contention(h: AuthorityHarness) -> None:
+    """Several clients count up an unprotected number under the lease: a lost update shows as a wrong sum."""
+    box = {"count": 0}
+    tokens: list[int] = []
+    clients = [desk(await h.authority(), h.runtime) for _ in range(4)]
+    finished: list[int] = []
+
+    async def count(client: object) -> None:
+        for _ in range(8):
+            hold = await client.acquire(Wish.of(["sum"], ttl=5))  # type: ignore[attr-defined]
+            seen = box["count"]
+            await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.0005)
+            box["count"] = seen + 1
+            tokens.append(hold.token)
+            await client.release(hold)  # type: ignore[attr-defined]
+        finished.append(1)
+
+    tasks = [h.runtime.spawn(lambda client=client: count(client), "count") for client in clients]  # type: ignore[misc]
+    await until(h.runtime, lambda: len(finished) == len(clients), 30.0, "all have counted")
+    for task in tasks:
+        await task.join()
+    ensure(box["count"] == 32, f"32 updates, not {box['count']}")
+    ensure(tokens == sorted(set(tokens)), "tokens rise in the order of the holds")
+    for client in clients:
+        await client.close()

@@ -1,0 +1,171 @@
+"""The frame of the kits: checks, harnesses, and running a check in either colour."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from fenced.contracts import Authority, Guard, Runtime
+from fenced.core.acquiring import Desk
+from fenced.decision import Rule
+from fenced.model import Ask, Granted, Holder, Stamp
+from fenced.runtime.aio import AioRuntime
+from fenced.runtime.blocking import BlockingRuntime, step
+
+Colour = Literal["blocking", "asyncio"]
+COLOURS: tuple[Colour, ...] = ("blocking", "asyncio")
+
+
+class CheckFailed(AssertionError):
+    """A backend does not do what the kit asks. Not an `assert`: those vanish under -O."""
+
+
+def ensure(condition: object, message: str) -> None:
+    if not condition:
+        raise CheckFailed(message)
+
+
+async def raises(kind: type[BaseException], work: Awaitable[object]) -> Any:
+    """The error that `work` raises; CheckFailed when it raises none or another."""
+    try:
+        result = await work
+    except kind as error:
+        return error
+    except Exception as error:
+        raise CheckFailed(f"{kind.__name__} was due, not {type(error).__name__}: {error}") from error
+    raise CheckFailed(f"{kind.__name__} was due, but the call returned {result!r}")
+
+
+class AuthorityHarness(Protocol):
+    """How the kit handles one backend: a fresh store, several clients of it, and its clock."""
+
+    runtime: Runtime
+
+    async def authority(self, namespace: str = "default") -> Authority:
+        """One more client of the same store, opened."""
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let so much time go by on the authority's clock (by a clock of its own, or by sleeping)."""
+
+    async def restart(self) -> None:
+        """Stop the store and start it again; clients made before are of no use afterwards."""
+
+    async def close(self) -> None: ...
+
+
+class GuardHarness(Protocol):
+    """How the kit handles one guard: a fresh resource, and a way to write round the guard."""
+
+    runtime: Runtime
+    mandatory: bool
+
+    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> Guard:
+        """The guard on this harness's resource, opened."""
+
+    async def reopen(self) -> Guard:
+        """The same resource after a restart of everything that can be restarted."""
+
+    async def write_raw(self, name: str, value: str) -> bool:
+        """Write without a stamp and without the wrapper; False when the resource refused."""
+
+    async def close(self) -> None: ...
+
+
+H = TypeVar("H", AuthorityHarness, GuardHarness)
+
+
+@dataclass(frozen=True)
+class Check(Generic[H]):
+    """One promise, as a coroutine function over a harness."""
+
+    name: str
+    promise: str
+    body: Callable[[H], Coroutine[Any, Any, None]]
+    trait: str | None = None
+
+
+class Checks(list[Check[H]]):
+    """A kit: its checks in the order they are written."""
+
+    def __call__(
+        self, *, trait: str | None = None
+    ) -> Callable[[Callable[[H], Coroutine[Any, Any, None]]], Callable[[H], Coroutine[Any, Any, None]]]:
+        def register(
+            body: Callable[[H], Coroutine[Any, Any, None]],
+        ) -> Callable[[H], Coroutine[Any, Any, None]]:
+            self.append(Check(body.__name__, (body.__doc__ or "").strip(), body, trait))
+            return body
+
+        return register
+
+
+def run(check: Check[H], make: Callable[[Runtime], H], colour: Colour) -> None:
+    """Run one check on a fresh harness, in one colour."""
+    if colour == "blocking":
+        step(_run(check, make, BlockingRuntime()))
+    else:
+        asyncio.run(_run_asyncio(check, make))
+
+
+async def _run_asyncio(check: Check[H], make: Callable[[Runtime], H]) -> None:
+    runtime = AioRuntime()
+    try:
+        await _run(check, make, runtime)
+    finally:
+        runtime.close()
+
+
+async def _run(check: Check[H], make: Callable[[Runtime], H], runtime: Runtime) -> None:
+    harness = make(runtime)
+    try:
+        await check.body(harness)
+    finally:
+        await harness.close()
+
+
+# What checks build their stories from.
+
+_numbers = itertools.count(1)
+
+
+def asking(
+    runtime: Runtime, *names: str, ttl: float = 10.0, wait: bool = False, lock_delay: float = 0.0
+) -> Ask:
+    """A new attempt of a new holder."""
+    number = next(_numbers)
+    holder = Holder(f"{number:032x}", f"holder-{number}", "host", number)
+    return Ask(runtime.secret(), tuple(sorted(names)), ttl, holder, wait, lock_delay)
+
+
+async def granted(authority: Authority, ask: Ask) -> Granted:
+    answer = await authority.ask(ask)
+    ensure(isinstance(answer, Granted), f"a grant was due, not {answer}")
+    assert isinstance(answer, Granted)
+    return answer
+
+
+def desk(authority: Authority, runtime: Runtime, **options: Any) -> Desk:
+    """The real client core over an authority."""
+    number = next(_numbers)
+    return Desk(authority, runtime, Holder(f"{number:032x}", f"desk-{number}", "host", number), **options)
+
+
+REALM = "00000000000000aa"
+
+
+def stamp(
+    token: int, seq: int | None = 1, *names: str, grant: str | None = None, realm: str = REALM
+) -> Stamp:
+    """A stamp as a lease with this token would make it."""
+    return Stamp(realm, tuple(sorted(names or ("orders/42",))), token, seq, grant or f"{token:032x}")
+
+
+async def until(runtime: Runtime, condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait for a condition that other threads or tasks bring about; CheckFailed when it does not come."""
+    limit = runtime.now() + seconds
+    while not condition():
+        ensure(runtime.now() < limit, f"within {seconds} s: {what}")
+        await runtime.wait(runtime.wakeup(), min(limit, runtime.now() + 0.005))

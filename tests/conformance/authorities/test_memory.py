@@ -1,0 +1,39 @@
+"""The reference model passes its own kit."""
+
+import pytest
+
+from fenced.authorities.memory import MemoryAuthority, MemoryStore
+from fenced.contracts import Authority, Runtime
+from fenced.testing import Check, run
+from fenced.testing.authorities import CHECKS
+from fenced.testing.kit import COLOURS, AuthorityHarness, Colour
+
+BACKEND = "memory"
+
+
+class Harness:
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._ahead = 0.0
+        self._stores: dict[str, MemoryStore] = {}
+
+    async def authority(self, namespace: str = "default") -> Authority:
+        store = self._stores.setdefault(namespace, MemoryStore(lambda: self.runtime.now() + self._ahead))
+        return MemoryAuthority(store, self.runtime)
+
+    async def pass_time(self, seconds: float) -> None:
+        self._ahead += seconds
+
+    async def restart(self) -> None:
+        """A dictionary has nothing to restart: its clients are new, the ledger is the same."""
+        for store in self._stores.values():
+            store.listeners.clear()
+
+    async def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_memory(check: Check[AuthorityHarness], colour: Colour) -> None:
+    run(check, Harness, colour)
