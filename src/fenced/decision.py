@@ -66,25 +66,25 @@ def judge(
     proven: bool = True,
 ) -> Judgement:
     """Decide one operation on `name`. `realm` None: the guard has not met an authority yet."""
-    verdict = _screen(stamp, name, rule, realm, announce, proven)
+    verdict = _screen(stamp, name, realm, proven)
     if verdict is not None:
         return Judgement(verdict, mark)
     assert stamp is not None
+    if mark is not None and stamp.token < mark.token:
+        return Judgement(Verdict.STALE, mark)
+    if mark is not None and stamp.token == mark.token and stamp.grant != mark.grant:
+        return Judgement(Verdict.REUSED, mark)
+    if not announce and rule != "retry" and not stamp.seq:
+        return Judgement(Verdict.INVALID, mark)  # a write needs a seq of its own; 0 and none announce
     seq = 0 if announce else stamp.seq or 0
     if mark is None or stamp.token > mark.token:
         return Judgement(Verdict.ADMIT, Mark(stamp.token, stamp.grant, seq, operation))
-    if stamp.token < mark.token:
-        return Judgement(Verdict.STALE, mark)
-    if stamp.grant != mark.grant:
-        return Judgement(Verdict.REUSED, mark)
     if announce or rule == "retry" or (operation is not None and operation == mark.operation):
         return Judgement(Verdict.ADMIT, mark)
     return _judge_repeat(mark, seq, rule, operation)
 
 
-def _screen(
-    stamp: Stamp | None, name: str, rule: Rule, realm: str | None, announce: bool, proven: bool
-) -> Verdict | None:
+def _screen(stamp: Stamp | None, name: str, realm: str | None, proven: bool) -> Verdict | None:
     """What can be said of a stamp before any mark is looked at."""
     if stamp is None:
         return Verdict.MISSING
@@ -96,8 +96,6 @@ def _screen(
         return Verdict.FOREIGN
     if name not in stamp.names:
         return Verdict.UNCOVERED
-    if not announce and rule != "retry" and not stamp.seq:
-        return Verdict.INVALID  # a write needs a seq of its own; 0 and none announce, or retry
     return None
 
 

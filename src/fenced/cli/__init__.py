@@ -1,0 +1,127 @@
+"""The `fenced` command. Commands are imported when they are used, so that `fenced run` starts fast.
+
+Whatever goes wrong ends as one line on stderr and a status out of the table in `exits`; a traceback
+is shown only with FENCED_DEBUG=1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+import fenced
+from fenced.cli import exits
+from fenced.cli.output import complain
+from fenced.errors import FencedError
+
+COMMANDS = {
+    "run": ("fenced.cli.run:run", "Hold a lease while a command runs."),
+    "ls": ("fenced.cli.looking:ls", "List the names that are held or waited for."),
+    "show": ("fenced.cli.looking:show", "Show one name: its holder, and who waits, in order."),
+    "release": ("fenced.cli.operating:release", "Take a name from its holder by force."),
+    "authority": ("fenced.cli.operating:authority", "Look after an authority: raise its floor."),
+    "drill": ("fenced.drills.command:drill", "Pause, kill and cut on purpose, and check what came of it."),
+    "help": ("fenced.cli.topics:help_", "Explain a command, or the exit statuses (`fenced help exits`)."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by address and loads the one that is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(fenced.__version__, prog_name="fenced", message="%(prog)s %(version)s")
+def app() -> None:
+    """Leases with fencing tokens, and guards that refuse stale holders.
+
+    \b
+    export FENCED_AUTHORITY=sqlite:////var/lib/app/leases.db
+    fenced run nightly-report --ttl 30 -- ./report.sh
+    fenced ls
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave with a status out of `exits`."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if "_FENCED_COMPLETE" in os.environ:
+        app.main(args, prog_name="fenced")  # a shell asks for completions; leaves by itself
+    if sys.stdout is not None:
+        # A name that this locale cannot write is still better shown than dropped.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.exit(_guarded(args))
+
+
+def _guarded(args: list[str]) -> int:
+    """Run the command; every exception becomes one line and a status."""
+    try:
+        code = _run(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone, which is its right. The interpreter must not flush into the void.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return exits.BROKEN_PIPE
+    except Exception as error:
+        if os.environ.get("FENCED_DEBUG") == "1":
+            import traceback
+
+            traceback.print_exc()
+        return _explain(error)
+
+
+def _run(args: list[str]) -> int:
+    try:
+        with app.make_context("fenced", args) as context:
+            result = app.invoke(context)
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    return result if isinstance(result, int) else exits.OK
+
+
+def _explain(error: Exception) -> int:
+    match error:
+        case click.exceptions.NoArgsIsHelpError():
+            error.show()
+            return exits.USAGE
+        case click.ClickException():
+            complain(error.format_message() + _hint(error))
+            return exits.USAGE
+        case click.Abort():
+            return exits.INTERRUPTED
+        case FencedError():
+            complain(str(error))
+            return exits.code_of(error)
+        case OSError():
+            complain(str(error))
+            return exits.INTERNAL
+    complain(f"{type(error).__name__}: {error} (this is a bug; FENCED_DEBUG=1 shows where)")
+    return exits.INTERNAL
+
+
+def _hint(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return "" if context is None else f" (see '{context.command_path} --help')"

@@ -55,6 +55,7 @@ class MemoryGuard:
             return self._value(name)
 
     async def peek(self, name: str, at_least: int = 0) -> Versioned:
+        check_name(name)
         with self._lock:
             mark = self.marks.get(name)
             if at_least and (mark is None or mark.token < at_least):
@@ -64,6 +65,7 @@ class MemoryGuard:
     async def write(
         self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None
     ) -> int:
+        check_name(name)
         with self._lock:
             before = self._value(name)
             risen = self._judge(stamp, (name,), announce=False)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from fenced.contracts import Record, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule, Ruling, Verdict
@@ -18,8 +17,9 @@ from fenced.errors import Conflict, Contended, Misuse, shown
 from fenced.guards.answers import check_pattern
 from fenced.guards.sqlite import install
 from fenced.guards.sqlite.fencing import Fence, Guarded, translate
-from fenced.guards.sqlite.sessions import RuntimeSession
+from fenced.guards.sqlite.sessions import PlainSession
 from fenced.model import Stamp, check_name
+from fenced.runtime.blocking import step
 
 _URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
 _TABLE = "fenced_value"
@@ -32,7 +32,16 @@ _WRITE = f"""
 INSERT INTO {_TABLE} (name, value, version) VALUES (?, ?, 1)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value, version = version + 1
 RETURNING version"""
+_ADOPT = """
+INSERT INTO fenced_realm (id, realm) VALUES (1, ?)
+ON CONFLICT (id) DO UPDATE SET realm = excluded.realm"""
+_RECORDS = """
+SELECT time, name, stamp, token, grant_id, seq, verdict, ruling, mode
+FROM fenced_record WHERE guard = ? ORDER BY id"""
+_TALLY = "SELECT verdict, mode, count FROM fenced_tally WHERE guard = ?"
 BUSY_SECONDS = 10.0
+
+T = TypeVar("T")
 
 
 class SqliteGuard:
@@ -66,22 +75,43 @@ class SqliteGuard:
 
     async def open(self) -> None:
         """Create what is missing; a guard that is there keeps its mode and its rule."""
-        async with self._session() as session:
-            await session.run("BEGIN IMMEDIATE")
-            await session.run(_CREATE)
-            statements = await install.script(self._spec, self._mode, session.run)
-            known = await session.run(
-                "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'"
-            )
-            if not known or not await session.run(
-                "SELECT 1 FROM fenced_guard WHERE guard = ?", (_TABLE,)
-            ):
-                for statement in statements:
+        await self._on_session(self._open)
+
+    async def _open(self, session: PlainSession) -> None:
+        await session.run("BEGIN IMMEDIATE")
+        await session.run(_CREATE)
+        known = await session.run("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'")
+        if not known or not await session.run("SELECT 1 FROM fenced_guard WHERE guard = ?", (_TABLE,)):
+            for statement in await install.script(self._spec, self._mode, session.run):
+                await session.run(statement)
+            if not self._fence.mandatory:
+                for statement in install.drop_triggers(self._spec):
                     await session.run(statement)
-                if not self._fence.mandatory:
-                    for statement in install.drop_triggers(self._spec):
-                        await session.run(statement)
-            await session.run("COMMIT")
+        await session.run("COMMIT")
+
+    async def _on_session(self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """One operation on a connection of its own, as one blocking call.
+
+        A transaction whose statements took turns in a pool of threads could starve behind others that
+        wait for its own lock.
+        """
+        return await self._runtime.call(self._blocking, work, args)
+
+    def _blocking(self, work: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
+        try:
+            connection = self._idle.pop() if self._idle else self._connect()
+        except IndexError:  # another thread took it
+            connection = self._connect()
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        try:
+            return step(work(PlainSession(connection), *args))
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        finally:
+            if connection.in_transaction:
+                connection.rollback()
+            self._idle.append(connection)
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -92,69 +122,48 @@ class SqliteGuard:
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
-    @asynccontextmanager
-    async def _session(self) -> AsyncIterator[RuntimeSession]:
-        """A connection of our own for one operation."""
-        try:
-            connection = self._idle.pop() if self._idle else await self._runtime.call(self._connect)
-        except sqlite3.Error as error:
-            raise translate(error) from error
-        try:
-            yield RuntimeSession(connection, self._runtime)
-        except sqlite3.Error as error:
-            connection.close()
-            raise translate(error) from error
-        except BaseException:
-            if connection.in_transaction:
-                connection.rollback()
-            self._idle.append(connection)
-            raise
-        self._idle.append(connection)
-
     async def announce(self, stamp: Stamp, *names: str) -> None:
-        async with self._session() as session:
-            await self._run(session, stamp, names or stamp.names, stamping=False)
+        await self._on_session(self._announce, stamp, names or stamp.names)
+
+    async def _announce(self, session: PlainSession, stamp: Stamp, names: Sequence[str]) -> None:
+        guarded = Guarded(self._fence, session, stamp, names, stamping=False)
+        await guarded.enter()
+        await guarded.leave(None)
 
     async def read(self, stamp: Stamp, name: str) -> Versioned:
-        async with self._session() as session:
-            await self._run(session, stamp, (name,), stamping=False)
-            return await self._value(session, name)
+        return await self._on_session(self._read, stamp, check_name(name))
+
+    async def _read(self, session: PlainSession, stamp: Stamp, name: str) -> Versioned:
+        await self._announce(session, stamp, (name,))
+        return await self._value(session, name)
 
     async def peek(self, name: str, at_least: int = 0) -> Versioned:
-        async with self._session() as session:
-            if at_least:
-                rows = await session.run("SELECT token FROM fenced_mark WHERE name = ?", (name,))
-                if not rows or rows[0][0] < at_least:
-                    raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
-            return await self._value(session, name)
+        return await self._on_session(self._peek, check_name(name), at_least)
+
+    async def _peek(self, session: PlainSession, name: str, at_least: int) -> Versioned:
+        if at_least:
+            mark = await self._fence.mark(session, name)
+            if mark is None or mark.token < at_least:
+                raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
+        return await self._value(session, name)
 
     async def write(
         self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None
     ) -> int:
-        async with self._session() as session:
-            return (await self._run(session, stamp, (name,), {name: value}, expect=expect))[0]
+        (version,) = await self._on_session(self._write, stamp, {check_name(name): value}, expect)
+        return version
 
     async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:
-        async with self._session() as session:
-            await self._run(session, stamp, tuple(values), values)
+        await self._on_session(self._write, stamp, {check_name(name): values[name] for name in values}, None)
 
-    async def _run(
-        self,
-        session: RuntimeSession,
-        stamp: Stamp | None,
-        names: Sequence[str],
-        values: dict[str, str] | None = None,
-        *,
-        expect: int | None = None,
-        stamping: bool = True,
+    async def _write(
+        self, session: PlainSession, stamp: Stamp | None, values: dict[str, str], expect: int | None
     ) -> list[int]:
-        guarded = Guarded(self._fence, session, stamp, names, stamping=stamping)
+        """One guarded transaction."""
+        guarded = Guarded(self._fence, session, stamp, tuple(values))
         await guarded.enter()
         try:
-            versions = [
-                await self._put(session, check_name(name), value, expect)
-                for name, value in (values or {}).items()
-            ]
+            versions = [await self._put(session, name, value, expect) for name, value in values.items()]
         except BaseException as error:
             await guarded.leave(error)
             raise
@@ -162,7 +171,7 @@ class SqliteGuard:
         return versions
 
     async def _put(
-        self, session: RuntimeSession, name: str, value: str, expect: int | None
+        self, session: PlainSession, name: str, value: str, expect: int | None
     ) -> int:
         if expect is not None:
             before = await self._value(session, name)
@@ -170,46 +179,37 @@ class SqliteGuard:
                 raise Conflict(f"{name}: version {before.version}, not {expect}")
         return int((await session.run(_WRITE, (name, value)))[0][0])
 
-    async def _value(self, session: RuntimeSession, name: str) -> Versioned:
+    async def _value(self, session: PlainSession, name: str) -> Versioned:
         rows = await session.run(_READ, (check_name(name),))
         return Versioned(*rows[0]) if rows else Versioned(None, 0)
 
     async def set_mode(self, mode: str, pattern: str = "*") -> None:
-        parsed = Mode.parse(mode)
-        async with self._session() as session:
-            await set_mode(session.run, _TABLE, parsed, pattern)
+        await self._on_session(_set_mode, Mode.parse(mode), pattern)
 
     async def adopt(self, realm: str) -> None:
-        async with self._session() as session:
-            await session.run(
-                "INSERT INTO fenced_realm (id, realm) VALUES (1, ?) "
-                "ON CONFLICT (id) DO UPDATE SET realm = excluded.realm",
-                (realm,),
-            )
+        await self._on_session(_run, _ADOPT, (realm,))
 
     async def mark(self, name: str) -> Mark | None:
-        async with self._session() as session:
-            return await self._fence.mark(session, name)
+        return await self._on_session(self._fence.mark, name)
 
     async def records(self) -> list[Record]:
-        async with self._session() as session:
-            rows = await session.run(
-                "SELECT time, name, stamp, token, grant_id, seq, verdict, ruling, mode "
-                "FROM fenced_record WHERE guard = ? ORDER BY id",
-                (_TABLE,),
-            )
-        return [_record(row) for row in rows]
+        return [_record(row) for row in await self._on_session(_run, _RECORDS, (_TABLE,))]
 
     async def tally(self) -> dict[tuple[str, str], int]:
-        async with self._session() as session:
-            rows = await session.run(
-                "SELECT verdict, mode, count FROM fenced_tally WHERE guard = ?", (_TABLE,)
-            )
+        rows = await self._on_session(_run, _TALLY, (_TABLE,))
         return {(verdict, mode): count for verdict, mode, count in rows}
 
     async def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
+
+
+async def _run(session: PlainSession, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+    return await session.run(sql, parameters)
+
+
+async def _set_mode(session: PlainSession, mode: Mode, pattern: str) -> None:
+    await set_mode(session.run, _TABLE, mode, pattern)
 
 
 def _record(row: tuple[Any, ...]) -> Record:

@@ -26,6 +26,7 @@ from fenced.guards.sqlite.sessions import READY, Again
 from fenced.model import Stamp
 
 _OPERATION = "this transaction"
+_AT_THE_WRITE = (Verdict.ADMIT, Verdict.APPLIED, Verdict.DUPLICATE, Verdict.OUT_OF_ORDER)
 _FOREIGN_KEYS = """
 SELECT 1 FROM sqlite_schema s, pragma_foreign_key_list(s.name)
 WHERE s.type = 'table' AND s.name <> 'fenced_stamp' LIMIT 1"""
@@ -122,19 +123,32 @@ class Fence:
         """Judge the stamp for each name and raise the marks; with `stamping`, let writes follow."""
         rule, realm, modes = await self._look(session)
         for name in sorted(names, key=str.encode):
-            mark = await self.mark(session, name)
-            judged = judge(mark, stamp, name=name, rule=rule, realm=realm, announce=True)
+            before = await self.mark(session, name)
+            judged = judge(
+                before, stamp, name=name, rule=rule, realm=realm, announce=not stamping, operation=_OPERATION
+            )
             mode = mode_of(name, modes)
-            ruling = rule_on(judged.verdict, mode, name)
-            if judged.verdict is Verdict.ADMIT:
-                await self._raise(session, name, mark, judged.mark)
-                if realm is None:
-                    await session.run("INSERT INTO fenced_realm (id, realm) VALUES (1, ?)", (stamp.realm,))
-                    realm = stamp.realm
+            if judged.verdict is Verdict.ADMIT and realm is None:
+                await session.run("INSERT INTO fenced_realm (id, realm) VALUES (1, ?)", (stamp.realm,))
+                realm = stamp.realm
+            if stamping and self.mandatory and judged.verdict in _AT_THE_WRITE:
+                # What the write will be is known, but it has not happened yet: announce only.
+                announced = judge(before, stamp, name=name, rule=rule, realm=realm, announce=True)
+                await self._raise(session, name, before, announced.mark)
             else:
-                await self._let_through(session, name, stamp, mark, judged.verdict, ruling, mode)
-            if stamping:
-                await self._put(session, name, stamp, judged, rule, realm, mode)
+                await self._settle(session, name, stamp, before, judged, mode)
+            if stamping and self.mandatory:
+                await self._put(session, name, stamp, judged.verdict, mode, rule)
+
+    async def miss(self, session: Session, names: Sequence[str]) -> None:
+        """An operation without a stamp, where no trigger would notice."""
+        _, _, modes = await self._look(session)
+        for name in names:
+            mode = mode_of(name, modes)
+            ruling = rule_on(Verdict.MISSING, mode, name)
+            await self._let_through(
+                session, name, None, await self.mark(session, name), Verdict.MISSING, ruling, mode
+            )
 
     async def _look(self, session: Session) -> tuple[Rule, str | None, list[tuple[str, Mode]]]:
         rule: Rule | None = None
@@ -167,58 +181,37 @@ class Fence:
         if after is not None and after != before:
             await session.run(_RAISE, (name, after.token, after.grant, after.seq))
 
-    async def _put(
+    async def _settle(
         self,
         session: Session,
         name: str,
         stamp: Stamp,
-        announced: Judgement,
-        rule: Rule,
-        realm: str | None,
-        mode: Mode,
-    ) -> None:
-        """Put the stamp into the transaction, together with what a write under it will be."""
-        judged = announced
-        if announced.verdict is Verdict.ADMIT:
-            judged = judge(
-                announced.mark, stamp, name=name, rule=rule, realm=realm, operation=_OPERATION
-            )
-        # Open: nothing is left to decide at the write, be it admitted or noted and let through.
-        opened = announced.verdict is not Verdict.ADMIT or (
-            judged.verdict is Verdict.ADMIT and rule == "retry"
-        )
-        if not self.mandatory:
-            opened = await self._admit_now(session, name, stamp, announced, judged, mode)
-        refuse = judged.verdict is Verdict.APPLIED or (
-            rule_on(judged.verdict, mode, name) is Ruling.REFUSE
-        )
-        await session.run(
-            _STAMP,
-            (name, str(stamp), stamp.seq or 0, judged.verdict.value, int(refuse), mode.name, int(opened)),
-        )
-
-    async def _admit_now(
-        self,
-        session: Session,
-        name: str,
-        stamp: Stamp,
-        announced: Judgement,
+        before: Mark | None,
         judged: Judgement,
         mode: Mode,
-    ) -> bool:
-        """Without triggers the whole operation is decided at its start."""
+    ) -> None:
+        """Carry a judgement out at once: raise the mark, refuse, or write down that neither was done."""
         if judged.verdict is Verdict.ADMIT:
-            await self._raise(session, name, announced.mark, judged.mark)
-        elif announced.verdict is Verdict.ADMIT:
-            ruling = rule_on(judged.verdict, mode, name)
-            await self._let_through(session, name, stamp, announced.mark, judged.verdict, ruling, mode)
-        return True
+            await self._raise(session, name, before, judged.mark)
+            return
+        ruling = rule_on(judged.verdict, mode, name)
+        await self._let_through(session, name, stamp, before, judged.verdict, ruling, mode)
+
+    async def _put(
+        self, session: Session, name: str, stamp: Stamp, verdict: Verdict, mode: Mode, rule: Rule
+    ) -> None:
+        """Put the stamp into the transaction, together with what a write under it will be."""
+        refuse = verdict is Verdict.APPLIED or rule_on(verdict, mode, name) is Ruling.REFUSE
+        # Open: nothing is left to decide at the write, be it admitted or noted and let through.
+        opened = verdict not in _AT_THE_WRITE or (verdict is Verdict.ADMIT and rule == "retry")
+        row = (name, str(stamp), stamp.seq or 0, verdict.value, int(refuse), mode.name, int(opened))
+        await session.run(_STAMP, row)
 
     async def _let_through(
         self,
         session: Session,
         name: str,
-        stamp: Stamp,
+        stamp: Stamp | None,
         mark: Mark | None,
         verdict: Verdict,
         ruling: Ruling,
@@ -304,7 +297,7 @@ class Guarded:
         again = again_of(self._fence, self._stamp, self.names) if self._stamping else None
         if again is None:
             await self._fence.begin(self._session)
-            left = self.names if self._stamp is not None else ()
+            left = self.names if self._stamp is not None or not self._fence.mandatory else ()
         else:
             try:
                 left = await self._session.reenter(again)
@@ -322,9 +315,11 @@ class Guarded:
         return self.names  # or no guard is there, which announcing finds out
 
     async def announce(self, names: Sequence[str]) -> None:
-        assert self._stamp is not None
         try:
-            await self._fence.announce(self._session, self._stamp, names, stamping=self._stamping)
+            if self._stamp is None:
+                await self._fence.miss(self._session, names)
+            else:
+                await self._fence.announce(self._session, self._stamp, names, stamping=self._stamping)
         except BaseException as error:
             await self.leave(error)
             if isinstance(error, sqlite3.Error):

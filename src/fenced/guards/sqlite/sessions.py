@@ -1,4 +1,4 @@
-"""The connections that a fence can work on: the program's own, ours behind the runtime, aiosqlite's.
+"""The connections that a fence can work on: sqlite3's and aiosqlite's.
 
 What runs in every guarded transaction is here, as plain functions, so that it is one call in each colour.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
-
-from fenced.contracts import Runtime
 
 Again = tuple[Sequence[str], str, str, int, int, str, str]
 """(names, guard, stamp's text, seq, token, grant, realm)"""
@@ -57,7 +55,7 @@ def _equal(left: str, right: str) -> int:
 
 
 class PlainSession:
-    """The program's own sqlite3 connection, used in the calling thread."""
+    """An sqlite3 connection, used in the calling thread."""
 
     __slots__ = ("connection",)
 
@@ -79,30 +77,6 @@ class PlainSession:
 
     async def make_ready(self) -> None:
         self.connection.create_collation(READY, _equal)
-
-
-class RuntimeSession:
-    """A connection of our own, whose calls go where the runtime wants blocking calls to go."""
-
-    def __init__(self, connection: sqlite3.Connection, runtime: Runtime) -> None:
-        self.connection = connection
-        self._runtime = runtime
-
-    @property
-    def in_transaction(self) -> bool:
-        return self.connection.in_transaction
-
-    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        return await self._runtime.call(_rows, self.connection, sql, parameters)
-
-    async def reenter(self, again: Again) -> Sequence[str]:
-        return await self._runtime.call(reenter, self.connection, again)
-
-    async def commit(self, names: Sequence[str]) -> None:
-        await self._runtime.call(commit, self.connection, names)
-
-    async def make_ready(self) -> None:
-        await self._runtime.call(self.connection.create_collation, READY, _equal)
 
 
 class AioSession:

@@ -1,0 +1,104 @@
+# Two commands on a machine with Python, make and apt: `make drill` and `make test`.
+# Both make .venv themselves and install only what is missing, so a second run starts at once.
+
+PYTHON ?= python3
+ARGS ?=
+JOBS ?= 2
+SEEDS ?= 0-4999
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+APT := apt-get update && apt-get install -y
+
+# The real servers that the tests start, as command:package. One is installed only if its command is missing.
+SERVERS := sqlite3:sqlite3
+
+.PHONY: help drill test servers lint format api lock bench simulate evidence clean
+
+help: ## print this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+drill: $(VENV)/.package ## break things and watch stale holders refused; ARGS="storm --json"
+	@$(BIN)/fenced drill $(ARGS)
+
+test: $(VENV)/.test servers lint ## install what the tests need, then lint, types and every test; ARGS="-k renew"
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+servers:
+	@missing=; \
+	for pair in $(SERVERS); do \
+	  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
+	done; \
+	$(call apt_install,$$missing,the tests start these servers)
+
+lint: $(VENV)/.test ## style, types, and which module may import which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.test ## put the code into its form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+api: $(VENV)/.test ## write down the public names and signatures, after a wanted change
+	$(BIN)/python tests/architecture/test_api_snapshot.py
+
+lock: $(BIN)/uv ## write requirements/test.lock anew; ARGS=--upgrade for the newest versions
+	$(BIN)/uv --quiet pip compile --universal --python-version 3.11 --group test --generate-hashes \
+	  --no-annotate --no-header $(ARGS) \
+	  --output-file requirements/test.lock pyproject.toml
+	@! grep -n '://' requirements/test.lock || { echo 'the lock names an address; see above'; exit 1; }
+
+bench: $(VENV)/.package ## the figures of docs and README, in about a minute; ARGS="--json FILE"
+	@$(BIN)/python -m bench $(ARGS)
+
+simulate: $(VENV)/.package ## seeded worlds; SEEDS=0-4999 or SEEDS="7 11 13"
+	@$(BIN)/python -m fenced.testing.simulation $(SEEDS)
+
+evidence: $(VENV)/.test servers ## the long figures, written to docs/evidence with date and versions
+	@mkdir -p docs/evidence
+	$(BIN)/python -m bench --json docs/evidence/bench.json
+	$(BIN)/python -m fenced.testing.simulation $(SEEDS)
+
+clean: ## remove .venv and all caches
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: what is newer than its stamp is installed again, and nothing else.
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "fenced needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) -V 2>&1)."; \
+	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@missing=; $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing=python3-venv; \
+	$(call apt_install,$$missing,a virtual environment is made with it)
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.package: pyproject.toml | $(VENV)/.made
+	@echo "installing fenced into $(VENV)"
+	@$(PIP) install --editable .
+	@touch $@
+
+# Everything from the lock, the build backend too; then the package, with nothing left to fetch.
+$(VENV)/.test: requirements/test.lock pyproject.toml | $(VENV)/.made
+	@echo "installing what the tests need into $(VENV)"
+	@$(PIP) install --require-hashes --requirement requirements/test.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $(VENV)/.package $@
+
+$(BIN)/uv: | $(VENV)/.made
+	@$(PIP) install uv
+
+# $(call apt_install,PACKAGES,WHY): install system packages as root, or else say how, and stop.
+define apt_install
+if [ -n "$1" ]; then \
+  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    echo "installing:" $1; export DEBIAN_FRONTEND=noninteractive; \
+    said=$$({ $(APT) $1; } 2>&1) || { echo "$$said"; exit 1; }; \
+  else \
+    echo "Something is missing: $2. Run this as root, then try again:"; echo "$(APT)" $1; exit 1; \
+  fi; \
+fi
+endef

@@ -1,0 +1,85 @@
+"""One pipe for all that can happen while a child runs: signals, its end, the loss of the lease.
+
+A signal arrives as its number, put into the pipe by the interpreter's own handler; anything else is a
+nudge (0). So there is one place to wait, and nothing is polled.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+JOB_CONTROL = (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT)
+
+
+class Stopped(BaseException):
+    """A signal came before there was a child to forward it to."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class Inbox:
+    """Catches signals from `with` on. Until `listen()`, the first one raises Stopped."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._read, select.POLLIN)
+        self._before: dict[signal.Signals, Any] = {}
+        self._old_wakeup_fd = -1
+        self._listening = False
+
+    def __enter__(self) -> Inbox:
+        self._old_wakeup_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for signum in FORWARDED:
+            self._catch(signum)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for signum, before in self._before.items():
+            signal.signal(signum, before)
+        signal.set_wakeup_fd(self._old_wakeup_fd)
+        os.close(self._read)
+        os.close(self._write)
+
+    def _catch(self, signum: signal.Signals) -> None:
+        # What the caller ignores stays ignored, as after nohup; except for our own child's end.
+        if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGCHLD:
+            self._before[signum] = signal.signal(signum, self._note)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if not self._listening:
+            self._listening = True  # a second one must not interrupt the withdrawal
+            raise Stopped(signum)
+
+    def listen(self) -> None:
+        """From now on signals are for the child, and `wait` returns them."""
+        self._listening = True
+        for signum in JOB_CONTROL:
+            self._catch(signum)
+
+    def nudge(self, *_: object) -> None:
+        """Make `wait` return. May be called from any thread."""
+        with suppress(OSError):  # full: then it returns anyway
+            os.write(self._write, b"\0")
+
+    def wait(self, seconds: float) -> bytes:
+        """The signals that have come, after `seconds` at the latest."""
+        self._poll.poll(max(0.0, seconds) * 1000)
+        try:
+            return os.read(self._read, 512)
+        except BlockingIOError:
+            return b""
+
+    def stop_self(self) -> None:
+        """Stop like any other job, and return when continued."""
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.killpg(0, signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._note)

@@ -1,0 +1,123 @@
+"""What an operator does to an authority: take a name by force, raise the floor."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from urllib.parse import quote
+
+import click
+
+from fenced import registry
+from fenced.cli.options import authority_option, json_option, namespace_option, opened
+from fenced.cli.output import plain, write_json
+from fenced.errors import Misconfigured, Unsupported
+from fenced.runtime.blocking import BlockingRuntime, step
+
+_DIGITS = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Yes: take the name from whoever holds it.")
+@authority_option
+@namespace_option
+@json_option
+def release(name: str, force: bool, url: str, namespace: str, as_json: bool) -> None:
+    """Take NAME from its holder by force, with all other names of the same lease.
+
+    Mints a token above the holder's. The holder finds out at its next renewal; until then only a guard
+    that has seen a newer token refuses what it still does.
+
+    \b
+    Example:
+      fenced release orders/42 --force
+    """
+    if not force:
+        raise click.UsageError(
+            "a lease is released by its holder. --force takes the name away: the holder's lease is lost, and a token "
+            "above the holder's is minted"
+        )
+    with opened(url, namespace) as authority:
+        token = step(authority.force_release(name))
+    if as_json:
+        write_json({"name": name, "released": token is not None, "token": token})
+    elif token is None:
+        click.echo(f"{plain(name)} is not held; nothing was done")
+    else:
+        click.echo(f"{plain(name)} was taken from its holder; token {token} was minted above the holder's")
+
+
+@click.group()
+def authority() -> None:
+    """Look after an authority.
+
+    \b
+    Example:
+      fenced authority raise --above 81204
+    """
+
+
+class _Floor(click.ParamType):
+    """A whole number in plain digits. `int()` would also take 1_000 and digits of other scripts."""
+
+    name = "number"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, str) and _DIGITS.fullmatch(value):
+            return int(value)
+        self.fail("a floor is a whole number from 0 to 2**53 - 2, in digits", param, ctx)
+
+
+@authority.command("raise")
+@click.option("--above", type=_Floor(), metavar="N", help="Every later token is greater than N.")
+@click.option(
+    "--above-guards", "guards", multiple=True, metavar="URL", help="... and than every mark of this guard; repeatable."
+)
+@authority_option
+@namespace_option
+@json_option
+def raise_(
+    above: int | None, guards: tuple[str, ...], url: str, namespace: str, as_json: bool
+) -> None:
+    """Raise the floor: every later token is greater.
+
+    After a restore from a backup, or a move to another authority, guards have seen tokens that this authority
+    does not know of. Until its tokens are above those, guards refuse its holders.
+
+    \b
+    Examples:
+      fenced authority raise --above 81204
+      fenced authority raise --above-guards sqlite:////var/lib/app/data.db
+    """
+    if above is None and not guards:
+        raise click.UsageError("above what? Pass --above N, or --above-guards URL")
+    highest = max((above or 0, *(highest_mark(guard) for guard in guards)))
+    with opened(url, namespace, create=True) as opened_authority:
+        floor = step(opened_authority.raise_floor(highest))
+    if as_json:
+        write_json({"above": highest, "floor": floor, "namespace": namespace})
+    else:
+        click.echo(f"the floor is {floor}: every later token is greater")
+
+
+def highest_mark(url: str) -> int:
+    """The highest token that a guard has admitted under any name; 0 when there is none."""
+    guard = registry.guard(url, BlockingRuntime())
+    if not guard.url.startswith("sqlite:///"):
+        scheme = plain(url.partition(":")[0])
+        raise Unsupported(f"the marks of a {scheme} guard cannot be read from here; look them up and pass --above N")
+    return _highest_in_sqlite(guard.url.removeprefix("sqlite:///"))
+
+
+def _highest_in_sqlite(path: str) -> int:
+    import sqlite3
+
+    try:
+        with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as db:
+            (highest,) = db.execute("SELECT max(token) FROM fenced_mark").fetchone()
+    except sqlite3.Error as error:
+        raise Misconfigured(f"the marks in {path} cannot be read: {error}") from error
+    return int(highest or 0)

@@ -1,0 +1,62 @@
+"""Options that several commands share, and the authority behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from fenced import registry
+from fenced.contracts import Authority
+from fenced.errors import Misconfigured
+from fenced.runtime.blocking import BlockingRuntime, step
+
+
+def _need_authority(context: click.Context, option: click.Parameter, url: str | None) -> str:
+    if url is None:
+        raise click.UsageError(
+            "which authority? Pass --authority URL or set FENCED_AUTHORITY, such as sqlite:////var/lib/app/leases.db"
+        )
+    if url.partition(":")[0] == "memory":
+        raise Misconfigured("memory: lives inside one process, so nobody else could see its leases; use sqlite:///")
+    return url
+
+
+authority_option = click.option(
+    "--authority",
+    "url",
+    metavar="URL",
+    envvar="FENCED_AUTHORITY",
+    callback=_need_authority,
+    help="Who grants the leases, such as sqlite:////var/lib/app/leases.db; else FENCED_AUTHORITY.",
+)
+namespace_option = click.option(
+    "--namespace",
+    metavar="NAME",
+    envvar="FENCED_NAMESPACE",
+    default="default",
+    help="The stream of tokens; else FENCED_NAMESPACE, else 'default'.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@contextmanager
+def opened(url: str, namespace: str, *, create: bool = False) -> Iterator[Authority]:
+    """An open authority. Unless `create`, a file must be there: a mistyped path is not an empty authority."""
+    authority = registry.authority(url, BlockingRuntime(), namespace)
+    if not create and url.startswith("sqlite:"):
+        _check_file(url)
+    try:
+        step(authority.open())
+        yield authority
+    finally:
+        step(authority.close())
+
+
+def _check_file(url: str) -> None:
+    from fenced.authorities.sqlite import path_of
+
+    path = path_of(url)
+    if not path.exists():
+        raise Misconfigured(f"there is no file {path}; the first lease would create it")

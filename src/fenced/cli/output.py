@@ -1,0 +1,41 @@
+"""Writing: plain aligned tables for people, one JSON value for programs, one line for what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+
+def plain(text: str) -> str:
+    """Text of others (labels, hosts, names) for a terminal: what is not printable is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def complain(message: str) -> None:
+    """One line on stderr."""
+    click.echo(f"fenced: {plain(' '.join(message.split()))}", err=True)
+
+
+def seconds(value: float) -> str:
+    """A time for people: tenths while they matter."""
+    return f"{value:.1f}s" if value < 100 else f"{value:.0f}s"
+
+
+def write_json(value: object) -> None:
+    import json  # not needed by `fenced run`
+
+    click.echo(json.dumps(value, indent=2))
+
+
+def write_table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int]) -> None:
+    """Columns two spaces apart; those in `right` are numbers and lean to the right."""
+    cells = [titles, *([plain(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
+    for number, row in enumerate(cells):
+        aligned = [
+            cell.rjust(widths[column]) if column in right else cell.ljust(widths[column])
+            for column, cell in enumerate(row)
+        ]
+        line = "  ".join(aligned).rstrip()
+        click.echo(click.style(line, bold=True) if number == 0 else line)

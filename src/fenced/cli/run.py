@@ -1,0 +1,224 @@
+"""`fenced run`: a command that runs only while its lease is held.
+
+The command is told (SIGTERM) when renewals have failed for so long that little time is left, and is killed
+before the lease can be another's. That is as much as a holder can do; the guard does the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+import click
+
+from fenced import timing
+from fenced.cli import exits
+from fenced.cli.child import Child
+from fenced.cli.inbox import Inbox, Stopped
+from fenced.cli.options import authority_option, namespace_option
+from fenced.cli.output import complain
+from fenced.client import Client, Lease
+from fenced.core.holding import State
+from fenced.errors import FencedError, LeaseLost, Misuse
+from fenced.events import Event, LeaseInJeopardy
+
+SLICE_SECONDS = 1.0
+"""The longest uninterrupted wait: poll's timeout stands still while the machine is suspended."""
+
+KILL_SECONDS_MAX = 1.0
+
+
+class _RunCommand(click.Command):
+    """Everything behind `--` is the command's, whatever it looks like."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before, _, command = _split(args)
+        if not command and not ctx.resilient_parsing and not {"-h", "--help"} & set(before):
+            raise click.UsageError("run what? The command goes behind --, as in: fenced run NAME -- CMD ARGS", ctx)
+        super().parse_args(ctx, before)
+        ctx.args = command
+        return command
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- CMD [ARGS]..."]
+
+
+def _split(args: list[str]) -> tuple[list[str], list[str], list[str]]:
+    at = args.index("--") if "--" in args else len(args)
+    return args[:at], args[at : at + 1], args[at + 1 :]
+
+
+@click.command(cls=_RunCommand)
+@click.argument("name")
+@click.option("--ttl", type=float, default=30.0, show_default=True, help="Seconds that the lease lasts unrenewed.")
+@click.option("--wait", type=float, help="Wait so many seconds for the name; 0 does not wait.  [default: no limit]")
+@click.option(
+    "--grace", type=float, help="SIGTERM when so many seconds are left, unrenewed.  [default: a sixth of ttl]"
+)
+@click.option("--label", help="Who holds it, for people.  [default: host:pid]")
+@authority_option
+@namespace_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    name: str,
+    ttl: float,
+    wait: float | None,
+    grace: float | None,
+    label: str | None,
+    url: str,
+    namespace: str,
+) -> int:
+    """Take the lease of NAME, run CMD while it is held, and give it back.
+
+    CMD finds FENCED_NAME, FENCED_TOKEN, FENCED_STAMP, FENCED_AUTHORITY and FENCED_NAMESPACE in its
+    environment; FENCED_STAMP is what it shows to a guard. The status is CMD's own, 75 if NAME was not granted
+    (CMD is not started), 76 if the lease was lost (CMD was stopped). `fenced help exits` has them all.
+
+    \b
+    Examples:
+      fenced run nightly-report -- ./report.sh --all
+      fenced run deploy --wait 0 --ttl 60 -- make deploy
+    """
+    _check_grace(grace, ttl)
+    doubts = _Doubts()
+    try:
+        with Inbox() as inbox, Client(url, namespace=namespace, label=label, on_event=doubts) as client:
+            lease = client.acquire(name, ttl=ttl, wait=wait)
+            inbox.listen()
+            environment = {
+                **os.environ,
+                "FENCED_NAME": name,
+                "FENCED_TOKEN": str(lease.token),
+                "FENCED_STAMP": str(lease.bare_stamp()),
+                "FENCED_AUTHORITY": _address(url, client),
+                "FENCED_NAMESPACE": namespace,
+            }
+            margins = Margins.of(lease.ttl, grace)
+            return _run_under(lease, ctx.args, environment, inbox, margins, doubts)
+    except Stopped as stopped:
+        return exits.SIGNALLED + stopped.signum
+
+
+def _check_grace(grace: float | None, ttl: float) -> None:
+    # A lease is renewed every third of its ttl, so a healthy one has between two thirds and all of it left.
+    if grace is not None and not 0 <= grace <= timing.check_ttl(ttl) / 2:
+        raise Misuse(f"grace is 0 to half the ttl ({ttl / 2:g} seconds), not {grace:g}")
+
+
+def _address(url: str, client: Client) -> str:
+    """The authority for the child, which may change its folder. Other addresses stay whole, with their secrets."""
+    return client.url if url.startswith("sqlite:") else url
+
+
+class _Doubts:
+    """Remembers why the last renewal failed."""
+
+    def __init__(self) -> None:
+        self.why = ""
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, LeaseInJeopardy):
+            self.why = event.why
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """How many seconds before the deadline the child is told, and killed."""
+
+    tell: float
+    kill: float
+
+    @classmethod
+    def of(cls, ttl: float, grace: float | None) -> Margins:
+        tell = ttl / 6 if grace is None else grace
+        return cls(tell, min(max(tell / 4, ttl / 100), KILL_SECONDS_MAX))
+
+
+def _run_under(
+    lease: Lease,
+    command: list[str],
+    environment: dict[str, str],
+    inbox: Inbox,
+    margins: Margins,
+    doubts: _Doubts,
+) -> int:
+    lease.check()  # it may have taken long to arrive
+    try:
+        child = Child(command, environment)
+    except OSError as error:
+        return _not_started(lease, command[0], error)
+    lease.on_lost(inbox.nudge)
+    cut_short = _attend(lease, child, inbox, margins)
+    status = child.status()
+    if cut_short or lease.state is State.LOST:
+        return _lost(lease, doubts)
+    return _give_back(lease, status)
+
+
+def _not_started(lease: Lease, command: str, error: OSError) -> int:
+    _give_back(lease, exits.OK)
+    if isinstance(error, FileNotFoundError):
+        complain(f"{command}: command not found")
+        return exits.NOT_FOUND
+    complain(f"{command} cannot be executed: {error.strerror}")
+    return exits.NOT_EXECUTABLE
+
+
+def _attend(lease: Lease, child: Child, inbox: Inbox, margins: Margins) -> bool:
+    """Stand by the child until it ends; True when that was our doing, for want of a lease."""
+    told = False
+    while not child.has_ended():
+        left = lease.remaining() - (margins.kill if told else max(margins.tell, margins.kill))
+        news = inbox.wait(min(left, SLICE_SECONDS))
+        # Before any news: a child that was stopped past the deadline must not be continued.
+        remaining = 0.0 if lease.state is State.LOST else lease.remaining()
+        if remaining <= margins.kill and not child.has_ended():
+            child.kill()
+            return True
+        if remaining <= margins.tell and not told:
+            told = True
+            child.send(signal.SIGTERM)
+            child.send(signal.SIGCONT)
+        for signum in news:
+            _pass_on(signum, child, inbox)
+    if told:
+        child.kill()  # what the command left behind in its group has no more time than it had
+    return told
+
+
+def _pass_on(signum: int, child: Child, inbox: Inbox) -> None:
+    if signum == signal.SIGTSTP or (signum == signal.SIGCHLD and child.has_stopped()):
+        # Stop together: a child must not run on while nobody renews its lease.
+        child.pause()
+        inbox.stop_self()
+    elif signum == signal.SIGCONT:
+        child.resume()
+    elif signum not in (0, signal.SIGCHLD):
+        child.send(signum)
+
+
+def _lost(lease: Lease, doubts: _Doubts) -> int:
+    why = f" ({doubts.why})" if doubts.why else ""
+    if lease.state is State.LOST:
+        complain(f"the lease of {lease.name} (token {lease.token}) was lost: {lease.lost_reason}{why}")
+    else:
+        complain(f"the lease of {lease.name} (token {lease.token}) could not be renewed in time{why}")
+    if lease.state is State.HELD:  # renewals work again; else it ends by itself, and soon
+        _give_back(lease, exits.LOST)
+    return exits.LOST
+
+
+def _give_back(lease: Lease, status: int) -> int:
+    """Release. A child that ended while the lease was held has its own status, whatever comes of it."""
+    try:
+        lease.release()
+    except LeaseLost as lost:
+        if lost.reason != "expired":  # revoked or gone: perhaps before the child's end
+            complain(str(lost))
+            return exits.LOST
+    except FencedError as error:
+        complain(f"{lease.name} was not released and ends by itself in {lease.remaining():.1f} s: {error}")
+    return status

@@ -1,0 +1,203 @@
+"""What a drill records, and the pure check that turns it into counts and a verdict.
+
+The check trusts nobody's intentions: it looks at what was granted, what was acknowledged, in which order
+the resource took it, and what is there at the end. Times are seconds on one clock of one machine.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from typing import Literal
+
+Kind = Literal["announce", "read", "write"]
+Decision = Literal["admitted", "refused", "failed", "unknown"]
+"""`failed`: nothing happened (the store was busy or away). `unknown`: it may have happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The authority said yes."""
+
+    name: str
+    token: int
+    holder: str
+    began: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation at the resource, as its holder saw it. A write carries the id of its update."""
+
+    holder: str
+    kind: Kind
+    name: str
+    stamp: str
+    token: int
+    decision: Decision
+    began: float
+    time: float
+    why: str | None = None
+    mark: int | None = None
+    version: int | None = None
+    update: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A process was stopped by SIGSTOP and resumed by SIGCONT."""
+
+    holder: str
+    name: str
+    token: int
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A renewal that a holder sent by hand, and its answer: `kept`, or why not."""
+
+    holder: str
+    name: str
+    token: int
+    answer: str
+    began: float
+    time: float
+
+
+@dataclass(slots=True)
+class History:
+    """Everything that was seen in one drill."""
+
+    grants: list[Grant] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
+    renewals: list[Renewal] = field(default_factory=list)
+    finals: dict[str, frozenset[str]] = field(default_factory=dict)
+    """For each name, the ids of the updates that its value holds at the end."""
+
+    def writes(self, decision: Decision) -> list[Operation]:
+        return [each for each in self.operations if each.kind == "write" and each.decision == decision]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The counts, and the offenders behind those that must be zero."""
+
+    acknowledged: int
+    refused: int
+    stale: tuple[Operation, ...]
+    """Writes that were admitted after a newer token had been admitted or announced for their name."""
+    lost: tuple[Operation, ...]
+    """Acknowledged updates that are missing at the end."""
+    refused_applied: tuple[Operation, ...]
+    """Refused updates that are there at the end."""
+    tokens_fallen: tuple[Grant, ...]
+    """Grants whose token is not above that of every grant before them."""
+    revived: tuple[Renewal, ...]
+    """Renewals that were confirmed after the name had been granted to somebody else."""
+
+    @property
+    def held(self) -> bool:
+        faults = (self.stale, self.lost, self.refused_applied, self.tokens_fallen, self.revived)
+        return not any(faults)
+
+    @property
+    def verdict(self) -> str:
+        return "held" if self.held else "broken"
+
+    @property
+    def lost_percent(self) -> float:
+        return 100 * len(self.lost) / self.acknowledged if self.acknowledged else 0.0
+
+
+def check(history: History) -> Findings:
+    """Judge a whole history."""
+    acknowledged = history.writes("admitted")
+    return Findings(
+        acknowledged=len(acknowledged),
+        refused=sum(each.decision == "refused" for each in history.operations),
+        stale=tuple(_stale(history.operations)),
+        lost=tuple(each for each in acknowledged if not _is_there(history, each)),
+        refused_applied=tuple(each for each in history.writes("refused") if _is_there(history, each)),
+        tokens_fallen=tuple(_fallen(history.grants)),
+        revived=tuple(each for each in history.renewals if _is_revival(each, history.grants)),
+    )
+
+
+def _is_there(history: History, operation: Operation) -> bool:
+    return operation.update in history.finals.get(operation.name, frozenset())
+
+
+def _stale(operations: Iterable[Operation]) -> list[Operation]:
+    by_name: dict[str, list[Operation]] = {}
+    for each in operations:
+        if each.decision == "admitted":
+            by_name.setdefault(each.name, []).append(each)
+    found: dict[int, Operation] = {}
+    for admitted in by_name.values():
+        for each in (*_stale_by_version(admitted), *_stale_by_time(admitted)):
+            found[id(each)] = each
+    return sorted(found.values(), key=lambda each: each.time)
+
+
+def _stale_by_version(admitted: Sequence[Operation]) -> list[Operation]:
+    """In the resource's own order: a read that saw version 7 came after write 7 and before write 8."""
+    ordered = [each for each in admitted if each.version is not None]
+    ordered.sort(key=lambda each: (each.version, each.kind != "write"))
+    highest, stale = 0, []
+    for each in ordered:
+        if each.kind == "write" and each.token < highest:
+            stale.append(each)
+        highest = max(highest, each.token)
+    return stale
+
+
+def _stale_by_time(admitted: Sequence[Operation]) -> list[Operation]:
+    """In real time: what had ended before a write began came before it, whatever the resource says."""
+    ordered = sorted(admitted, key=lambda each: each.time)
+    ends = [each.time for each in ordered]
+    highest = [0, *accumulate((each.token for each in ordered), max)]
+    writes = (each for each in ordered if each.kind == "write")
+    return [each for each in writes if each.token < highest[bisect_left(ends, each.began)]]
+
+
+def _fallen(grants: Sequence[Grant]) -> list[Grant]:
+    ordered = sorted(grants, key=lambda each: each.time)
+    ends = [each.time for each in ordered]
+    highest = [0, *accumulate((each.token for each in ordered), max)]
+    seen: set[int] = set()
+    fallen = []
+    for each in ordered:
+        if each.token in seen or each.token <= highest[bisect_left(ends, each.began)]:
+            fallen.append(each)
+        seen.add(each.token)
+    return fallen
+
+
+def _is_revival(renewal: Renewal, grants: Iterable[Grant]) -> bool:
+    newer = (each for each in grants if each.name == renewal.name and each.token > renewal.token)
+    return renewal.answer == "kept" and any(each.time < renewal.began for each in newer)
+
+
+def as_json(history: History, *, start: float) -> dict[str, list[dict[str, object]]]:
+    """The lists of a history with times in seconds since `start`."""
+    lists = {
+        "grants": history.grants,
+        "operations": history.operations,
+        "pauses": history.pauses,
+        "renewals": history.renewals,
+    }
+    return {key: [_row(asdict(item), start) for item in items] for key, items in lists.items()}
+
+
+def _row(values: dict[str, object], start: float) -> dict[str, object]:
+    for key in ("began", "time", "ended"):
+        moment = values.get(key)
+        if isinstance(moment, float):
+            values[key] = round(moment - start, 6)
+    return values

@@ -1,0 +1,154 @@
+"""Where a drill is played: the authority, the guard or plain table, and the names, all tried beforehand."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from fenced import registry, timing
+from fenced.contracts import Authority, Guard
+from fenced.drills.crew import CouldNotRun, Crew, Member
+from fenced.drills.history import History
+from fenced.drills.resource import Guarded, Resource, orders_in, resource
+from fenced.drills.worker import Part
+from fenced.errors import FencedError, Unavailable
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.runtime.clocks import now
+
+NO_GUARD = "none"
+_SECRET = re.compile(r"(?<=//)[^/@\s]*@|(?i:(?<=password=)|(?<=secret=)|(?<=token=))[^&\s'\"]+")
+_PROBE_SECONDS = 0.25
+_PROBE_TRIES = 20
+_NOBODY = "0" * 32
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for on the command line."""
+
+    scenario: str
+    authority: str | None
+    guard: str | None
+    """A URL, `none` for no guard, or None for a fresh one."""
+    ttl: float
+    seconds: float
+    holders: int
+    names: int
+    seed: int
+
+
+def without_secrets(text: str) -> str:
+    """An address, or a message that may quote one, fit to be shown."""
+    return _SECRET.sub("***", text)
+
+
+class Stage:
+    """Opened before any holder is started, so that what cannot work is said at once."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.fresh_authority = plan.authority is None
+        self.fresh_guard = plan.guard in (None, NO_GUARD)
+        self._authority_url = plan.authority or f"sqlite:///{folder / 'leases.db'}"
+        self._guard_url = None if plan.guard == NO_GUARD else plan.guard or f"sqlite:///{folder / 'stock.db'}"
+        self._table = str(folder / "plain.db")
+        timing.check_ttl(plan.ttl)
+        self.authority: Authority = registry.authority(self._authority_url, BlockingRuntime())
+        _check_shared(self.authority, "authority")
+        self.resource: Resource = resource(self._guard_url, self._table)
+        if isinstance(self.resource, Guarded):
+            _check_shared(self.resource.guard, "guard")
+        self.doubts = step(self.authority.open()).doubts
+        self.resource.open()
+        self.names = self._names()
+
+    def _names(self) -> list[str]:
+        """Names of our own: a drill never touches what others keep under theirs."""
+        fresh = self.fresh_authority and self.fresh_guard
+        first = "stock" if fresh else f"drill-{secrets.token_hex(3)}/stock"
+        count = self.plan.names
+        return [first] if count == 1 else [f"{first}/{number}" for number in range(1, count + 1)]
+
+    @property
+    def guarded(self) -> bool:
+        return self.resource.guarded
+
+    @property
+    def authority_shown(self) -> str:
+        return without_secrets(self.authority.url)
+
+    @property
+    def guard_shown(self) -> str:
+        return without_secrets(self.resource.url)
+
+    def crew(self, holders: list[str]) -> Crew:
+        """Start the holder processes."""
+        parts = [
+            Part(each, self._authority_url, self._guard_url, self._table, self.plan.ttl, f"{self.plan.seed} {each}")
+            for each in holders
+        ]
+        return Crew(parts, self.folder)
+
+    def stop_outside_transactions(self, member: Member) -> float:
+        """Stop a process, but not while its keeper is inside a transaction that would block everybody."""
+        for _ in range(_PROBE_TRIES):
+            stopped_at = member.stop()
+            try:
+                step(self.authority.renew([_NOBODY], _PROBE_SECONDS))
+                return stopped_at
+            except Unavailable:
+                member.resume()
+        raise CouldNotRun(f"holder {member.holder} could not be stopped outside of a transaction")
+
+    def expiry(self, name: str, token: int) -> float:
+        """Until when the authority takes `token` for the holder of `name`, unless it is renewed."""
+        asked = now()
+        held_by = step(self.authority.observe(name)).held_by
+        return asked + held_by.remaining if held_by is not None and held_by.token == token else asked
+
+    def look_at_finals(self, history: History) -> None:
+        """Read what is there at the end."""
+        for name in self.names:
+            history.finals[name] = frozenset(orders_in(self.resource.peek(name).value))
+
+    def close(self) -> None:
+        self.resource.close()
+        step(self.authority.close())
+
+
+def _check_shared(party: Authority | Guard, what: str) -> None:
+    if any(trait.key == "one-process" for trait in type(party).traits):
+        raise CouldNotRun(
+            f"{without_secrets(party.url)} lives in one process, and a drill's holders are several: "
+            f"give it {'an' if what == 'authority' else 'a'} {what} that processes can share, "
+            "such as sqlite:///file.db"
+        )
+
+
+class Theatre:
+    """A stage in a temporary folder that goes away with it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def __enter__(self) -> Stage:
+        self._folder = tempfile.TemporaryDirectory(prefix="fenced-drill-")
+        try:
+            self._stage = Stage(self._plan, Path(self._folder.name))
+        except FencedError as error:
+            self._folder.cleanup()
+            raise CouldNotRun(without_secrets(str(error))) from error
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        return self._stage
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self._stage.close()
+        finally:
+            self._folder.cleanup()

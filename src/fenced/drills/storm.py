@@ -1,0 +1,116 @@
+"""Many holders read, modify and write a few names, and whoever holds one is stopped again and again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from fenced.drills.crew import PATIENCE_SECONDS, CouldNotRun, Crew, Member, Message
+from fenced.drills.stage import Stage
+from fenced.drills.story import Log
+from fenced.drills.terminal import Screen
+from fenced.runtime.clocks import now
+
+TTL = 0.3
+SECONDS = 8.0
+HOLDERS = 4
+NAMES = 2
+PAUSE_TTLS = (1.5, 3.0)
+"""How long a pause lasts, in ttls."""
+CALM_TTLS = (0.5, 1.5)
+"""How long a name is left alone after a pause, in ttls."""
+_AIM_SECONDS = 0.003
+_TICK_SECONDS = 0.25
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the progress line shows."""
+
+    acknowledged: int = 0
+    refused: int = 0
+    pauses: int = 0
+
+
+@dataclass(slots=True)
+class Storm:
+    """Stops holders between their read and their write, and wakes them when their lease is long over."""
+
+    ttl: float
+    end: float
+    random: random.Random
+    log: Log
+    calm_until: dict[str, float] = field(default_factory=dict)
+    stopped: dict[str, tuple[Member, Message, float]] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+
+    def hear(self, member: Member, message: Message) -> bool:
+        """Take a message; True when its holder has finished."""
+        self.log.take(member.holder, message)
+        match message["event"]:
+            case "holding":
+                self._consider(member, message)
+            case "operation":
+                self.tally.acknowledged += message["kind"] == "write" and message["decision"] == "admitted"
+                self.tally.refused += message["decision"] == "refused"
+        return bool(message["event"] == "done")
+
+    def _consider(self, member: Member, message: Message) -> None:
+        """Stop the holder if its name is due, and if it surely is still between its read and its write.
+
+        A process stopped inside a transaction of SQLite's would block its successor instead.
+        """
+        name, moment = message["name"], now()
+        due = moment >= self.calm_until.get(name, 0.0) and moment < self.end
+        if not due or name in self.stopped or message["until"] - moment < _AIM_SECONDS:
+            return
+        member.stop()
+        self.tally.pauses += 1
+        wake = moment + self.random.uniform(*PAUSE_TTLS) * self.ttl
+        self.stopped[name] = (member, message, wake)
+
+    def wake_due(self) -> None:
+        """Resume those whose time has come."""
+        for name, (member, message, wake) in list(self.stopped.items()):
+            if now() >= wake:
+                del self.stopped[name]
+                moment = now()
+                self.log.paused(member.holder, message, member.resume(), moment)
+                self.calm_until[name] = moment + self.random.uniform(*CALM_TTLS) * self.ttl
+
+    def next_wake(self) -> float:
+        return min((wake for _, _, wake in self.stopped.values()), default=now() + _TICK_SECONDS)
+
+
+def run(stage: Stage, log: Log, screen: Screen) -> None:
+    """Let the storm blow for `seconds`, then let every holder finish what it began."""
+    plan = stage.plan
+    with stage.crew([f"H{number}" for number in range(1, plan.holders + 1)]) as crew:
+        log.start = now()
+        for member in crew.members.values():
+            member.tell("storm", names=stage.names, seconds=plan.seconds)
+        storm = Storm(plan.ttl, log.start + plan.seconds, random.Random(plan.seed), log)
+        _blow(crew, storm, screen)
+    stage.look_at_finals(log.history)
+
+
+def _blow(crew: Crew, storm: Storm, screen: Screen) -> None:
+    last = storm.end + PAUSE_TTLS[1] * storm.ttl + PATIENCE_SECONDS
+    busy = set(crew.members)
+    while busy:
+        moment = now()
+        if moment > last:
+            raise CouldNotRun(f"holders did not finish: {', '.join(sorted(busy))}")
+        heard = crew.listen(min(storm.next_wake(), moment + _TICK_SECONDS))
+        if heard is not None and storm.hear(*heard):
+            busy.discard(heard[0].holder)
+        storm.wake_due()
+        screen.tick(_progress(storm, moment))
+
+
+def _progress(storm: Storm, moment: float) -> str:
+    tally, left = storm.tally, max(0.0, storm.end - moment)
+    return (
+        f"{left:4.1f} s left   acknowledged {tally.acknowledged}   refused {tally.refused}   "
+        f"pauses {tally.pauses}   stopped now {len(storm.stopped)}"
+    )

@@ -1,0 +1,156 @@
+"""What happens in a drill, step by step, for people: each step is a sentence and an arrow in a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fenced.drills.crew import Message
+from fenced.drills.history import Grant, History, Operation, Pause, Renewal
+
+Tone = Literal[
+    "ask",
+    "busy",
+    "grant",
+    "announce",
+    "read",
+    "write",
+    "admitted",
+    "refused",
+    "corrupt",
+    "stop",
+    "wake",
+    "expiry",
+    "late",
+    "ended",
+    "note",
+]
+"""What kind of thing a step is; colours and arrows follow from it."""
+
+AUTHORITY = "authority"
+DATABASE = "database"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happened. Without `text` it is for the picture alone, without `label` for the list."""
+
+    time: float
+    actor: str
+    target: str
+    tone: Tone
+    text: str = ""
+    label: str = ""
+
+
+@dataclass(slots=True)
+class Log:
+    """The history of one drill and its story, grown message by message."""
+
+    start: float
+    guarded: bool = True
+    on_step: Callable[[Step], None] = lambda step: None
+    history: History = field(default_factory=History)
+    steps: list[Step] = field(default_factory=list)
+
+    def add(
+        self, time: float, actor: str, target: str, tone: Tone, text: str = "", label: str = ""
+    ) -> None:
+        step = Step(time - self.start, actor, target, tone, text, label)
+        self.steps.append(step)
+        self.on_step(step)
+
+    def take(self, holder: str, message: Message) -> None:
+        """Note down what a holder said."""
+        match message["event"]:
+            case "granted":
+                self.history.grants.append(
+                    Grant(message["name"], message["token"], holder, message["began"], message["time"])
+                )
+            case "operation":
+                self.history.operations.append(_operation(holder, message))
+            case "renewed":
+                self.history.renewals.append(_renewal(holder, message))
+
+    def paused(self, holder: str, message: Message, began: float, ended: float) -> None:
+        """Note down that `holder` stood still after it said `message`."""
+        self.history.pauses.append(Pause(holder, message["name"], message["token"], began, ended))
+
+    # The sentences of the small stories.
+
+    def tell_asking(self, holder: str, message: Message, *, busy: bool = False) -> None:
+        name = message["name"]
+        text = f"asks for the lease on {name}" + (", and waits in line" if busy else "")
+        self.add(message["time"], holder, AUTHORITY, "busy" if busy else "ask", text, f"ask for {name}")
+
+    def tell_granted(self, holder: str, message: Message) -> None:
+        self.take(holder, message)
+        token = message["token"]
+        text = f"grants it to {holder} with token {token}"
+        self.add(message["time"], AUTHORITY, holder, "grant", text, f"granted, token {token}")
+
+    def tell_announced(self, holder: str, message: Message) -> None:
+        self.take(holder, message)
+        self.add(message["time"], holder, DATABASE, "announce", "", f"announce token {message['token']}")
+
+    def tell_read(self, holder: str, message: Message) -> None:
+        self.take(holder, message)
+        token, stock = message["token"], message["stock"]
+        told = f"announces token {token}, then reads: stock {stock}"
+        text = told if self.guarded else f"reads: stock {stock}"
+        self.add(message["time"], DATABASE, holder, "read", "", f"read: stock {stock}")
+        self.add(message["time"], holder, holder, "read", text)
+
+    def tell_writing(self, holder: str, message: Message) -> None:
+        token, stock = message["token"], message["stock"]
+        text = f"sells {message['amount']}, writes: stock {stock}, with token {token}"
+        self.add(message["time"], holder, DATABASE, "write", text, f"write stock {stock}, token {token}")
+
+    def tell_written(self, holder: str, message: Message, *, late: bool = False) -> None:
+        self.take(holder, message)
+        tone, text, label = self._decision(holder, message, late)
+        self.add(message["time"], DATABASE, holder, tone, text, label)
+
+    def _decision(self, holder: str, message: Message, late: bool) -> tuple[Tone, str, str]:
+        token, mark = message["token"], message["mark"]
+        match message["decision"], late:
+            case "refused", _:
+                seen = f"token {mark} has been seen" if mark is not None else "a newer one has been seen"
+                return "refused", f"REFUSED: token {token} is stale, {seen}", f"refused: {token} < {mark}"
+            case "admitted", True:
+                said = f"takes the write of token {token}, though a newer holder has written"
+                return "corrupt", said, f"taken: token {token} overwrites"
+            case "admitted", False:
+                text = f"admits it; the mark for this name is now token {token}" if mark else "takes it"
+                return "admitted", text, f"admitted, mark {token}" if mark else "done"
+            case decision, _:
+                return "note", f"{decision}: {message.get('why')}", decision
+
+
+def _operation(holder: str, message: Message) -> Operation:
+    return Operation(
+        holder=holder,
+        kind=message["kind"],
+        name=message["name"],
+        stamp=message["stamp"],
+        token=message["token"],
+        decision=message["decision"],
+        began=message["began"],
+        time=message["time"],
+        why=message.get("why"),
+        mark=message["mark"],
+        version=message.get("version"),
+        update=message["update"],
+    )
+
+
+def _renewal(holder: str, message: Message) -> Renewal:
+    return Renewal(
+        holder=holder,
+        name=message["name"],
+        token=message["token"],
+        answer=message["answer"],
+        began=message["began"],
+        time=message["time"],
+    )

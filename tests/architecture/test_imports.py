@@ -1,0 +1,112 @@
+"""What keeps the tree in shape: lazy imports, a whole wheel, small functions, no traces of a machine."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "fenced"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 600
+HEAVY = {"asyncio", "ssl", "sqlite3"}
+
+
+def loaded_after(program: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded at the end of `program`."""
+    program += "\nimport sys; sys.stdout.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_importing_fenced_loads_nothing_heavy() -> None:
+    assert not loaded_after("import fenced; assert fenced.__version__") & HEAVY
+
+
+def test_blocking_programs_never_load_asyncio(tmp_path: Path) -> None:
+    program = f"""
+import fenced, fenced.sql
+with fenced.Client("sqlite:///{tmp_path}/leases.db") as client, client.hold("orders") as lease:
+    assert lease.token == 1
+"""
+    assert not loaded_after(program) & {"asyncio", "ssl"}
+
+
+def test_every_public_name_can_be_had() -> None:
+    program = "import fenced\nfor name in fenced.__all__: getattr(fenced, name)"
+    assert "fenced" in loaded_after(program)
+
+
+def test_the_wheel_is_whole(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    ours = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert {str(path.relative_to(PACKAGE.parent)) for path in ours} <= inside
+    assert "fenced/py.typed" in inside
+    assert any(name.endswith(".sql") for name in inside)
+    assert not [name for name in inside if name.startswith(("tests", "bench", "docs"))]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_and_functions_are_small(source: Path) -> None:
+    text = source.read_text()
+    assert len(text.splitlines()) <= FILE_LINES_MAX
+    long = [
+        f"{node.name} has {lines} lines"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+    assert not long
+
+
+def test_only_the_cli_and_the_drills_print() -> None:
+    printing = [
+        f"{source.relative_to(ROOT)}:{node.lineno}"
+        for source in SOURCES
+        if source.relative_to(PACKAGE).parts[0] not in ("cli", "drills")
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not printing
+
+
+def project_files() -> Iterator[Path]:
+    """What is committed or could be: all that git does not ignore, or what an unpacked copy holds."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
+        files = [ROOT / name for name in done.stdout.split("\0") if name]
+    except (OSError, subprocess.CalledProcessError):
+        files = [path for path in ROOT.rglob("*") if not path.relative_to(ROOT).parts[0].startswith(".")]
+    yield from (path for path in files if path.is_file())
+
+
+# Written in pieces, so that this file does not name them either.
+HOSTS = ["py" + "pi.org", "python" + "hosted.org", "registry." + "npmjs", "crates" + ".io", "index" + "-url"]
+HOMES = ["home", "Users", "root", "work"]
+TRACES = re.compile("|".join([*map(re.escape, HOSTS), rf"(?<![\w.])/(?:{'|'.join(HOMES)})/\w"]))
+
+
+def test_no_file_names_a_registry_or_a_path_of_one_machine() -> None:
+    found = []
+    for path in project_files():
+        try:
+            lines = path.read_text().splitlines()
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(lines, 1):
+            if trace := TRACES.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {trace[0]}")
+    assert not found

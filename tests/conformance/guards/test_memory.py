@@ -1,0 +1,45 @@
+"""The reference guard passes its own kit."""
+
+import pytest
+
+from fenced.contracts import Guard, Runtime
+from fenced.decision import Rule
+from fenced.errors import MissingStamp
+from fenced.guards.memory import MemoryGuard
+from fenced.testing import Check, run
+from fenced.testing.guards import CHECKS
+from fenced.testing.kit import COLOURS, Colour, GuardHarness
+
+BACKEND = "memory"
+
+
+class Harness:
+    mandatory = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._guard = MemoryGuard()
+
+    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> Guard:
+        self._guard = MemoryGuard(rule=rule, mode=mode)
+        return self._guard
+
+    async def reopen(self) -> Guard:
+        """A dictionary lasts as long as its process."""
+        return self._guard
+
+    async def write_raw(self, name: str, value: str) -> bool:
+        try:
+            await self._guard.write(None, name, value)
+        except MissingStamp:
+            return False
+        return True
+
+    async def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_memory(check: Check[GuardHarness], colour: Colour) -> None:
+    run(check, Harness, colour)
