@@ -325,7 +325,9 @@ class Holding:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         lease = self._lease
-        if lease is not None:
+        if lease is not None and isinstance(exc, GeneratorExit):
+            lease._desk.abandon(lease._hold)
+        elif lease is not None:
             step(lease._desk.leave(lease._hold, raised=exc is not None))
 
 
@@ -482,6 +484,9 @@ class AsyncHolding:
         if lease is None:
             return
         ours = self._scope.leave(exc)
+        if isinstance(exc, GeneratorExit):
+            lease._desk.abandon(lease._hold)
+            return
         await lease._desk.leave(lease._hold, raised=exc is not None)
         if ours:
             raise lease._hold.lost_error() from exc

@@ -168,6 +168,8 @@ class Desk:
                             raise _not_granted(wish, held_by, ahead)
                     case _:
                         assert_never(answer)
+        except GeneratorExit:
+            raise  # collected, not cancelled: nothing is done by a finalizer, and the attempt lapses
         except BaseException:
             await self.runtime.finish(self._withdraw(ask.secret))
             raise
@@ -275,6 +277,12 @@ class Desk:
             self.emit(events.ReleaseFailed(hold.names, hold.token, hold.grant, why))
             if not raised and hold.remaining() <= 0:
                 raise hold.lost_error() from error
+
+    def abandon(self, hold: Hold) -> None:
+        """The body was collected and not run to its end: nobody acts under this lease, let it lapse."""
+        self.keeper.drop(hold.secret)
+        self._let_go(hold)
+        hold.lose("abandoned")
 
     def _let_go(self, hold: Hold) -> None:
         for name in hold.names:

@@ -177,6 +177,7 @@ async def a_late_renewal_does_not_touch_the_new_holder(h: AuthorityHarness) -> N
     ensure(await a.withdraw(old.secret) == Ended("expired"), "and the old withdrawal")
     (kept,) = await b.renew([new.secret], 1.0)
     ensure(isinstance(kept, Kept), "the new holder is undisturbed")
+    ensure(isinstance(await a.ask(asking(h.runtime, "orders")), Busy), "and the name is still its own")
 
 
 @check()

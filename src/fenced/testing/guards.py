@@ -199,8 +199,8 @@ async def rule_once(h: GuardHarness) -> None:
     await raises(DuplicateStamp, guard.write(stamp(5, 3), NAME, "announcing again gives nothing back"))
     await guard.write(stamp(6, 1), NAME, "next")
     await raises(StaleToken, guard.write(stamp(5, 4), NAME, "zombie"))
-    for seq in (None, 0):
-        await raises(InvalidStamp, guard.write(stamp(7, seq), NAME, "a write needs a seq"))
+    for none in (None, 0):
+        await raises(InvalidStamp, guard.write(stamp(7, none), NAME, "a write needs a seq"))
     ensure((await guard.peek(NAME)).value == "next", "the one write of the newest grant")
 
 

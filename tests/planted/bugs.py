@@ -1,0 +1,377 @@
+"""Planted bugs: each is a mistake that somebody made, in this or another system. The suites must catch each.
+
+They are kept as subclasses of the real parts, so that they stay in step with them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from fenced import timing
+from fenced.authorities.memory import Attempt, MemoryStore
+from fenced.core.acquiring import Desk
+from fenced.core.holding import Hold
+from fenced.decision import Mark
+from fenced.guards.memory import MemoryGuard
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    Ended,
+    Granted,
+    Released,
+    ReleaseAnswer,
+    RenewAnswer,
+    Stamp,
+    grant_id,
+)
+
+# Authorities.
+
+
+class ReleaseDeletesTheCounter(MemoryStore):
+    """The next token counts up from what is left: MongoDB's and Litestream's locks restart at 1."""
+
+    def _finish(self, attempt: Attempt, state: str, now: float) -> ReleaseAnswer:
+        answer = super()._finish(attempt, state, now)
+        if not self.ledger.claims:
+            self.ledger.token = 0
+        return answer
+
+
+class TidyResetsTheCounter(MemoryStore):
+    """Clean-up of idle names takes the counter along."""
+
+    def tidy(self) -> int:
+        forgotten = super().tidy()
+        if not self.ledger.attempts:
+            self.ledger.token = 0
+        return forgotten
+
+
+class RenewalRevives(MemoryStore):
+    """A renewal that arrives after the expiry brings the lease back."""
+
+    def _renew(self, public: str, now: float) -> RenewAnswer:
+        attempt = self.ledger.attempts.get(public)
+        if attempt is not None and attempt.state in ("granted", "expired") and attempt.token:
+            attempt.state = "granted"
+            attempt.expires = now + attempt.ttl
+            for name in attempt.names:
+                self.ledger.claims.setdefault(name, attempt)
+        return super()._renew(public, now)
+
+
+class RenewalCreates(MemoryStore):
+    """A renewal of nothing makes a lease (redis-semaphore #175)."""
+
+    def _renew(self, public: str, now: float) -> RenewAnswer:
+        from fenced.model import Gone, Kept
+
+        answer = super()._renew(public, now)
+        return Kept(10.0) if isinstance(answer, Gone) else answer
+
+
+class AnybodyReleases(MemoryStore):
+    """The release of a lease that is over frees the name under its next holder."""
+
+    def release(self, secret: str) -> ReleaseAnswer:
+        attempt = self.ledger.attempts.get(grant_id(secret))
+        answer = super().release(secret)
+        if attempt is not None and isinstance(answer, Ended):
+            for name in attempt.names:
+                self.ledger.claims.pop(name, None)
+        return answer
+
+
+class TokenAtTheQueue(MemoryStore):
+    """The token is taken when the waiter arrives, not when it is granted."""
+
+    def _enqueue(self, attempt: Attempt) -> None:
+        super()._enqueue(attempt)
+        attempt.token = super()._mint()
+
+    def _grant(self, attempt: Attempt, now: float) -> Granted:
+        early = attempt.token
+        granted = super()._grant(attempt, now)
+        if early:
+            attempt.token = early
+            return Granted(early, granted.remaining, granted.ttl)
+        return granted
+
+
+class EveryAskIsNew(MemoryStore):
+    """A repeated ask is granted anew: the reply that was lost leaves a second token."""
+
+    def ask(self, ask: Ask) -> AskAnswer:
+        attempt = self.ledger.attempts.get(grant_id(ask.secret))
+        if attempt is not None and attempt.state == "granted":
+            del self.ledger.attempts[attempt.public]
+            for name in attempt.names:
+                self.ledger.claims.pop(name, None)
+        return super().ask(ask)
+
+
+class NoTombstone(MemoryStore):
+    """A withdrawal of an ask that has not arrived yet leaves nothing behind, and the ask makes a ghost."""
+
+    def withdraw(self, secret: str) -> ReleaseAnswer:
+        if grant_id(secret) not in self.ledger.attempts:
+            return Released()
+        return super().withdraw(secret)
+
+
+class LapsedWaitersAreGranted(MemoryStore):
+    """A waiter whose session ended is told "granted" (etcd #11456)."""
+
+    def ask(self, ask: Ask) -> AskAnswer:
+        attempt = self.ledger.attempts.get(grant_id(ask.secret))
+        if attempt is not None and attempt.state in ("waiting", "expired") and not attempt.token:
+            attempt.expires = self.clock() + attempt.ttl
+            if attempt.state == "expired":
+                attempt.state, attempt.ticket = "waiting", 0
+        return super().ask(ask)
+
+
+class DeadWaitersBlock(MemoryStore):
+    """A waiter that fell silent keeps its place for ever."""
+
+    def _check_in(self, attempt: Attempt, now: float) -> float:
+        for name in attempt.names:
+            for other in self.ledger.queues.get(name, ()):
+                if other is not attempt and (not attempt.ticket or other.ticket < attempt.ticket):
+                    return 1.0
+        return super()._check_in(attempt, now)
+
+
+class Barging(MemoryStore):
+    """A free name goes to whoever asks next, not to the head of the queue."""
+
+    def _check_in(self, attempt: Attempt, now: float) -> float:
+        claims = [self.ledger.claims.get(name) for name in attempt.names]
+        return max((claim.free_at() - now for claim in claims if claim is not None), default=0.0)
+
+
+class PartialHolds(MemoryStore):
+    """Of several names only the first is really taken."""
+
+    def _grant(self, attempt: Attempt, now: float) -> Granted:
+        granted = super()._grant(attempt, now)
+        for name in attempt.names[1:]:
+            self.ledger.claims.pop(name, None)
+        return granted
+
+
+class LockDelayAfterRelease(MemoryStore):
+    """The delay is kept after a release, too."""
+
+    def _free(self, attempt: Attempt, now: float) -> None:
+        if attempt.lock_delay:
+            attempt.state, attempt.expires = "expired", now
+            return
+        super()._free(attempt, now)
+
+
+class FloorIsSet(MemoryStore):
+    """Raising the floor can lower it (a setval re-issued tokens)."""
+
+    def raise_floor(self, above: int) -> int:
+        self.ledger.token = super().raise_floor(above) and above
+        return above
+
+
+class SilentRelease(MemoryStore):
+    """Nobody is woken."""
+
+    def _free(self, attempt: Attempt, now: float) -> None:
+        listeners, self.listeners = self.listeners, []
+        super()._free(attempt, now)
+        self.listeners = listeners
+
+
+AUTHORITY_BUGS: tuple[type[MemoryStore], ...] = (
+    ReleaseDeletesTheCounter,
+    TidyResetsTheCounter,
+    RenewalRevives,
+    RenewalCreates,
+    AnybodyReleases,
+    TokenAtTheQueue,
+    EveryAskIsNew,
+    NoTombstone,
+    LapsedWaitersAreGranted,
+    DeadWaitersBlock,
+    Barging,
+    PartialHolds,
+    LockDelayAfterRelease,
+    FloorIsSet,
+    SilentRelease,
+)
+
+
+# Guards.
+
+
+class NoFence(MemoryGuard):
+    """Everything is admitted."""
+
+    def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
+        if stamp is None:
+            return {}
+        return {name: Mark(stamp.token, stamp.grant, stamp.seq or 0) for name in names}
+
+
+class StrictlyGreater(MemoryGuard):
+    """`>` for `>=`: the holder's second operation is taken for a stale one."""
+
+    def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
+        from fenced.decision import Verdict
+        from fenced.guards.answers import error_for
+
+        for name in names:
+            mark = self.marks.get(name)
+            if stamp is not None and not announce and mark is not None and mark.seq and stamp.token <= mark.token:
+                raise error_for(Verdict.STALE, name=name, stamp=stamp, mark=mark)
+        risen = super()._judge(stamp, names, announce=announce)
+        return {name: Mark(m.token, m.grant, m.seq or 1) for name, m in risen.items()}
+
+
+class MarkIsOnlyRead(MemoryGuard):
+    """The mark is compared but never raised."""
+
+    def _raise_marks(self, stamp: Stamp | None, risen: dict[str, Mark]) -> None:
+        super()._raise_marks(stamp, {name: mark for name, mark in risen.items() if name not in self.marks})
+
+
+class AnnouncingDoesNothing(MemoryGuard):
+    """Writes alone are fenced: B reads, A wakes and writes, B writes back what it read."""
+
+    async def announce(self, stamp: Stamp, *names: str) -> None:
+        return
+
+
+class EqualTokenOfAnybody(MemoryGuard):
+    """The grant is not compared: two holders of one token are both admitted."""
+
+    def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
+        for name in names:
+            mark = self.marks.get(name)
+            if stamp is not None and mark is not None and mark.token == stamp.token:
+                self.marks[name] = Mark(mark.token, stamp.grant, mark.seq)
+        return super()._judge(stamp, names, announce=announce)
+
+
+class RefusalRaisesTheMark(MemoryGuard):
+    """The mark rises before it is known whether the write happens."""
+
+    def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
+        risen = super()._judge(stamp, names, announce=announce)
+        self._raise_marks(stamp, risen)
+        return risen
+
+
+class NamesByPrefix(MemoryGuard):
+    """`orders` covers `orders/42`."""
+
+    def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
+        if stamp is not None:
+            covered = [n for n in names if any(n.startswith(own) for own in stamp.names)]
+            stamp = stamp._replace(names=tuple({*stamp.names, *covered}))
+        return super()._judge(stamp, names, announce=announce)
+
+
+class ObserveRaisesTheMark(MemoryGuard):
+    """What is let through against its verdict moves the mark."""
+
+    async def write(
+        self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None
+    ) -> int:
+        version = await super().write(stamp, name, value, expect=expect)
+        if stamp is not None:
+            self.marks[name] = Mark(stamp.token, stamp.grant, stamp.seq or 0)
+        return version
+
+
+class FirstNameDecides(MemoryGuard):
+    """Of several names only the first is judged."""
+
+    async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:
+        first = next(iter(values))
+        await self.write(stamp, first, values[first])
+        for name, value in values.items():
+            if name != first:
+                self.values[name] = self._value(name).__class__(value, self._value(name).version + 1)
+
+
+GUARD_BUGS: tuple[type[MemoryGuard], ...] = (
+    NoFence,
+    StrictlyGreater,
+    MarkIsOnlyRead,
+    AnnouncingDoesNothing,
+    EqualTokenOfAnybody,
+    RefusalRaisesTheMark,
+    NamesByPrefix,
+    ObserveRaisesTheMark,
+    FirstNameDecides,
+)
+
+
+# Clients.
+
+
+class DeadlineFromTheReply(Hold):
+    """The local deadline counts from when the answer came, not from when the question left."""
+
+    def _set_times(self, sent: float, remaining: float) -> None:
+        super()._set_times(self.runtime.now(), remaining)
+
+
+class LossIsNotFinal(Hold):
+    """A renewal that succeeds after the deadline brings the lease back."""
+
+    def confirm(self, sent: float, remaining: float) -> None:
+        self.lost_reason = None
+        self.in_doubt = False
+        self._set_times(self.runtime.now(), remaining)
+
+
+class NoMargin(Hold):
+    """The holder believes to the last moment, on a clock that may be slow."""
+
+    def _set_times(self, sent: float, remaining: float) -> None:
+        super()._set_times(sent, remaining)
+        self.deadline = sent + remaining * (1 + 2 * timing.DRIFT_RATIO)
+
+
+def desk_with(hold_type: type[Hold]) -> type[Desk]:
+    class BuggyDesk(Desk):
+        def _take(self, wish: Any, ask: Ask, granted: Granted, sent: float, realm: str) -> Hold | None:
+            return hold_type(
+                self.runtime,
+                realm=realm,
+                names=ask.names,
+                secret=ask.secret,
+                granted=granted,
+                sent=sent,
+                max_hold=wish.max_hold,
+                on_end=self._ended,
+            )
+
+    return BuggyDesk
+
+
+class NewAttemptEachTime(Desk):
+    """An unknown outcome is repeated with a new attempt: the first one may have been granted."""
+
+    async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer]:
+        from fenced.errors import Indeterminate
+
+        for _ in itertools.count():
+            sent = self.runtime.now()
+            try:
+                return sent, await self.authority.ask(ask)
+            except Indeterminate:
+                fresh = Ask(self.runtime.secret(), ask.names, ask.ttl, ask.holder, ask.wait, ask.lock_delay)
+                object.__setattr__(ask, "secret", fresh.secret)
+        raise AssertionError
+
+
