@@ -32,8 +32,8 @@ servers:
 	$(call apt_install,$$missing,the tests start these servers)
 
 lint: $(VENV)/.test ## style, types, and which module may import which
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --output-format concise .
+	$(BIN)/ruff format --check --output-format concise .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
@@ -98,7 +98,7 @@ if [ -n "$1" ]; then \
     echo "installing:" $1; export DEBIAN_FRONTEND=noninteractive; \
     said=$$({ $(APT) $1; } 2>&1) || { echo "$$said"; exit 1; }; \
   else \
-    echo "Something is missing: $2. Run this as root, then try again:"; echo "$(APT)" $1; exit 1; \
+    echo "Missing:" $1 "($2). Run this as root, then try again:"; echo "  $(APT)" $1; exit 1; \
   fi; \
 fi
 endef

@@ -25,7 +25,7 @@ COMMANDS = {
     "show": ("fenced.cli.looking:show", "Show one name: its holder, and who waits, in order."),
     "release": ("fenced.cli.operating:release", "Take a name from its holder by force."),
     "authority": ("fenced.cli.operating:authority", "Look after an authority: raise its floor."),
-    "drill": ("fenced.drills.command:drill", "Pause, kill and cut on purpose, and check what came of it."),
+    "drill": ("fenced.drills.command:drill", "Stop a holder past its ttl and see whether it is refused."),
     "help": ("fenced.cli.topics:help_", "Explain a command, or the exit statuses (`fenced help exits`)."),
 }
 
@@ -85,7 +85,7 @@ def _guarded(args: list[str]) -> int:
         # The reader has gone, which is its right. The interpreter must not flush into the void.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return exits.BROKEN_PIPE
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (the one place where all errors end)
         if os.environ.get("FENCED_DEBUG") == "1":
             import traceback
 
@@ -108,7 +108,7 @@ def _explain(error: Exception) -> int:
             error.show()
             return exits.USAGE
         case click.ClickException():
-            complain(error.format_message() + _hint(error))
+            complain(error.format_message().rstrip(".") + _hint(error))
             return exits.USAGE
         case click.Abort():
             return exits.INTERRUPTED

@@ -30,10 +30,10 @@ class Child:
                 env=environment,
                 process_group=0,
                 close_fds=False,  # what the caller opened for the command (a shell's <(...)) is the command's
-                preexec_fn=self._prepare(),
+                preexec_fn=self._prepare(),  # noqa: PLW1509 (nothing else can tie its life to ours)
             )
         except BaseException:
-            self._take_terminal()
+            self._restore()
             raise
         self.pid = self._process.pid
 
@@ -61,7 +61,11 @@ class Child:
 
     def has_stopped(self) -> bool:
         """Whether it has stopped since the last call while it had the terminal: Ctrl-Z."""
-        return self._owns_terminal and os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG) is not None
+        try:
+            stopped = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
+        except ChildProcessError:  # it has ended
+            return False
+        return self._owns_terminal and stopped is not None
 
     def send(self, signum: int) -> None:
         """Signal the whole group."""
@@ -94,10 +98,13 @@ class Child:
     def status(self) -> int:
         """Wait for its end; its exit status as a shell counts it."""
         code = self._process.wait()
+        self._restore()
+        return code if code >= 0 else 128 - code
+
+    def _restore(self) -> None:
         self._take_terminal()
         if self._old_ttou is not None:
             signal.signal(signal.SIGTTOU, self._old_ttou)
-        return code if code >= 0 else 128 - code
 
     def _take_terminal(self) -> None:
         if self._owns_terminal:

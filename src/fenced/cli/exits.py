@@ -70,7 +70,7 @@ _NOTES = (
     ("127", "fenced run: the command was not found (the lease was given back)"),
     ("128+n", "ended by signal n: 130 is Ctrl-C, 141 a closed pipe"),
     ("other", "fenced run: the command's own status"),
-    ("0 1 2", "fenced drill has its own: 0 every check held, 1 one was broken, 2 it could not be run"),
+    ("1 2", "fenced drill has its own: 1 something stale was admitted or an update lost, 2 it could not run"),
 )
 
 

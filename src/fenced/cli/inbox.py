@@ -78,8 +78,10 @@ class Inbox:
         except BlockingIOError:
             return b""
 
-    def stop_self(self) -> None:
-        """Stop like any other job, and return when continued."""
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.killpg(0, signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, self._note)
+    def stop(self, group: bool) -> None:
+        """Stop like any other job, alone or with its group, and return when continued."""
+        caught = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(0 if group else os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, caught)
+        # Where no shell could continue it, the kernel does not stop it either, and no SIGCONT comes.
+        os.write(self._write, bytes([signal.SIGCONT]))

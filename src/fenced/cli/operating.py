@@ -35,8 +35,8 @@ def release(name: str, force: bool, url: str, namespace: str, as_json: bool) -> 
     """
     if not force:
         raise click.UsageError(
-            "a lease is released by its holder. --force takes the name away: the holder's lease is lost, and a token "
-            "above the holder's is minted"
+            "a lease is released by its holder. --force takes the name away: the holder's lease is lost, "
+            "and a token above the holder's is minted"
         )
     with opened(url, namespace) as authority:
         token = step(authority.force_release(name))
@@ -58,30 +58,28 @@ def authority() -> None:
     """
 
 
-class _Floor(click.ParamType):
-    """A whole number in plain digits. `int()` would also take 1_000 and digits of other scripts."""
-
-    name = "number"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        if isinstance(value, str) and _DIGITS.fullmatch(value):
-            return int(value)
-        self.fail("a floor is a whole number from 0 to 2**53 - 2, in digits", param, ctx)
+def _whole_number(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """Plain digits. `int()` would also take 1_000 and the digits of other scripts."""
+    if text is None:
+        return None
+    if not _DIGITS.fullmatch(text):
+        raise click.BadParameter("a floor is a whole number from 0 to 2**53 - 2, in digits")
+    return int(text)
 
 
 @authority.command("raise")
-@click.option("--above", type=_Floor(), metavar="N", help="Every later token is greater than N.")
+@click.option("--above", callback=_whole_number, metavar="N", help="Every later token is greater than N.")
 @click.option(
-    "--above-guards", "guards", multiple=True, metavar="URL", help="... and than every mark of this guard; repeatable."
+    "--above-guards",
+    "guards",
+    multiple=True,
+    metavar="URL",
+    help="Every later token is greater than this guard's marks. May be repeated.",
 )
 @authority_option
 @namespace_option
 @json_option
-def raise_(
-    above: int | None, guards: tuple[str, ...], url: str, namespace: str, as_json: bool
-) -> None:
+def raise_(above: int | None, guards: tuple[str, ...], url: str, namespace: str, as_json: bool) -> None:
     """Raise the floor: every later token is greater.
 
     After a restore from a backup, or a move to another authority, guards have seen tokens that this authority
@@ -107,8 +105,7 @@ def highest_mark(url: str) -> int:
     """The highest token that a guard has admitted under any name; 0 when there is none."""
     guard = registry.guard(url, BlockingRuntime())
     if not guard.url.startswith("sqlite:///"):
-        scheme = plain(url.partition(":")[0])
-        raise Unsupported(f"the marks of a {scheme} guard cannot be read from here; look them up and pass --above N")
+        raise Unsupported(f"the marks of {guard.url} cannot be read here; look them up and pass --above N")
     return _highest_in_sqlite(guard.url.removeprefix("sqlite:///"))
 
 

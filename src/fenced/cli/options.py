@@ -19,7 +19,9 @@ def _need_authority(context: click.Context, option: click.Parameter, url: str | 
             "which authority? Pass --authority URL or set FENCED_AUTHORITY, such as sqlite:////var/lib/app/leases.db"
         )
     if url.partition(":")[0] == "memory":
-        raise Misconfigured("memory: lives inside one process, so nobody else could see its leases; use sqlite:///")
+        raise Misconfigured(
+            "memory: lives inside one process, so nobody else could see its leases; use sqlite:///"
+        )
     return url
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import click
 
@@ -21,7 +24,9 @@ from fenced.cli.output import complain
 from fenced.client import Client, Lease
 from fenced.core.holding import State
 from fenced.errors import FencedError, LeaseLost, Misuse
-from fenced.events import Event, LeaseInJeopardy
+from fenced.events import Event, KeeperFailed, LeaseInJeopardy
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 SLICE_SECONDS = 1.0
 """The longest uninterrupted wait: poll's timeout stands still while the machine is suspended."""
@@ -33,9 +38,10 @@ class _RunCommand(click.Command):
     """Everything behind `--` is the command's, whatever it looks like."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        before, _, command = _split(args)
+        at = args.index("--") if "--" in args else len(args)
+        before, command = args[:at], args[at + 1 :]
         if not command and not ctx.resilient_parsing and not {"-h", "--help"} & set(before):
-            raise click.UsageError("run what? The command goes behind --, as in: fenced run NAME -- CMD ARGS", ctx)
+            raise click.UsageError("run what? The command goes behind --: fenced run NAME -- CMD ARGS", ctx)
         super().parse_args(ctx, before)
         ctx.args = command
         return command
@@ -44,25 +50,21 @@ class _RunCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "-- CMD [ARGS]..."]
 
 
-def _split(args: list[str]) -> tuple[list[str], list[str], list[str]]:
-    at = args.index("--") if "--" in args else len(args)
-    return args[:at], args[at : at + 1], args[at + 1 :]
+def _seconds(option: str, text: str, default: float | None = None) -> Callable[[F], F]:
+    return click.option(option, type=float, metavar="SECONDS", default=default, help=text)
 
 
 @click.command(cls=_RunCommand)
 @click.argument("name")
-@click.option("--ttl", type=float, default=30.0, show_default=True, help="Seconds that the lease lasts unrenewed.")
-@click.option("--wait", type=float, help="Wait so many seconds for the name; 0 does not wait.  [default: no limit]")
-@click.option(
-    "--grace", type=float, help="SIGTERM when so many seconds are left, unrenewed.  [default: a sixth of ttl]"
-)
-@click.option("--label", help="Who holds it, for people.  [default: host:pid]")
+@_seconds("--ttl", "How long the lease lasts unrenewed.  [default: 30]", default=timing.TTL_DEFAULT)
+@_seconds("--wait", "How long to wait for NAME; 0: not at all.  [default: no limit]")
+@_seconds("--grace", "SIGTERM when so much is left, unrenewed.  [default: a sixth of ttl]")
+@click.option("--label", metavar="TEXT", help="Who holds it, for people.  [default: host:pid]")
 @authority_option
 @namespace_option
 @click.pass_context
 def run(
     ctx: click.Context,
-    /,
     name: str,
     ttl: float,
     wait: float | None,
@@ -83,6 +85,8 @@ def run(
       fenced run deploy --wait 0 --ttl 60 -- make deploy
     """
     _check_grace(grace, ttl)
+    if os.environ.get("FENCED_DEBUG") != "1":
+        threading.excepthook = lambda failure: None  # the keeper's end is reported as the lease's
     doubts = _Doubts()
     try:
         with Inbox() as inbox, Client(url, namespace=namespace, label=label, on_event=doubts) as client:
@@ -109,7 +113,7 @@ def _check_grace(grace: float | None, ttl: float) -> None:
 
 
 def _address(url: str, client: Client) -> str:
-    """The authority for the child, which may change its folder. Other addresses stay whole, with their secrets."""
+    """The authority for the child: a path made absolute, or all of the address with its secrets."""
     return client.url if url.startswith("sqlite:") else url
 
 
@@ -120,7 +124,7 @@ class _Doubts:
         self.why = ""
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, LeaseInJeopardy):
+        if isinstance(event, LeaseInJeopardy | KeeperFailed):
             self.why = event.why
 
 
@@ -150,12 +154,15 @@ def _run_under(
         child = Child(command, environment)
     except OSError as error:
         return _not_started(lease, command[0], error)
-    lease.on_lost(inbox.nudge)
-    cut_short = _attend(lease, child, inbox, margins)
-    status = child.status()
-    if cut_short or lease.state is State.LOST:
-        return _lost(lease, doubts)
-    return _give_back(lease, status)
+    try:
+        lease.on_lost(inbox.nudge)
+        cut_short = _attend(lease, child, inbox, margins)
+    except BaseException:
+        child.kill()  # nobody attends it any more
+        raise
+    finally:
+        status = child.status()
+    return _lost(lease, doubts) if cut_short else _give_back(lease, status)
 
 
 def _not_started(lease: Lease, command: str, error: OSError) -> int:
@@ -175,7 +182,7 @@ def _attend(lease: Lease, child: Child, inbox: Inbox, margins: Margins) -> bool:
         news = inbox.wait(min(left, SLICE_SECONDS))
         # Before any news: a child that was stopped past the deadline must not be continued.
         remaining = 0.0 if lease.state is State.LOST else lease.remaining()
-        if remaining <= margins.kill and not child.has_ended():
+        if remaining <= margins.kill:
             child.kill()
             return True
         if remaining <= margins.tell and not told:
@@ -184,16 +191,18 @@ def _attend(lease: Lease, child: Child, inbox: Inbox, margins: Margins) -> bool:
             child.send(signal.SIGCONT)
         for signum in news:
             _pass_on(signum, child, inbox)
-    if told:
+    cut_short = told or lease.state is State.LOST
+    if cut_short:
         child.kill()  # what the command left behind in its group has no more time than it had
-    return told
+    return cut_short
 
 
 def _pass_on(signum: int, child: Child, inbox: Inbox) -> None:
-    if signum == signal.SIGTSTP or (signum == signal.SIGCHLD and child.has_stopped()):
+    ctrl_z = signum == signal.SIGCHLD and child.has_stopped()
+    if ctrl_z or signum == signal.SIGTSTP:
         # Stop together: a child must not run on while nobody renews its lease.
         child.pause()
-        inbox.stop_self()
+        inbox.stop(group=ctrl_z)
     elif signum == signal.SIGCONT:
         child.resume()
     elif signum not in (0, signal.SIGCHLD):
@@ -201,11 +210,9 @@ def _pass_on(signum: int, child: Child, inbox: Inbox) -> None:
 
 
 def _lost(lease: Lease, doubts: _Doubts) -> int:
-    why = f" ({doubts.why})" if doubts.why else ""
-    if lease.state is State.LOST:
-        complain(f"the lease of {lease.name} (token {lease.token}) was lost: {lease.lost_reason}{why}")
-    else:
-        complain(f"the lease of {lease.name} (token {lease.token}) could not be renewed in time{why}")
+    reason = lease.lost_reason or "it could not be renewed in time"
+    why = "" if reason in ("revoked", "gone") or not doubts.why else f" ({doubts.why})"
+    complain(f"stopped the command, its lease of {lease.name} (token {lease.token}) is lost: {reason}{why}")
     if lease.state is State.HELD:  # renewals work again; else it ends by itself, and soon
         _give_back(lease, exits.LOST)
     return exits.LOST

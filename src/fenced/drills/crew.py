@@ -43,7 +43,7 @@ class Member:
         self._errors = folder / f"{part.holder}.err"
         with open(self._errors, "wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fenced.drills.worker", str(os.getpid())],
+                [sys.executable, "-P", "-m", "fenced.drills.worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -186,7 +186,7 @@ def _is_revival(renewal: Renewal, grants: Iterable[Grant]) -> bool:
 
 def as_json(history: History, *, start: float) -> dict[str, list[dict[str, object]]]:
     """The lists of a history with times in seconds since `start`."""
-    lists = {
+    lists: dict[str, Sequence[Grant | Operation | Pause | Renewal]] = {
         "grants": history.grants,
         "operations": history.operations,
         "pauses": history.pauses,

@@ -44,21 +44,21 @@ def run(stage: Stage, log: Log, screen: Screen) -> None:
         _tell_renewed(crew, log)
         crew["A"].tell("write", amount=1)
         pause.finish_write(crew, log, "A", late=True)
-        for holder in ("A", "B"):
-            crew[holder].tell("release")
-        stage.look_at_finals(log.history)
+        pause.conclude(stage, crew, log)
 
 
 def _tell_renewing(crew: Crew, log: Log) -> None:
     message = crew.expect(crew["A"], "renewing")
     text = "T=6: sends its renewal; the network holds it up"
-    log.add(message["time"], "A", "A", "note", text, "renewal sent, held up")
+    log.add(message["time"], "A", "A", "held_up", text, "renewal sent, held up")
 
 
 def _tell_renewed(crew: Crew, log: Log) -> None:
     message = crew.expect(crew["A"], "renewed", within=PATIENCE_SECONDS)
     log.take("A", message)
-    log.add(message["began"], "A", AUTHORITY, "late", "T=12: its renewal arrives at last", "late renewal")
+    log.add(
+        message["began"], "A", AUTHORITY, "late", "T=12: its renewal arrives at last", "the renewal arrives"
+    )
     answer = message["answer"]
     if answer == "kept":
         log.add(message["time"], AUTHORITY, "A", "corrupt", "takes it: the lease is REVIVED", "kept")

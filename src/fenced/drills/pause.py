@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from fenced.drills.crew import PATIENCE_SECONDS, CouldNotRun, Crew, Message
+from fenced.drills.resource import stock_of
 from fenced.drills.stage import Stage
 from fenced.drills.story import AUTHORITY, Log
 from fenced.drills.terminal import Screen
@@ -21,7 +22,9 @@ def run(stage: Stage, log: Log, screen: Screen) -> None:
         log.start = now()
         granted = _take(crew, log, "A", name)
         stopped = stage.stop_outside_transactions(crew["A"])
-        log.add(stopped, "A", "A", "stop", "is stopped in the middle of its work (SIGSTOP)", "stopped")
+        log.add(
+            stopped, "A", "A", "stop", "is stopped in the middle of its work (SIGSTOP)", "stopped (SIGSTOP)"
+        )
         expires = stage.expiry(name, granted["token"])
         crew["B"].tell("acquire", name=name, wait=stage.plan.ttl + PATIENCE_SECONDS)
         log.tell_asking("B", crew.expect(crew["B"], "asking"), busy=True)
@@ -35,11 +38,9 @@ def run(stage: Stage, log: Log, screen: Screen) -> None:
         crew["A"].tell("write", amount=1)
         woken = now()
         log.paused("A", granted, crew["A"].resume(), woken)
-        log.add(woken, "A", "A", "wake", "wakes up (SIGCONT) and goes on where it was", "wakes up")
+        log.add(woken, "A", "A", "wake", "wakes up (SIGCONT) and goes on where it was", "wakes up (SIGCONT)")
         finish_write(crew, log, "A", late=True)
-        for holder in ("A", "B"):
-            crew[holder].tell("release")
-        stage.look_at_finals(log.history)
+        conclude(stage, crew, log)
 
 
 def _take(crew: Crew, log: Log, holder: str, name: str) -> Message:
@@ -75,10 +76,30 @@ def finish_write(crew: Crew, log: Log, holder: str, *, late: bool) -> None:
         raise CouldNotRun(f"the late write was not decided: {answer.get('why')}")
 
 
+def conclude(stage: Stage, crew: Crew, log: Log) -> None:
+    """Let both go, and look at what is left."""
+    for holder in ("A", "B"):
+        crew[holder].tell("release")
+    orders = stage.look_at_finals(log.history)[stage.names[0]]
+    log.tell_final(now(), stock_of(orders), as_left=all(each in orders for each in _sold_by("B", log)))
+
+
+def _sold_by(holder: str, log: Log) -> list[str | None]:
+    return [each.update for each in log.history.writes("admitted") if each.holder == holder]
+
+
 def _admitted(message: Message) -> Message:
     if message["decision"] != "admitted":
-        raise CouldNotRun(f"the guard did not admit an honest {message['kind']}: {message.get('why')}")
+        raise CouldNotRun(why_not(message))
     return message
+
+
+def why_not(message: Message) -> str:
+    """Why an honest holder got nowhere."""
+    why = message.get("why")
+    if why == "foreign":
+        return "the guard trusts another authority; name that one with --authority"
+    return f"an honest {message['kind']} was {message['decision']}: {why}"
 
 
 def wait_for_expiry(log: Log, screen: Screen, expires: float, prefix: str = "") -> None:

@@ -12,7 +12,7 @@ from fenced import registry, timing
 from fenced.contracts import Authority, Guard
 from fenced.drills.crew import CouldNotRun, Crew, Member
 from fenced.drills.history import History
-from fenced.drills.resource import Guarded, Resource, orders_in, resource
+from fenced.drills.resource import Guarded, Orders, Resource, orders_in, resource
 from fenced.drills.worker import Part
 from fenced.errors import FencedError, Unavailable
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -87,11 +87,11 @@ class Stage:
 
     def crew(self, holders: list[str]) -> Crew:
         """Start the holder processes."""
-        parts = [
-            Part(each, self._authority_url, self._guard_url, self._table, self.plan.ttl, f"{self.plan.seed} {each}")
-            for each in holders
-        ]
-        return Crew(parts, self.folder)
+        return Crew([self._part(each) for each in holders], self.folder)
+
+    def _part(self, holder: str) -> Part:
+        seed = f"{self.plan.seed} {holder}"
+        return Part(holder, self._authority_url, self._guard_url, self._table, self.plan.ttl, seed)
 
     def stop_outside_transactions(self, member: Member) -> float:
         """Stop a process, but not while its keeper is inside a transaction that would block everybody."""
@@ -110,10 +110,11 @@ class Stage:
         held_by = step(self.authority.observe(name)).held_by
         return asked + held_by.remaining if held_by is not None and held_by.token == token else asked
 
-    def look_at_finals(self, history: History) -> None:
+    def look_at_finals(self, history: History) -> dict[str, Orders]:
         """Read what is there at the end."""
-        for name in self.names:
-            history.finals[name] = frozenset(orders_in(self.resource.peek(name).value))
+        finals = {name: orders_in(self.resource.peek(name).value) for name in self.names}
+        history.finals.update((name, frozenset(orders)) for name, orders in finals.items())
+        return finals
 
     def close(self) -> None:
         self.resource.close()

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass, field
 
 from fenced.drills.crew import PATIENCE_SECONDS, CouldNotRun, Crew, Member, Message
+from fenced.drills.history import History
+from fenced.drills.pause import why_not
 from fenced.drills.stage import Stage
 from fenced.drills.story import Log
 from fenced.drills.terminal import Screen
@@ -38,6 +40,7 @@ class Storm:
 
     ttl: float
     end: float
+    stopped_max: int
     random: random.Random
     log: Log
     calm_until: dict[str, float] = field(default_factory=dict)
@@ -61,8 +64,8 @@ class Storm:
         A process stopped inside a transaction of SQLite's would block its successor instead.
         """
         name, moment = message["name"], now()
-        due = moment >= self.calm_until.get(name, 0.0) and moment < self.end
-        if not due or name in self.stopped or message["until"] - moment < _AIM_SECONDS:
+        due = self.calm_until.get(name, 0.0) <= moment < self.end and name not in self.stopped
+        if not due or len(self.stopped) >= self.stopped_max or message["until"] - moment < _AIM_SECONDS:
             return
         member.stop()
         self.tally.pauses += 1
@@ -89,9 +92,12 @@ def run(stage: Stage, log: Log, screen: Screen) -> None:
         log.start = now()
         for member in crew.members.values():
             member.tell("storm", names=stage.names, seconds=plan.seconds)
-        storm = Storm(plan.ttl, log.start + plan.seconds, random.Random(plan.seed), log)
+        end, somebody_runs = log.start + plan.seconds, plan.holders - 1
+        storm = Storm(plan.ttl, end, somebody_runs, random.Random(plan.seed), log)
         _blow(crew, storm, screen)
     stage.look_at_finals(log.history)
+    if not log.history.writes("admitted"):
+        raise CouldNotRun(_why_nothing(log.history))
 
 
 def _blow(crew: Crew, storm: Storm, screen: Screen) -> None:
@@ -106,6 +112,14 @@ def _blow(crew: Crew, storm: Storm, screen: Screen) -> None:
             busy.discard(heard[0].holder)
         storm.wake_due()
         screen.tick(_progress(storm, moment))
+
+
+def _why_nothing(history: History) -> str:
+    """A storm in which nobody gets anything done shows nothing."""
+    for each in history.operations:
+        if each.decision != "admitted":
+            return why_not({"kind": each.kind, "decision": each.decision, "why": each.why})
+    return "no update was acknowledged; give the storm more --seconds or a longer --ttl"
 
 
 def _progress(storm: Storm, moment: float) -> str:

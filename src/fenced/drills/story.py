@@ -22,8 +22,10 @@ Tone = Literal[
     "stop",
     "wake",
     "expiry",
+    "held_up",
     "late",
     "ended",
+    "final",
     "note",
 ]
 """What kind of thing a step is; colours and arrows follow from it."""
@@ -54,9 +56,7 @@ class Log:
     history: History = field(default_factory=History)
     steps: list[Step] = field(default_factory=list)
 
-    def add(
-        self, time: float, actor: str, target: str, tone: Tone, text: str = "", label: str = ""
-    ) -> None:
+    def add(self, time: float, actor: str, target: str, tone: Tone, text: str = "", label: str = "") -> None:
         step = Step(time - self.start, actor, target, tone, text, label)
         self.steps.append(step)
         self.on_step(step)
@@ -81,7 +81,7 @@ class Log:
 
     def tell_asking(self, holder: str, message: Message, *, busy: bool = False) -> None:
         name = message["name"]
-        text = f"asks for the lease on {name}" + (", and waits in line" if busy else "")
+        text = "asks for it too, and waits in line" if busy else f"asks for the lease on {name}"
         self.add(message["time"], holder, AUTHORITY, "busy" if busy else "ask", text, f"ask for {name}")
 
     def tell_granted(self, holder: str, message: Message) -> None:
@@ -112,15 +112,32 @@ class Log:
         tone, text, label = self._decision(holder, message, late)
         self.add(message["time"], DATABASE, holder, tone, text, label)
 
+    def tell_final(self, moment: float, stock: int, *, as_left: bool) -> None:
+        """The last line: what the database holds."""
+        if as_left:
+            text, label = f"holds stock {stock}, as B left it", f"stock {stock}"
+        else:
+            text = f"holds stock {stock}: what B sold is back on the shelf"
+            label = f"stock {stock}: B's sale is gone"
+        self.add(moment, DATABASE, DATABASE, "final" if as_left else "corrupt", text, label)
+
     def _decision(self, holder: str, message: Message, late: bool) -> tuple[Tone, str, str]:
         token, mark = message["token"], message["mark"]
         match message["decision"], late:
             case "refused", _:
                 seen = f"token {mark} has been seen" if mark is not None else "a newer one has been seen"
-                return "refused", f"REFUSED: token {token} is stale, {seen}", f"refused: {token} < {mark}"
+                return (
+                    "refused",
+                    f"REFUSED: token {token} is stale, {seen}",
+                    f"refused: token {token} < mark {mark}",
+                )
             case "admitted", True:
-                said = f"takes the write of token {token}, though a newer holder has written"
-                return "corrupt", said, f"taken: token {token} overwrites"
+                free = "nobody compares tokens" if mark is None else "the guard does not enforce"
+                return (
+                    "corrupt",
+                    f"takes the write of token {token}: {free}",
+                    "taken: nobody compares" if mark is None else "let through",
+                )
             case "admitted", False:
                 text = f"admits it; the mark for this name is now token {token}" if mark else "takes it"
                 return "admitted", text, f"admitted, mark {token}" if mark else "done"

@@ -30,7 +30,7 @@ from fenced.runtime.clocks import now
 
 T = TypeVar("T")
 
-WORK_SECONDS = (0.005, 0.025)
+WORK_SECONDS = (0.004, 0.016)
 """How long a holder of the storm works between its read and its write."""
 WAIT_SECONDS = 1.0
 BACKOFF_SECONDS = 0.02
@@ -131,12 +131,13 @@ class Worker:
         """Announce, and then read: in this order the value cannot change behind the reader's back."""
         right, name = self._held(), self._name
         stamp = right.announcement()
-        if self._resource.guarded:
-            announced = self._operate("announce", stamp, lambda: (self._resource.announce(stamp), {})[1])
-            if announced is None:
-                return False
-        facts = self._operate("read", stamp, lambda: self._look(stamp, name))
-        return facts is not None
+        if self._resource.guarded and not self._operate("announce", stamp, lambda: self._announce(stamp)):
+            return False
+        return self._operate("read", stamp, lambda: self._look(stamp, name))
+
+    def _announce(self, stamp: Stamp) -> dict[str, object]:
+        self._resource.announce(stamp)
+        return {}
 
     def _look(self, stamp: Stamp, name: str) -> dict[str, object]:
         found = self._resource.read(stamp, name)
@@ -153,17 +154,16 @@ class Worker:
         stamp = right.next_stamp()
         say("writing", name=name, token=right.token, amount=amount, stock=stock_of(orders), time=now())
         value = json.dumps(orders)
-        facts = self._operate(
+        return self._operate(
             "write", stamp, lambda: {"version": self._resource.write(stamp, name, value)}, update=update
         )
-        return facts is not None
 
     def release(self) -> None:
         """Give the lease back; a lost one is no news to a holder that goes on anyway."""
         right, self._right, self._seen = self._held(), None, None
         try:
             if isinstance(right, Lease):
-                right.release()
+                _release(right)
             elif isinstance(right, BareGrant) and self._authority is not None:
                 step(self._authority.release(right.secret))
         except LeaseLost as error:
@@ -218,8 +218,8 @@ class Worker:
 
     def _operate(
         self, kind: Kind, stamp: Stamp, act: Callable[[], dict[str, object]], update: str | None = None
-    ) -> dict[str, object] | None:
-        """Run `act`, say how it ended, and return its facts if it was admitted."""
+    ) -> bool:
+        """Run `act` and say how it ended; True when it was admitted."""
         began = now()
         facts: dict[str, object] = {}
         decision: Decision = "admitted"
@@ -247,13 +247,26 @@ class Worker:
             time=now(),
             **facts,
         )
-        return facts if decision == "admitted" else None
+        return decision == "admitted"
 
     def close(self) -> None:
         self._resource.close()
         self._client.close()
         if self._authority is not None:
             step(self._authority.close())
+
+
+def _release(lease: Lease) -> None:
+    """Release, and while the authority is away try again until the lease is over anyway."""
+    while True:
+        try:
+            lease.release()
+            return
+        except (Unavailable, Indeterminate) as error:
+            say("trouble", why=str(error), time=now())
+            if lease.remaining() <= 0:
+                return
+            time.sleep(BACKOFF_SECONDS)
 
 
 def _in_words(answer: RenewAnswer) -> str:

@@ -1,0 +1,1 @@
+"""Figures that the project promises, measured. `make bench` runs them all; README.md says how to read them."""

@@ -1,0 +1,42 @@
+"""What it costs to keep a thousand leases: the write transactions of each round of the keeper."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import fenced
+from bench.figures import Figure, microseconds
+
+LEASES = 1000
+TTL = 6.0
+ROUNDS = 3
+
+
+def run(folder: Path) -> Iterator[Figure]:
+    batches: list[int] = []
+    spent: list[float] = []
+    with fenced.Client(f"sqlite:///{folder}/many.db") as client:
+        store: Any = client._authority
+        renew = store._store.renew
+
+        def counted(secrets: Sequence[str], timeout: float) -> object:
+            began = time.perf_counter()
+            answers = renew(secrets, timeout)
+            spent.append(time.perf_counter() - began)
+            batches.append(len(secrets))
+            return answers
+
+        store._store.renew = counted
+        leases = [client.acquire(f"orders/{number}", ttl=TTL) for number in range(LEASES)]
+        give_up = time.monotonic() + ROUNDS * TTL
+        while sum(batches) < ROUNDS * LEASES and time.monotonic() < give_up:
+            time.sleep(0.05)
+        for lease in leases:
+            lease.check()
+    rounds = sum(batches) / LEASES
+    detail = f"{len(batches)} transactions in {rounds:g} rounds, {microseconds(max(spent))} at most"
+    what = f"renewal transactions a round, {LEASES:,} leases"
+    yield Figure("renewals", what, len(batches) / rounds, "", 1.0, detail)

@@ -1,0 +1,29 @@
+"""How long a shell waits for `fenced run` on top of its command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.figures import Figure
+from bench.interleaved import medians
+
+ROUNDS = 15
+
+
+def run(folder: Path) -> Iterator[Figure]:
+    program = Path(sys.executable).with_name("fenced")
+    authority = f"sqlite:///{folder}/startup.db"
+    command = [str(program), "run", "startup", "--authority", authority, "--", "true"]
+
+    def fenced_run() -> None:
+        subprocess.run(command, check=True)
+
+    def bare_python() -> None:
+        subprocess.run([sys.executable, "-c", "pass"], check=True)
+
+    ours, bare = medians(fenced_run, bare_python, rounds=ROUNDS, warm_up=2)
+    detail = f"a bare `python -c pass` takes {bare * 1e3:.0f} ms"
+    yield Figure("startup", "fenced run NAME -- true", ours * 1e3, "ms", 150.0, detail)

@@ -1,0 +1,159 @@
+"""`fenced drill`: break things on purpose, and watch whether stale holders are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from fenced.drills import late_renewal, pause, storm
+from fenced.drills.crew import CouldNotRun
+from fenced.drills.history import check
+from fenced.drills.outcome import Outcome, outcome, to_json
+from fenced.drills.report import write_report
+from fenced.drills.stage import NO_GUARD, Plan, Stage, Theatre, without_secrets
+from fenced.drills.story import Log
+from fenced.drills.terminal import Quiet, Screen, Terminal
+from fenced.errors import FencedError
+from fenced.runtime.clocks import now
+
+SCENARIOS: dict[str, Callable[[Stage, Log, Screen], None]] = {
+    "pause": pause.run,
+    "storm": storm.run,
+    "late-renewal": late_renewal.run,
+}
+_TTLS = {"pause": pause.TTL, "storm": storm.TTL, "late-renewal": late_renewal.TTL}
+COULD_NOT_RUN = 2
+INTERRUPTED = 130
+
+
+@click.command("drill")
+@click.argument("scenario", type=click.Choice(list(SCENARIOS)), default="pause")
+@click.option("--authority", metavar="URL", help="Who grants the leases. Default: a fresh SQLite file.")
+@click.option(
+    "--guard",
+    metavar="URL|none",
+    help="What protects the values; `none` for a plain table. Default: fresh SQLite.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the timeline.")
+@click.option(
+    "--report",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page with the picture, or the picture alone if FILE ends in .svg.",
+)
+@click.option("--ttl", type=float, help="Seconds that a lease lasts. Default: 2, in the storm 0.3.")
+@click.option("--seconds", type=click.FloatRange(0.5, 3600), help="How long the storm lasts. Default: 8.")
+@click.option("--holders", type=click.IntRange(2, 64), help="Processes in the storm. Default: 4.")
+@click.option("--names", type=click.IntRange(1, 64), help="Names in the storm. Default: 2.")
+@click.option("--seed", type=int, help="Seed of all that is random. Default: a new one.")
+@click.pass_context
+def drill(
+    context: click.Context,
+    scenario: str,
+    authority: str | None,
+    guard: str | None,
+    as_json: bool,
+    report: Path | None,
+    ttl: float | None,
+    seconds: float | None,
+    holders: int | None,
+    names: int | None,
+    seed: int | None,
+) -> None:
+    """Stop a holder past its ttl, let another take over, wake the first: is it refused?
+
+    \b
+    pause         one holder is stopped, wakes up and writes (the default)
+    storm         many holders, stopped again and again; counts lost updates
+    late-renewal  a renewal arrives after the lease has moved on
+
+    Holders are real processes. The drill uses names of its own, and leaves them behind in an authority and
+    a guard that you name. A guard trusts the first authority that it meets: give it the one it belongs to.
+
+    Exit status: 0 if no stale operation was admitted and no acknowledged update lost, 1 if one was,
+    2 if the drill could not run.
+    """
+    _refuse_misplaced(scenario, {"--seconds": seconds, "--holders": holders, "--names": names})
+    plan = Plan(
+        scenario=scenario,
+        authority=authority,
+        guard=guard,
+        ttl=_TTLS[scenario] if ttl is None else ttl,
+        seconds=storm.SECONDS if seconds is None else seconds,
+        holders=(storm.HOLDERS if scenario == "storm" else 2) if holders is None else holders,
+        names=(storm.NAMES if scenario == "storm" else 1) if names is None else names,
+        seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
+    )
+    screen: Screen = Quiet() if as_json else Terminal()
+    context.exit(_run(plan, screen, as_json=as_json, report=report))
+
+
+def _refuse_misplaced(scenario: str, given: dict[str, object]) -> None:
+    for option, value in given.items():
+        if value is not None and scenario != "storm":
+            raise click.UsageError(f"{option} belongs to the storm: fenced drill storm {option} {value}")
+
+
+def _run(plan: Plan, screen: Screen, *, as_json: bool, report: Path | None) -> int:
+    """Play, show and judge; returns the exit status."""
+    try:
+        with _ending_on_signals():
+            result = play(plan, screen)
+            if report is not None:
+                write_report(report, result)
+    except CouldNotRun as error:
+        return _give_up(str(error))
+    except (FencedError, OSError, ImportError) as error:
+        return _give_up(f"{type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        click.echo("drill: interrupted; its processes are ended", err=True)
+        return INTERRUPTED
+    screen.verdict(result)
+    if as_json:
+        click.echo(json.dumps(to_json(result), indent=2))
+    elif report is not None:
+        click.echo(f"Report: {report}")
+    return 0 if result.findings.held else 1
+
+
+def _give_up(why: str) -> int:
+    line = " ".join(without_secrets(why).split())
+    click.echo(f"drill: could not run: {line}", err=True)
+    return COULD_NOT_RUN
+
+
+def play(plan: Plan, screen: Screen) -> Outcome:
+    """Run one drill from an empty stage to its findings."""
+    if plan.guard == "":
+        raise CouldNotRun(f"--guard is an address, or {NO_GUARD}")
+    with Theatre(plan) as stage:
+        screen.heading(stage)
+        log = Log(now(), stage.guarded, screen.step)
+        SCENARIOS[plan.scenario](stage, log, screen)
+        ended = now()
+        return outcome(stage, log, check(log.history), ended=ended)
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """Treat the signals that ask a program to end like Ctrl-C, so that everything is cleared away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, _interrupt) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

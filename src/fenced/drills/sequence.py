@@ -1,0 +1,222 @@
+"""The sequence of a small story as a picture: four lifelines, time flowing downwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fenced.drills.picture import cross, line, svg, tag, text
+from fenced.drills.story import AUTHORITY, DATABASE, Step
+
+WIDTH = 960.0
+_LIVES = {"A": 190.0, AUTHORITY: 410.0, "B": 630.0, DATABASE: 850.0}
+_COLORS = {"A": "var(--a)", "B": "var(--b)", AUTHORITY: "var(--authority)", DATABASE: "var(--database)"}
+_TOP = 66.0
+_ROW = 34.0
+_GAP_SECONDS = 0.15
+_GAP = 26.0
+_BAD = "var(--bad)"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A step and where it is drawn."""
+
+    step: Step
+    y: float
+    fate: str
+    """How the next step answers a write; a refused one is stopped at the database."""
+    sent: float | None = None
+    """Where a message that was held up left its sender."""
+
+
+@dataclass(slots=True)
+class _Bars:
+    """Upright bars on the lifelines: the pause, and leases over it."""
+
+    parts: list[str] = field(default_factory=list)
+
+    def lease(self, who: str, top: float, bottom: float) -> None:
+        x = _LIVES[who] - 4
+        self.parts.append(
+            tag("rect", x=x, y=top, width=8.0, height=bottom - top, rx=2, fill=_COLORS[who], opacity=0.85)
+        )
+
+    def pause(self, top: float, bottom: float) -> None:
+        x = _LIVES["A"] - 13
+        self.parts.append(
+            tag(
+                "rect",
+                x=x,
+                y=top,
+                width=26.0,
+                height=bottom - top,
+                rx=4,
+                fill="url(#stopped)",
+                stroke="var(--soft)",
+            )
+        )
+
+
+def sequence_svg(steps: Sequence[Step], title: str) -> str:
+    """Draw every step that has a label."""
+    rows = _rows([each for each in steps if each.label])
+    bottom = rows[-1].y + _ROW if rows else _TOP
+    parts = [_PATTERN, *_lifelines(bottom), *_bars(rows), *_clock(rows), *_legend(rows, bottom + 22)]
+    for row in rows:
+        parts.extend(_draw(row))
+    return svg(WIDTH, bottom + 44, title, parts)
+
+
+_PATTERN = (
+    '<defs><pattern id="stopped" width="7" height="7" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><rect width="7" height="7" fill="var(--faint)"/>'
+    '<line x1="0" y1="0" x2="0" y2="7" stroke="var(--soft)" stroke-width="2.5"/></pattern></defs>'
+)
+
+
+def _rows(steps: Sequence[Step]) -> list[Row]:
+    """One row a step, and more room where time went by."""
+    rows: list[Row] = []
+    y = _TOP
+    for before, step, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
+        waited = before is not None and step.time - before.time > _GAP_SECONDS
+        y += _ROW + (_GAP if waited else 0.0)
+        fate = after.tone if step.tone == "write" and after is not None else ""
+        sent = (
+            next((row.y for row in rows if row.step.tone == "held_up"), None) if step.tone == "late" else None
+        )
+        rows.append(Row(step, y, fate, sent))
+    return rows
+
+
+def _lifelines(bottom: float) -> list[str]:
+    parts = []
+    for who, x in _LIVES.items():
+        parts.append(line(x, 56.0, x, bottom, stroke="var(--edge)", stroke_width=1.5))
+        box = {"x": x - 56, "y": 22.0, "width": 112.0, "height": 34.0, "rx": 8}
+        parts.append(tag("rect", **box, fill="var(--card)", stroke=_COLORS[who], stroke_width=1.8))
+        caption = f"holder {who}" if who in ("A", "B") else who
+        parts.append(
+            text(x, 44.0, caption, text_anchor="middle", class_="strong", style=f"fill:{_COLORS[who]}")
+        )
+    return parts
+
+
+def _bars(rows: Sequence[Row]) -> list[str]:
+    """A's lease until it expires, B's from then on, and the pause over A's lifeline."""
+    at: dict[tuple[str, str], float] = {}
+    for row in rows:
+        at.setdefault((row.step.tone, row.step.target), row.y)
+    last = rows[-1].y if rows else _TOP
+    bars = _Bars()
+    if ("stop", "A") in at:
+        bars.pause(at["stop", "A"], at.get(("wake", "A"), last))
+    for who in ("A", "B"):
+        granted = at.get(("grant", who))
+        if granted is not None:
+            bars.lease(who, granted, at.get(("expiry", AUTHORITY), last) if who == "A" else last)
+    return bars.parts
+
+
+def _legend(rows: Sequence[Row], y: float) -> list[str]:
+    parts = [
+        tag("rect", x=40, y=y - 10, width=8, height=14, rx=2, fill=_COLORS["A"]),
+        tag("rect", x=51, y=y - 10, width=8, height=14, rx=2, fill=_COLORS["B"]),
+        text(67, y + 2, "lease, by the authority's clock", class_="soft"),
+    ]
+    if any(row.step.tone == "stop" for row in rows):
+        parts.append(
+            tag(
+                "rect", x=268, y=y - 10, width=20, height=14, rx=3, fill="url(#stopped)", stroke="var(--soft)"
+            )
+        )
+        parts.append(text(296, y + 2, "process stopped", class_="soft"))
+    return parts
+
+
+def _clock(rows: Sequence[Row]) -> list[str]:
+    parts, shown = [], ""
+    for row in rows:
+        moment = f"{row.step.time:.2f} s"
+        if moment != shown:
+            parts.append(text(84.0, row.y + 4, moment, text_anchor="end", class_="soft"))
+        shown = moment
+    return parts
+
+
+def _draw(row: Row) -> list[str]:
+    step = row.step
+    if step.tone == "expiry":
+        return _draw_expiry(row)
+    if row.sent is not None:
+        return _draw_late(row, row.sent)
+    if step.actor == step.target:
+        return _draw_note(row)
+    return _draw_arrow(row)
+
+
+def _draw_late(row: Row, sent: float) -> list[str]:
+    """A message that took its time: it leaves where it was sent and arrives where it arrived."""
+    start, end, color = _LIVES[row.step.actor] + 5, _LIVES[row.step.target] - 3, _COLORS[row.step.actor]
+    width, height = end - start, row.y - sent
+    turn = math.degrees(math.atan2(height, width))
+    return [
+        line(start, sent, end, row.y, stroke=color, stroke_width=1.8, stroke_dasharray="7 3"),
+        tag(
+            "polygon",
+            points="0,0 -9,-4.5 -9,4.5",
+            fill=color,
+            transform=f"translate({end:.1f} {row.y:.1f}) rotate({turn:.1f})",
+        ),
+        text(end + 16, row.y + 4, row.step.label, class_="halo"),
+    ]
+
+
+def _draw_expiry(row: Row) -> list[str]:
+    left, right = _LIVES["A"] - 40, _LIVES[AUTHORITY]
+    return [
+        line(left, row.y, right, row.y, stroke="var(--ink)", stroke_width=1.5, stroke_dasharray="2 4"),
+        tag("circle", cx=right, cy=row.y, r=5, fill="var(--card)", stroke="var(--ink)", stroke_width=2),
+        text(right + 14, row.y + 4, row.step.label, class_="strong halo"),
+    ]
+
+
+def _draw_note(row: Row) -> list[str]:
+    """Something that happens to one alone: written beside its lifeline."""
+    step, x = row.step, _LIVES[row.step.actor]
+    color = _BAD if step.tone == "corrupt" else "var(--ink)"
+    if step.actor == DATABASE:
+        place = {"x": x - 14, "text_anchor": "end"}
+    else:
+        place = {"x": x + 20, "text_anchor": "start"}
+    dot = tag("circle", cx=x, cy=row.y, r=4, fill=color)
+    words = tag("text", step.label, y=row.y + 4, class_="strong halo", style=f"fill:{color}", **place)
+    return [dot, words]
+
+
+def _draw_arrow(row: Row) -> list[str]:
+    step = row.step
+    start, end = _LIVES[step.actor], _LIVES[step.target]
+    way = 1 if end > start else -1
+    refused = row.fate == "refused"
+    bad = "refused" in (row.fate, step.tone) or "corrupt" in (row.fate, step.tone)
+    color = _BAD if bad else _COLORS[step.actor]
+    is_reply = step.tone in ("grant", "read", "admitted", "refused", "corrupt", "ended")
+    stop = end - way * (16 if refused else 3)
+    dash = {"stroke_dasharray": "5 4"} if is_reply else {}
+    parts = [
+        line(start + way * 6, row.y, stop, row.y, stroke=color, stroke_width=2.6 if bad else 1.8, **dash)
+    ]
+    parts.append(cross(end - way * 9, row.y) if refused else _head(stop, row.y, way, color))
+    middle = start + way * 110  # beside the one who acts, where no other lifeline passes
+    style = f"fill:{color}" if bad else ""
+    kind = "strong halo" if bad or step.tone == "grant" else "halo"
+    parts.append(text(middle, row.y - 6, step.label, text_anchor="middle", class_=kind, style=style))
+    return parts
+
+
+def _head(x: float, y: float, way: int, color: str) -> str:
+    points = f"{x:.1f},{y:.1f} {x - way * 9:.1f},{y - 4.5:.1f} {x - way * 9:.1f},{y + 4.5:.1f}"
+    return tag("polygon", points=points, fill=color)

@@ -1,0 +1,177 @@
+"""A drill as one watches it: a heading, a line for every step as it happens, and the verdict."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from typing import Protocol
+
+import click
+
+from fenced.drills.outcome import Outcome, sentence
+from fenced.drills.stage import Stage
+from fenced.drills.story import AUTHORITY, DATABASE, Step, Tone
+from fenced.runtime.clocks import now
+
+WIDTH = 80
+_TICK_SECONDS = 0.1
+_ACTORS = {"A": "yellow", "B": "cyan", AUTHORITY: "magenta", DATABASE: "blue"}
+_TONES: dict[Tone, str] = {
+    "admitted": "green",
+    "refused": "red",
+    "corrupt": "red",
+    "stop": "bright_black",
+    "expiry": "bright_black",
+}
+_TOKEN = re.compile(r"\btoken \d+\b")
+_PLOTS = {
+    "pause": "A paused holder wakes up and writes. Is it refused?",
+    "late-renewal": "A renewal arrives after its lease has moved on. Does anything come back?",
+    "storm": "Holders are stopped again and again while they work. Is any update lost?",
+}
+
+
+class Screen(Protocol):
+    """Where a drill shows itself while it runs."""
+
+    def heading(self, stage: Stage) -> None: ...
+    def step(self, step: Step) -> None: ...
+    def tick(self, text: str) -> None: ...
+    def verdict(self, outcome: Outcome) -> None: ...
+
+
+class Quiet:
+    """Shows nothing, for `--json`."""
+
+    def heading(self, stage: Stage) -> None:
+        return
+
+    def step(self, step: Step) -> None:
+        return
+
+    def tick(self, text: str) -> None:
+        return
+
+    def verdict(self, outcome: Outcome) -> None:
+        return
+
+
+class Terminal:
+    """Lines on the standard output; colours and a moving line only if it is a terminal."""
+
+    def __init__(self) -> None:
+        self._live = sys.stdout.isatty()
+        self._color = self._live and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._ticked = 0.0
+        self._shown = False
+        self._owners: dict[str, str] = {}
+
+    def heading(self, stage: Stage) -> None:
+        self._say(self._style(_PLOTS[stage.plan.scenario], bold=True))
+        self._say()
+        for key, value in _cast(stage):
+            self._say(f"  {self._style(f'{key:<10}', fg=_ACTORS.get(key))} {value}")
+        for doubt in stage.doubts:
+            self._say(f"  best effort only: {doubt}")
+        if stage.fresh_authority and not stage.fresh_guard:
+            self._say("  note       a guard trusts the first authority it meets, here the drill's own")
+        self._say()
+
+    def step(self, step: Step) -> None:
+        if step.tone == "grant":
+            self._owners.setdefault(step.text.rpartition(" with ")[2], step.target)
+        if not step.text:
+            return
+        actor = self._style(f"{step.actor:<10}", fg=_ACTORS.get(step.actor), bold=True)
+        self._say(f"{step.time:7.2f} s  {actor} {self._sentence(step)}")
+
+    def tick(self, text: str) -> None:
+        """Show `text` in a line that the next one takes the place of."""
+        if self._live and now() - self._ticked >= _TICK_SECONDS:
+            self._ticked, self._shown = now(), True
+            room = shutil.get_terminal_size().columns - 1
+            self._write("\r\x1b[K" + self._style(f"{'':11}{text}"[:room], fg="bright_black"))
+
+    def verdict(self, outcome: Outcome) -> None:
+        if outcome.plan.scenario == "storm":
+            self._counts(outcome)
+        held = outcome.findings.held
+        word = self._style("HELD" if held else "BROKEN", fg="green" if held else "red", bold=True)
+        self._say()
+        first, *rest = click.wrap_text(sentence(outcome), WIDTH - 8).splitlines()
+        self._say(f"{word}{' ' * (8 - len(click.unstyle(word)))}{first}")
+        for line in rest:
+            self._say(" " * 8 + line)
+        self._say(_hint(outcome))
+
+    def _counts(self, outcome: Outcome) -> None:
+        findings, history = outcome.findings, outcome.history
+        percent = f"{findings.lost_percent:.1f} % of the acknowledged"
+        self._count("acknowledged updates", findings.acknowledged)
+        self._count("pauses of a holder", len(history.pauses), f"each {_range(outcome)}")
+        self._count("refused operations", findings.refused, _kinds(outcome))
+        self._count("lost updates", len(findings.lost), percent, bad=bool(findings.lost))
+        self._count("stale operations admitted", len(findings.stale), bad=bool(findings.stale))
+
+    def _count(self, what: str, count: int, remark: str = "", *, bad: bool = False) -> None:
+        number = self._style(f"{count:>8}", bold=True, fg="red" if bad else None)
+        self._say(f"  {what:<27}{number}   {remark}".rstrip())
+
+    def _sentence(self, step: Step) -> str:
+        """The text in the colour of its tone, tokens in the colour of whom they were granted to."""
+        fg, parts, last = _TONES.get(step.tone), [], 0
+        for found in _TOKEN.finditer(step.text):
+            parts.append(self._style(step.text[last : found.start()], fg=fg))
+            owner = self._owners.get(found[0], "")
+            parts.append(self._style(found[0], fg=_ACTORS.get(owner), bold=True))
+            last = found.end()
+        parts.append(self._style(step.text[last:], fg=fg))
+        return "".join(parts)
+
+    def _style(self, text: str, *, fg: str | None = None, bold: bool = False) -> str:
+        return click.style(text, fg=fg, bold=bold or None) if self._color and text else text
+
+    def _say(self, line: str = "") -> None:
+        if self._shown:
+            self._shown = False
+            self._write("\r\x1b[K")
+        click.echo(line, color=self._color)
+
+    def _write(self, text: str) -> None:
+        click.echo(text, nl=False, color=True)
+
+
+def _cast(stage: Stage) -> list[tuple[str, str]]:
+    plan = stage.plan
+    authority = "SQLite, a fresh file" if stage.fresh_authority else stage.authority_shown
+    if not stage.guarded:
+        guard = "SQLite, a plain table without a guard"
+    else:
+        guard = "SQLite, a fresh file, guarded" if stage.fresh_guard else stage.guard_shown
+    cast = [(AUTHORITY, f"{authority}; grants leases, mints tokens"), (DATABASE, guard)]
+    if plan.scenario == "storm":
+        many = f"{plan.holders} processes on {plan.names} names for {plan.seconds:g} s, ttl {plan.ttl:g} s"
+        return [*cast, ("holders", many)]
+    cast.append(("A, B", f"two processes that sell from one stock of 10; ttl {plan.ttl:g} s"))
+    if plan.scenario == "late-renewal":
+        cast.append(("time", f"one second of the story (T) takes {plan.ttl / 10:g} s here"))
+    return cast
+
+
+def _range(outcome: Outcome) -> str:
+    lengths = [pause.ended - pause.began for pause in outcome.history.pauses]
+    return f"{min(lengths):.1f} to {max(lengths):.1f} s" if lengths else "none"
+
+
+def _kinds(outcome: Outcome) -> str:
+    refused = (each for each in outcome.history.operations if each.decision == "refused")
+    return ", ".join(sorted({each.why or "" for each in refused}))
+
+
+def _hint(outcome: Outcome) -> str:
+    scenario = "" if outcome.plan.scenario == "pause" else f" {outcome.plan.scenario}"
+    if outcome.guarded:
+        return f"See it without the guard:  fenced drill{scenario} --guard none"
+    return f"See it with the guard:  fenced drill{scenario}"

@@ -1,0 +1,175 @@
+"""Every command but `run`: what it prints, for people and programs, and how it ends when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import fenced as library
+from fenced import errors
+from fenced.cli import exits
+
+
+def waiting(fenced: Any, count: int) -> Callable[[], bool]:
+    return lambda: json.loads(fenced("show", "orders/42", "--json").stdout)["waiting"] == count
+
+
+@pytest.fixture
+def held(fenced: Any) -> Any:
+    """A database where `deploy` and `orders/42` are held, the latter with somebody waiting."""
+    ready = fenced.folder / "ready"
+    for name in ("orders/42", "deploy"):
+        code = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
+        fenced.start("run", name, "--label", f"of {name}", "--", sys.executable, "-c", code)
+        fenced.until(ready.exists)
+        ready.unlink()
+    fenced.start("run", "orders/42", "--label", "next\x1b[31m", "--", "true")
+    fenced.until(waiting(fenced, 1))
+    return fenced
+
+
+def test_looking_for_people(held: Any) -> None:
+    lines = held("ls").stdout.splitlines()
+    assert lines[0].split() == ["NAME", "HOLDER", "HOST", "PID", "TOKEN", "REMAINING", "WAITERS"]
+    assert [line.split()[0] for line in lines[1:]] == ["deploy", "orders/42"]
+    assert lines[2].split()[-3] == "1"
+    assert len({len(line) for line in lines}) == 1
+    shown = held("show", "orders/42").stdout
+    assert "by         of orders/42 (pid " in shown
+    assert "1.   next\\x1b[31m (pid " in shown
+    assert held("show", "orders").stdout == "orders is not held\n"
+
+
+def test_looking_for_programs(held: Any) -> None:
+    deploy, orders = json.loads(held("ls", "--json").stdout)
+    assert orders["held_by"].keys() == {"id", "label", "host", "pid", "token", "grant", "remaining"}
+    assert (orders["name"], orders["held_by"]["label"], orders["waiting"]) == ("orders/42", "of orders/42", 1)
+    assert 25 < orders["held_by"]["remaining"] <= 30
+    assert (deploy["name"], deploy["held_by"]["token"], deploy["waiting"]) == ("deploy", 2, 0)
+    shown = json.loads(held("show", "orders/42", "--json").stdout)
+    assert orders.keys() <= shown.keys()
+    assert [waiter["label"] for waiter in shown["waiters"]] == ["next\x1b[31m"]
+    assert (shown["names"], shown["ttl"]) == (["orders/42"], 30.0)
+    assert json.loads(held("ls", "--json", "--namespace", "other").stdout) == []
+
+
+def test_release_takes_only_by_force(held: Any) -> None:
+    refused = held("release", "orders/42")
+    assert refused.returncode == 64
+    assert "released by its holder. --force takes" in refused.stderr
+    taken = held("release", "orders/42", "--force")
+    assert (taken.returncode, "token 3 was minted above" in taken.stdout) == (0, True)
+    again = held("release", "orders", "--force", "--json")
+    assert json.loads(again.stdout) == {"name": "orders", "released": False, "token": None}
+
+
+def test_raising_the_floor(fenced: Any) -> None:
+    raised = fenced("authority", "raise", "--above", "41", "--json")
+    assert json.loads(raised.stdout) == {"above": 41, "floor": 41, "namespace": "default"}
+    assert fenced("run", "x", "--", "printenv", "FENCED_TOKEN").stdout == "42\n"
+    assert (
+        fenced("authority", "raise", "--above", "7").stdout
+        == "the floor is 42: every later token is greater\n"
+    )
+
+    # A guard that has seen more than the authority knows of.
+    old = library.Client(f"sqlite:///{fenced.folder}/old.db")
+    seen = old.acquire("x").announcement()._replace(token=1000)
+    old.close()
+    url = f"sqlite:///{fenced.folder}/guarded data.db"
+    with library.Guard(url) as guard:
+        guard.announce(seen)
+    ended = fenced("authority", "raise", "--above-guards", url, "--json")
+    assert json.loads(ended.stdout)["floor"] == 1000
+
+
+@pytest.mark.parametrize(
+    "args, status, message",
+    [
+        (["ls", "--bogus"], 64, "No such option"),
+        (["bogus"], 64, "No such command"),
+        ([], 64, "Usage: fenced"),
+        (["show"], 64, "Missing argument"),
+        (["show", "a//b"], 64, "segments of a name"),
+        (["run", "x", "--ttl", "nan", "--", "true"], 64, "ttl is 0.1 to"),
+        (["run", "x", "--grace", "20", "--", "true"], 64, "grace is 0 to half the ttl"),
+        (["run", "x", "ls", "-l"], 64, "goes behind --"),
+        (["authority", "raise"], 64, "--above N"),
+        (["authority", "raise", "--above", "1_0"], 64, "in digits"),
+        (["authority", "raise", "--above", "9007199254740991"], 64, "floor"),
+        (["authority", "raise", "--above-guards", "sqlite:///{folder}/none.db"], 78, "cannot be read"),
+        (["ls", "--authority", "gopher://x"], 78, "no authorities for 'gopher'"),
+        (["run", "x", "--authority", "memory:", "--", "true"], 78, "one process"),
+        (["run", "x", "--authority", "sqlite:///{folder}/none/x.db", "--", "true"], 78, "does not exist"),
+        (["ls", "--authority", "sqlite:///{folder}/mistyped.db"], 78, "no file"),
+        (["run", "x", "--authority", "sqlite:///{folder}/damaged.db", "--", "true"], 78, "damaged"),
+        (["ls", "--authority", "sqlite:///{folder}/damaged.db"], 78, "damaged"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    fenced: Any, args: list[str], status: int, message: str
+) -> None:
+    library.Client(fenced.url).acquire("x").release()
+    (fenced.folder / "damaged.db").write_bytes(b"no database" * 500)
+    ended = fenced(*(arg.format(folder=fenced.folder) for arg in args))
+    assert ended.returncode == status, ended.stderr
+    assert message in ended.stderr
+    assert not args or ended.stderr.startswith("fenced: ")
+    assert not args or ended.stderr.count("\n") == 1
+
+
+def test_without_an_authority_both_ways_to_name_one_are_told(fenced: Any) -> None:
+    environment = {key: value for key, value in fenced.environment.items() if key != "FENCED_AUTHORITY"}
+    ended = fenced("ls", env=environment)
+    assert ended.returncode == 64
+    assert "--authority URL" in ended.stderr
+    assert "FENCED_AUTHORITY" in ended.stderr
+
+
+def test_a_closed_pipe_is_quiet(fenced: Any) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = fenced("help", "exits", stdout=write)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_every_error_has_its_status() -> None:
+    def below(kind: type[errors.FencedError]) -> set[type[errors.FencedError]]:
+        return {kind}.union(*(below(child) for child in kind.__subclasses__()))
+
+    rows = tuple(kind for row in exits.TABLE for kind in row.errors)
+    assert [
+        kind for kind in below(errors.FencedError) - {errors.FencedError} if not issubclass(kind, rows)
+    ] == []
+    assert exits.code_of(errors.StaleToken("x")) == exits.REFUSED
+    assert exits.code_of(errors.LeaseLost("x", reason="expired")) == exits.LOST
+    assert exits.code_of(errors.Indeterminate("x")) == exits.UNAVAILABLE
+
+
+def test_help_is_fast_and_complete(fenced: Any) -> None:
+    heavy = "sqlite3 asyncio ssl json fenced.client fenced.drills.command".split()
+    code = f"""
+import sys
+from fenced.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    print([name for name in {heavy!r} if name in sys.modules])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert ended.stdout.splitlines()[-1] == "[]"
+    for name in ("run", "ls", "show", "release", "authority", "drill", "help"):
+        assert f"\n  {name} " in ended.stdout
+        if name != "drill":
+            assert "Example" in fenced("help", name).stdout
+    table = fenced("help", "exits").stdout
+    assert all(f" {row.code} " in table for row in exits.TABLE if row.code)
+    assert fenced("--version").stdout == f"fenced {library.__version__}\n"

@@ -1,0 +1,291 @@
+"""Drills with real processes: what they show, what they say, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fenced import Guard
+from fenced.drills.command import drill
+from fenced.drills.history import History, Operation, check
+from fenced.drills.outcome import Outcome
+from fenced.drills.report import page, picture
+from fenced.drills.stage import Plan, without_secrets
+from fenced.drills.story import Step
+
+pytestmark = pytest.mark.xdist_group("drills")
+
+TTL = "0.5"
+
+
+def _workers(parent: int) -> list[int]:
+    """The holder processes that the drill with this pid has started and that are still there."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"fenced.drills.worker" in words and str(parent).encode() in words:
+            found.append(int(entry.name))
+    return found
+
+
+def _eventually(truth: Callable[[], bool], seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while not truth():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _drill(*words: str) -> Result:
+    result = CliRunner().invoke(drill, list(words))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    assert _workers(os.getpid()) == []
+    return result
+
+
+def _json(*words: str, status: int) -> dict[str, Any]:
+    result = _drill(*words, "--json")
+    assert result.exit_code == status, result.output + result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _temporary_files_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def test_the_paused_holder_is_refused(tmp_path: Path):
+    found = _json("--ttl", TTL, status=0)
+    assert (found["scenario"], found["verdict"]) == ("pause", "held")
+    assert (found["acknowledged"], found["refused"]) == (1, 1)
+    assert (found["stale_admitted"], found["lost_updates"]) == (0, 0)
+    assert [(each["holder"], each["name"]) for each in found["grants"]] == [("A", "stock"), ("B", "stock")]
+    first, second = (each["token"] for each in found["grants"])
+    assert first < second
+    late = found["operations"][-1]
+    assert (late["holder"], late["kind"], late["decision"], late["why"]) == ("A", "write", "refused", "stale")
+    assert late["mark"] == second
+    assert f":{first}:1:" in late["stamp"]
+    assert found["finals"] == {"stock": ["B1"]}
+    (pause,) = found["pauses"]
+    assert pause["ended"] - pause["began"] > float(TTL) * 0.9
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_without_the_guard_the_late_write_lands():
+    found = _json("--guard", "none", "--ttl", TTL, status=1)
+    assert (found["guard"], found["verdict"]) == ("none", "broken")
+    assert (found["stale_admitted"], found["lost_updates"], found["refused"]) == (1, 1, 0)
+    assert found["finals"] == {"stock": ["A1"]}
+
+
+def test_a_guard_that_only_observes_is_caught(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'values.db'}"
+    guard = Guard(url)
+    guard.set_mode("observe")
+    guard.close()
+    authority = f"sqlite:///{tmp_path / 'leases.db'}"
+    found = _json("--authority", authority, "--guard", url, "--ttl", TTL, status=1)
+    assert (found["authority"], found["guard"]) == (authority, url)
+    assert (found["stale_admitted"], found["lost_updates"]) == (1, 1)
+
+
+def test_a_guard_of_another_authority_cannot_be_drilled(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'values.db'}"
+    _json("--guard", url, "--ttl", "0.2", status=0)
+    again = _drill("--guard", url, "--ttl", "0.2")
+    assert again.exit_code == 2
+    assert "trusts another authority" in again.stderr
+
+
+def test_a_late_renewal_revives_nothing():
+    found = _json("late-renewal", "--ttl", TTL, status=0)
+    (renewal,) = found["renewals"]
+    assert (renewal["holder"], renewal["answer"]) == ("A", "expired")
+    taken = next(each for each in found["grants"] if each["holder"] == "B")
+    assert taken["time"] < renewal["began"]
+    late = found["operations"][-1]
+    assert (late["holder"], late["decision"], late["why"]) == ("A", "refused", "stale")
+    assert (found["revived"], found["lost_updates"]) == (0, 0)
+
+
+def test_a_storm_loses_nothing_behind_the_guard():
+    found = _json("storm", "--seconds", "2.5", "--ttl", "0.2", "--seed", "7", status=0)
+    assert (found["stale_admitted"], found["lost_updates"], found["tokens_fallen"]) == (0, 0, 0)
+    assert found["acknowledged"] > 20
+    assert found["pauses"]
+    assert found["refused"] > 0
+    assert sum(map(len, found["finals"].values())) == found["acknowledged"]
+    assert found["seed"] == 7
+
+
+def test_a_storm_loses_updates_without_the_guard():
+    found = _json("storm", "--seconds", "2.5", "--ttl", "0.2", "--guard", "none", status=1)
+    assert found["stale_admitted"] > 0
+    assert found["lost_updates"] > 0
+
+
+def test_the_timeline_tells_the_story_in_80_columns(tmp_path: Path):
+    result = _drill("--ttl", TTL, "--guard", f"sqlite:///{tmp_path / 'values.db'}")
+    lines = [line for line in result.stdout.splitlines() if str(tmp_path) not in line]
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in result.stdout
+    told = [re.sub(r"^ *\d+\.\d\d s +", "", line) for line in lines if re.match(r" *\d+\.\d\d s ", line)]
+    assert [line.split()[0] for line in told].count("A") == 5
+    assert told[-2] == "database   REFUSED: token 1 is stale, token 2 has been seen"
+    assert told[-1] == "database   holds stock 7, as B left it"
+    assert lines[-1] == "See it without the guard:  fenced drill --guard none"
+
+
+def test_a_storm_ends_in_a_table_of_counts():
+    result = _drill("storm", "--seconds", "0.6", "--ttl", "0.1", "--holders", "2", "--names", "1")
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"^  acknowledged updates +\d+$", result.stdout, re.MULTILINE)
+    assert re.search(r"^  lost updates +0 ", result.stdout, re.MULTILINE)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "words,says",
+    [
+        (["--authority", "memory:"], "lives in one process"),
+        (["--guard", "memory:"], "lives in one process"),
+        (["--authority", "sqlite:////nowhere/at/all.db"], "does not exist"),
+        (["--guard", "sqlite:////nowhere/at/all.db"], "cannot be written"),
+        (["--authority", "nosuch://user:hunter2@host/x"], "nosuch"),
+        (["--authority", "sqlite://user:hunter2@host/x"], "an SQLite address"),
+        (["--authority", "leases.db"], "an address looks like"),
+        (["--guard", ""], "--guard"),
+        (["--ttl", "0"], "ttl"),
+        (["--report", "/nowhere/at/all.html", "--ttl", "0.1"], "/nowhere/at"),
+    ],
+)
+def test_what_cannot_run_says_why_in_one_line(words: list[str], says: str):
+    result = _drill(*words)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "hunter2" not in result.output + result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_options_of_the_storm_are_refused_elsewhere():
+    assert _drill("pause", "--holders", "3").exit_code == 2
+
+
+def _start(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fenced.drills", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _read_until(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            return
+    pytest.fail(f"the drill never said {words!r}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_drill_clears_everything_away(number: signal.Signals, tmp_path: Path):
+    with _start("--ttl", "30") as process:
+        _read_until(process, "is stopped")
+        assert len(_workers(process.pid)) == 2
+        process.send_signal(number)
+        _, said = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert said == "drill: interrupted; its processes are ended\n"
+    assert _workers(process.pid) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_drill_that_is_killed_leaves_no_stopped_process_behind():
+    with _start("--ttl", "30") as process:
+        _read_until(process, "is stopped")
+        process.kill()
+        process.communicate(timeout=10)
+    assert _eventually(lambda: not _workers(process.pid))
+
+
+def test_a_holder_that_dies_ends_the_drill():
+    with _start("--ttl", "30") as process:
+        _read_until(process, "waits in line")
+        for worker in _workers(process.pid):
+            os.kill(worker, signal.SIGKILL)
+        _, said = process.communicate(timeout=45)
+    assert process.returncode == 2
+    assert "ended by itself" in said
+
+
+def test_the_report_needs_nothing_else(tmp_path: Path):
+    file = tmp_path / "report.html"
+    assert _drill("--ttl", "0.2", "--report", str(file)).exit_code == 0
+    html = file.read_text()
+    assert "HELD" in html
+    assert "refused: token 1 &lt; mark 2" in html
+    assert "prefers-color-scheme: dark" in html
+    addresses = set(re.findall(r"https?://[^\"'\s<]+", html))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # the name of a format; nothing is fetched
+    assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)", html)
+
+
+def _outcome(scenario: str, words: str) -> Outcome:
+    """An outcome in which every text that could come from outside is `words`."""
+    plan = Plan(scenario, None, None, 1.0, 8.0, 2, 1, 7)
+    operation = Operation("A", "write", words, words, 1, "refused", 0.0, 0.1, why=words, update="A1")
+    history = History(operations=[operation])
+    steps = tuple(
+        Step(0.1, actor, target, "note", words, words)
+        for actor, target in (("A", "A"), ("A", "database"), ("database", "database"))
+    )
+    return Outcome(
+        plan, words, words, True, (words,), (words,), history, check(history), steps, 0.0, 1.0, words
+    )
+
+
+@pytest.mark.parametrize("scenario", ["pause", "late-renewal", "storm"])
+def test_everything_in_a_report_is_escaped(scenario: str):
+    nasty = "<script>alert('&\"')</script>"
+    outcome = _outcome(scenario, nasty)
+    assert "<script" not in page(outcome)
+    ElementTree.fromstring(picture(outcome))
+
+
+def test_the_picture_alone_is_well_formed(tmp_path: Path):
+    file = tmp_path / "drill.svg"
+    assert _drill("--ttl", "0.2", "--guard", "none", "--report", str(file)).exit_code == 1
+    root = ElementTree.parse(file).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert any("gone" in (each.text or "") for each in root.iter())
+
+
+@pytest.mark.parametrize(
+    "text,shown",
+    [
+        ("sqlite:////var/lib/x.db", "sqlite:////var/lib/x.db"),
+        ("postgresql://me:hunter2@db/x", "postgresql://***db/x"),
+        ("redis://db/0?password=hunter2&x=1", "redis://db/0?password=***&x=1"),
+    ],
+)
+def test_addresses_are_shown_without_secrets(text: str, shown: str):
+    assert without_secrets(text) == shown

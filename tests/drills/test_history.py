@@ -1,0 +1,145 @@
+"""The check of a drill's history, in both directions: it passes what is right and catches what is planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fenced.drills.history import Decision, Grant, History, Kind, Operation, Renewal, as_json, check
+
+
+def _operation(
+    kind: Kind,
+    token: int,
+    at: float,
+    version: int | None,
+    *,
+    decision: Decision = "admitted",
+    name: str = "stock",
+) -> Operation:
+    update = f"u{token}" if kind == "write" else None
+    return Operation(
+        holder=f"H{token}",
+        kind=kind,
+        name=name,
+        stamp=f"stamp of {token}",
+        token=token,
+        decision=decision,
+        began=at,
+        time=at + 0.1,
+        why="stale" if decision == "refused" else None,
+        version=version,
+        update=update,
+    )
+
+
+def _story(*operations: Operation, there: tuple[str, ...] = ()) -> History:
+    return History(operations=list(operations), finals={"stock": frozenset(there)})
+
+
+# Token 1 reads and is paused, token 2 takes over, token 1 comes late and is refused.
+RIGHT = (
+    _operation("announce", 1, 0, None),
+    _operation("read", 1, 1, 0),
+    _operation("announce", 2, 2, None),
+    _operation("read", 2, 3, 0),
+    _operation("write", 2, 4, 1),
+    _operation("write", 1, 5, None, decision="refused"),
+)
+
+
+def test_a_right_history_is_held():
+    findings = check(_story(*RIGHT, there=("u2",)))
+    assert findings.verdict == "held"
+    assert (findings.acknowledged, findings.refused) == (1, 1)
+    assert not findings.stale
+    assert not findings.lost
+
+
+def test_a_late_write_that_was_admitted_is_stale_and_loses_an_update():
+    late = replace(RIGHT[-1], decision="admitted", version=2)
+    findings = check(_story(*RIGHT[:-1], late, there=("u1",)))
+    assert findings.verdict == "broken"
+    assert findings.stale == (late,)
+    assert [each.update for each in findings.lost] == ["u2"]
+    assert findings.lost_percent == pytest.approx(50)
+
+
+def test_a_late_write_is_stale_after_a_mere_announcement():
+    """Nothing was written with 2 yet: only the announcement makes the write of 1 stale."""
+    late = replace(RIGHT[-1], decision="admitted", version=None)
+    assert check(_story(*RIGHT[:3], late, there=("u1",))).stale == (late,)
+
+
+def test_the_order_of_the_resource_counts_where_times_overlap():
+    """Both writes were under way at once; by its versions the resource took 2 first, then 1."""
+    newer = replace(_operation("write", 2, 4, 1), time=9)
+    older = replace(_operation("write", 1, 4, 2), time=9)
+    assert check(_story(newer, older, there=("u1", "u2"))).stale == (older,)
+    swapped = (replace(newer, version=2), replace(older, version=1))
+    assert check(_story(*swapped, there=("u1", "u2"))).held
+
+
+def test_a_read_counts_where_it_stood_in_the_order_of_the_resource():
+    read = replace(_operation("read", 2, 4, 6), time=9)
+    before, after = (replace(_operation("write", 1, 4, version), time=9) for version in (6, 7))
+    assert check(_story(read, before, there=("u1",))).held
+    assert check(_story(read, after, there=("u1",))).stale == (after,)
+
+
+def test_names_have_marks_of_their_own():
+    other = _operation("write", 1, 6, 2, name="other")
+    history = _story(*RIGHT, other, there=("u2",))
+    history.finals["other"] = frozenset({"u1"})
+    assert check(history).held
+
+
+def test_an_acknowledged_update_that_is_missing_is_lost():
+    findings = check(_story(*RIGHT, there=()))
+    assert [each.update for each in findings.lost] == ["u2"]
+    assert findings.verdict == "broken"
+
+
+def test_what_nobody_was_told_may_be_there_or_not():
+    unknown = _operation("write", 3, 7, None, decision="unknown")
+    failed = _operation("write", 4, 8, None, decision="failed")
+    for there in (("u2",), ("u2", "u3")):
+        assert check(_story(*RIGHT, unknown, failed, there=there)).held
+
+
+def test_a_refused_update_that_is_there_is_caught():
+    findings = check(_story(*RIGHT, there=("u1", "u2")))
+    assert [each.update for each in findings.refused_applied] == ["u1"]
+    assert findings.verdict == "broken"
+
+
+def _grant(token: int, began: float, time: float) -> Grant:
+    return Grant("stock", token, f"H{token}", began, time)
+
+
+@pytest.mark.parametrize(
+    "grants,fallen",
+    [
+        ([_grant(1, 0, 1), _grant(2, 2, 3)], 0),
+        ([_grant(2, 0, 9), _grant(1, 0, 8)], 0),  # under way at once: either order is right
+        ([_grant(2, 0, 1), _grant(1, 2, 3)], 1),
+        ([_grant(1, 0, 1), _grant(1, 0, 1)], 1),
+    ],
+)
+def test_tokens_that_do_not_rise_are_caught(grants: list[Grant], fallen: int):
+    findings = check(History(grants=grants))
+    assert len(findings.tokens_fallen) == fallen
+    assert findings.held is (fallen == 0)
+
+
+@pytest.mark.parametrize("answer,revived", [("kept", 1), ("expired", 0)])
+def test_a_renewal_that_revives_a_lease_is_caught(answer: str, revived: int):
+    late = Renewal("H1", "stock", 1, answer, began=12, time=12.1)
+    findings = check(History(grants=[_grant(1, 0, 1), _grant(2, 10, 11)], renewals=[late]))
+    assert len(findings.revived) == revived
+
+
+def test_times_in_json_count_from_the_start():
+    rows = as_json(History(grants=[_grant(1, 100.5, 101.0)]), start=100.0)["grants"]
+    assert rows == [{"name": "stock", "token": 1, "holder": "H1", "began": 0.5, "time": 1.0}]

@@ -1,0 +1,114 @@
+"""Every authority gives the answers of the reference model, through any story that Hypothesis invents."""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from fenced.authorities.memory import MemoryStore
+from fenced.authorities.sqlite.store import Store
+from fenced.errors import FencedError
+from fenced.model import Ask, Granted, Holder, Kept, NameView, Waiting
+
+NAMES = ["a", "b", "c"]
+SECRETS = [f"{i:032x}" for i in range(6)]
+HOLDER = Holder("0" * 32, "label", "host", 1)
+
+
+def plain(answer: object) -> object:
+    """An answer without what may differ: rounding, and how early a waiter is told to look again."""
+    match answer:
+        case Waiting(check_in, ahead, held_by):
+            return ("waiting", check_in <= 1e-9, ahead, held_by.token if held_by else None)
+        case Granted(token, remaining, ttl):
+            return ("granted", token, round(remaining, 6), ttl)
+        case Kept(remaining):
+            return ("kept", round(remaining, 6))
+        case NameView():
+            held = answer.held_by
+            waiters = [(w.names, round(w.remaining, 6)) for w in answer.waiters]
+            return (answer.name, held and (held.token, round(held.remaining, 6)), round(answer.free_in, 6), waiters)
+        case _:
+            return answer
+
+
+class AgainstTheModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self.now_ns = 10**12
+        self.store = Store(Path(self._folder.name) / "leases.db", "default", lambda: self.now_ns)
+        self.model = MemoryStore(lambda: self.now_ns / 1e9)
+
+    @initialize()
+    def open(self) -> None:
+        self.store.open()
+
+    def teardown(self) -> None:
+        self.store.close()
+        self._folder.cleanup()
+
+    def both(self, real: object, model: object) -> None:
+        outcomes = []
+        for call in (real, model):
+            try:
+                outcomes.append(call())  # type: ignore[operator]
+            except FencedError as error:
+                outcomes.append(type(error))
+        assert outcomes[0] == outcomes[1], outcomes
+
+    @rule(
+        secret=st.sampled_from(SECRETS),
+        names=st.sets(st.sampled_from(NAMES), min_size=1, max_size=2),
+        ttl=st.sampled_from([1.0, 1.0, 1.0, 30.0]),
+        wait=st.booleans(),
+        delay=st.sampled_from([0.0, 0.0, 2.0]),
+    )
+    def ask(self, secret: str, names: set[str], ttl: float, wait: bool, delay: float) -> None:
+        ask = Ask(secret, tuple(sorted(names)), ttl, HOLDER, wait, delay)
+        self.both(lambda: plain(self.store.ask(ask, "")), lambda: plain(self.model.ask(ask)))
+
+    @rule(secrets=st.lists(st.sampled_from(SECRETS), max_size=6, unique=True))
+    def renew(self, secrets: list[str]) -> None:
+        self.both(
+            lambda: [plain(a) for a in self.store.renew(secrets, 1.0)],
+            lambda: [plain(a) for a in self.model.renew(secrets)],
+        )
+
+    @rule(secret=st.sampled_from(SECRETS))
+    def release(self, secret: str) -> None:
+        self.both(lambda: self.store.release(secret)[0], lambda: self.model.release(secret))
+
+    @rule(secret=st.sampled_from(SECRETS))
+    def withdraw(self, secret: str) -> None:
+        self.both(lambda: self.store.withdraw(secret)[0], lambda: self.model.withdraw(secret))
+
+    @rule(name=st.sampled_from(NAMES))
+    def force_release(self, name: str) -> None:
+        self.both(lambda: self.store.force_release(name)[0], lambda: self.model.force_release(name))
+
+    @rule(above=st.integers(0, 40))
+    def raise_floor(self, above: int) -> None:
+        self.both(lambda: self.store.raise_floor(above), lambda: self.model.raise_floor(above))
+
+    @rule()
+    def tidy(self) -> None:
+        self.both(self.store.tidy, self.model.tidy)
+
+    @rule(milliseconds=st.sampled_from([10, 400, 1000, 1001, 2500, 11_000, 700_000]))
+    def pass_time(self, milliseconds: int) -> None:
+        self.now_ns += milliseconds * 10**6
+
+    @invariant()
+    def the_same_picture(self) -> None:
+        if self.store._namespace:
+            self.both(
+                lambda: [plain(view) for view in self.store.survey("", 100)],
+                lambda: [plain(view) for view in self.model.survey("", 100)],
+            )
+
+
+AgainstTheModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgainstTheModel = AgainstTheModel.TestCase

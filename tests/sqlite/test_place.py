@@ -1,0 +1,262 @@
+"""Where the authority's file may lie, and what happens when the ground under it fails. Real mounts, real disks."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fenced
+from fenced.authorities.sqlite import place
+from fenced.authorities.sqlite.store import Store
+from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
+from fenced.model import Ask, Granted, Holder
+from fenced.runtime import clocks
+
+HOLDER = Holder("0" * 32, "label", "host", 1)
+
+
+def ask(number: int, name: str = "orders") -> Ask:
+    return Ask(f"{number:032x}", (name,), 10.0, HOLDER)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "leases.db", "default", clocks.now_ns)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def mounted(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a shell script and then Python in mount namespace of its own, also without root."""
+    unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    return subprocess.run(
+        [*unshare, "sh", "-ec", script, "sh", sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+HOLD = "import fenced, sys; fenced.Client('sqlite:///' + sys.argv[1]).acquire('a', wait=0)"
+
+
+def test_a_bind_mounted_file_is_refused(tmp_path: Path) -> None:
+    """One file under two names has two logs, and both mint the same tokens."""
+    fenced.Client(f"sqlite:///{tmp_path}/leases.db").acquire("a")
+    (tmp_path / "other.db").touch()
+    result = mounted(f'mount --bind "$2" "$3"; exec "$1" -c "{HOLD}" "$3"', tmp_path / "leases.db", tmp_path / "other.db")
+    assert "Misconfigured" in result.stderr, result.stderr
+    assert "mount point of its own" in result.stderr
+
+
+def test_a_hard_linked_file_is_refused(store: Store, tmp_path: Path) -> None:
+    os.link(store.path, tmp_path / "twin.db")
+    for name in ("leases.db", "twin.db"):
+        with pytest.raises(Misconfigured, match="hard links"):
+            Store(tmp_path / name, "default", clocks.now_ns).open()
+
+
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No network file system can be mounted here; its line in the kernel's list of mounts can be written."""
+    listed = tmp_path / "mountinfo"
+    listed.write_text(f"1 0 8:1 / / rw - ext4 x rw\n2 1 0:9 / {tmp_path} rw - nfs4 server:/x rw\n")
+    monkeypatch.setattr(place, "_MOUNTS", listed)
+    with pytest.raises(Misconfigured, match="network file system"):
+        Store(tmp_path / "leases.db", "default", clocks.now_ns).open()
+    assert not (tmp_path / "leases.db").exists()
+
+
+def test_a_link_to_the_file_is_the_file(store: Store, tmp_path: Path) -> None:
+    os.symlink(store.path, tmp_path / "link.db")
+    client = fenced.Client(f"sqlite:///{tmp_path}/link.db")
+    assert client.url == f"sqlite:///{store.path}"
+
+
+def test_a_missing_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="does not exist"):
+        fenced.Client(f"sqlite:///{tmp_path}/nowhere/leases.db").acquire("a")
+
+
+@pytest.mark.parametrize("url", ["sqlite:", "sqlite://", "sqlite:///", "sqlite://host/x", "sqlite:///a?b", "x", "", 5])
+def test_bad_addresses(url: str) -> None:
+    with pytest.raises(Misuse):
+        fenced.Client(url)
+
+
+def test_an_unknown_scheme_names_the_known_ones() -> None:
+    with pytest.raises(Misconfigured, match="sqlite"):
+        fenced.Client("carrier-pigeon://coop")
+
+
+def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE orders (id)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(Misconfigured, match="another program"):
+        Store(path, "default", clocks.now_ns).open()
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "leases.db"
+    path.write_bytes(b"this is not a database, it is a letter to one" * 100)
+    with pytest.raises(Misconfigured, match="damaged or not a database"):
+        Store(path, "default", clocks.now_ns).open()
+
+
+def test_a_newer_schema_is_refused(store: Store) -> None:
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(Misconfigured, match="upgrade fenced"):
+        Store(store.path, "default", clocks.now_ns).open()
+
+
+def test_a_replaced_file_is_noticed(store: Store) -> None:
+    """A process that kept the old file open would mint tokens into a file that nobody else sees."""
+    assert isinstance(store.ask(ask(1), ""), Granted)
+    os.rename(store.path, store.path.with_name("moved.db"))
+    with pytest.raises(Misconfigured, match="removed or replaced"):
+        store.ask(ask(2, "other"), "")
+
+
+def test_a_locked_file_is_unavailable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocker = sqlite3.connect(store.path, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable, match="locked"):
+        store.renew([f"{1:032x}"], 0.1)
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    assert isinstance(store.ask(ask(1), ""), Granted)
+
+
+FILL = """
+import os, sys
+import fenced
+from fenced.errors import Unavailable
+client = fenced.Client('sqlite:///' + sys.argv[1] + '/leases.db')
+first = client.acquire('first', wait=0)
+with open(sys.argv[1] + '/ballast', 'wb') as ballast:
+    try:
+        while True:
+            ballast.write(bytes(4096)); ballast.flush()
+    except OSError:
+        pass
+tokens = []
+try:
+    for number in range(10000):
+        tokens.append(client.acquire(f'name/{number}', wait=0).token)
+    print('never full')
+except Unavailable as error:
+    assert 'full' in str(error), error
+os.unlink(sys.argv[1] + '/ballast')
+after = client.acquire('after', wait=0)
+assert after.token > max([first.token, *tokens]), (after.token, tokens)
+first.release()
+print('ok')
+"""
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """The ask fails with a typed error; once there is room again, everything goes on, and tokens rise."""
+    result = mounted('mount -t tmpfs -o size=1m none "$3"; exec "$1" -c "$2" "$3"', FILL, tmp_path)
+    assert (result.stdout, result.stderr) == ("ok\n", "")
+
+
+READ_ONLY = """
+import sys
+import fenced
+try:
+    fenced.Client('sqlite:///' + sys.argv[1] + '/leases.db').acquire('a', wait=0)
+except fenced.Misconfigured as error:
+    print('ok', 'read-only' in str(error))
+"""
+
+
+def test_a_read_only_file_system_says_so(tmp_path: Path) -> None:
+    script = 'mount -t tmpfs none "$3"; "$1" -c "$4" "$3/leases.db"; mount -o remount,ro "$3"; exec "$1" -c "$2" "$3"'
+    result = mounted(script, READ_ONLY, tmp_path, HOLD)
+    assert result.stdout == "ok True\n", result.stderr
+
+
+def test_leases_end_with_the_boot_and_tokens_go_on(store: Store) -> None:
+    """After a restart of the machine no holder lives, and times of the old boot mean nothing."""
+    first = store.ask(ask(1), "")
+    assert isinstance(first, Granted)
+    store.close()
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("UPDATE machine SET boot = 'the boot before'")
+    connection.close()
+    again = Store(store.path, "default", clocks.now_ns)
+    again.open()
+    second = again.ask(ask(2), "")
+    assert isinstance(second, Granted)
+    assert second.token > first.token
+    assert again.release(f"{1:032x}")[0].reason == "expired"  # type: ignore[union-attr]
+    again.close()
+
+
+def test_grants_are_synced(store: Store) -> None:
+    """What hands out tokens writes ahead and syncs fully; `make evidence` cuts the power to show it."""
+    store.ask(ask(1), "")
+    (connection,) = store._durable
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_counting_state_cannot_be_deleted_or_lowered(store: Store) -> None:
+    store.ask(ask(1), "")
+    with sqlite3.connect(store.path) as connection:
+        for statement in ("DELETE FROM namespace", "UPDATE namespace SET token = 0", "UPDATE namespace SET token = 'x'"):
+            with pytest.raises(sqlite3.IntegrityError):
+                connection.execute(statement)
+    connection.close()
+
+
+def test_a_disk_error_is_unknown(store: Store) -> None:
+    """An I/O error at COMMIT may or may not have reached the disk."""
+    from fenced.authorities.sqlite.store import translate
+
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    assert isinstance(translate(error, store.path), Indeterminate)
+
+
+def test_a_time_namespace_does_not_shift_the_clock(tmp_path: Path) -> None:
+    """A container with a clock of its own sees the same leases expire at the same time."""
+    client = fenced.Client(f"sqlite:///{tmp_path}/leases.db")
+    client.acquire("held", ttl=60)
+    script = "import fenced, sys; c = fenced.Client('sqlite:///' + sys.argv[1]); print(c.try_hold('held').__enter__())"
+    flags = ["unshare", "--time", "--boottime", "86400"]
+    if os.geteuid() != 0:
+        flags.insert(1, "-r")
+    result = subprocess.run(
+        [*flags, sys.executable, "-c", script, tmp_path / "leases.db"], capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout == "None\n", result.stderr
+
+
+def test_a_long_path_does_not_matter_to_the_sockets(tmp_path: Path) -> None:
+    """Path sockets have 108 bytes; the folder is reached through a descriptor."""
+    folder = tmp_path / ("x" * 120) / ("y" * 120)
+    folder.mkdir(parents=True)
+    one, two = (fenced.Client(f"sqlite:///{folder}/leases.db") for _ in range(2))
+    lease = one.acquire("a")
+    got: list[fenced.Lease] = []
+    waiter = threading.Thread(target=lambda: got.append(two.acquire("a")))
+    waiter.start()
+    lease.release()
+    waiter.join(10)
+    assert got
+    assert [path.name for path in folder.iterdir() if path.name.endswith("-wake")] == ["leases.db-wake"]
+    one.close()
+    two.close()
+    assert list((folder / "leases.db-wake").iterdir()) == []
