@@ -185,12 +185,8 @@ class _ClientFace:
         label = self._label if self._label is not None else f"{host}:{pid}"
         holder = Holder(self._runtime.secret(), label, host, pid)
         return Desk(
-            self._authority, self._runtime, holder, guarantee=self._guarantee, emit=self._emit
+            self._authority, self._runtime, holder, guarantee=self._guarantee, emit=self._on_event
         )
-
-    def _emit(self, event: Event) -> None:
-        if self._on_event is not None:
-            self._on_event(event)
 
     def _forked(self) -> None:
         """The child gets no lease, no thread and no connection of its parent."""

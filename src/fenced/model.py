@@ -87,6 +87,7 @@ def check_floor(above: object) -> int:
     return above
 
 
+@lru_cache(maxsize=1024)
 def grant_id(secret: str) -> str:
     """The public id of the grant that an attempt's secret leads to."""
     return hashlib.sha256(b"fenced grant:" + secret.encode()).hexdigest()[:32]

@@ -261,7 +261,7 @@ def test_the_terminal_is_the_childs_while_it_runs(fenced: Any) -> None:
     script = f"""
 import subprocess, sys
 asking = [sys.executable, "-c", {whose.format("input()")!r}]
-for command in (asking, ["no-such-command"], ["sh", "-c", "echo begun; sleep 60"]):
+for command in (asking, ["no-such-command"], ["cat"]):
     status = subprocess.run([sys.executable, "-m", "fenced", "run", "x", "--", *command]).returncode
     {whose.format("status")}
 """
@@ -269,8 +269,9 @@ for command in (asking, ["no-such-command"], ["sh", "-c", "echo begun; sleep 60"
         terminal.type("hello\n")
         terminal.expect("\nmine hello")
         terminal.expect("\nmine 0")
-        terminal.expect("\nmine 127")
-        terminal.expect("\nbegun")
+        terminal.expect("\nmine 127\r\n")
+        terminal.type("begun\n")
+        terminal.expect("begun\r\nbegun\r\n")
         terminal.type("\x03")
         terminal.expect("^Cmine 130")
 

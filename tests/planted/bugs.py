@@ -352,6 +352,7 @@ def desk_with(hold_type: type[Hold]) -> type[Desk]:
                 secret=ask.secret,
                 granted=granted,
                 sent=sent,
+                jitter=self.keeper.jitter,
                 max_hold=wish.max_hold,
                 on_end=self._ended,
             )

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fenced.authorities.memory import MemoryStore
 from fenced.authorities.sqlite.store import Store
 from fenced.errors import FencedError
-from fenced.model import Ask, Granted, Holder, Kept, NameView, Waiting
+from fenced.model import Ask, Busy, Granted, Holder, Kept, NameView, Waiting
 
 NAMES = ["a", "b", "c"]
 SECRETS = [f"{i:032x}" for i in range(6)]
@@ -24,6 +24,8 @@ def plain(answer: object) -> object:
             return ("waiting", check_in <= 1e-9, ahead, held_by.token if held_by else None)
         case Granted(token, remaining, ttl):
             return ("granted", token, round(remaining, 6), ttl)
+        case Busy(ahead, held_by):
+            return ("busy", ahead, held_by and (held_by.token, round(held_by.remaining, 6)))
         case Kept(remaining):
             return ("kept", round(remaining, 6))
         case NameView():

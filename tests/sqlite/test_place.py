@@ -144,12 +144,12 @@ import fenced
 from fenced.errors import Unavailable
 client = fenced.Client('sqlite:///' + sys.argv[1] + '/leases.db')
 first = client.acquire('first', wait=0)
-with open(sys.argv[1] + '/ballast', 'wb') as ballast:
-    try:
-        while True:
-            ballast.write(bytes(4096)); ballast.flush()
-    except OSError:
-        pass
+ballast = os.open(sys.argv[1] + '/ballast', os.O_CREAT | os.O_WRONLY)
+try:
+    while True:
+        os.write(ballast, bytes(4096))
+except OSError:
+    os.close(ballast)
 tokens = []
 try:
     for number in range(10000):
@@ -175,7 +175,7 @@ READ_ONLY = """
 import sys
 import fenced
 try:
-    fenced.Client('sqlite:///' + sys.argv[1] + '/leases.db').acquire('a', wait=0)
+    fenced.Client('sqlite:///' + sys.argv[1] + '/leases.db').acquire('other', wait=0)
 except fenced.Misconfigured as error:
     print('ok', 'read-only' in str(error))
 """
@@ -207,7 +207,7 @@ def test_leases_end_with_the_boot_and_tokens_go_on(store: Store) -> None:
 def test_grants_are_synced(store: Store) -> None:
     """What hands out tokens writes ahead and syncs fully; `make evidence` cuts the power to show it."""
     store.ask(ask(1), "")
-    (connection,) = store._durable
+    connection = store._idle[-1].db
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 

@@ -70,13 +70,13 @@ class Inbox:
         with suppress(OSError):  # full: then it returns anyway
             os.write(self._write, b"\0")
 
-    def wait(self, seconds: float) -> bytes:
-        """The signals that have come, after `seconds` at the latest."""
+    def wait(self, seconds: float) -> int:
+        """The next signal, or 0 when nudged or when `seconds` are over."""
         self._poll.poll(max(0.0, seconds) * 1000)
         try:
-            return os.read(self._read, 512)
+            return os.read(self._read, 1)[0]
         except BlockingIOError:
-            return b""
+            return 0
 
     def stop(self, group: bool) -> None:
         """Stop like any other job, alone or with its group, and return when continued."""

@@ -179,8 +179,8 @@ def _attend(lease: Lease, child: Child, inbox: Inbox, margins: Margins) -> bool:
     told = False
     while not child.has_ended():
         left = lease.remaining() - (margins.kill if told else max(margins.tell, margins.kill))
-        news = inbox.wait(min(left, SLICE_SECONDS))
-        # Before any news: a child that was stopped past the deadline must not be continued.
+        signum = inbox.wait(min(left, SLICE_SECONDS))
+        # Looked at before the signal is: a child that was stopped past the deadline must not be continued.
         remaining = 0.0 if lease.state is State.LOST else lease.remaining()
         if remaining <= margins.kill:
             child.kill()
@@ -189,8 +189,7 @@ def _attend(lease: Lease, child: Child, inbox: Inbox, margins: Margins) -> bool:
             told = True
             child.send(signal.SIGTERM)
             child.send(signal.SIGCONT)
-        for signum in news:
-            _pass_on(signum, child, inbox)
+        _pass_on(signum, child, inbox)
     cut_short = told or lease.state is State.LOST
     if cut_short:
         child.kill()  # what the command left behind in its group has no more time than it had

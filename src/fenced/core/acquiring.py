@@ -87,13 +87,14 @@ class Desk:
         holder: Holder,
         *,
         guarantee: str = "strict",
-        emit: Callable[[events.Event], None] = lambda event: None,
+        emit: Callable[[events.Event], None] | None = None,
     ) -> None:
         self.authority = authority
         self.runtime = runtime
         self.holder = holder
-        self.emit = emit
-        self.keeper = Keeper(authority, runtime, emit)
+        self._observed = emit is not None
+        self.emit = emit or _nobody
+        self.keeper = Keeper(authority, runtime, self.emit)
         self.listener = Listener(authority, runtime)
         self.closed = False
         self._guarantee = guarantee
@@ -124,10 +125,12 @@ class Desk:
             hold = await self._attempt(wish, until, standing.realm)
             if hold is not None:
                 break
-        self._held.update(dict.fromkeys(hold.names, hold))
+        for name in hold.names:
+            self._held[name] = hold
         self.keeper.keep(hold)
-        waited = self.runtime.now() - began
-        self.emit(events.LeaseGranted(hold.names, hold.token, hold.grant, waited))
+        if self._observed:
+            waited = self.runtime.now() - began
+            self.emit(events.LeaseGranted(hold.names, hold.token, hold.grant, waited))
         return hold
 
     def _refuse_reentrance(self, names: tuple[str, ...]) -> None:
@@ -208,13 +211,14 @@ class Desk:
             secret=ask.secret,
             granted=granted,
             sent=sent,
+            jitter=self.keeper.jitter,
             max_hold=wish.max_hold,
             on_end=self._ended,
         )
         return hold if self.runtime.now() < hold.deadline else None
 
     def _enter(self, ask: Ask) -> Place:
-        place = Place(self.runtime, ask.secret, ask.ttl)
+        place = Place(self.runtime, ask.secret, ask.ttl, self.keeper.jitter)
         self.listener.expect(place)
         self.keeper.keep(place)
         return place
@@ -253,8 +257,9 @@ class Desk:
                 hold.end()
                 if late:
                     raise hold.lost_error()
-                held = self.runtime.now() - hold.acquired
-                self.emit(events.LeaseReleased(hold.names, hold.token, hold.grant, held))
+                if self._observed:
+                    held = self.runtime.now() - hold.acquired
+                    self.emit(events.LeaseReleased(hold.names, hold.token, hold.grant, held))
             case Ended(reason):
                 hold.lose(reason)
                 raise hold.lost_error()
@@ -307,6 +312,10 @@ class Desk:
         """In a forked child: the leases are the parent's."""
         for hold in {*self._held.values(), *self.keeper.holds()}:
             hold.lose("forked")
+
+
+def _nobody(event: events.Event) -> None:
+    """Nobody observes."""
 
 
 def _not_granted(wish: Wish, held_by: HeldBy | None, ahead: int | None) -> NotGranted:

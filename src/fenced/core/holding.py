@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from fenced import timing
-from fenced.contracts import Runtime
+from fenced.contracts import Runtime, Wakeup
 from fenced.errors import LeaseLost, Misuse, NotEnoughTime
 from fenced.model import Granted, Stamp, grant_id
 
@@ -38,6 +38,7 @@ class Hold:
         secret: str,
         granted: Granted,
         sent: float,
+        jitter: float = 0.0,
         max_hold: float | None = None,
         on_end: Callable[[Hold, str], None] | None = None,
     ) -> None:
@@ -49,8 +50,9 @@ class Hold:
         self.token = granted.token
         self.ttl = granted.ttl
         self.acquired = sent
+        self._jitter = jitter
         self.owner = runtime.whoami()
-        self.changed = runtime.wakeup()
+        self._changed: Wakeup | None = None
         self.lost_reason: str | None = None
         self.released = False
         self.in_doubt = False
@@ -63,7 +65,7 @@ class Hold:
     def _set_times(self, sent: float, remaining: float) -> None:
         self.deadline = timing.local_deadline(sent, remaining)
         self.overdue = sent + timing.overdue_after(self.ttl)
-        self.renew_at = sent + timing.renew_after(self.ttl, self.runtime.random())
+        self.renew_at = sent + timing.renew_after(self.ttl, self._jitter)
         if self.give_up is not None and self.deadline > self.give_up:
             self.deadline = self.give_up
 
@@ -105,7 +107,9 @@ class Hold:
 
     def next_stamp(self) -> Stamp:
         """The stamp of the next operation. A lost lease still stamps: the guard decides, not we."""
-        return self._stamp(next(self._sequence))
+        if self.released:
+            raise self._released_error()
+        return Stamp(self.realm, self.names, self.token, next(self._sequence), self.grant)
 
     def announcement(self) -> Stamp:
         return self._stamp(0)
@@ -116,8 +120,11 @@ class Hold:
 
     def _stamp(self, seq: int | None) -> Stamp:
         if self.released:
-            raise Misuse(f"{self} was released; nothing can be stamped with it")
+            raise self._released_error()
         return Stamp(self.realm, self.names, self.token, seq, self.grant)
+
+    def _released_error(self) -> Misuse:
+        return Misuse(f"{self} was released; nothing can be stamped with it")
 
     def on_lost(self, call: Callable[[str], Any]) -> None:
         """Call `call(reason)` once when the lease is lost; at once if it is lost already."""
@@ -127,10 +134,12 @@ class Hold:
 
     async def wait_lost(self, until: float | None) -> bool:
         """Wait for the loss (True); False when released, or when `until` comes first."""
+        # The flag is there before the state is looked at, so that no change falls in between.
+        changed = self._changed = self._changed or self.runtime.wakeup()
         while self.state not in (State.LOST, State.RELEASED):
             if until is not None and self.runtime.now() >= until:
                 return False
-            await self.runtime.wait(self.changed, _earlier(self.deadline, until))
+            await self.runtime.wait(changed, _earlier(self.deadline, until))
         return self.state is State.LOST
 
     # What the keeper and the release do to it.
@@ -153,13 +162,17 @@ class Hold:
         self.lost_reason = reason
         if self._on_end is not None:
             self._on_end(self, reason)
-        self.changed.set()
+        self._notify()
         self._tell()
 
     def end(self) -> None:
         """The authority confirmed the release."""
         self.released = True
-        self.changed.set()
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
 
     def _tell(self) -> None:
         while self._callbacks:

@@ -17,7 +17,6 @@ from fenced.events import Event, KeeperFailed, LeaseInJeopardy
 from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting, grant_id
 
 BATCH_MAX = 5000
-TIDY_EVERY = 300.0
 CALL_SECONDS_MIN = 0.05
 CALL_SECONDS_MAX = 5.0
 EARLY_MAX = 1024
@@ -26,11 +25,11 @@ EARLY_MAX = 1024
 class Place:
     """A place in a queue: what its waiter is told by the keeper and the listener."""
 
-    def __init__(self, runtime: Runtime, secret: str, ttl: float) -> None:
+    def __init__(self, runtime: Runtime, secret: str, ttl: float, jitter: float) -> None:
         self.secret = secret
         self.ttl = timing.waiter_ttl(ttl)
         self.wakeup = runtime.wakeup()
-        self.renew_at = runtime.now() + timing.renew_after(self.ttl, runtime.random())
+        self.renew_at = runtime.now() + timing.renew_after(self.ttl, jitter)
         self.check_at = math.inf
         self.woken = False
 
@@ -48,6 +47,8 @@ class Keeper:
     """Renews what it is given until it is taken away again."""
 
     def __init__(self, authority: Authority, runtime: Runtime, emit: Callable[[Event], None]) -> None:
+        # One jitter for the whole client: it spreads clients apart, and keeps one client's leases together.
+        self.jitter = runtime.random()
         self._authority = authority
         self._runtime = runtime
         self._emit = emit
@@ -57,7 +58,6 @@ class Keeper:
         self._asleep_until = -math.inf
         self._task: Task | None = None
         self._closed = False
-        self._tidy_at = runtime.now() + TIDY_EVERY
 
     def keep(self, item: Hold | Place) -> None:
         """Start renewing. Wakes the loop only when it would sleep past the first renewal."""
@@ -130,9 +130,6 @@ class Keeper:
             due = [item for item in items if item.renew_at <= now + 0.15 * item.ttl]
             for start in range(0, len(due), BATCH_MAX):
                 await self._renew(due[start : start + BATCH_MAX])
-        if now >= self._tidy_at:
-            self._tidy_at = now + TIDY_EVERY
-            await self._tidy()
 
     async def _renew(self, items: list[Hold | Place]) -> None:
         sent = self._runtime.now()
@@ -165,7 +162,7 @@ class Keeper:
     def _apply_place(self, place: Place, answer: RenewAnswer, sent: float) -> None:
         match answer:
             case Waiting(check_in):
-                place.renew_at = sent + timing.renew_after(place.ttl, self._runtime.random())
+                place.renew_at = sent + timing.renew_after(place.ttl, self.jitter)
                 place.check_at = sent + check_in
                 if check_in <= 0:
                     place.wake()
@@ -181,12 +178,6 @@ class Keeper:
             return
         hold.in_doubt = True
         self._emit(LeaseInJeopardy(hold.names, hold.token, hold.grant, hold.remaining(), why))
-
-    async def _tidy(self) -> None:
-        try:
-            await self._authority.tidy()
-        except FencedError:
-            return  # housekeeping; the next round tries again
 
 
 def _time_left(item: Hold | Place, now: float) -> float:

@@ -52,7 +52,9 @@ INTERRUPTED = 130
 @click.option("--seconds", type=click.FloatRange(0.5, 3600), help="How long the storm lasts. Default: 8.")
 @click.option("--holders", type=click.IntRange(2, 64), help="Processes in the storm. Default: 4.")
 @click.option("--names", type=click.IntRange(1, 64), help="Names in the storm. Default: 2.")
-@click.option("--seed", type=int, help="Seed of all that is random. Default: a new one.")
+@click.option(
+    "--seed", type=int, help="Seed of what is drawn by lot; timing stays the machine's. Default: a new one."
+)
 @click.pass_context
 def drill(
     context: click.Context,

@@ -141,16 +141,24 @@ class Crew:
         """The next message, or None when `until` has come."""
         while not self._heard:
             left = until - now()
-            for key, _ in self._selector.select(max(0.0, left)):
-                assert isinstance(key.fileobj, Member)
-                member = key.fileobj
-                self._heard.extend((member, message) for message in member.hear())
+            self._collect(left)
             if left <= 0 and not self._heard:
                 return None
         member, message = self._heard.popleft()
         if message["event"] == "failed":
             raise CouldNotRun(f"holder {member.holder}: {message['why']}")
         return member, message
+
+    def rest(self, until: float) -> None:
+        """Let time go by; messages are kept for later, and a holder that ends is noticed at once."""
+        while (left := until - now()) > 0:
+            self._collect(left)
+
+    def _collect(self, seconds: float) -> None:
+        for key, _ in self._selector.select(max(0.0, seconds)):
+            assert isinstance(key.fileobj, Member)
+            member = key.fileobj
+            self._heard.extend((member, message) for message in member.hear())
 
     def expect(self, member: Member, event: str, within: float = PATIENCE_SECONDS) -> Message:
         """The next message of `member`, which must be `event`."""

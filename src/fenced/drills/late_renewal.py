@@ -6,8 +6,6 @@ played at the contract of the authority, without a keeper, and scaled so that te
 
 from __future__ import annotations
 
-import time
-
 from fenced.drills import pause
 from fenced.drills.crew import PATIENCE_SECONDS, Crew
 from fenced.drills.stage import Stage
@@ -30,14 +28,14 @@ def run(stage: Stage, log: Log, screen: Screen) -> None:
         log.tell_granted("A", granted)
         pause.read(crew, log, "A")
         zero = granted["began"]
-        _until(zero + 6 * scale, screen)
+        crew.rest(zero + 6 * scale)
         crew["A"].tell("renew", delay=max(0.0, zero + 12 * scale - now()))
         _tell_renewing(crew, log)
         expires = stage.expiry(name, granted["token"])
-        _until(zero + 8 * scale, screen)
+        crew.rest(zero + 8 * scale)
         crew["B"].tell("acquire", name=name, wait=stage.plan.ttl + PATIENCE_SECONDS)
         log.tell_asking("B", crew.expect(crew["B"], "asking"), busy=True)
-        pause.wait_for_expiry(log, screen, expires, "T=10: ")
+        pause.wait_for_expiry(crew, log, screen, expires, "T=10: ")
         log.tell_granted("B", crew.expect(crew["B"], "granted", stage.plan.ttl + PATIENCE_SECONDS))
         pause.read(crew, log, "B")
         pause.write(crew, log, "B", 3)
@@ -65,8 +63,3 @@ def _tell_renewed(crew: Crew, log: Log) -> None:
     else:
         text = f"answers A: the lease is over ({answer}); nothing is revived"
         log.add(message["time"], AUTHORITY, "A", "ended", text, f"over: {answer}")
-
-
-def _until(moment: float, screen: Screen) -> None:
-    screen.tick("the story goes on")
-    time.sleep(max(0.0, moment - now()))

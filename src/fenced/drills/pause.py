@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from fenced.drills.crew import PATIENCE_SECONDS, CouldNotRun, Crew, Message
 from fenced.drills.resource import stock_of
 from fenced.drills.stage import Stage
@@ -28,12 +26,13 @@ def run(stage: Stage, log: Log, screen: Screen) -> None:
         expires = stage.expiry(name, granted["token"])
         crew["B"].tell("acquire", name=name, wait=stage.plan.ttl + PATIENCE_SECONDS)
         log.tell_asking("B", crew.expect(crew["B"], "asking"), busy=True)
-        wait_for_expiry(log, screen, expires)
+        wait_for_expiry(crew, log, screen, expires)
         taken = crew.expect(crew["B"], "granted", stage.plan.ttl + PATIENCE_SECONDS)
         log.tell_granted("B", taken)
         read(crew, log, "B")
         write(crew, log, "B", 3)
-        _linger(min(0.4, stage.plan.ttl / 4), screen)
+        screen.tick("A is still stopped")
+        crew.rest(now() + min(0.4, stage.plan.ttl / 4))
         # The rest of A's program lies in its pipe: it goes on by itself as soon as it runs again.
         crew["A"].tell("write", amount=1)
         woken = now()
@@ -102,15 +101,10 @@ def why_not(message: Message) -> str:
     return f"an honest {message['kind']} was {message['decision']}: {why}"
 
 
-def wait_for_expiry(log: Log, screen: Screen, expires: float, prefix: str = "") -> None:
+def wait_for_expiry(crew: Crew, log: Log, screen: Screen, expires: float, prefix: str = "") -> None:
     """Wait until A's lease has ended by the authority's clock."""
     while (left := expires - now()) > 0:
         screen.tick(f"A's lease ends in {left:.1f} s")
-        time.sleep(min(left, _TICK_SECONDS))
+        crew.rest(now() + min(left, _TICK_SECONDS))
     text = f"{prefix}A's lease has expired: nobody renewed it"
     log.add(expires, AUTHORITY, AUTHORITY, "expiry", text, "A's lease expires")
-
-
-def _linger(seconds: float, screen: Screen) -> None:
-    screen.tick("A is still stopped")
-    time.sleep(seconds)

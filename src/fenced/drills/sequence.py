@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fenced.drills.picture import cross, line, svg, tag, text
 from fenced.drills.story import AUTHORITY, DATABASE, Step
@@ -29,34 +29,6 @@ class Row:
     """How the next step answers a write; a refused one is stopped at the database."""
     sent: float | None = None
     """Where a message that was held up left its sender."""
-
-
-@dataclass(slots=True)
-class _Bars:
-    """Upright bars on the lifelines: the pause, and leases over it."""
-
-    parts: list[str] = field(default_factory=list)
-
-    def lease(self, who: str, top: float, bottom: float) -> None:
-        x = _LIVES[who] - 4
-        self.parts.append(
-            tag("rect", x=x, y=top, width=8.0, height=bottom - top, rx=2, fill=_COLORS[who], opacity=0.85)
-        )
-
-    def pause(self, top: float, bottom: float) -> None:
-        x = _LIVES["A"] - 13
-        self.parts.append(
-            tag(
-                "rect",
-                x=x,
-                y=top,
-                width=26.0,
-                height=bottom - top,
-                rx=4,
-                fill="url(#stopped)",
-                stroke="var(--soft)",
-            )
-        )
 
 
 def sequence_svg(steps: Sequence[Step], title: str) -> str:
@@ -105,19 +77,29 @@ def _lifelines(bottom: float) -> list[str]:
 
 
 def _bars(rows: Sequence[Row]) -> list[str]:
-    """A's lease until it expires, B's from then on, and the pause over A's lifeline."""
+    """The pause on A's lifeline, and over it A's lease until it expires; then B's."""
     at: dict[tuple[str, str], float] = {}
     for row in rows:
         at.setdefault((row.step.tone, row.step.target), row.y)
     last = rows[-1].y if rows else _TOP
-    bars = _Bars()
+    ends = {"A": at.get(("expiry", AUTHORITY), last), "B": last}
+    parts = []
     if ("stop", "A") in at:
-        bars.pause(at["stop", "A"], at.get(("wake", "A"), last))
-    for who in ("A", "B"):
-        granted = at.get(("grant", who))
-        if granted is not None:
-            bars.lease(who, granted, at.get(("expiry", AUTHORITY), last) if who == "A" else last)
-    return bars.parts
+        parts.append(_pause_bar(at["stop", "A"], at.get(("wake", "A"), last)))
+    for who, end in ends.items():
+        if ("grant", who) in at:
+            parts.append(_lease_bar(who, at["grant", who], end))
+    return parts
+
+
+def _lease_bar(who: str, top: float, bottom: float) -> str:
+    box = {"x": _LIVES[who] - 4, "y": top, "width": 8.0, "height": bottom - top, "rx": 2}
+    return tag("rect", **box, fill=_COLORS[who], opacity=0.85)
+
+
+def _pause_bar(top: float, bottom: float) -> str:
+    box = {"x": _LIVES["A"] - 13, "y": top, "width": 26.0, "height": bottom - top, "rx": 4}
+    return tag("rect", **box, fill="url(#stopped)", stroke="var(--soft)")
 
 
 def _legend(rows: Sequence[Row], y: float) -> list[str]:
@@ -187,13 +169,10 @@ def _draw_note(row: Row) -> list[str]:
     """Something that happens to one alone: written beside its lifeline."""
     step, x = row.step, _LIVES[row.step.actor]
     color = _BAD if step.tone == "corrupt" else "var(--ink)"
-    if step.actor == DATABASE:
-        place = {"x": x - 14, "text_anchor": "end"}
-    else:
-        place = {"x": x + 20, "text_anchor": "start"}
+    left = step.actor == DATABASE  # the last lifeline: there is no room to its right
     dot = tag("circle", cx=x, cy=row.y, r=4, fill=color)
-    words = tag("text", step.label, y=row.y + 4, class_="strong halo", style=f"fill:{color}", **place)
-    return [dot, words]
+    place = {"text_anchor": "end" if left else "start", "class_": "strong halo", "style": f"fill:{color}"}
+    return [dot, text(x - 14 if left else x + 20, row.y + 4, step.label, **place)]
 
 
 def _draw_arrow(row: Row) -> list[str]:

@@ -60,8 +60,12 @@ WHERE id IN (SELECT value FROM json_each(:ids)) AND state IN ('granted', 'waitin
 SELECT id, namespace, state, names, ticket, expires FROM attempt
 WHERE id IN (SELECT value FROM json_each(:ids));
 
--- overdue: Attempts that can be forgotten, a bounded number.
-SELECT id, namespace, state, names, ticket FROM attempt WHERE forget <= ? ORDER BY forget LIMIT 200;
+-- overdue: All attempts that can be forgotten.
+SELECT id, namespace, state, names, ticket FROM attempt WHERE forget <= ?;
+
+-- overdue_near: Those among the few that follow an id. Ids are random, so this samples the table.
+SELECT id, namespace, state, names, ticket
+FROM (SELECT * FROM attempt WHERE id > ? ORDER BY id LIMIT 200) WHERE forget <= ?;
 
 -- forget: Drop an attempt. The counter is not touched.
 DELETE FROM attempt WHERE id = ?;

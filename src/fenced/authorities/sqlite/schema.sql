@@ -39,8 +39,6 @@ CREATE TABLE attempt (
   holder     TEXT NOT NULL             -- JSON: id, label, host, pid
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX attempt_forget ON attempt (forget);
-
 -- Who holds a name, or held it last and let it expire.
 CREATE TABLE claim (
   namespace INTEGER NOT NULL,

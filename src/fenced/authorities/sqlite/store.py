@@ -7,12 +7,14 @@ token is handed out; a release or a renewal need not be, since the next grant's 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from fenced import sqlfile, timing
@@ -47,7 +49,7 @@ SQLITE_MIN = (3, 37, 0)
 QUEUE_MAX = 10_000
 BUSY_SECONDS = 5.0
 TIDY_EVERY_TOKENS = 64
-"""Every so many grants also forget a few ended attempts, for programs too short for a keeper."""
+"""Every so many grants also look for ended attempts to forget, so that no process has to sweep."""
 
 _NS = 10**9
 _LAST = 2**62
@@ -64,8 +66,7 @@ class Store:
         self._clock = clock
         self._namespace = 0
         self._inode = (0, 0)
-        self._durable: list[sqlite3.Connection] = []
-        self._relaxed: list[sqlite3.Connection] = []
+        self._idle: list[_Connection] = []
 
     # Opening.
 
@@ -75,8 +76,10 @@ class Store:
         if not self.path.parent.is_dir():
             raise Misconfigured(f"the folder {self.path.parent} does not exist; create it first")
         place.check_place(self.path)
-        with self._translated():
+        try:
             self._install()
+        except sqlite3.Error as error:
+            raise translate(error, self.path) from error
         place.check_place(self.path)
         status = os.stat(self.path)
         self._inode = (status.st_dev, status.st_ino)
@@ -93,15 +96,10 @@ class Store:
         """Create the schema, unless it is there; refuse a database that is somebody else's."""
         db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         try:
-            (owner,) = db.execute("PRAGMA application_id").fetchone()
-            (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-            if owner != APPLICATION_ID and tables:
-                raise Misconfigured(
-                    f"{self.path} is a database of another program; leases need a file of their own"
-                )
-            if db.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-                db.execute("PRAGMA journal_mode = WAL")
+            self._refuse_foreign(db)
+            _switch_to_wal(db)
             db.execute("BEGIN IMMEDIATE")
+            self._refuse_foreign(db)
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
                 raise Misconfigured(
@@ -117,6 +115,14 @@ class Store:
         finally:
             db.close()
 
+    def _refuse_foreign(self, db: sqlite3.Connection) -> None:
+        # The tables are counted first: another process may create ours between the two looks.
+        (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if tables and db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
+            raise Misconfigured(
+                f"{self.path} is a database of another program; leases need a file of their own"
+            )
+
     def _notice_reboot(self, db: sqlite3.Connection) -> None:
         boot = place.boot_id()
         if db.execute(SQL["boot"]).fetchone() == (boot,):
@@ -129,52 +135,29 @@ class Store:
 
     # Connections and transactions.
 
-    def _connect(self, durable: bool) -> sqlite3.Connection:
+    def _connect(self) -> _Connection:
         db = sqlite3.connect(
             self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
-        level = "FULL" if durable else "NORMAL"
-        db.execute(f"PRAGMA synchronous = {level}")
-        (mode,) = db.execute("PRAGMA journal_mode").fetchone()
-        (sync,) = db.execute("PRAGMA synchronous").fetchone()
-        if mode != "wal" or (durable and sync != 2):
+        mode = db.execute("PRAGMA journal_mode").fetchone()[0]
+        if mode != "wal":
             db.close()
-            raise Misconfigured(
-                f"{self.path} has journal_mode {mode} and synchronous {sync}; tokens need wal and 2 (full)"
-            )
-        return db
+            raise Misconfigured(f"{self.path} has journal_mode {mode}; tokens need wal")
+        return _Connection(db)
 
-    @contextlib.contextmanager
     def _write(
         self, *, durable: bool, timeout: float = BUSY_SECONDS, begin: str = "BEGIN IMMEDIATE"
-    ) -> Iterator[sqlite3.Connection]:
+    ) -> _Transaction:
         """A write transaction: the lock is taken first, the clock is read afterwards."""
-        idle = self._durable if durable else self._relaxed
-        with self._translated():
-            try:
-                db = idle.pop()
-            except IndexError:
-                db = self._connect(durable)
-            try:
-                if timeout != BUSY_SECONDS:
-                    db.execute(f"PRAGMA busy_timeout = {int(timeout * 1000)}")
-                db.execute(begin)
-                if durable and self._namespace:
-                    self._check_same_file()
-                yield db
-                db.execute("COMMIT")
-                if timeout != BUSY_SECONDS:
-                    db.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
-            except BaseException:
-                db.close()  # rolls back; a fresh connection costs less than doubts about this one
-                raise
-            idle.append(db)
+        return _Transaction(self, durable, timeout, begin)
 
-    def _read(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+    def _read(self) -> _Transaction:
         """A transaction that only looks, and blocks nobody."""
         return self._write(durable=False, begin="BEGIN")
 
     def _check_same_file(self) -> None:
+        if not self._namespace:
+            return  # not yet opened
         try:
             status = os.stat(self.path)
         except OSError:
@@ -185,26 +168,19 @@ class Store:
                 "process, and after a restore from backup run `fenced authority raise` first"
             )
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise translate(error, self.path) from error
-
     # The operations.
 
     def ask(self, ask: Ask, wake: str) -> AskAnswer:
         public = grant_id(ask.secret)
-        names = json.dumps(ask.names, ensure_ascii=False)
+        names = _names_text(ask.names)
         ticket = 0
         with self._write(durable=True) as db:
             now = self._clock()
             row = db.execute(SQL["attempt"], (public,)).fetchone()
             if row is not None:
-                if row[0] != self._namespace or row[2] != names or row[3] != int(ask.ttl * _NS):
-                    if row[1] == "withdrawn":
-                        return Ended("withdrawn")
+                tombstone = row[2] == "[]"  # withdrawn before it arrived
+                same = row[0] == self._namespace and row[2] == names and row[3] == int(ask.ttl * _NS)
+                if not (same or tombstone):
                     raise Misuse("the same attempt was used before with other names or another ttl")
                 state, ticket, token, expires = row[1], row[5], row[6], row[7]
                 if state in ("granted", "waiting") and expires <= now:
@@ -221,7 +197,7 @@ class Store:
     ) -> AskAnswer:
         until, claims = self._look(db, ask.names, ticket or _LAST, now)
         ttl, delay = int(ask.ttl * _NS), int(ask.lock_delay * _NS)
-        holder = json.dumps([ask.holder.id, ask.holder.label, ask.holder.host, ask.holder.pid])
+        holder = _holder_text(ask.holder)
         if until <= now:
             token = self._mint(db)
             for claim in claims:
@@ -237,7 +213,7 @@ class Store:
                 if ticket:
                     db.execute(SQL["dequeue"], (self._namespace, name, ticket))
             if token % TIDY_EVERY_TOKENS == 0:
-                self._tidy(db, now)
+                self._forget(db, db.execute(SQL["overdue_near"], (public, now)).fetchall())
             return Granted(token, ask.ttl, ask.ttl)
         held_by = next((_held_by(claim, now) for claim in claims if claim[2] > now), None)
         ahead = max(self._ahead(db, name, ticket or _LAST) for name in ask.names)
@@ -401,10 +377,9 @@ class Store:
 
     def tidy(self) -> int:
         with self._write(durable=False) as db:
-            return self._tidy(db, self._clock())
+            return self._forget(db, db.execute(SQL["overdue"], (self._clock(),)).fetchall())
 
-    def _tidy(self, db: sqlite3.Connection, now: int) -> int:
-        over = db.execute(SQL["overdue"], (now,)).fetchall()
+    def _forget(self, db: sqlite3.Connection, over: list[tuple[Any, ...]]) -> int:
         for public, namespace, state, names, ticket in over:
             for name in json.loads(names):
                 db.execute(SQL["drop_claim"], (namespace, name, public))
@@ -453,17 +428,95 @@ class Store:
         )
 
     def close(self) -> None:
-        for idle in (self._durable, self._relaxed):
-            while idle:
-                idle.pop().close()
+        while self._idle:
+            self._idle.pop().db.close()
 
     def forked(self) -> None:
         """Never close a connection in the child that the parent opened: bury it instead."""
-        _graveyard.extend((*self._durable, *self._relaxed))
-        self._durable, self._relaxed = [], []
+        _graveyard.extend(self._idle)
+        self._idle = []
 
 
-_graveyard: list[sqlite3.Connection] = []
+class _Transaction:
+    """One transaction on an idle connection of the store, or on a new one."""
+
+    __slots__ = ("_begin", "_connection", "_durable", "_store", "_timeout")
+
+    def __init__(self, store: Store, durable: bool, timeout: float, begin: str) -> None:
+        self._store = store
+        self._durable = durable
+        self._timeout = timeout
+        self._begin = begin
+
+    def __enter__(self) -> sqlite3.Connection:
+        store = self._store
+        try:
+            try:
+                connection = self._connection = store._idle.pop()
+            except IndexError:
+                connection = self._connection = store._connect()
+            try:
+                connection.prepare(self._durable, self._timeout)
+                connection.db.execute(self._begin)
+                if self._durable:
+                    store._check_same_file()
+            except BaseException:
+                connection.db.close()
+                raise
+        except sqlite3.Error as error:
+            raise translate(error, store.path) from error
+        return connection.db
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        connection, store = self._connection, self._store
+        if exc is None:
+            try:
+                connection.db.execute("COMMIT")
+            except sqlite3.Error as error:
+                connection.db.close()
+                raise translate(error, store.path) from error
+            store._idle.append(connection)
+            return
+        connection.db.close()  # rolls back; a fresh connection costs less than doubts about this one
+        if isinstance(exc, sqlite3.Error):
+            raise translate(exc, store.path) from exc
+
+
+class _Connection:
+    """A connection, and what it is set to. One serves grants and releases: a second one's cache is cold."""
+
+    __slots__ = ("_durable", "_timeout", "db")
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self._durable: bool | None = None
+        self._timeout = BUSY_SECONDS
+
+    def prepare(self, durable: bool, timeout: float) -> None:
+        """Sync commits to the disk, or leave that to the next grant; wait so long for the lock."""
+        if durable is not self._durable:
+            self.db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._durable = durable
+        if timeout != self._timeout:
+            self.db.execute(f"PRAGMA busy_timeout = {int(timeout * 1000)}")
+            self._timeout = timeout
+
+
+_graveyard: list[_Connection] = []
+
+
+def _switch_to_wal(db: sqlite3.Connection) -> None:
+    """Write ahead from now on. SQLite does not wait for its lock here, so we do."""
+    give_up = time.monotonic() + BUSY_SECONDS
+    while db.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() >= give_up:
+                raise
+            time.sleep(0.005)
 
 
 def _one(cursor: sqlite3.Cursor) -> tuple[Any, ...]:
@@ -475,6 +528,16 @@ def _one(cursor: sqlite3.Cursor) -> tuple[Any, ...]:
 
 def _remember(ttl_ns: int) -> int:
     return max(int(timing.REMEMBER_SECONDS_MIN * _NS), 4 * ttl_ns)
+
+
+@lru_cache(maxsize=1024)
+def _names_text(names: tuple[str, ...]) -> str:
+    return json.dumps(names, ensure_ascii=False)
+
+
+@lru_cache(maxsize=64)
+def _holder_text(holder: Holder) -> str:
+    return json.dumps([holder.id, holder.label, holder.host, holder.pid])
 
 
 def _holder(text: str) -> Holder:

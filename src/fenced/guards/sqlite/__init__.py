@@ -32,9 +32,7 @@ _WRITE = f"""
 INSERT INTO {_TABLE} (name, value, version) VALUES (?, ?, 1)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value, version = version + 1
 RETURNING version"""
-_ADOPT = """
-INSERT INTO fenced_realm (id, realm) VALUES (1, ?)
-ON CONFLICT (id) DO UPDATE SET realm = excluded.realm"""
+_ADOPT = "UPDATE fenced_guard SET realm = ?"
 _RECORDS = """
 SELECT time, name, stamp, token, grant_id, seq, verdict, ruling, mode
 FROM fenced_record WHERE guard = ? ORDER BY id"""

@@ -31,9 +31,8 @@ _FOREIGN_KEYS = """
 SELECT 1 FROM sqlite_schema s, pragma_foreign_key_list(s.name)
 WHERE s.type = 'table' AND s.name <> 'fenced_stamp' LIMIT 1"""
 _LOOK = """
-SELECT 0, rule, NULL, NULL FROM fenced_guard WHERE guard = ?
-UNION ALL SELECT 1, realm, NULL, NULL FROM fenced_realm
-UNION ALL SELECT 2, pattern, mode, NULL FROM fenced_mode WHERE guard = ?"""
+SELECT 'guard', rule, realm FROM fenced_guard WHERE guard = ?
+UNION ALL SELECT 'mode', pattern, mode FROM fenced_mode WHERE guard = ?"""
 _MARK = "SELECT token, grant_id, seq FROM fenced_mark WHERE name = ?"
 _RAISE = """
 INSERT INTO fenced_mark (name, token, grant_id, seq) VALUES (?, ?, ?, ?)
@@ -129,7 +128,7 @@ class Fence:
             )
             mode = mode_of(name, modes)
             if judged.verdict is Verdict.ADMIT and realm is None:
-                await session.run("INSERT INTO fenced_realm (id, realm) VALUES (1, ?)", (stamp.realm,))
+                await session.run("UPDATE fenced_guard SET realm = ? WHERE realm IS NULL", (stamp.realm,))
                 realm = stamp.realm
             if stamping and self.mandatory and judged.verdict in _AT_THE_WRITE:
                 # What the write will be is known, but it has not happened yet: announce only.
@@ -160,11 +159,9 @@ class Fence:
             if "no such table" in str(error):
                 raise Misconfigured("no guard is installed in this database; run its install()") from error
             raise
-        for kind, first, second, _ in rows:
-            if kind == 0:
-                rule = first
-            elif kind == 1:
-                realm = first
+        for kind, first, second in rows:
+            if kind == "guard":
+                rule, realm = first, second
             else:
                 modes.append((first, Mode.parse(second)))
         if rule is None:
@@ -311,7 +308,12 @@ class Guarded:
         if not str(error).startswith("no such"):
             raise began_badly(self._session, error) from error
         if READY in str(error):
-            await self._fence.make_ready(self._session)
+            try:
+                await self._fence.make_ready(self._session)
+            except BaseException:
+                if self._session.in_transaction:
+                    await self._session.run("ROLLBACK")
+                raise
         return self.names  # or no guard is there, which announcing finds out
 
     async def announce(self, names: Sequence[str]) -> None:

@@ -112,8 +112,9 @@ async def script(spec: Spec, mode: Mode, run: Run) -> list[str]:
     table = _literal(spec.table)
     statements = sqlfile.statements(TABLES)
     statements.append(
-        f"INSERT INTO fenced_guard (guard, template, rule) VALUES ({table}, {_literal(spec.name)}, "
-        f"'{spec.rule}') ON CONFLICT (guard) DO UPDATE SET template = excluded.template, rule = excluded.rule"
+        f"INSERT INTO fenced_guard (guard, template, rule, realm) VALUES ({table}, {_literal(spec.name)}, "
+        f"'{spec.rule}', (SELECT realm FROM fenced_guard LIMIT 1)) "
+        "ON CONFLICT (guard) DO UPDATE SET template = excluded.template, rule = excluded.rule"
     )
     statements.append(
         f"INSERT INTO fenced_mode (guard, pattern, glob, mode) VALUES ({table}, '*', '*', '{mode}') "

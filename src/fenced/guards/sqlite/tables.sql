@@ -16,17 +16,13 @@ BEGIN SELECT RAISE(ABORT, 'fenced: a mark never falls'); END;
 CREATE TRIGGER IF NOT EXISTS fenced_mark_stays BEFORE DELETE ON fenced_mark
 BEGIN SELECT RAISE(ABORT, 'fenced: a mark is never deleted'); END;
 
--- The one authority whose stamps count here.
-CREATE TABLE IF NOT EXISTS fenced_realm (
-  id    INTEGER PRIMARY KEY CHECK (id = 1),
-  realm TEXT NOT NULL
-) STRICT;
-
--- The guarded tables. The rule is part of the guard, so that no writer can choose a weaker one.
+-- The guarded tables. The rule is part of the guard, so that no writer can choose a weaker one. The realm is
+-- the one authority whose stamps count here, the same in every row; NULL until the first stamp is admitted.
 CREATE TABLE IF NOT EXISTS fenced_guard (
   guard    TEXT PRIMARY KEY,
   template TEXT NOT NULL,
-  rule     TEXT NOT NULL CHECK (rule IN ('retry', 'once', 'sequenced'))
+  rule     TEXT NOT NULL CHECK (rule IN ('retry', 'once', 'sequenced')),
+  realm    TEXT
 ) STRICT, WITHOUT ROWID;
 
 -- The stage of the rollout, by guard and name pattern; the longest pattern counts.
