@@ -1,0 +1,178 @@
+"""Client: what threads, blocks and errors do. The checks that both colours share are in the kit."""
+
+import sqlite3
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import fenced
+from fenced import events
+from fenced.authorities.sqlite.store import Store
+from fenced.runtime.blocking import step
+
+
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/leases.db"
+
+
+def test_no_thread_hop_for_an_uncontended_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The statements of acquire and release run in the calling thread."""
+    threads: dict[str, set[int]] = {}
+    for name in ("ask", "release"):
+
+        def watched(self, *args, _name=name, _call=getattr(Store, name)):  # type: ignore[no-untyped-def]
+            threads.setdefault(_name, set()).add(threading.get_ident())
+            return _call(self, *args)
+
+        monkeypatch.setattr(Store, name, watched)
+    with fenced.Client(url(tmp_path)) as client:
+        for _ in range(3):
+            client.acquire("a").release()
+    assert threads == {"ask": {threading.get_ident()}, "release": {threading.get_ident()}}
+
+
+def test_holding(tmp_path: Path) -> None:
+    with fenced.Client(url(tmp_path)) as client, fenced.Client(url(tmp_path)) as other:
+        with client.hold("orders/42", ttl=timedelta(seconds=5)) as lease:
+            assert lease.name == "orders/42"
+            assert lease.ttl == 5
+            assert lease.state == "held"
+            assert lease.lost_reason is None
+            with other.try_hold("orders/42") as refused:
+                assert refused is None
+            with pytest.raises(fenced.Misuse, match="not re-entrant"), client.hold("orders/42"):
+                pass
+        with other.try_hold("orders/42") as taken:
+            assert taken is not None
+            assert taken.token > lease.token
+        assert repr(lease) == f"<Lease 'orders/42' token={lease.token} released>"
+        held = client.hold("once")
+        with held:
+            pass
+        with pytest.raises(fenced.Misuse, match="entered before"), held:
+            pass
+
+        @client.held("job")
+        def job(lease: fenced.Lease, factor: int) -> int:
+            return factor * (lease.name == "job")
+
+        assert job(42) == 42
+
+
+def test_the_end_of_the_block_raises_when_the_lease_did_not_last(tmp_path: Path) -> None:
+    seen: list[object] = []
+    with fenced.Client(url(tmp_path), on_event=seen.append) as client:
+        with pytest.raises(fenced.LeaseLost) as caught, client.hold("a"):
+            step(client._authority.force_release("a"))
+        assert caught.value.reason == "revoked"
+        with pytest.raises(ZeroDivisionError), client.hold("a"):
+            step(client._authority.force_release("a"))
+            1 / 0  # noqa: B018
+    assert [type(event) for event in seen].count(events.LeaseEnded) == 2
+    assert sum(isinstance(event, events.LeaseGranted) for event in seen) == 2
+
+
+def test_a_release_that_cannot_be_told_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The section is over either way; the lease expires by itself."""
+    monkeypatch.setattr("fenced.authorities.sqlite.store.BUSY_SECONDS", 0.05)
+    seen: list[object] = []
+    client = fenced.Client(url(tmp_path), on_event=seen.append)
+    client.acquire("warm").release()
+    blocker = sqlite3.connect(tmp_path / "leases.db", isolation_level=None)
+    lease = client.acquire("a", ttl=30)
+    client._authority._store.close()  # type: ignore[attr-defined]
+    with client.hold("b"):
+        client._authority._store.close()  # type: ignore[attr-defined]
+        blocker.execute("BEGIN IMMEDIATE")
+    assert any(isinstance(event, events.ReleaseFailed) for event in seen)
+    with pytest.raises(fenced.Unavailable):
+        lease.release()
+    blocker.execute("ROLLBACK")
+    lease.release()  # a release that failed can be repeated
+    blocker.close()
+    client.close()
+
+
+def test_closing_wakes_waiters_and_ends_leases(tmp_path: Path) -> None:
+    one, two = fenced.Client(url(tmp_path)), fenced.Client(url(tmp_path))
+    lease = one.acquire("a")
+    mine = two.acquire("b")
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            two.acquire("a")
+        except fenced.FencedError as error:
+            errors.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while not step(one._authority.observe("a")).waiters:
+        pass
+    two.close()
+    waiter.join(10)
+    assert [type(error) for error in errors] == [fenced.Misuse]
+    assert mine.lost_reason == "closed"
+    with pytest.raises(fenced.Misuse, match="closed"):
+        two.acquire("c")
+    two.close()
+    lease.release()
+    one.close()
+
+
+def test_a_keeper_that_dies_takes_its_leases_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody renews any more: every lease says so, instead of trusting on."""
+    seen: list[object] = []
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    client = fenced.Client(url(tmp_path), on_event=seen.append)
+    lease = client.acquire("a", ttl=0.3)
+
+    def broken(self: object, *args: object) -> None:
+        raise RuntimeError("out of memory, say")
+
+    monkeypatch.setattr(Store, "renew", broken)
+    assert lease.wait_lost(5)
+    assert lease.lost_reason == "keeper"
+    assert any(isinstance(event, events.KeeperFailed) for event in seen)
+    client.close()
+    assert len(raised) == 1
+
+
+def test_strict_refuses_a_store_with_doubts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Store.open
+
+    def doubtful(self: Store):  # type: ignore[no-untyped-def]
+        standing = opened(self)
+        return type(standing)(standing.realm, standing.last_token, ("its disk is a rumour",))
+
+    monkeypatch.setattr(Store, "open", doubtful)
+    with pytest.raises(fenced.Misconfigured, match="rumour"):
+        fenced.Client(url(tmp_path)).acquire("a")
+    fenced.Client(url(tmp_path), guarantee="best-effort").acquire("a").release()
+    with pytest.raises(fenced.Misuse):
+        fenced.Client(url(tmp_path), guarantee="perfect")  # type: ignore[arg-type]
+
+
+def test_coroutines_of_another_runtime_are_noticed() -> None:
+    """A suspension under the blocking runtime is an error, also under -O."""
+    import asyncio
+
+    with pytest.raises(fenced.InvariantBroken):
+        step(asyncio.sleep(0))
+
+
+def test_named_values_behind_a_guard(tmp_path: Path) -> None:
+    guard = fenced.Guard(f"sqlite:///{tmp_path}/values.db")
+    with fenced.Client(url(tmp_path)) as client, client.hold_all(["a", "b"], guards=[guard]) as lease:
+        version = guard.write(lease, "a", "1")
+        with pytest.raises(fenced.Conflict):
+            guard.write(lease, "a", "2", expect=version + 1)
+        guard.write_many(lease, {"a": "3", "b": "3"})
+        assert guard.read(lease, "b").value == guard.peek("a", at_least=lease.token).value == "3"
+        guard.set_mode("require")
+        with pytest.raises(fenced.Misuse):
+            guard.write("not a fence", "a", "4")  # type: ignore[arg-type]
+    guard.close()
