@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fenced.client import AsyncLease as AsyncLease
     from fenced.client import Client as Client
     from fenced.client import Lease as Lease
+    from fenced.contracts import Versioned as Versioned
     from fenced.core.holding import State as State
     from fenced.errors import AlreadyApplied as AlreadyApplied
     from fenced.errors import Conflict as Conflict
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from fenced.errors import Unsupported as Unsupported
     from fenced.guarding import AsyncGuard as AsyncGuard
     from fenced.guarding import Guard as Guard
+    from fenced.model import HeldBy as HeldBy
     from fenced.model import Stamp as Stamp
 
 __version__ = "0.1.0"
@@ -59,7 +61,9 @@ _HOME = {
     "Guard": "fenced.guarding",
     "AsyncGuard": "fenced.guarding",
     "State": "fenced.core.holding",
+    "HeldBy": "fenced.model",
     "Stamp": "fenced.model",
+    "Versioned": "fenced.contracts",
     **dict.fromkeys(
         (
             "AlreadyApplied",

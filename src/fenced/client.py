@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
@@ -418,14 +418,16 @@ class AsyncClient(_ClientFace):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> Callable[[Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Awaitable[R]]]:
+    ) -> Callable[
+        [Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]
+    ]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
         wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         announced = tuple(guards)
 
         def decorate(
             function: Callable[Concatenate[AsyncLease, P], Awaitable[R]],
-        ) -> Callable[P, Awaitable[R]]:
+        ) -> Callable[P, Coroutine[Any, Any, R]]:
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 async with AsyncHolding(self, wish, announced) as lease:

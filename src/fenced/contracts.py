@@ -120,6 +120,9 @@ class Authority(Protocol):
     async def hear(self, until: float) -> list[str]:
         """Wait for wake-ups: public ids of attempts that may have come to the head. A hint only."""
 
+    def nudge(self) -> None:
+        """Let a `hear` that is under way return soon: the client closes."""
+
     async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
         """The names that are held or waited for, in order, beginning behind `after`."""
 

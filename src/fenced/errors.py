@@ -12,6 +12,7 @@ A refusal is a correctness signal, not a failure to be retried away: somebody el
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ def shown(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"
     text = ascii(value)
     return text if len(text) <= SHOWN_BYTES_MAX else text[: SHOWN_BYTES_MAX - 3] + "..."
+
+
+def redacted(url: object) -> object:
+    """An address without its user and password, for messages."""
+    return re.sub(r"//[^@/\s]*@", "//***@", url) if isinstance(url, str) else url
 
 
 class FencedError(Exception):

@@ -6,7 +6,7 @@ import importlib
 from typing import Any, Literal, Protocol, cast
 
 from fenced.contracts import Authority, Guard, Runtime
-from fenced.errors import Misconfigured, Misuse, shown
+from fenced.errors import Misconfigured, Misuse, redacted, shown
 
 Kind = Literal["fenced.authorities", "fenced.guards"]
 
@@ -42,7 +42,7 @@ def guard(url: str, runtime: Runtime) -> Guard:
 
 def _find(kind: Kind, url: object) -> Any:
     if not isinstance(url, str) or ":" not in url:
-        raise Misuse(f"an address looks like sqlite:///leases.db, not {shown(url)}")
+        raise Misuse(f"an address looks like sqlite:///leases.db, not {shown(redacted(url))}")
     scheme = url.partition(":")[0]
     if (target := BUILT_IN[kind].get(scheme)) is not None:
         module, _, name = target.partition(":")
@@ -52,4 +52,5 @@ def _find(kind: Kind, url: object) -> Any:
     for entry in entry_points(group=kind, name=scheme):
         return entry.load()
     known = ", ".join(sorted(BUILT_IN[kind]))
-    raise Misconfigured(f"no {kind.partition('.')[2]} for {scheme!r}; known: {known}")
+    what = "authority" if kind == "fenced.authorities" else "guard"
+    raise Misconfigured(f"no {what} for {shown(scheme)}; known: {known}")

@@ -18,7 +18,16 @@ from typing import Any, Generic, TypeVar
 
 from fenced.contracts import Trait
 from fenced.decision import Mark, Mode, Rule
-from fenced.errors import AlreadyApplied, Contended, FencedError, Misconfigured, Misuse, Refused, Unsupported, shown
+from fenced.errors import (
+    AlreadyApplied,
+    Contended,
+    FencedError,
+    Misconfigured,
+    Misuse,
+    Refused,
+    Unsupported,
+    shown,
+)
 from fenced.guarding import Fence, announcement, write_stamp
 from fenced.guards.answers import error_for
 from fenced.guards.sqlite import SqliteGuard, install, set_mode

@@ -104,7 +104,7 @@ def test_raising_the_floor(fenced: Any) -> None:
         (["authority", "raise", "--above", "1_0"], 64, "in digits"),
         (["authority", "raise", "--above", "9007199254740991"], 64, "floor"),
         (["authority", "raise", "--above-guards", "sqlite:///{folder}/none.db"], 78, "cannot be read"),
-        (["ls", "--authority", "gopher://x"], 78, "no authorities for 'gopher'"),
+        (["ls", "--authority", "gopher://x"], 78, "no authority for 'gopher'"),
         (["run", "x", "--authority", "memory:", "--", "true"], 78, "one process"),
         (["run", "x", "--authority", "sqlite:///{folder}/none/x.db", "--", "true"], 78, "does not exist"),
         (["ls", "--authority", "sqlite:///{folder}/mistyped.db"], 78, "no file"),

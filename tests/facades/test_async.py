@@ -80,6 +80,7 @@ def test_cancelling_a_release_still_releases(tmp_path: Path) -> None:
                 except asyncio.CancelledError:
                     if step == 0:  # it had not begun
                         await lease.release()
+                assert lease.state == "released", step
                 assert (await view(one, "a")).held_by is None, step
 
     run(story())
@@ -174,6 +175,7 @@ def test_a_guard_is_told_at_grant_time(tmp_path: Path) -> None:
     async def story() -> None:
         guard = fenced.AsyncGuard(f"sqlite:///{tmp_path}/values.db")
         async with fenced.AsyncClient(url(tmp_path)) as one:
+            await (await one.acquire("first")).release()
             async with one.hold("a", guards=[guard]) as lease:
                 with pytest.raises(fenced.StaleToken):
                     await guard.write(lease.next_stamp()._replace(token=lease.token - 1), "a", "old")  # type: ignore[arg-type]

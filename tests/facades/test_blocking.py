@@ -22,7 +22,9 @@ def test_no_thread_hop_for_an_uncontended_pair(tmp_path: Path, monkeypatch: pyte
     threads: dict[str, set[int]] = {}
     for name in ("ask", "release"):
 
-        def watched(self, *args, _name=name, _call=getattr(Store, name)):  # type: ignore[no-untyped-def]
+        call = getattr(Store, name)
+
+        def watched(self, *args, _name=name, _call=call):  # type: ignore[no-untyped-def]
             threads.setdefault(_name, set()).add(threading.get_ident())
             return _call(self, *args)
 

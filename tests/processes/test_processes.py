@@ -18,6 +18,7 @@ from fenced.runtime.blocking import step
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[fenced.Client]:
     with fenced.Client(f"sqlite:///{tmp_path}/leases.db") as opened:
+        opened.acquire("warm-up").release()
         yield opened
 
 

@@ -29,7 +29,7 @@ def test_faults_are_strong_enough() -> None:
         assert counts.get(what, 0) >= 10, (what, counts)
 
 
-@pytest.mark.parametrize("seed", range(0, 20))
+@pytest.mark.parametrize("seed", range(20))
 def test_one_seed_one_world(seed: int) -> None:
     first, second = simulate(seed, tell=True), simulate(seed, tell=True)
     assert first.log == second.log

@@ -50,7 +50,8 @@ def test_a_bind_mounted_file_is_refused(tmp_path: Path) -> None:
     """One file under two names has two logs, and both mint the same tokens."""
     fenced.Client(f"sqlite:///{tmp_path}/leases.db").acquire("a")
     (tmp_path / "other.db").touch()
-    result = mounted(f'mount --bind "$2" "$3"; exec "$1" -c "{HOLD}" "$3"', tmp_path / "leases.db", tmp_path / "other.db")
+    script = f'mount --bind "$2" "$3"; exec "$1" -c "{HOLD}" "$3"'
+    result = mounted(script, tmp_path / "leases.db", tmp_path / "other.db")
     assert "Misconfigured" in result.stderr, result.stderr
     assert "mount point of its own" in result.stderr
 
@@ -215,9 +216,11 @@ def test_grants_are_synced(store: Store) -> None:
 def test_counting_state_cannot_be_deleted_or_lowered(store: Store) -> None:
     store.ask(ask(1), "")
     with sqlite3.connect(store.path) as connection:
-        for statement in ("DELETE FROM namespace", "UPDATE namespace SET token = 0", "UPDATE namespace SET token = 'x'"):
+        for statement in ("SET token = 0", "SET token = 'x'", "SET realm = 'other'"):
             with pytest.raises(sqlite3.IntegrityError):
-                connection.execute(statement)
+                connection.execute(f"UPDATE namespace {statement}")
+        with pytest.raises(sqlite3.IntegrityError):
+            connection.execute("DELETE FROM namespace")
     connection.close()
 
 

@@ -27,8 +27,8 @@ from fenced.model import (
     Holder,
     Kept,
     NameView,
-    Released,
     ReleaseAnswer,
+    Released,
     RenewAnswer,
     Standing,
     Waiter,
@@ -360,6 +360,10 @@ class MemoryAuthority:
         for public in heard:
             self._heard.pop(public, None)
         return heard
+
+    def nudge(self) -> None:
+        if self._wakeup is not None:
+            self._wakeup.set()
 
     async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
         return self._store.survey(after, limit)

@@ -249,7 +249,10 @@ class Desk:
         if hold.lost_reason == "forked":
             raise hold.lost_error()
         self.keeper.drop(hold.secret)
-        answer = await self.runtime.finish(self.authority.release(hold.secret))
+        await self.runtime.finish(self._release(hold))
+
+    async def _release(self, hold: Hold) -> None:
+        answer = await self.authority.release(hold.secret)
         self._let_go(hold)
         match answer:
             case Released():
@@ -304,6 +307,7 @@ class Desk:
         self.closed = True
         for hold in self.keeper.holds():
             hold.lose("closed")
+        self.authority.nudge()
         await self.keeper.close()
         await self.listener.close()
         await self.authority.close()

@@ -73,8 +73,8 @@ class AioRuntime:
                 if task.cancelled():
                     raise
                 cancelled = error
-            except BaseException:
-                break  # the task's own; raised below
+            except BaseException:  # noqa: BLE001 - the task's own; raised below
+                break
         if cancelled is not None:
             task.exception()  # looked at, so that nobody complains that it was not
             raise cancelled

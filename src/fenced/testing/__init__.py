@@ -1,9 +1,23 @@
 """Conformance kits: what every authority and every guard must do, as plain checks that know no pytest.
 
-Bind a backend by a harness (`AuthorityHarness`, `GuardHarness`) and run `authorities.CHECKS` or
-`guards.CHECKS` with `run`, once in each colour. Third parties run the same checks as we do.
+Bind a backend by a harness (`AuthorityHarness`, `GuardHarness`) and run `AUTHORITY_CHECKS` or `GUARD_CHECKS`
+with `run`, once in each colour. Third parties run the same checks as we do.
 """
 
-from fenced.testing.kit import AuthorityHarness, Check, CheckFailed, GuardHarness, run
+from fenced.testing import authorities, clients, guards
+from fenced.testing.kit import COLOURS, AuthorityHarness, Check, CheckFailed, Colour, GuardHarness, run
 
-__all__ = ["AuthorityHarness", "Check", "CheckFailed", "GuardHarness", "run"]
+AUTHORITY_CHECKS: list[Check[AuthorityHarness]] = [*authorities.CHECKS, *clients.CHECKS]
+GUARD_CHECKS: list[Check[GuardHarness]] = [*guards.CHECKS]
+
+__all__ = [
+    "AUTHORITY_CHECKS",
+    "COLOURS",
+    "GUARD_CHECKS",
+    "AuthorityHarness",
+    "Check",
+    "CheckFailed",
+    "Colour",
+    "GuardHarness",
+    "run",
+]

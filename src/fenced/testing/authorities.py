@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 
 from fenced.contracts import Authority
-from fenced.core.acquiring import Wish
-from fenced.core.holding import State
-from fenced.errors import LeaseLost, Misconfigured, Misuse, NotEnoughTime, NotGranted
+from fenced.errors import Misconfigured, Misuse
 from fenced.model import (
     TOKEN_MAX,
     Ask,
@@ -20,8 +18,8 @@ from fenced.model import (
     Waiting,
     grant_id,
 )
-from fenced.testing.inputs import BAD_FLOORS, BAD_NAMES, BAD_TTLS, BAD_WAITS, ODD_NAMES
-from fenced.testing.kit import AuthorityHarness, Checks, asking, desk, ensure, granted, raises, until
+from fenced.testing.inputs import BAD_FLOORS, BAD_NAMES, ODD_NAMES
+from fenced.testing.kit import AuthorityHarness, Checks, asking, ensure, granted, raises
 
 check: Checks[AuthorityHarness] = Checks()
 CHECKS = check
@@ -461,154 +459,3 @@ async def closing_twice_is_harmless(h: AuthorityHarness) -> None:
     await a.close()
     await a.close()
     ensure(isinstance(await b.ask(asking(h.runtime, "orders")), Busy), "nothing is released by closing")
-
-
-# The client over this authority: the real core, in this colour.
-
-
-@check()
-async def a_client_holds_and_gives_back(h: AuthorityHarness) -> None:
-    """Acquire, check, stamp, release; what is released can neither be checked nor stamped."""
-    client = desk(await h.authority(), h.runtime)
-    hold = await client.acquire(Wish.of(["orders/42"], ttl=5))
-    ensure(hold.state is State.HELD and 4.8 < hold.remaining() < 5, f"held for {hold.remaining()}")
-    hold.check(need=1.0)
-    await raises(NotEnoughTime, _later(hold.check, 5.0))
-    stamps = [hold.next_stamp(), hold.next_stamp(), hold.announcement()]
-    ensure([s.seq for s in stamps] == [1, 2, 0], "the lease counts its operations")
-    ensure({s.token for s in stamps} == {hold.token}, "under one token")
-    await raises(Misuse, client.acquire(Wish.of(["orders/42"], wait=0)))  # not re-entrant
-    await client.release(hold)
-    await client.release(hold)
-    await raises(Misuse, _later(hold.next_stamp))
-    await raises(Misuse, _later(hold.check))
-    await client.close()
-
-
-async def _later(call: object, *args: object) -> object:
-    assert callable(call)
-    return call(*args)
-
-
-@check()
-async def a_client_refuses_bad_numbers(h: AuthorityHarness) -> None:
-    """Bad names, ttls, waits and delays are Misuse before anything happens."""
-    for bad in BAD_NAMES:
-        await raises(Misuse, _later(Wish.of, [bad]))
-    for bad in BAD_TTLS:
-        await raises(Misuse, _later(lambda bad=bad: Wish.of(["a"], ttl=bad)))
-    for bad in BAD_WAITS:
-        await raises(Misuse, _later(lambda bad=bad: Wish.of(["a"], wait=bad)))
-        await raises(Misuse, _later(lambda bad=bad: Wish.of(["a"], lock_delay=bad)))
-    for names in ([], ["a", "a"], [f"n{i}" for i in range(65)], "abc", b"abc"):
-        await raises(Misuse, _later(Wish.of, names))
-
-
-@check()
-async def a_client_is_told_who_holds(h: AuthorityHarness) -> None:
-    """NotGranted after `wait`, with the holder's label; the attempt leaves nothing behind."""
-    one, two = desk(await h.authority(), h.runtime), desk(await h.authority(), h.runtime)
-    hold = await one.acquire(Wish.of(["orders"], ttl=5))
-    for wait in (0, 0.15):
-        error = await raises(NotGranted, two.acquire(Wish.of(["orders"], wait=wait)))
-        ensure(error.held_by is not None and one.holder.label in str(error), f"{error}")
-        ensure(isinstance(error, TimeoutError), "a TimeoutError too")
-    view = await two.authority.observe("orders")
-    ensure(view.waiters == (), "nobody waits any more")
-    await one.release(hold)
-    await one.close()
-    await two.close()
-
-
-@check()
-async def a_client_keeps_its_lease(h: AuthorityHarness) -> None:
-    """The keeper renews past the ttl, for leases and for places in the queue."""
-    one, two = desk(await h.authority(), h.runtime), desk(await h.authority(), h.runtime)
-    hold = await one.acquire(Wish.of(["orders"], ttl=0.5))
-    waiting = _Waiting(h, two, Wish.of(["orders"], ttl=0.5))
-    limit = h.runtime.now() + 1.2
-    while h.runtime.now() < limit:
-        hold.check()
-        await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.05)
-    await one.release(hold)
-    await waiting.done()
-    await one.close()
-    await two.close()
-
-
-class _Waiting:
-    """An acquire in a thread or task of its own."""
-
-    def __init__(self, h: AuthorityHarness, client: object, wish: Wish) -> None:
-        self._h, self._client, self._wish = h, client, wish
-        self.hold: object = None
-        self.error: BaseException | None = None
-        self._task = h.runtime.spawn(self._run, "waiting")
-
-    async def _run(self) -> None:
-        try:
-            self.hold = await self._client.acquire(self._wish)  # type: ignore[attr-defined]
-        except BaseException as error:
-            self.error = error
-
-    async def done(self) -> None:
-        await until(self._h.runtime, lambda: bool(self.hold or self.error), 5.0, "granted")
-        await self._task.join()
-        ensure(self.error is None, f"granted, not {self.error!r}")
-
-
-@check()
-async def a_client_learns_that_it_was_revoked(h: AuthorityHarness) -> None:
-    """Force-release reaches the holder by the keeper: state, reason, callback, check, release."""
-    client = desk(await h.authority(), h.runtime)
-    hold = await client.acquire(Wish.of(["orders"], ttl=0.6))
-    told: list[str] = []
-    hold.on_lost(told.append)
-    await client.authority.force_release("orders")
-    ensure(await hold.wait_lost(h.runtime.now() + 5.0), "lost within a renewal")
-    ensure(hold.state is State.LOST and hold.lost_reason == "revoked", f"{hold.lost_reason}")
-    await until(h.runtime, lambda: told == ["revoked"], 2.0, "the callback is called once, with the reason")
-    ensure((await raises(LeaseLost, _later(hold.check))).reason == "revoked", "check raises")
-    await raises(LeaseLost, client.release(hold))
-    hold.on_lost(told.append)
-    ensure(told == ["revoked", "revoked"], "a late callback is called at once")
-    await client.close()
-
-
-@check()
-async def a_client_gives_up_at_max_hold(h: AuthorityHarness) -> None:
-    """A body that hangs is not renewed for ever."""
-    client = desk(await h.authority(), h.runtime)
-    hold = await client.acquire(Wish.of(["orders"], ttl=0.3, max_hold=0.7))
-    began = h.runtime.now()
-    ensure(await hold.wait_lost(began + 5.0) and hold.lost_reason == "max_hold", f"{hold.lost_reason}")
-    ensure(h.runtime.now() - began < 2.0, "in time")
-    await client.close()
-
-
-@check()
-async def no_update_is_lost_under_contention(h: AuthorityHarness) -> None:
-    """Several clients count up an unprotected number under the lease: a lost update shows as a wrong sum."""
-    box = {"count": 0}
-    tokens: list[int] = []
-    clients = [desk(await h.authority(), h.runtime) for _ in range(4)]
-    finished: list[int] = []
-
-    async def count(client: object) -> None:
-        for _ in range(8):
-            hold = await client.acquire(Wish.of(["sum"], ttl=5))  # type: ignore[attr-defined]
-            seen = box["count"]
-            await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.0005)
-            box["count"] = seen + 1
-            tokens.append(hold.token)
-            await client.release(hold)  # type: ignore[attr-defined]
-        finished.append(1)
-
-    tasks = [h.runtime.spawn(lambda client=client: count(client), "count") for client in clients]  # type: ignore[misc]
-    await until(h.runtime, lambda: len(finished) == len(clients), 30.0, "all have counted")
-    for task in tasks:
-        await task.join()
-    ensure(box["count"] == 32, f"32 updates, not {box['count']}")
-    ensure(tokens == sorted(set(tokens)), "tokens rise in the order of the holds")
-    for client in clients:
-        await client.close()

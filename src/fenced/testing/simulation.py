@@ -12,16 +12,15 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-from fenced import timing
 from fenced.authorities.memory import MemoryStore
 from fenced.contracts import Trait, Versioned
 from fenced.core.acquiring import Desk, Wish
-from fenced.core.holding import Hold, State
-from fenced.decision import Mark, Rule, Verdict, judge
+from fenced.core.holding import Hold
+from fenced.decision import Rule
 from fenced.errors import (
     AlreadyApplied,
     FencedError,
@@ -36,31 +35,21 @@ from fenced.guards.memory import MemoryGuard
 from fenced.model import (
     Ask,
     AskAnswer,
-    Ended,
-    Granted,
     Holder,
-    Kept,
     NameView,
-    Released,
     ReleaseAnswer,
     RenewAnswer,
     Stamp,
     Standing,
-    Waiting,
-    grant_id,
 )
 from fenced.runtime.simulated import Process, SimulatedRuntime, World
+from fenced.testing.judging import REALM, Broken, Judge
 
 T = TypeVar("T")
 
 SECONDS = 30.0
 """How long a world lasts; its faults stop at the half, and then everybody must get on (L2)."""
 DRIFT_MAX = 0.004
-REALM = "00000000000000aa"
-
-
-class Broken(AssertionError):
-    """A promise was broken in a world."""
 
 
 @dataclass
@@ -87,130 +76,6 @@ class Faults:
             crash_every=rng.choice((6.0, 1e9)),
             server_restart_every=rng.choice((8.0, 1e9)),
         )
-
-
-@dataclass
-class Judge:
-    """Sees everything that happens, in true order, and knows what must not."""
-
-    world: World
-    rule: Rule
-    log: list[str] = field(default_factory=list)
-    tell: bool = False
-    expires: dict[str, float] = field(default_factory=dict)  # live attempts, by the authority's own answers
-    places: dict[str, float] = field(default_factory=dict)  # waiters, likewise
-    over: set[str] = field(default_factory=set)
-    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    tokens: dict[int, str] = field(default_factory=dict)
-    token_of: dict[str, int] = field(default_factory=dict)
-    returned_max: int = 0
-    marks: dict[str, Mark] = field(default_factory=dict)
-    acknowledged: dict[str, list[str]] = field(default_factory=dict)
-    progress: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def say(self, text: str) -> None:
-        if self.tell:
-            self.log.append(f"{self.world.now:8.4f} {text}")
-
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
-
-    def broken(self, invariant: str, why: str) -> None:
-        raise Broken(f"{invariant} at {self.world.now:.4f}: {why}")
-
-    # The authority's answers, as they are made.
-
-    def asked(self, ask: Ask, answer: AskAnswer, now: float) -> None:
-        public = grant_id(ask.secret)
-        self.say(f"authority: ask {public[:6]} {ask.names} -> {answer}")
-        if isinstance(answer, Granted):
-            self._granted(public, ask, answer, now)
-        elif isinstance(answer, Waiting):
-            self.places[public] = now + timing.waiter_ttl(ask.ttl)
-
-    def _granted(self, public: str, ask: Ask, answer: Granted, now: float) -> None:
-        token = self.token_of.setdefault(public, answer.token)
-        if token != answer.token:
-            self.broken("I1", f"one attempt, two tokens: {token} and {answer.token}")
-        if self.tokens.setdefault(answer.token, public) != public:
-            self.broken("I1", f"token {answer.token} was granted twice")
-        if public in self.over:
-            self.broken("I10", f"an attempt that was over was granted: {public[:6]}")
-        if self.places.pop(public, now) < now:
-            self.broken("I11", "a waiter whose place had lapsed was granted")
-        for other, expires in self.expires.items():
-            if other != public and expires > now and set(self.names[other]) & set(ask.names):
-                self.broken("I10", f"{ask.names} granted to {public[:6]} while {other[:6]} holds it")
-        if public not in self.expires:
-            self.count("grants")
-        self.names[public] = ask.names
-        self.expires[public] = now + answer.remaining
-
-    def renewed(self, secret: str, answer: RenewAnswer, now: float) -> None:
-        public = grant_id(secret)
-        if isinstance(answer, Kept):
-            if self.expires.get(public, 0.0) <= now:
-                self.broken("I10", f"a renewal revived {public[:6]}, which had expired")
-            self.expires[public] = now + answer.remaining
-        elif isinstance(answer, Waiting):
-            self.places[public] = now + timing.WAITER_TTL_MAX
-
-    def finished(self, secret: str, answer: ReleaseAnswer) -> None:
-        public = grant_id(secret)
-        self.say(f"authority: release {public[:6]} -> {answer}")
-        if isinstance(answer, Released | Ended):
-            self.expires.pop(public, None)
-            self.over.add(public)
-
-    # What a client believes.
-
-    def acquired(self, hold: Hold, invoked_max: int) -> None:
-        """I2: a grant that was asked for after another had returned has a greater token."""
-        if hold.token <= invoked_max:
-            self.broken("I2", f"token {hold.token} after {invoked_max} had been returned")
-        self.returned_max = max(self.returned_max, hold.token)
-
-    def believes(self, hold: Hold) -> None:
-        """L3: who believes to hold, holds: the local deadline comes before the authority's."""
-        if hold.grant in self.over:
-            return  # its own release is on the way back
-        if hold.state in (State.HELD, State.JEOPARDY) and self.expires.get(hold.grant, 0.0) <= self.world.now:
-            self.broken("L3", f"{hold} is believed held, but ended at the authority")
-
-    # The guard's decisions, as they are made.
-
-    def decided(
-        self, stamp: Stamp, name: str, announce: bool, admitted: bool, applied: bool, operation: str
-    ) -> None:
-        before = self.marks.get(name)
-        expected = judge(
-            before, stamp, name=name, rule=self.rule, realm=REALM, announce=announce, operation=operation
-        )
-        self.say(f"guard: {'announce' if announce else 'write'} {name} {stamp.token}/{stamp.seq} -> {admitted}")
-        if admitted and before is not None and stamp.token < before.token:
-            self.broken("I3", f"{name}: token {stamp.token} admitted after {before.token}")
-        if admitted and before is not None and stamp.token == before.token and stamp.grant != before.grant:
-            self.broken("I4", f"{name}: token {stamp.token} of two grants")
-        if admitted and not applied and expected.verdict is not Verdict.ADMIT:
-            self.broken("I9", f"{name}: {expected.verdict} was admitted")
-        if not admitted and expected.verdict is Verdict.ADMIT:
-            self.broken("L4", f"{name}: an honest holder was refused, {stamp.token} over {before}")
-        if admitted and not applied:
-            self.marks[name] = expected.mark or Mark(stamp.token, stamp.grant)
-        self.count("admitted" if admitted else "refused")
-
-    def acknowledge(self, name: str, item: str) -> None:
-        self.acknowledged.setdefault(name, []).append(item)
-        self.count("acknowledged")
-
-    def settle(self, values: dict[str, Versioned]) -> None:
-        """I5: every acknowledged update is in the final value."""
-        for name, items in self.acknowledged.items():
-            final = set((values[name].value or "").split(","))
-            lost = [item for item in items if item not in final]
-            if lost:
-                self.broken("I5", f"{name}: acknowledged and lost: {', '.join(lost)}")
 
 
 class Network:
@@ -329,6 +194,9 @@ class SimulatedAuthority:
         self._wakeup.clear()
         heard, self._heard = list(self._heard), {}
         return heard
+
+    def nudge(self) -> None:
+        self._wakeup.set()
 
     async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
         return await self._call(partial(self._site.store.survey, after, limit))

@@ -4,9 +4,7 @@ import pytest
 
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.contracts import Authority, Runtime
-from fenced.testing import Check, run
-from fenced.testing.authorities import CHECKS
-from fenced.testing.kit import COLOURS, AuthorityHarness, Colour
+from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
 
 BACKEND = "memory"
 
@@ -34,6 +32,6 @@ class Harness:
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
 def test_memory(check: Check[AuthorityHarness], colour: Colour) -> None:
     run(check, Harness, colour)

@@ -7,9 +7,7 @@ import pytest
 from fenced.authorities.sqlite import SqliteAuthority
 from fenced.contracts import Authority, Runtime
 from fenced.runtime import clocks
-from fenced.testing import Check, run
-from fenced.testing.authorities import CHECKS
-from fenced.testing.kit import COLOURS, AuthorityHarness, Colour
+from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
 
 BACKEND = "sqlite"
 
@@ -41,6 +39,6 @@ class Harness:
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
 def test_sqlite(check: Check[AuthorityHarness], colour: Colour, tmp_path: Path) -> None:
     run(check, lambda runtime: Harness(runtime, tmp_path), colour)

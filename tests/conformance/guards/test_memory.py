@@ -6,9 +6,7 @@ from fenced.contracts import Guard, Runtime
 from fenced.decision import Rule
 from fenced.errors import MissingStamp
 from fenced.guards.memory import MemoryGuard
-from fenced.testing import Check, run
-from fenced.testing.guards import CHECKS
-from fenced.testing.kit import COLOURS, Colour, GuardHarness
+from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 
 BACKEND = "memory"
 
@@ -40,6 +38,6 @@ class Harness:
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
 def test_memory(check: Check[GuardHarness], colour: Colour) -> None:
     run(check, Harness, colour)

@@ -8,9 +8,7 @@ import pytest
 from fenced.contracts import Guard, Runtime
 from fenced.decision import Rule
 from fenced.guards.sqlite import SqliteGuard
-from fenced.testing import Check, run
-from fenced.testing.guards import CHECKS
-from fenced.testing.kit import COLOURS, Colour, GuardHarness
+from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 
 BACKEND = "sqlite"
 
@@ -64,6 +62,6 @@ class Harness:
 
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("form", ["mandatory", "cooperative"])
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
 def test_sqlite(check: Check[GuardHarness], form: str, colour: Colour, tmp_path: Path) -> None:
     run(check, lambda runtime: Harness(runtime, tmp_path, form == "mandatory"), colour)

@@ -12,7 +12,7 @@ from fenced.authorities.sqlite import place
 from fenced.authorities.sqlite.store import Store
 from fenced.authorities.sqlite.wake import Wakes
 from fenced.contracts import Runtime, Trait
-from fenced.errors import Misuse, shown
+from fenced.errors import Misuse, redacted, shown
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -31,7 +31,7 @@ def path_of(url: str) -> Path:
     """The absolute path behind `sqlite:///relative.db` or `sqlite:////absolute.db`, links resolved."""
     found = _URL.fullmatch(url)
     if found is None or "\0" in url:
-        raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(url)}")
+        raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(redacted(url))}")
     return Path(os.path.realpath(found["path"]))
 
 
@@ -94,6 +94,9 @@ class SqliteAuthority:
     async def hear(self, until: float) -> list[str]:
         await self._runtime.readable(self._wakes.listen(), until)
         return self._wakes.heard()
+
+    def nudge(self) -> None:
+        self._wakes.send([(self._wakes.address, "")])
 
     async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
         return await self._runtime.call(self._store.survey, after, limit)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from fenced.contracts import Record, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule, Ruling, Verdict
-from fenced.errors import Conflict, Contended, Misuse, shown
+from fenced.errors import Conflict, Contended, Misuse, redacted, shown
 from fenced.guards.answers import check_pattern
 from fenced.guards.sqlite import install
 from fenced.guards.sqlite.fencing import Fence, Guarded, translate
@@ -48,9 +48,9 @@ class SqliteGuard:
     traits: ClassVar[tuple[Trait, ...]] = (
         Trait("durable-marks", "Marks and values are synced to the disk together (synchronous=FULL)."),
         Trait("mandatory", "Triggers decide every write, also one typed into the sqlite3 shell."),
-        Trait("single-writer", "A holder stopped inside its transaction blocks its successor; SQLite has one writer."),
-        Trait("shell-unrecorded", "A refusal outside our wrapper leaves no audit record: it rolled back with its cause."),
-        Trait("canary-uncovered", "In canary, a write under an uncovered name is recorded, not refused: SQL cannot hash."),
+        Trait("single-writer", "A holder stopped inside its transaction blocks its successor."),
+        Trait("shell-unrecorded", "A refusal outside our wrapper leaves no audit record."),
+        Trait("canary-uncovered", "In canary, a trigger records an uncovered row and lets it through."),
     )
 
     def __init__(
@@ -68,7 +68,7 @@ class SqliteGuard:
     def at(cls, url: str, runtime: Runtime) -> SqliteGuard:
         found = _URL.fullmatch(url)
         if found is None:
-            raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(url)}")
+            raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(redacted(url))}")
         return cls(Path(found["path"]).absolute(), runtime)
 
     async def open(self) -> None:
