@@ -184,9 +184,7 @@ class _ClientFace:
         host, pid = socket.gethostname(), os.getpid()
         label = self._label if self._label is not None else f"{host}:{pid}"
         holder = Holder(self._runtime.secret(), label, host, pid)
-        return Desk(
-            self._authority, self._runtime, holder, guarantee=self._guarantee, emit=self._on_event
-        )
+        return Desk(self._authority, self._runtime, holder, guarantee=self._guarantee, emit=self._on_event)
 
     def _forked(self) -> None:
         """The child gets no lease, no thread and no connection of its parent."""
@@ -230,7 +228,9 @@ class Client(_ClientFace):
         guards: Iterable[Announces] = (),
     ) -> Holding:
         """`with client.hold(name) as lease:` first come, first served; renewed in the background."""
-        return self.hold_all([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards)
+        return self.hold_all(
+            [name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards
+        )
 
     def hold_all(
         self,
@@ -379,7 +379,9 @@ class AsyncClient(_ClientFace):
         guards: Iterable[Announces] = (),
     ) -> AsyncHolding:
         """`async with client.hold(name) as lease:` the body is cancelled when the lease is lost."""
-        return self.hold_all([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards)
+        return self.hold_all(
+            [name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards
+        )
 
     def hold_all(
         self,
@@ -418,9 +420,7 @@ class AsyncClient(_ClientFace):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> Callable[
-        [Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]
-    ]:
+    ) -> Callable[[Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
         wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         announced = tuple(guards)

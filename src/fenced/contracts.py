@@ -187,9 +187,7 @@ class Guard(Protocol):
     async def peek(self, name: str, at_least: int = 0) -> Versioned:
         """Read without a lease; Contended when the mark is still below `at_least`."""
 
-    async def write(
-        self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None
-    ) -> int:
+    async def write(self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None) -> int:
         """Write if admitted; returns the new version. `expect`: only if the version is still that."""
 
     async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:

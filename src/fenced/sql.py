@@ -335,7 +335,9 @@ class AsyncGuard(_GuardFace):
     def transaction(self, connection: C, fence: Fence, *names: str) -> AsyncTransaction[C]:
         """`async with guard.transaction(connection, lease) as tx:` announced first, then yours."""
         stamp = write_stamp(fence)
-        return AsyncTransaction(connection, Guarded(self._fence, _aio(connection), stamp, names or stamp.names))
+        return AsyncTransaction(
+            connection, Guarded(self._fence, _aio(connection), stamp, names or stamp.names)
+        )
 
     async def announce(self, fence: Fence, *names: str) -> None:
         """Raise the marks on a connection of its own, and commit: reads that follow are fenced."""
@@ -404,9 +406,7 @@ class AsyncAnnounced:
         await self.clear()
 
 
-async def _announce_on(
-    fence: SqliteFence, session: Session, stamp: Stamp, names: Sequence[str]
-) -> None:
+async def _announce_on(fence: SqliteFence, session: Session, stamp: Stamp, names: Sequence[str]) -> None:
     if not session.in_transaction:
         raise Misuse("begin a transaction first (BEGIN IMMEDIATE), or use transaction()")
     if await session.run("PRAGMA foreign_keys") == [(0,)]:

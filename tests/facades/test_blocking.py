@@ -21,7 +21,6 @@ def test_no_thread_hop_for_an_uncontended_pair(tmp_path: Path, monkeypatch: pyte
     """The statements of acquire and release run in the calling thread."""
     threads: dict[str, set[int]] = {}
     for name in ("ask", "release"):
-
         call = getattr(Store, name)
 
         def watched(self, *args, _name=name, _call=call):  # type: ignore[no-untyped-def]

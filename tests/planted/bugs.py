@@ -229,7 +229,13 @@ class StrictlyGreater(MemoryGuard):
 
         for name in names:
             mark = self.marks.get(name)
-            if stamp is not None and not announce and mark is not None and mark.seq and stamp.token <= mark.token:
+            if (
+                stamp is not None
+                and not announce
+                and mark is not None
+                and mark.seq
+                and stamp.token <= mark.token
+            ):
                 raise error_for(Verdict.STALE, name=name, stamp=stamp, mark=mark)
         risen = super()._judge(stamp, names, announce=announce)
         return {name: Mark(m.token, m.grant, m.seq or 1) for name, m in risen.items()}
@@ -282,9 +288,7 @@ class NamesByPrefix(MemoryGuard):
 class ObserveRaisesTheMark(MemoryGuard):
     """What is let through against its verdict moves the mark."""
 
-    async def write(
-        self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None
-    ) -> int:
+    async def write(self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None) -> int:
         version = await super().write(stamp, name, value, expect=expect)
         if stamp is not None:
             self.marks[name] = Mark(stamp.token, stamp.grant, stamp.seq or 0)
@@ -374,5 +378,3 @@ class NewAttemptEachTime(Desk):
                 fresh = Ask(self.runtime.secret(), ask.names, ask.ttl, ask.holder, ask.wait, ask.lock_delay)
                 object.__setattr__(ask, "secret", fresh.secret)
         raise AssertionError
-
-

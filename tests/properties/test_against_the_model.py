@@ -31,7 +31,12 @@ def plain(answer: object) -> object:
         case NameView():
             held = answer.held_by
             waiters = [(w.names, round(w.remaining, 6)) for w in answer.waiters]
-            return (answer.name, held and (held.token, round(held.remaining, 6)), round(answer.free_in, 6), waiters)
+            return (
+                answer.name,
+                held and (held.token, round(held.remaining, 6)),
+                round(answer.free_in, 6),
+                waiters,
+            )
         case _:
             return answer
 

@@ -22,7 +22,9 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def db(path: Path) -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, qty INTEGER, ref TEXT UNIQUE, epoch INTEGER)")
+    connection.execute(
+        "CREATE TABLE orders (id INTEGER PRIMARY KEY, qty INTEGER, ref TEXT UNIQUE, epoch INTEGER)"
+    )
     connection.execute("INSERT INTO orders VALUES (42, 0, 'a', NULL), (43, 0, 'b', NULL)")
     yield connection
     connection.close()
@@ -52,15 +54,26 @@ def write(db: sqlite3.Connection, fence: fenced.Stamp, statement: str, guard: Gu
         ("UPDATE orders SET id = 9 WHERE id = 42", {"orders/42", "orders/9"}),  # moving needs both
         ("UPDATE orders SET rowid = 9 WHERE id = 42", {"orders/42", "orders/9"}),
         ("INSERT OR REPLACE INTO orders VALUES (42, 1, 'c', NULL)", {"orders/42"}),
-        ("REPLACE INTO orders VALUES (7, 1, 'a', NULL)", {"orders/7", "orders/42"}),  # removes row 42 silently
+        (
+            "REPLACE INTO orders VALUES (7, 1, 'a', NULL)",
+            {"orders/7", "orders/42"},
+        ),  # removes row 42 silently
         ("UPDATE OR REPLACE orders SET ref = 'a' WHERE id = 43", {"orders/43", "orders/42"}),
-        ("INSERT INTO orders VALUES (42, 1, 'c', NULL) ON CONFLICT (id) DO UPDATE SET qty = 9", {"orders/42"}),
+        (
+            "INSERT INTO orders VALUES (42, 1, 'c', NULL) ON CONFLICT (id) DO UPDATE SET qty = 9",
+            {"orders/42"},
+        ),
         ("UPDATE orders SET qty = 1", {"orders/42", "orders/43"}),
-        ("WITH few AS (SELECT 42 AS id) UPDATE orders SET qty = 1 WHERE id IN (SELECT id FROM few)", {"orders/42"}),
+        (
+            "WITH few AS (SELECT 42 AS id) UPDATE orders SET qty = 1 WHERE id IN (SELECT id FROM few)",
+            {"orders/42"},
+        ),
         ("INSERT INTO orders (id) SELECT 7 UNION SELECT 8", {"orders/7", "orders/8"}),
     ],
 )
-def test_every_kind_of_write_needs_every_name(db: sqlite3.Connection, statement: str, names: set[str]) -> None:
+def test_every_kind_of_write_needs_every_name(
+    db: sqlite3.Connection, statement: str, names: set[str]
+) -> None:
     """With all names it goes through; with one of them missing, or none, nothing of it is seen."""
     ORDERS.install(db, mode="require")
     before = db.execute("SELECT * FROM orders").fetchall()
@@ -141,7 +154,9 @@ def test_foreign_keys_that_the_program_does_not_enforce(db: sqlite3.Connection) 
 
 
 @pytest.mark.parametrize("level", [None, "", "IMMEDIATE"])
-def test_the_programs_own_settings_are_left_alone(db: sqlite3.Connection, path: Path, level: str | None) -> None:
+def test_the_programs_own_settings_are_left_alone(
+    db: sqlite3.Connection, path: Path, level: str | None
+) -> None:
     ORDERS.install(db, mode="require")
     mine = sqlite3.connect(path, isolation_level=level)
     mine.row_factory = sqlite3.Row
@@ -194,7 +209,10 @@ def test_announcing_alone_and_in_ones_own_transaction(db: sqlite3.Connection, pa
 
 def test_several_leases_in_one_transaction(db: sqlite3.Connection) -> None:
     ORDERS.install(db, mode="require")
-    with ORDERS.transaction(db, stamp(5, 1, "orders/42")) as tx, ORDERS.announce_on(tx, stamp(6, 1, "orders/43")):
+    with (
+        ORDERS.transaction(db, stamp(5, 1, "orders/42")) as tx,
+        ORDERS.announce_on(tx, stamp(6, 1, "orders/43")),
+    ):
         tx.execute("UPDATE orders SET qty = 1")
     assert (qty(db, 42), qty(db, 43)) == (1, 1)
 
@@ -283,7 +301,9 @@ def test_marks_cannot_be_lowered_by_hand(db: sqlite3.Connection) -> None:
         ("CREATE TABLE t (id, x); CREATE UNIQUE INDEX u ON t (x + 1)", "t/{id}", Unsupported),
     ],
 )
-def test_tables_that_cannot_be_guarded(db: sqlite3.Connection, create: str | None, name: str, error: type) -> None:
+def test_tables_that_cannot_be_guarded(
+    db: sqlite3.Connection, create: str | None, name: str, error: type
+) -> None:
     db.executescript(create or "")
     with pytest.raises(error):
         Guard(table="t", name=name).install(db)

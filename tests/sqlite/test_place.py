@@ -84,7 +84,9 @@ def test_a_missing_folder_says_so(tmp_path: Path) -> None:
         fenced.Client(f"sqlite:///{tmp_path}/nowhere/leases.db").acquire("a")
 
 
-@pytest.mark.parametrize("url", ["sqlite:", "sqlite://", "sqlite:///", "sqlite://host/x", "sqlite:///a?b", "x", "", 5])
+@pytest.mark.parametrize(
+    "url", ["sqlite:", "sqlite://", "sqlite:///", "sqlite://host/x", "sqlite:///a?b", "x", "", 5]
+)
 def test_bad_addresses(url: str) -> None:
     with pytest.raises(Misuse):
         fenced.Client(url)
@@ -242,7 +244,10 @@ def test_a_time_namespace_does_not_shift_the_clock(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         flags.insert(1, "-r")
     result = subprocess.run(
-        [*flags, sys.executable, "-c", script, tmp_path / "leases.db"], capture_output=True, text=True, timeout=60
+        [*flags, sys.executable, "-c", script, tmp_path / "leases.db"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert result.stdout == "None\n", result.stderr
 

@@ -12,7 +12,11 @@ from fenced.testing.kit import stamp
 names = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=80)
 
 
-@given(st.lists(names, min_size=1, max_size=4, unique=True), st.integers(1, 2**53 - 1), st.none() | st.integers(0))
+@given(
+    st.lists(names, min_size=1, max_size=4, unique=True),
+    st.integers(1, 2**53 - 1),
+    st.none() | st.integers(0),
+)
 def test_stamps_go_there_and_back(given_names: list[str], token: int, seq: int | None) -> None:
     valid = []
     for name in given_names:
@@ -58,7 +62,9 @@ def test_the_deadline_counts_from_before_the_request() -> None:
     assert timing.remember_for(1000.0) == 4000.0
 
 
-@pytest.mark.parametrize("value", ["x" * 10**6, b"\xff" * 1000, 10**5000, [1] * 1000, "\ud800", "a\nb"], ids=range(6))
+@pytest.mark.parametrize(
+    "value", ["x" * 10**6, b"\xff" * 1000, 10**5000, [1] * 1000, "\ud800", "a\nb"], ids=range(6)
+)
 def test_hostile_values_are_cut_in_messages(value: object) -> None:
     text = shown(value)
     assert len(text) <= 200

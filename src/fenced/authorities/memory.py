@@ -314,7 +314,10 @@ class MemoryAuthority:
 
     traits: ClassVar[tuple[Trait, ...]] = (
         Trait("one-process", "All clients live in one process; nothing survives it."),
-        Trait("realm-per-store", "Every new store is a realm of its own, so guards refuse its predecessor's stamps."),
+        Trait(
+            "realm-per-store",
+            "Every new store is a realm of its own, so guards refuse its predecessor's stamps.",
+        ),
     )
     url = "memory:"
 

@@ -198,9 +198,7 @@ class Desk:
                 await self.runtime.wait(self.runtime.wakeup(), now + backoff)
                 backoff = min(backoff * 2, BACKOFF_MAX)
 
-    def _take(
-        self, wish: Wish, ask: Ask, granted: Granted, sent: float, realm: str
-    ) -> Hold | None:
+    def _take(self, wish: Wish, ask: Ask, granted: Granted, sent: float, realm: str) -> Hold | None:
         """Turn the answer into a Hold, unless it took so long to arrive that it is over already."""
         if not 1 <= granted.token <= TOKEN_MAX:
             raise InvariantBroken(f"the authority minted {granted.token}")

@@ -62,9 +62,7 @@ class MemoryGuard:
                 raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
             return self._value(name)
 
-    async def write(
-        self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None
-    ) -> int:
+    async def write(self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None) -> int:
         check_name(name)
         with self._lock:
             before = self._value(name)
@@ -87,9 +85,7 @@ class MemoryGuard:
     def _admit(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> None:
         self._raise_marks(stamp, self._judge(stamp, names, announce=announce))
 
-    def _judge(
-        self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool
-    ) -> dict[str, Mark]:
+    def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
         """The marks that the operation raises; raises the refusal instead if there is one."""
         risen: dict[str, Mark] = {}
         self._operations += 1

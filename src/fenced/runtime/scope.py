@@ -52,6 +52,4 @@ class BodyScope:
             self._timer.cancel()
         if not self._cancelled or task is None:
             return False
-        return task.uncancel() <= self._cancelling_before and isinstance(
-            exc, asyncio.CancelledError
-        )
+        return task.uncancel() <= self._cancelling_before and isinstance(exc, asyncio.CancelledError)

@@ -129,9 +129,7 @@ class _Suspend:
 class SimulatedTask:
     """A coroutine in a process."""
 
-    def __init__(
-        self, process: Process, work: Callable[[], Coroutine[Any, Any, None]], name: str
-    ) -> None:
+    def __init__(self, process: Process, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self.name = name
         self.done = False
         self._process = process

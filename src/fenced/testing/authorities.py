@@ -202,7 +202,9 @@ async def a_release_may_be_repeated(h: AuthorityHarness) -> None:
     new = asking(h.runtime, "orders")
     await granted(a, new)
     ensure(await a.release(ask.secret) == Released(), "and again")
-    ensure(await a.renew([ask.secret, new.secret], 1.0) == [Ended("released"), Kept(10.0)], "the new one is held")
+    ensure(
+        await a.renew([ask.secret, new.secret], 1.0) == [Ended("released"), Kept(10.0)], "the new one is held"
+    )
 
 
 @check()
@@ -421,7 +423,9 @@ async def namespaces_are_unrelated(h: AuthorityHarness) -> None:
     """Another namespace is another realm with tokens and names of its own."""
     a, b = await h.authority(), await h.authority("other")
     ensure((await a.open()).realm != (await b.open()).realm, "a realm each")
-    ensure((await a.open()).realm == (await (await h.authority()).open()).realm, "the same realm for all clients")
+    ensure(
+        (await a.open()).realm == (await (await h.authority()).open()).realm, "the same realm for all clients"
+    )
     ask = asking(h.runtime, "orders")
     await granted(a, ask)
     await granted(b, asking(h.runtime, "orders"))

@@ -265,9 +265,7 @@ async def agrees_with_the_decision(h: GuardHarness) -> None:
             ensure(await guard.peek(name) == await model.peek(name), f"the value of {name}")
 
 
-async def _same_step(
-    rng: random.Random, guard: Guard, model: Guard, names: list[str], index: int
-) -> None:
+async def _same_step(rng: random.Random, guard: Guard, model: Guard, names: list[str], index: int) -> None:
     covered = rng.sample(names, rng.choice((1, 1, 2)))
     token = rng.randrange(max(1, index // 5), index // 5 + 4)
     seq: int | None = rng.choice((None, 0, 1, 1, 2, 3))
@@ -374,7 +372,8 @@ async def would_refuse_is_counted_and_recorded(h: GuardHarness) -> None:
     records = await guard.records()
     said = [(r.verdict.value, r.ruling.value, r.mode) for r in records]
     ensure(
-        said == [("stale", "record", "shadow"), ("missing", "record", "shadow"), ("stale", "refuse", "enforce")],
+        said
+        == [("stale", "record", "shadow"), ("missing", "record", "shadow"), ("stale", "refuse", "enforce")],
         f"{said}",
     )
     ensure(all(r.name == NAME and r.mark is not None and r.mark.token == 5 for r in records), "name and mark")
@@ -431,8 +430,13 @@ async def writers_that_never_heard_of_us(h: GuardHarness) -> None:
     await guard.set_mode("enforce")
     ensure(await h.write_raw(NAME, "plain too"), "so does enforce")
     await guard.set_mode("require")
-    ensure(await h.write_raw(NAME, "never") is not h.mandatory, "require refuses it if the guard is mandatory")
-    ensure((await guard.peek(NAME)).value == ("plain too" if h.mandatory else "never"), "and nothing is seen of it")
+    ensure(
+        await h.write_raw(NAME, "never") is not h.mandatory, "require refuses it if the guard is mandatory"
+    )
+    ensure(
+        (await guard.peek(NAME)).value == ("plain too" if h.mandatory else "never"),
+        "and nothing is seen of it",
+    )
     await guard.write(stamp(5), NAME, "stamped")
     ensure(await h.write_raw(NAME, "after") is not h.mandatory, "the stamp is not left for the next writer")
 
@@ -493,5 +497,3 @@ async def rules_are_the_guards_not_the_writers(h: GuardHarness) -> None:
     await guard.write(stamp(5, 1), NAME, "A")
     again = await h.reopen()
     await raises(DuplicateStamp, again.write(stamp(5, 2), NAME, "B"))
-
-

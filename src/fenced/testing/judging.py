@@ -135,7 +135,9 @@ class Judge:
         expected = judge(
             before, stamp, name=name, rule=self.rule, realm=REALM, announce=announce, operation=operation
         )
-        self.say(f"guard: {'announce' if announce else 'write'} {name} {stamp.token}/{stamp.seq} -> {admitted}")
+        self.say(
+            f"guard: {'announce' if announce else 'write'} {name} {stamp.token}/{stamp.seq} -> {admitted}"
+        )
         if admitted and before is not None and stamp.token < before.token:
             self.broken("I3", f"{name}: token {stamp.token} admitted after {before.token}")
         if admitted and before is not None and stamp.token == before.token and stamp.grant != before.grant:

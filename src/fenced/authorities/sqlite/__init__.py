@@ -45,12 +45,23 @@ class SqliteAuthority:
     """A client's door to a Store, and its socket for wake-ups."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
-        Trait("one-machine", "For the processes of one machine: no network file system, no bind-mounted file."),
-        Trait("synced-grants", "A token is on the disk (write-ahead log, synchronous=FULL) before it is handed out."),
+        Trait(
+            "one-machine", "For the processes of one machine: no network file system, no bind-mounted file."
+        ),
+        Trait(
+            "synced-grants",
+            "A token is on the disk (write-ahead log, synchronous=FULL) before it is handed out.",
+        ),
         Trait("reboot-frees", "Leases end with the boot they were granted in; the tokens go on."),
         Trait("pushed", "A release wakes the head of the queue at once, across processes."),
-        Trait("stopped-writer-blocks", "A process stopped inside SQLite's own write transaction blocks the others."),
-        Trait("restore-unnoticed", "A file restored from a backup cannot be told from the original: raise the floor."),
+        Trait(
+            "stopped-writer-blocks",
+            "A process stopped inside SQLite's own write transaction blocks the others.",
+        ),
+        Trait(
+            "restore-unnoticed",
+            "A file restored from a backup cannot be told from the original: raise the floor.",
+        ),
     )
 
     def __init__(

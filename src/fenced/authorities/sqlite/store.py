@@ -136,9 +136,7 @@ class Store:
     # Connections and transactions.
 
     def _connect(self) -> _Connection:
-        db = sqlite3.connect(
-            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
+        db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         mode = db.execute("PRAGMA journal_mode").fetchone()[0]
         if mode != "wal":
             db.close()
@@ -206,7 +204,20 @@ class Store:
             forget = expires + delay + _remember(ttl)
             db.execute(
                 SQL["put_attempt"],
-                (public, self._namespace, "granted", names, ttl, delay, ticket, token, expires, forget, "", holder),
+                (
+                    public,
+                    self._namespace,
+                    "granted",
+                    names,
+                    ttl,
+                    delay,
+                    ticket,
+                    token,
+                    expires,
+                    forget,
+                    "",
+                    holder,
+                ),
             )
             for name in ask.names:
                 db.execute(SQL["put_claim"], (self._namespace, name, public))

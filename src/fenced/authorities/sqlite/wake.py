@@ -109,4 +109,3 @@ class Wakes:
         if self._folder_fd >= 0:
             os.close(self._folder_fd)
         self._receiver, self._sender, self._folder_fd, self.address = None, None, -1, ""
-

@@ -54,7 +54,13 @@ class SqliteGuard:
     )
 
     def __init__(
-        self, path: Path, runtime: Runtime, *, rule: Rule = "retry", mode: str = "enforce", mandatory: bool = True
+        self,
+        path: Path,
+        runtime: Runtime,
+        *,
+        rule: Rule = "retry",
+        mode: str = "enforce",
+        mandatory: bool = True,
     ) -> None:
         self.url = f"sqlite:///{path}"
         self._path = path
@@ -78,7 +84,9 @@ class SqliteGuard:
     async def _open(self, session: PlainSession) -> None:
         await session.run("BEGIN IMMEDIATE")
         await session.run(_CREATE)
-        known = await session.run("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'")
+        known = await session.run(
+            "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'"
+        )
         if not known or not await session.run("SELECT 1 FROM fenced_guard WHERE guard = ?", (_TABLE,)):
             for statement in await install.script(self._spec, self._mode, session.run):
                 await session.run(statement)
@@ -145,9 +153,7 @@ class SqliteGuard:
                 raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
         return await self._value(session, name)
 
-    async def write(
-        self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None
-    ) -> int:
+    async def write(self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None) -> int:
         (version,) = await self._on_session(self._write, stamp, {check_name(name): value}, expect)
         return version
 
@@ -168,9 +174,7 @@ class SqliteGuard:
         await guarded.leave(None)
         return versions
 
-    async def _put(
-        self, session: PlainSession, name: str, value: str, expect: int | None
-    ) -> int:
+    async def _put(self, session: PlainSession, name: str, value: str, expect: int | None) -> int:
         if expect is not None:
             before = await self._value(session, name)
             if before.version != expect:

@@ -116,9 +116,7 @@ class Fence:
             await session.run("BEGIN IMMEDIATE")
         await session.make_ready()
 
-    async def announce(
-        self, session: Session, stamp: Stamp, names: Sequence[str], *, stamping: bool
-    ) -> None:
+    async def announce(self, session: Session, stamp: Stamp, names: Sequence[str], *, stamping: bool) -> None:
         """Judge the stamp for each name and raise the marks; with `stamping`, let writes follow."""
         rule, realm, modes = await self._look(session)
         for name in sorted(names, key=str.encode):
@@ -172,9 +170,7 @@ class Fence:
         rows = await session.run(_MARK, (name,))
         return Mark(*rows[0]) if rows else None
 
-    async def _raise(
-        self, session: Session, name: str, before: Mark | None, after: Mark | None
-    ) -> None:
+    async def _raise(self, session: Session, name: str, before: Mark | None, after: Mark | None) -> None:
         if after is not None and after != before:
             await session.run(_RAISE, (name, after.token, after.grant, after.seq))
 

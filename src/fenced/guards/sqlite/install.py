@@ -190,14 +190,12 @@ async def _look_at(spec: Spec, run: Run) -> tuple[str | None, list[tuple[str, ..
     return alias, await _unique_keys(spec, run, keys)
 
 
-async def _unique_keys(
-    spec: Spec, run: Run, keys: Sequence[tuple[Any, ...]]
-) -> list[tuple[str, ...]]:
+async def _unique_keys(spec: Spec, run: Run, keys: Sequence[tuple[Any, ...]]) -> list[tuple[str, ...]]:
     if not spec.columns:
         return []
     uniques = [tuple(row[0] for row in keys)] if keys else []
     for index, partial in await run(
-        "SELECT name, partial FROM pragma_index_list(?) WHERE \"unique\"", (spec.table,)
+        'SELECT name, partial FROM pragma_index_list(?) WHERE "unique"', (spec.table,)
     ):
         columns = [row[0] for row in await run("SELECT name FROM pragma_index_info(?)", (index,))]
         if partial or None in columns:

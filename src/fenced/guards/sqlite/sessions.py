@@ -36,9 +36,7 @@ def reenter(connection: sqlite3.Connection, again: Again) -> Sequence[str]:
     execute = connection.execute
     execute("BEGIN IMMEDIATE")
     return [
-        name
-        for name in names
-        if execute(_AGAIN, (text, seq, name, token, grant, guard, realm)).rowcount != 1
+        name for name in names if execute(_AGAIN, (text, seq, name, token, grant, guard, realm)).rowcount != 1
     ]
 
 
