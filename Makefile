@@ -56,10 +56,8 @@ bench: $(VENV)/.package ## the figures of docs and README, in about a minute; AR
 simulate: $(VENV)/.package ## seeded worlds; SEEDS=0-4999 or SEEDS="7 11 13"
 	@$(BIN)/python -m fenced.testing.simulation $(SEEDS)
 
-evidence: $(VENV)/.test servers ## the long figures, written to docs/evidence with date and versions
-	@mkdir -p docs/evidence
-	$(BIN)/python -m bench --json docs/evidence/bench.json
-	$(BIN)/python -m fenced.testing.simulation $(SEEDS)
+evidence: $(VENV)/.test servers ## the long figures, written to docs/evidence; ARGS="storms" for one of them
+	@$(BIN)/python -m evidence $(ARGS)
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -86,6 +86,7 @@ def test_a_stopped_holder_wakes_up_and_knows(client: fenced.Client) -> None:
     holder.end()
 
 
+# proves authority sqlite: pushed
 def test_a_release_reaches_a_waiter_of_another_process(client: fenced.Client) -> None:
     """Pushed, not polled: far sooner than any fall-back look."""
     lease = client.acquire("a", ttl=60)

@@ -99,6 +99,7 @@ def test_a_cascade_is_seen(db: sqlite3.Connection) -> None:
     write(db, stamp(5, 1, "lines/1"), "DELETE FROM orders WHERE id = 42", lines)
 
 
+# proves guard sqlite: mandatory, shell-unrecorded
 def test_the_shell_goes_on_in_observe_and_is_refused_in_require(db: sqlite3.Connection, path: Path) -> None:
     shell = shutil.which("sqlite3")
     assert shell, "install it: apt-get install -y sqlite3"
@@ -114,6 +115,7 @@ def test_the_shell_goes_on_in_observe_and_is_refused_in_require(db: sqlite3.Conn
     assert qty(db) == 5
     ORDERS.set_mode(db, "require")
     assert "fenced:missing:orders" in type_in("UPDATE orders SET qty = 99 WHERE id = 42")
+    assert db.execute("SELECT count(*) FROM fenced_record WHERE ruling = 'refuse'").fetchone() == (0,)
     assert qty(db) == 5
     ORDERS.uninstall(db)
     assert type_in("UPDATE orders SET qty = 6 WHERE id = 42") == ""
@@ -333,6 +335,31 @@ def test_without_install_it_says_so(db: sqlite3.Connection) -> None:
     assert not db.in_transaction
     with pytest.raises(Unsupported):
         ORDERS.transaction(object(), stamp(5))  # type: ignore[arg-type]
+
+
+# proves guard sqlite: canary-uncovered
+def test_canary_records_uncovered_rows(db: sqlite3.Connection) -> None:
+    ORDERS.install(db, mode="canary(100%)")
+    write(db, stamp(5, 1, "orders/42"), "UPDATE orders SET qty = 1")
+    assert (qty(db, 42), qty(db, 43)) == (1, 1)
+    assert db.execute("SELECT name, verdict, mode FROM fenced_record").fetchall() == [
+        ("orders/43", "uncovered", "canary(100%)")
+    ]
+
+
+# proves guard sqlite: single-writer
+def test_a_holder_inside_its_transaction_blocks_its_successor(db: sqlite3.Connection, path: Path) -> None:
+    """Nothing stale is admitted; the successor is told to try again."""
+    ORDERS.install(db, mode="require")
+    successor = sqlite3.connect(path, isolation_level=None, timeout=0.05)
+    with ORDERS.transaction(db, stamp(5)) as tx:
+        tx.execute("UPDATE orders SET qty = 5 WHERE id = 42")
+        with pytest.raises(fenced.Contended) as caught:
+            write(successor, stamp(6), "UPDATE orders SET qty = 6 WHERE id = 42")
+        assert caught.value.retry == "transaction"
+    write(successor, stamp(6), "UPDATE orders SET qty = 6 WHERE id = 42")
+    assert qty(db) == 6
+    successor.close()
 
 
 def test_the_story_end_to_end(tmp_path: Path, db: sqlite3.Connection) -> None:

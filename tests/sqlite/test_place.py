@@ -46,6 +46,7 @@ def mounted(script: str, *arguments: object) -> subprocess.CompletedProcess[str]
 HOLD = "import fenced, sys; fenced.Client('sqlite:///' + sys.argv[1]).acquire('a', wait=0)"
 
 
+# proves authority sqlite: one-machine
 def test_a_bind_mounted_file_is_refused(tmp_path: Path) -> None:
     """One file under two names has two logs, and both mint the same tokens."""
     fenced.Client(f"sqlite:///{tmp_path}/leases.db").acquire("a")
@@ -131,6 +132,7 @@ def test_a_replaced_file_is_noticed(store: Store) -> None:
         store.ask(ask(2, "other"), "")
 
 
+# proves authority sqlite: stopped-writer-blocks
 def test_a_locked_file_is_unavailable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     blocker = sqlite3.connect(store.path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
@@ -190,6 +192,7 @@ def test_a_read_only_file_system_says_so(tmp_path: Path) -> None:
     assert result.stdout == "ok True\n", result.stderr
 
 
+# proves authority sqlite: reboot-frees
 def test_leases_end_with_the_boot_and_tokens_go_on(store: Store) -> None:
     """After a restart of the machine no holder lives, and times of the old boot mean nothing."""
     first = store.ask(ask(1), "")
@@ -207,12 +210,35 @@ def test_leases_end_with_the_boot_and_tokens_go_on(store: Store) -> None:
     again.close()
 
 
+# proves authority sqlite: synced-grants
 def test_grants_are_synced(store: Store) -> None:
     """What hands out tokens writes ahead and syncs fully; `make evidence` cuts the power to show it."""
     store.ask(ask(1), "")
     connection = store._idle[-1].db
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+# proves authority sqlite: restore-unnoticed
+def test_a_restored_file_repeats_tokens_unless_the_floor_is_raised(store: Store, tmp_path: Path) -> None:
+    """What the trait says: nothing in the file tells a backup from the original."""
+    store.ask(ask(1), "")
+    with sqlite3.connect(store.path) as source, sqlite3.connect(tmp_path / "backup.db") as backup:
+        source.backup(backup)
+    backup.close()
+    source.close()
+    later = [store.ask(ask(n, f"n{n}"), "") for n in (2, 3)]
+    for floor, repeats in ((None, True), (3, False)):
+        restored_path = tmp_path / f"restored-{floor}.db"
+        restored_path.write_bytes((tmp_path / "backup.db").read_bytes())
+        restored = Store(restored_path, "default", clocks.now_ns)
+        restored.open()
+        if floor is not None:
+            restored.raise_floor(floor)
+        again = restored.ask(ask(4, "n4"), "")
+        assert isinstance(again, Granted)
+        assert (again.token in [granted.token for granted in later]) is repeats  # type: ignore[union-attr]
+        restored.close()
 
 
 def test_counting_state_cannot_be_deleted_or_lowered(store: Store) -> None:

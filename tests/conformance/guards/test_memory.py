@@ -37,6 +37,7 @@ class Harness:
         return
 
 
+# proves guard memory: one-process, mandatory
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
 def test_memory(check: Check[GuardHarness], colour: Colour) -> None:

@@ -60,6 +60,7 @@ class Harness:
             await self._opened.pop().close()
 
 
+# proves guard sqlite: durable-marks
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("form", ["mandatory", "cooperative"])
 @pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)

@@ -1,0 +1,43 @@
+"""Nobody can forget a kit, nor promise a trait that nothing proves."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from fenced.contracts import Trait
+from fenced.registry import BUILT_IN, Kind
+
+TESTS = Path(__file__).parents[1]
+PROVES = re.compile(r"^# proves (\w+) (\w+): ([\w, -]+)$", re.MULTILINE)
+
+
+def backends() -> list[tuple[Kind, str]]:
+    return [(kind, scheme) for kind, table in BUILT_IN.items() for scheme in table]
+
+
+def traits(kind: Kind, scheme: str) -> tuple[Trait, ...]:
+    module, _, name = BUILT_IN[kind][scheme].partition(":")
+    found: tuple[Trait, ...] = getattr(import_module(module), name).traits
+    return found
+
+
+@pytest.mark.parametrize(("kind", "scheme"), backends())
+def test_a_registered_backend_has_a_binding(kind: Kind, scheme: str) -> None:
+    folder = TESTS / "conformance" / kind.partition(".")[2]
+    bound = [path for path in folder.glob("test_*.py") if f'BACKEND = "{scheme}"' in path.read_text()]
+    assert bound, f"{kind} {scheme} is registered, but no file in {folder.name} binds it to the kit"
+
+
+@pytest.mark.parametrize(("kind", "scheme"), backends())
+def test_every_trait_is_proven(kind: Kind, scheme: str) -> None:
+    """A line `# proves authority sqlite: trait, trait` stands above the test that shows it."""
+    what = "authority" if kind == "fenced.authorities" else "guard"
+    proven: set[str] = set()
+    for path in TESTS.rglob("test_*.py"):
+        for found in PROVES.finditer(path.read_text()):
+            if found.group(1, 2) == (what, scheme):
+                proven |= {key.strip() for key in found[3].split(",")}
+    promised = {trait.key for trait in traits(kind, scheme)}
+    assert proven == promised
