@@ -129,6 +129,11 @@ class Stamp(NamedTuple):
         seq = "-" if self.seq is None else self.seq
         return f"1:{self.realm}:{self.token}:{seq}:{self.grant}:{_names_text(self.names)}"
 
+    @property
+    def bare_text(self) -> str:
+        """The text of this stamp without its seq: the same for all operations of one lease."""
+        return str(self._replace(seq=None))
+
     @classmethod
     def parse(cls, text: object) -> Stamp:
         """Read the one canonical text form; anything else is InvalidStamp."""

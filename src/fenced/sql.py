@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from fenced.client import Lease
 from fenced.contracts import Trait
 from fenced.decision import Mark, Mode, Rule
 from fenced.errors import (
@@ -32,7 +33,7 @@ from fenced.guarding import Fence, announcement, write_stamp
 from fenced.guards.answers import error_for
 from fenced.guards.sqlite import SqliteGuard, install, set_mode
 from fenced.guards.sqlite.fencing import Fence as SqliteFence
-from fenced.guards.sqlite.fencing import Guarded, Session, again_of, translate, verdict_in
+from fenced.guards.sqlite.fencing import Guarded, Session, Source, again_of, translate, verdict_in
 from fenced.guards.sqlite.sessions import AioSession, PlainSession, commit, reenter
 from fenced.model import Stamp, check_name
 from fenced.runtime.blocking import step
@@ -204,8 +205,11 @@ class Guard(_GuardFace):
         """`with guard.transaction(connection, lease) as tx:` announced first, then yours, then committed."""
         if not isinstance(connection, sqlite3.Connection):
             raise _unsupported(connection)
+        if isinstance(fence, Lease):
+            hold = fence._hold
+            return Transaction(self._fence, connection, hold, hold.next_seq(), names or hold.names)
         stamp = write_stamp(fence)
-        return Transaction(self._fence, connection, stamp, names or stamp.names)
+        return Transaction(self._fence, connection, stamp, stamp.seq, names or stamp.names)
 
     def announce(self, fence: Fence, *names: str) -> None:
         """Raise the marks on a connection of its own, and commit: reads that follow are fenced."""
@@ -245,18 +249,24 @@ class Transaction:
     It goes the way of `Guarded`; what nearly every transaction needs is called without coroutines.
     """
 
-    __slots__ = ("_connection", "_fence", "_names", "_stamp")
+    __slots__ = ("_connection", "_fence", "_names", "_seq", "_source")
 
     def __init__(
-        self, fence: SqliteFence, connection: sqlite3.Connection, stamp: Stamp, names: tuple[str, ...]
+        self,
+        fence: SqliteFence,
+        connection: sqlite3.Connection,
+        source: Source,
+        seq: int | None,
+        names: tuple[str, ...],
     ) -> None:
         self._fence = fence
         self._connection = connection
-        self._stamp = stamp
+        self._source = source
+        self._seq = seq
         self._names = names
 
     def __enter__(self) -> sqlite3.Connection:
-        again = again_of(self._fence, self._stamp, self._names)
+        again = again_of(self._fence, self._source, self._seq, self._names)
         if again is None:
             step(self._guarded().enter())
             return self._connection
@@ -280,7 +290,10 @@ class Transaction:
             step(self._guarded().commit_failed(error))
 
     def _guarded(self) -> Guarded:
-        return Guarded(self._fence, _plain(self._connection), self._stamp, self._names)
+        source = self._source
+        stamp = Stamp(source.realm, source.names, source.token, self._seq, source.grant)
+        names = stamp.names if self._names is source.names else self._names
+        return Guarded(self._fence, _plain(self._connection), stamp, names)
 
 
 class Announced:

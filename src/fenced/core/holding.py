@@ -107,9 +107,13 @@ class Hold:
 
     def next_stamp(self) -> Stamp:
         """The stamp of the next operation. A lost lease still stamps: the guard decides, not we."""
+        return self._stamp(self.next_seq())
+
+    def next_seq(self) -> int:
+        """The number of the next operation; only the lease allots it."""
         if self.released:
             raise self._released_error()
-        return Stamp(self.realm, self.names, self.token, next(self._sequence), self.grant)
+        return next(self._sequence)
 
     def announcement(self) -> Stamp:
         return self._stamp(0)

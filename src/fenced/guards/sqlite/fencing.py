@@ -35,8 +35,9 @@ SELECT 'guard', rule, realm FROM fenced_guard WHERE guard = ?
 UNION ALL SELECT 'mode', pattern, mode FROM fenced_mode WHERE guard = ?"""
 _MARK = "SELECT token, grant_id, seq FROM fenced_mark WHERE name = ?"
 _RAISE = """
-INSERT INTO fenced_mark (name, token, grant_id, seq) VALUES (?, ?, ?, ?)
-ON CONFLICT (name) DO UPDATE SET token = excluded.token, grant_id = excluded.grant_id, seq = excluded.seq"""
+INSERT INTO fenced_mark (name, token, grant_id, seq, stamp) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE
+SET token = excluded.token, grant_id = excluded.grant_id, seq = excluded.seq, stamp = excluded.stamp"""
 _STAMP = """
 INSERT INTO fenced_stamp (name, stamp, seq, verdict, refuse, mode, open)
 VALUES (?, ?, ?, ?, ?, ?, ?)"""
@@ -131,7 +132,7 @@ class Fence:
             if stamping and self.mandatory and judged.verdict in _AT_THE_WRITE:
                 # What the write will be is known, but it has not happened yet: announce only.
                 announced = judge(before, stamp, name=name, rule=rule, realm=realm, announce=True)
-                await self._raise(session, name, before, announced.mark)
+                await self._raise(session, name, stamp, before, announced.mark)
             else:
                 await self._settle(session, name, stamp, before, judged, mode)
             if stamping and self.mandatory:
@@ -170,9 +171,11 @@ class Fence:
         rows = await session.run(_MARK, (name,))
         return Mark(*rows[0]) if rows else None
 
-    async def _raise(self, session: Session, name: str, before: Mark | None, after: Mark | None) -> None:
+    async def _raise(
+        self, session: Session, name: str, stamp: Stamp, before: Mark | None, after: Mark | None
+    ) -> None:
         if after is not None and after != before:
-            await session.run(_RAISE, (name, after.token, after.grant, after.seq))
+            await session.run(_RAISE, (name, after.token, after.grant, after.seq, stamp.bare_text))
 
     async def _settle(
         self,
@@ -185,7 +188,7 @@ class Fence:
     ) -> None:
         """Carry a judgement out at once: raise the mark, refuse, or write down that neither was done."""
         if judged.verdict is Verdict.ADMIT:
-            await self._raise(session, name, before, judged.mark)
+            await self._raise(session, name, stamp, before, judged.mark)
             return
         ruling = rule_on(judged.verdict, mode, name)
         await self._let_through(session, name, stamp, before, judged.verdict, ruling, mode)
@@ -197,7 +200,7 @@ class Fence:
         refuse = verdict is Verdict.APPLIED or rule_on(verdict, mode, name) is Ruling.REFUSE
         # Open: nothing is left to decide at the write, be it admitted or noted and let through.
         opened = verdict not in _AT_THE_WRITE or (verdict is Verdict.ADMIT and rule == "retry")
-        row = (name, str(stamp), stamp.seq or 0, verdict.value, int(refuse), mode.name, int(opened))
+        row = (name, stamp.bare_text, stamp.seq or 0, verdict.value, int(refuse), mode.name, int(opened))
         await session.run(_STAMP, row)
 
     async def _let_through(
@@ -287,7 +290,9 @@ class Guarded:
 
     async def enter(self) -> None:
         """Begin and announce. Who comes again with the mark's own stamp is through in two statements."""
-        again = again_of(self._fence, self._stamp, self.names) if self._stamping else None
+        again = None
+        if self._stamp is not None and self._stamping:
+            again = again_of(self._fence, self._stamp, self._stamp.seq, self.names)
         if again is None:
             await self._fence.begin(self._session)
             left = self.names if self._stamp is not None or not self._fence.mandatory else ()
@@ -353,11 +358,24 @@ class Guarded:
         raise translate(error) from error
 
 
-def again_of(fence: Fence, stamp: Stamp | None, names: Sequence[str]) -> Again | None:
+class Source(Protocol):
+    """What a stamp is made of: a lease's hold, or a stamp."""
+
+    @property
+    def realm(self) -> str: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def grant(self) -> str: ...
+
+
+def again_of(fence: Fence, source: Source, seq: int | None, names: Sequence[str]) -> Again | None:
     """What the fast path asks: whether the marks are this very stamp's. None: take the long way."""
-    if stamp is None or (names is not stamp.names and not set(names) <= set(stamp.names)):
+    if names is not source.names and not set(names) <= set(source.names):
         return None
-    return names, fence.guard, str(stamp), stamp.seq or 0, stamp.token, stamp.grant, stamp.realm
+    return names, fence.guard, seq or 0, source.token, source.grant, source.realm
 
 
 def began_badly(session: Session, error: sqlite3.Error) -> FencedError:

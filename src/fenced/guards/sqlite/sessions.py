@@ -9,8 +9,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-Again = tuple[Sequence[str], str, str, int, int, str, str]
-"""(names, guard, stamp's text, seq, token, grant, realm)"""
+Again = tuple[Sequence[str], str, int, int, str, str]
+"""(names, guard, seq, token, grant, realm)"""
 
 READY = "fenced_ready"
 """A collation that only those connections have that were seen to enforce foreign keys. It compares nothing."""
@@ -18,7 +18,7 @@ READY = "fenced_ready"
 # The holder whose mark it is comes again, under rule `retry`: admitted, mark unchanged, in one statement.
 _AGAIN = f"""
 INSERT INTO fenced_stamp (name, stamp, seq, verdict, refuse, mode, open)
-SELECT m.name, ?, ?, 'admit', 0, '', 1 FROM fenced_mark m, fenced_guard g
+SELECT m.name, '', ?, 'admit', 0, '', 1 FROM fenced_mark m, fenced_guard g
 WHERE m.name = ? AND m.token = ? AND m.grant_id = ? AND g.guard = ? AND g.realm = ? AND g.rule = 'retry'
   AND 1 = 1 COLLATE {READY}"""
 _CLEAR = "DELETE FROM fenced_stamp WHERE name = ?"  # by key: faster than emptying the table
@@ -32,12 +32,10 @@ def _rows(connection: sqlite3.Connection, sql: str, parameters: Sequence[object]
 
 def reenter(connection: sqlite3.Connection, again: Again) -> Sequence[str]:
     """Begin, and put the stamp in where its mark stands already; returns the names where it does not."""
-    names, guard, text, seq, token, grant, realm = again
+    names, guard, seq, token, grant, realm = again
     execute = connection.execute
     execute("BEGIN IMMEDIATE")
-    return [
-        name for name in names if execute(_AGAIN, (text, seq, name, token, grant, guard, realm)).rowcount != 1
-    ]
+    return [name for name in names if execute(_AGAIN, (seq, name, token, grant, guard, realm)).rowcount != 1]
 
 
 def commit(connection: sqlite3.Connection, names: Sequence[str]) -> None:

@@ -5,7 +5,8 @@ CREATE TABLE IF NOT EXISTS fenced_mark (
   name     TEXT PRIMARY KEY,
   token    INTEGER NOT NULL CHECK (token BETWEEN 1 AND 9007199254740991),
   grant_id TEXT NOT NULL,
-  seq      INTEGER NOT NULL CHECK (seq >= 0)
+  seq      INTEGER NOT NULL CHECK (seq >= 0),
+  stamp    TEXT NOT NULL               -- whose it is, as text, without its seq
 ) STRICT, WITHOUT ROWID;
 
 CREATE TRIGGER IF NOT EXISTS fenced_mark_rises BEFORE UPDATE ON fenced_mark
@@ -41,8 +42,8 @@ CREATE TABLE IF NOT EXISTS fenced_nothing (id INTEGER PRIMARY KEY) STRICT;
 -- taken away before COMMIT, which fails as long as one is left.
 CREATE TABLE IF NOT EXISTS fenced_stamp (
   name    TEXT PRIMARY KEY,
-  stamp   TEXT NOT NULL,
-  seq     INTEGER NOT NULL,
+  stamp   TEXT NOT NULL,               -- without its seq; empty: the mark's own
+  seq     INTEGER NOT NULL,            -- 0: it has none
   verdict TEXT NOT NULL,               -- what a write under this name is
   refuse  INTEGER NOT NULL,            -- whether the mode refuses it
   mode    TEXT NOT NULL,

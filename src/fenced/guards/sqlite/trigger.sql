@@ -29,7 +29,9 @@ BEGIN
     ON CONFLICT (guard, verdict, mode) DO UPDATE SET count = count + 1;
   INSERT INTO fenced_record (time, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode)
     SELECT (julianday('now') - 2440587.5) * 86400.0, '{table}', {name},
-      (SELECT stamp FROM fenced_stamp ORDER BY name LIMIT 1), m.token, m.grant_id, m.seq,
+      (SELECT replace(CASE s.stamp WHEN '' THEN o.stamp ELSE s.stamp END, ':-:',
+         CASE s.seq WHEN 0 THEN ':-:' ELSE ':' || s.seq || ':' END)
+       FROM fenced_stamp s LEFT JOIN fenced_mark o USING (name) ORDER BY name LIMIT 1), m.token, m.grant_id, m.seq,
       {verdict}, 'record', {mode}
     FROM (SELECT 1) LEFT JOIN fenced_mark m ON m.name = {name}
     WHERE {verdict} <> 'admit' AND ({mode} = 'shadow' OR ({mode} <> 'observe' AND {verdict} <> 'missing'));

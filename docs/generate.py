@@ -1,0 +1,152 @@
+"""Write the tables of these pages anew from the code: `python docs/generate.py`.
+
+A table stands between `<!-- generated: KEY -->` and `<!-- end -->`; everything round it is written by hand.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the planted bugs are told about in docs/testing.md, and live with the tests
+
+from fenced import errors, testing  # noqa: E402 (the line above comes first)
+from fenced.cli import exits  # noqa: E402
+from fenced.contracts import Trait  # noqa: E402
+from fenced.registry import BUILT_IN, Kind  # noqa: E402
+from tests.planted import bugs  # noqa: E402
+from tests.simulation import test_worlds as worlds  # noqa: E402
+
+PLACE = re.compile(r"(<!-- generated: ([\w .]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PROVES = re.compile(r"^# proves (\w+) (\w+): ([\w, -]+)\n(?:@.*\n)*def (\w+)", re.MULTILINE)
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    cells = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+    return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells) + "\n"
+
+
+def said(thing: object) -> str:
+    """The first sentence or two of a docstring, on one line."""
+    return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
+
+
+# Errors.
+
+
+def error_types() -> list[type[errors.FencedError]]:
+    kinds = [value for value in vars(errors).values() if isinstance(value, type)]
+    return [kind for kind in kinds if issubclass(kind, errors.FencedError)]
+
+
+def error_table() -> str:
+    return table(
+        ("error", "is a", "`.retry`", "exit status", "meaning"),
+        (
+            (
+                f"`{kind.__name__}`",
+                ", ".join(f"`{base.__name__}`" for base in kind.__bases__),
+                f"`{kind.retry}`",
+                "" if kind is errors.FencedError else str(exits.code_of(_made(kind))),
+                said(kind),
+            )
+            for kind in error_types()
+        ),
+    )
+
+
+def _made(kind: type[errors.FencedError]) -> errors.FencedError:
+    """One of this kind, whatever its constructor wants to be told."""
+    return kind.__new__(kind)
+
+
+def exit_table() -> str:
+    rows = [(str(row.code), row.word, row.meaning) for row in sorted(exits.TABLE)]
+    notes = [(code, "", meaning) for code, meaning in exits._NOTES]
+    return table(("status", "word", "meaning"), [*rows, *notes])
+
+
+# Traits.
+
+
+def trait_table(kind: Kind, scheme: str) -> str:
+    module, _, name = BUILT_IN[kind][scheme].partition(":")
+    traits: tuple[Trait, ...] = getattr(import_module(module), name).traits
+    what = "authority" if kind == "fenced.authorities" else "guard"
+    proofs = dict(_proofs(what, scheme))
+    rows = [(f"`{trait.key}`", trait.sentence, proofs.get(trait.key, "nothing yet")) for trait in traits]
+    return table(("trait", "in a sentence", "proven by"), rows)
+
+
+def _proofs(what: str, scheme: str) -> Iterator[tuple[str, str]]:
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for found in PROVES.finditer(path.read_text()):
+            if found.group(1, 2) == (what, scheme):
+                for key in found[3].split(","):
+                    yield key.strip(), f"`{path.relative_to(ROOT)}`, `{found[4]}`"
+
+
+# Tests.
+
+
+def check_table(checks: Iterable[testing.Check]) -> str:
+    return table(("check", "promise"), ((f"`{check.name}`", _line(check.promise)) for check in checks))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def bug_table() -> str:
+    in_worlds = {site.__name__: site for site in worlds.PLANTED}
+    kits = {bug.__name__: "authority kit" for bug in bugs.AUTHORITY_BUGS}
+    kits |= {bug.__name__: "guard kit" for bug in bugs.GUARD_BUGS}
+    rows = []
+    for name in [*kits, *(name for name in in_worlds if name not in kits)]:
+        bug = getattr(bugs, name, None) or in_worlds[name]
+        suites = [kits[name]] if name in kits else []
+        suites += ["worlds"] if name in in_worlds else []
+        rows.append((f"`{name}`", said(bug), ", ".join(suites)))
+    return table(("bug", "what goes wrong", "must be found by"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "errors": error_table,
+    "exits": exit_table,
+    **{
+        f"traits {kind} {scheme}": lambda kind=kind, scheme=scheme: trait_table(kind, scheme)
+        for kind, schemes in BUILT_IN.items()
+        for scheme in schemes
+    },
+    "authority checks": lambda: check_table(testing.AUTHORITY_CHECKS),
+    "guard checks": lambda: check_table(testing.GUARD_CHECKS),
+    "planted bugs": bug_table,
+}
+
+
+def filled(text: str) -> str:
+    """A page with its tables as the code has them now."""
+    return PLACE.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+
+
+def pages() -> dict[Path, str]:
+    """Every page that has a generated table, as it should be."""
+    texts = {path: path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))}
+    return {path: filled(text) for path, text in texts.items() if PLACE.search(text)}
+
+
+def main() -> None:
+    for path, text in pages().items():
+        if path.read_text() != text:
+            path.write_text(text)
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

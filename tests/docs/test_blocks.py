@@ -1,0 +1,155 @@
+"""What the pages show runs, and what they link to exists.
+
+The blocks of one page run in the order of the page, in one temporary folder: ```python in one namespace,
+```sh with `bash -e`, ```console command by command (`$ `), each followed by exactly what it prints. In Python,
+a comment two spaces behind a `print(...)` is the line that it prints.
+
+What must not run is marked by `<!-- not run: why -->` directly before the block, or is no program at all
+(```text, ```mermaid and the like).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(path for name in ("README", "CONTRIBUTING", "CHANGELOG") if (path := ROOT / f"{name}.md").exists()),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+RUN = ("python", "sh", "console")
+SHOWN = ("text", "mermaid", "sql", "json", "toml", "make")
+NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
+SECONDS_MAX = 60
+PLAYER = Path(__file__).with_name("play.py")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and the line of its first line of text."""
+
+    language: str
+    text: str
+    line: int
+
+
+def tokens_of(page: Path) -> list[Token]:
+    return MarkdownIt().enable("table").parse(page.read_text())
+
+
+def blocks_of(page: Path) -> Iterator[tuple[Block, str]]:
+    """Every fenced block, and what stands directly before it if that is HTML."""
+    before = ""
+    for token in tokens_of(page):
+        if token.type == "fence":
+            assert token.map is not None
+            yield Block(token.info.strip(), token.content, token.map[0] + 2), before
+        before = token.content if token.type == "html_block" else ""
+
+
+def runnable(page: Path) -> list[Block]:
+    return [
+        block
+        for block, before in blocks_of(page)
+        if block.language in RUN and not NOT_RUN.search(before.strip())
+    ]
+
+
+def shown(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=shown)
+def test_blocks_run(page: Path, tmp_path: Path) -> None:
+    plan = {"page": shown(page), "blocks": [asdict(block) for block in runnable(page)]}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FENCED_")}
+    environment["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), environment.get("PATH", "")))
+    done = subprocess.run(
+        [sys.executable, PLAYER],
+        input=json.dumps(plan),
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    unknown = [
+        f"{shown(page)}:{block.line}: {block.language!r} is neither run nor one of {', '.join(SHOWN)}"
+        for block, _ in blocks_of(page)
+        if block.language not in (*RUN, *SHOWN)
+    ]
+    assert not unknown
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as forges make them, and those that are written out."""
+    found: set[str] = set(re.findall(r'<a (?:id|name)="([^"]+)"', page.read_text()))
+    tokens = tokens_of(page)
+    for index, token in enumerate(tokens):
+        if token.type == "heading_open":
+            inline = tokens[index + 1]
+            title = "".join(child.content for child in inline.children or () if child.type != "image")
+            slug = re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+            number = 0
+            while (anchor := f"{slug}-{number}" if number else slug) in found:
+                number += 1
+            found.add(anchor)
+    return found
+
+
+def links_of(page: Path) -> Iterator[str]:
+    for token in tokens_of(page):
+        if token.type == "html_block":
+            yield from re.findall(r'(?:href|src)="([^"]+)"', token.content)
+        for child in token.children or ():
+            if child.type == "html_inline":
+                yield from re.findall(r'(?:href|src)="([^"]+)"', child.content)
+            for key in ("href", "src"):
+                if isinstance(target := child.attrs.get(key), str):
+                    yield target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = []
+    for link in links_of(page):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = unquote(link).partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or not target.is_relative_to(ROOT):
+            dead.append(f"{link}: no such file")
+        elif anchor and (target.suffix != ".md" or anchor not in anchors_of(target)):
+            dead.append(f"{link}: no such heading")
+    assert not dead
+
+
+def test_every_page_can_be_found_from_the_index() -> None:
+    reached = {ROOT / "docs" / "index.md"}
+    waiting = list(reached)
+    while waiting:
+        page = waiting.pop()
+        for link in links_of(page):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            if target.suffix == ".md" and target.exists() and target not in reached:
+                reached.add(target)
+                waiting.append(target)
+    lost = [shown(page) for page in PAGES if page not in reached and page.is_relative_to(ROOT / "docs")]
+    assert not lost
