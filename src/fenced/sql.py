@@ -33,8 +33,8 @@ from fenced.guarding import Fence, announcement, write_stamp
 from fenced.guards.answers import error_for
 from fenced.guards.sqlite import SqliteGuard, install, set_mode
 from fenced.guards.sqlite.fencing import Fence as SqliteFence
-from fenced.guards.sqlite.fencing import Guarded, Session, Source, again_of, translate, verdict_in
-from fenced.guards.sqlite.sessions import AioSession, PlainSession, commit, reenter
+from fenced.guards.sqlite.fencing import Guarded, Session, covers, translate, verdict_in
+from fenced.guards.sqlite.sessions import AioSession, PlainSession, Source, commit, reenter
 from fenced.model import Stamp, check_name
 from fenced.runtime.blocking import step
 
@@ -266,17 +266,17 @@ class Transaction:
         self._names = names
 
     def __enter__(self) -> sqlite3.Connection:
-        again = again_of(self._fence, self._source, self._seq, self._names)
-        if again is None:
+        connection, source, names = self._connection, self._source, self._names
+        if not covers(source, names):
             step(self._guarded().enter())
-            return self._connection
+            return connection
         try:
-            left = reenter(self._connection, again)
+            left = reenter(connection, self._fence.guard, source, self._seq, names)
         except sqlite3.Error as error:
             left = step(self._guarded().recover(error))
         if left:
             step(self._guarded().announce(left))
-        return self._connection
+        return connection
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None

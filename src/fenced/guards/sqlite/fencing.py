@@ -22,7 +22,7 @@ from fenced.errors import (
     Unavailable,
 )
 from fenced.guards.answers import error_for, mode_of
-from fenced.guards.sqlite.sessions import READY, Again
+from fenced.guards.sqlite.sessions import READY, Source
 from fenced.model import Stamp
 
 _OPERATION = "this transaction"
@@ -57,7 +57,7 @@ class Session(Protocol):
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
-    async def reenter(self, again: Again) -> Sequence[str]:
+    async def reenter(self, guard: str, stamp: Stamp, names: Sequence[str]) -> Sequence[str]:
         """`sessions.reenter` on this connection."""
 
     async def commit(self, names: Sequence[str]) -> None:
@@ -290,15 +290,13 @@ class Guarded:
 
     async def enter(self) -> None:
         """Begin and announce. Who comes again with the mark's own stamp is through in two statements."""
-        again = None
-        if self._stamp is not None and self._stamping:
-            again = again_of(self._fence, self._stamp, self._stamp.seq, self.names)
-        if again is None:
-            await self._fence.begin(self._session)
-            left = self.names if self._stamp is not None or not self._fence.mandatory else ()
+        stamp, session = self._stamp, self._session
+        if stamp is None or not self._stamping or not covers(stamp, self.names):
+            await self._fence.begin(session)
+            left = self.names if stamp is not None or not self._fence.mandatory else ()
         else:
             try:
-                left = await self._session.reenter(again)
+                left = await session.reenter(self._fence.guard, stamp, self.names)
             except sqlite3.Error as error:
                 left = await self.recover(error)
         if left:
@@ -358,24 +356,9 @@ class Guarded:
         raise translate(error) from error
 
 
-class Source(Protocol):
-    """What a stamp is made of: a lease's hold, or a stamp."""
-
-    @property
-    def realm(self) -> str: ...
-    @property
-    def names(self) -> tuple[str, ...]: ...
-    @property
-    def token(self) -> int: ...
-    @property
-    def grant(self) -> str: ...
-
-
-def again_of(fence: Fence, source: Source, seq: int | None, names: Sequence[str]) -> Again | None:
-    """What the fast path asks: whether the marks are this very stamp's. None: take the long way."""
-    if names is not source.names and not set(names) <= set(source.names):
-        return None
-    return names, fence.guard, seq or 0, source.token, source.grant, source.realm
+def covers(source: Source, names: Sequence[str]) -> bool:
+    """Whether the fast path may be tried: it looks at marks, not at what a stamp covers."""
+    return names is source.names or set(names) <= set(source.names)
 
 
 def began_badly(session: Session, error: sqlite3.Error) -> FencedError:

@@ -7,10 +7,23 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-Again = tuple[Sequence[str], str, int, int, str, str]
-"""(names, guard, seq, token, grant, realm)"""
+from fenced.model import Stamp
+
+
+class Source(Protocol):
+    """What a stamp is made of: a lease's hold, or a stamp."""
+
+    @property
+    def realm(self) -> str: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def grant(self) -> str: ...
+
 
 READY = "fenced_ready"
 """A collation that only those connections have that were seen to enforce foreign keys. It compares nothing."""
@@ -30,12 +43,18 @@ def _rows(connection: sqlite3.Connection, sql: str, parameters: Sequence[object]
     return cursor.execute(sql, parameters).fetchall()
 
 
-def reenter(connection: sqlite3.Connection, again: Again) -> Sequence[str]:
+def reenter(
+    connection: sqlite3.Connection, guard: str, source: Source, seq: int | None, names: Sequence[str]
+) -> Sequence[str]:
     """Begin, and put the stamp in where its mark stands already; returns the names where it does not."""
-    names, guard, seq, token, grant, realm = again
     execute = connection.execute
     execute("BEGIN IMMEDIATE")
-    return [name for name in names if execute(_AGAIN, (seq, name, token, grant, guard, realm)).rowcount != 1]
+    left = []
+    for name in names:
+        mine = (seq or 0, name, source.token, source.grant, guard, source.realm)
+        if execute(_AGAIN, mine).rowcount != 1:
+            left.append(name)
+    return left
 
 
 def commit(connection: sqlite3.Connection, names: Sequence[str]) -> None:
@@ -65,8 +84,8 @@ class PlainSession:
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return _rows(self.connection, sql, parameters)
 
-    async def reenter(self, again: Again) -> Sequence[str]:
-        return reenter(self.connection, again)
+    async def reenter(self, guard: str, stamp: Stamp, names: Sequence[str]) -> Sequence[str]:
+        return reenter(self.connection, guard, stamp, stamp.seq, names)
 
     async def commit(self, names: Sequence[str]) -> None:
         commit(self.connection, names)
@@ -94,11 +113,11 @@ class AioSession:
         finally:
             await cursor.close()
 
-    async def reenter(self, again: Again) -> Sequence[str]:
+    async def reenter(self, guard: str, stamp: Stamp, names: Sequence[str]) -> Sequence[str]:
         await self.run("BEGIN IMMEDIATE")
         if await self.run("PRAGMA foreign_keys") == [(0,)]:
             raise sqlite3.OperationalError(f"no such collation sequence: {READY}")
-        return again[0]  # the long way takes hardly more hops
+        return names  # the long way takes hardly more hops
 
     async def commit(self, names: Sequence[str]) -> None:
         await self.run("DELETE FROM fenced_stamp")
