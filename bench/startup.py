@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,9 +18,11 @@ def run(folder: Path) -> Iterator[Figure]:
     program = Path(sys.executable).with_name("fenced")
     authority = f"sqlite:///{folder}/startup.db"
     command = [str(program), "run", "startup", "--authority", authority, "--", "true"]
+    # As installed: compiled once, not at every start.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
     def fenced_run() -> None:
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, env=environment)
 
     def bare_python() -> None:
         subprocess.run([sys.executable, "-c", "pass"], check=True)
