@@ -14,7 +14,7 @@ import fenced
 from fenced.authorities.sqlite import place
 from fenced.authorities.sqlite.store import Store
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
-from fenced.model import Ask, Granted, Holder
+from fenced.model import Ask, Ended, Granted, Holder, Kept
 from fenced.runtime import clocks
 
 HOLDER = Holder("0" * 32, "label", "host", 1)
@@ -141,6 +141,44 @@ def test_a_locked_file_is_unavailable(store: Store, monkeypatch: pytest.MonkeyPa
     blocker.execute("ROLLBACK")
     blocker.close()
     assert isinstance(store.ask(ask(1), ""), Granted)
+
+
+def renew_behind_a_lock(store: Store) -> object:
+    """The answer to a renewal that left in time and then waited for the lock until the lease was over."""
+    lease = Ask(f"{7:032x}", ("behind",), 0.3, HOLDER)
+    assert isinstance(store.ask(lease, ""), Granted)
+    blocker = sqlite3.connect(store.path, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    answers: list[object] = []
+    renewal = threading.Thread(target=lambda: answers.extend(store.renew([lease.secret], 5.0)))
+    renewal.start()
+    over = clocks.now() + 0.4
+    while clocks.now() < over:
+        renewal.join(0.01)
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    renewal.join(10)
+    return answers[0]
+
+
+def test_the_clock_is_read_after_the_lock(store: Store) -> None:
+    assert renew_behind_a_lock(store) == Ended("expired")
+
+
+def test_a_clock_read_before_the_lock_would_be_noticed(store: Store) -> None:
+    """The planted bug: the time of a request is taken when it begins, and a wait behind a lock revives."""
+    clock, renew = store._clock, store.renew
+
+    def early(secrets: list[str], timeout: float) -> list[object]:
+        began = clock()
+        store._clock = lambda: began
+        try:
+            return list(renew(secrets, timeout))
+        finally:
+            store._clock = clock
+
+    store.renew = early  # type: ignore[method-assign, assignment]
+    assert isinstance(renew_behind_a_lock(store), Kept)
 
 
 FILL = """
