@@ -64,6 +64,11 @@ class _LeaseFace:
         return self._hold.grant
 
     @property
+    def realm(self) -> str:
+        """The id of the authority's namespace; a guard trusts one realm at a time."""
+        return self._hold.realm
+
+    @property
     def ttl(self) -> float:
         """The seconds that were really granted."""
         return self._hold.ttl

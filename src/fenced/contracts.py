@@ -99,8 +99,11 @@ class Authority(Protocol):
     def url(self) -> str:
         """Where it is, without secrets."""
 
-    async def open(self) -> Standing:
-        """Connect, create what is missing, and find out whether tokens could repeat here."""
+    async def open(self, *, create: bool = True) -> Standing:
+        """Connect, create what is missing, and find out whether tokens could repeat here.
+
+        Without `create` nothing is made: Misconfigured where there is no such authority or namespace.
+        """
 
     async def ask(self, ask: Ask) -> AskAnswer:
         """Grant, queue (`ask.wait`) or refuse. The same attempt gets the same grant.

@@ -8,7 +8,7 @@ from fenced import registry
 from fenced.client import AsyncLease, Lease
 from fenced.contracts import Versioned
 from fenced.errors import Misuse, shown
-from fenced.model import Stamp
+from fenced.model import Stamp, check_realm
 from fenced.runtime.blocking import BlockingRuntime, step
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ class Guard:
         self._ready()
         step(self._guard.set_mode(mode, pattern))
 
+    def adopt(self, realm: str) -> None:
+        """Trust this authority (`lease.realm`) from now on, and no other."""
+        self._ready()
+        step(self._guard.adopt(check_realm(realm)))
+
     def close(self) -> None:
         step(self._guard.close())
 
@@ -132,6 +137,11 @@ class AsyncGuard:
         """Switch the stage of the rollout for the names that match."""
         await self._ready()
         await self._guard.set_mode(mode, pattern)
+
+    async def adopt(self, realm: str) -> None:
+        """Trust this authority (`lease.realm`) from now on, and no other."""
+        await self._ready()
+        await self._guard.adopt(check_realm(realm))
 
     async def close(self) -> None:
         await self._guard.close()

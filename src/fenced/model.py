@@ -73,11 +73,14 @@ def check_names(names: Iterable[object]) -> tuple[str, ...]:
     return tuple(sorted(checked, key=str.encode))
 
 
-def check_token(token: object) -> int:
-    """Return `token` if it is a whole number in range, else raise Misuse."""
-    if type(token) is not int or not 1 <= token <= TOKEN_MAX:
-        raise Misuse(f"a token is a whole number from 1 to 2**53 - 1, not {shown(token)}")
-    return token
+_REALM = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+def check_realm(realm: object) -> str:
+    """Return `realm` if it is one, else raise Misuse."""
+    if not isinstance(realm, str) or not _REALM.fullmatch(realm):
+        raise Misuse(f"a realm is 16 hexadecimal digits, not {shown(realm)}")
+    return realm
 
 
 def check_floor(above: object) -> int:

@@ -35,7 +35,7 @@ from fenced.guards.sqlite import SqliteGuard, install, set_mode
 from fenced.guards.sqlite.fencing import Fence as SqliteFence
 from fenced.guards.sqlite.fencing import Guarded, Session, covers, translate, verdict_in
 from fenced.guards.sqlite.sessions import AioSession, PlainSession, Source, commit, reenter
-from fenced.model import Stamp, check_name
+from fenced.model import Stamp, check_name, check_realm
 from fenced.runtime.blocking import step
 
 C = TypeVar("C")
@@ -55,7 +55,12 @@ def refusal(error: BaseException) -> Refused | AlreadyApplied | None:
 class _GuardFace:
     """What both guards share: which table, which name, which rule."""
 
-    traits: tuple[Trait, ...] = SqliteGuard.traits
+    traits: tuple[Trait, ...] = (
+        Trait(
+            "as-durable-as-you", "Marks are committed with your rows, as durably as your connection commits."
+        ),
+        *(trait for trait in SqliteGuard.traits if trait.key != "durable-marks"),
+    )
 
     def __init__(self, *, table: str, name: str, rule: Rule = "retry", mandatory: bool = True) -> None:
         self._spec = install.Spec(table, name, rule)
@@ -74,14 +79,14 @@ class _GuardFace:
             raise Unsupported("a clause knows the token alone; rule sequenced needs transaction()")
         return write_stamp(fence), install.check_identifier(column, "column")
 
-    async def _install(self, session: Session, mode: str) -> None:
-        statements = await install.script(self._spec, Mode.parse(mode), session.run)
+    async def _install(self, session: Session, mode: str | None) -> None:
+        statements = await install.script(self._spec, Mode.parse(mode) if mode else None, session.run)
         if not self._fence.mandatory:
             statements += install.drop_triggers(self._spec)
         await _in_transaction(session, statements)
 
-    async def _script(self, session: Session, mode: str) -> str:
-        statements = await install.script(self._spec, Mode.parse(mode), session.run)
+    async def _script(self, session: Session, mode: str | None) -> str:
+        statements = await install.script(self._spec, Mode.parse(mode) if mode else None, session.run)
         return "BEGIN;\n\n" + "\n\n".join(f"{line.rstrip(';')};" for line in statements) + "\n\nCOMMIT;\n"
 
     async def _uninstall(self, session: Session) -> None:
@@ -95,6 +100,9 @@ class _GuardFace:
                 await session.run("COMMIT")
         except sqlite3.Error as error:
             raise translate(error) from error
+
+    async def _adopt(self, session: Session, realm: str) -> None:
+        await _in_transaction(session, [f"UPDATE fenced_guard SET realm = '{check_realm(realm)}'"])
 
     async def _peek(self, session: Session, name: str, at_least: int) -> Mark | None:
         mark = await self._fence.mark(session, check_name(name))
@@ -185,11 +193,14 @@ class Guard(_GuardFace):
         super().__init__(table=table, name=name, rule=rule, mandatory=mandatory)
         self._connect = connect
 
-    def install(self, connection: sqlite3.Connection, mode: str = "observe") -> None:
-        """Create the marks and, if mandatory, the triggers. Again is harmless; the marks stay."""
+    def install(self, connection: sqlite3.Connection, mode: str | None = None) -> None:
+        """Create the marks and, if mandatory, the triggers. A new guard observes.
+
+        Again is harmless: the marks stay, and so does the mode unless one is given.
+        """
         step(self._install(_plain(connection), mode))
 
-    def script(self, connection: sqlite3.Connection, mode: str = "observe") -> str:
+    def script(self, connection: sqlite3.Connection, mode: str | None = None) -> str:
         """The SQL that `install` would run, for a migration."""
         return step(self._script(_plain(connection), mode))
 
@@ -200,6 +211,10 @@ class Guard(_GuardFace):
     def set_mode(self, connection: sqlite3.Connection, mode: str, pattern: str = "*") -> None:
         """Switch the stage of the rollout for the names that match."""
         step(self._set_mode(_plain(connection), mode, pattern))
+
+    def adopt(self, connection: sqlite3.Connection, realm: str) -> None:
+        """Trust this authority (`lease.realm`) from now on, and no other; after a move, and after its `raise`."""
+        step(self._adopt(_plain(connection), realm))
 
     def transaction(self, connection: sqlite3.Connection, fence: Fence, *names: str) -> Transaction:
         """`with guard.transaction(connection, lease) as tx:` announced first, then yours, then committed."""
@@ -329,11 +344,14 @@ class AsyncGuard(_GuardFace):
         super().__init__(table=table, name=name, rule=rule, mandatory=mandatory)
         self._connect = connect
 
-    async def install(self, connection: Any, mode: str = "observe") -> None:
-        """Create the marks and, if mandatory, the triggers. Again is harmless; the marks stay."""
+    async def install(self, connection: Any, mode: str | None = None) -> None:
+        """Create the marks and, if mandatory, the triggers. A new guard observes.
+
+        Again is harmless: the marks stay, and so does the mode unless one is given.
+        """
         await self._install(_aio(connection), mode)
 
-    async def script(self, connection: Any, mode: str = "observe") -> str:
+    async def script(self, connection: Any, mode: str | None = None) -> str:
         """The SQL that `install` would run, for a migration."""
         return await self._script(_aio(connection), mode)
 
@@ -344,6 +362,10 @@ class AsyncGuard(_GuardFace):
     async def set_mode(self, connection: Any, mode: str, pattern: str = "*") -> None:
         """Switch the stage of the rollout for the names that match."""
         await self._set_mode(_aio(connection), mode, pattern)
+
+    async def adopt(self, connection: Any, realm: str) -> None:
+        """Trust this authority (`lease.realm`) from now on, and no other; after a move, and after its `raise`."""
+        await self._adopt(_aio(connection), realm)
 
     def transaction(self, connection: C, fence: Fence, *names: str) -> AsyncTransaction[C]:
         """`async with guard.transaction(connection, lease) as tx:` announced first, then yours."""

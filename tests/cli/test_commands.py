@@ -57,7 +57,8 @@ def test_looking_for_programs(held: Any) -> None:
     assert orders.keys() <= shown.keys()
     assert [waiter["label"] for waiter in shown["waiters"]] == ["next\x1b[31m"]
     assert (shown["names"], shown["ttl"]) == (["orders/42"], 30.0)
-    assert json.loads(held("ls", "--json", "--namespace", "other").stdout) == []
+    mistyped = held("ls", "--namespace", "other")
+    assert (mistyped.returncode, "has no namespace 'other'" in mistyped.stderr) == (78, True)
 
 
 def test_release_takes_only_by_force(held: Any) -> None:

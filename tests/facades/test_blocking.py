@@ -145,8 +145,8 @@ def test_a_keeper_that_dies_takes_its_leases_along(tmp_path: Path, monkeypatch: 
 def test_strict_refuses_a_store_with_doubts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Store.open
 
-    def doubtful(self: Store):  # type: ignore[no-untyped-def]
-        standing = opened(self)
+    def doubtful(self: Store, create: bool):  # type: ignore[no-untyped-def]
+        standing = opened(self, create)
         return type(standing)(standing.realm, standing.last_token, ("its disk is a rumour",))
 
     monkeypatch.setattr(Store, "open", doubtful)

@@ -22,7 +22,7 @@ def test_no_promise_is_broken(first: int) -> None:
 def test_faults_are_strong_enough() -> None:
     """A run in which nobody was overtaken, refused or cut off would prove nothing."""
     counts: dict[str, int] = {}
-    for seed in range(60):
+    for seed in range(150):
         for what, count in simulate(seed).counts.items():
             counts[what] = counts.get(what, 0) + count
     for what in ("acknowledged", "refused", "overtaken", "unavailable", "not granted", "applied already"):
@@ -134,6 +134,7 @@ PLANTED: list[type[Site]] = [
     with_hold(bugs.DeadlineFromTheReply),
     with_hold(bugs.LossIsNotFinal),
     with_hold(bugs.NoMargin),
+    type("NewAttemptEachTime", (Site,), {"desk_type": bugs.NewAttemptEachTime}),
 ]
 
 

@@ -273,6 +273,44 @@ def test_installing_again_keeps_the_marks_and_uninstalling_leaves_the_table(db: 
         write(db, stamp(4), "UPDATE orders SET qty = 2 WHERE id = 42")
 
 
+def test_installing_at_every_start_keeps_mode_and_realm(db: sqlite3.Connection) -> None:
+    ORDERS.install(db)
+    write(db, stamp(5), "UPDATE orders SET qty = 1 WHERE id = 42")
+    ORDERS.set_mode(db, "require")
+    ORDERS.install(db)
+    with pytest.raises(sqlite3.IntegrityError, match="fenced:missing"):
+        db.execute("UPDATE orders SET qty = 2")
+    ORDERS.uninstall(db)
+    ORDERS.install(db, mode="enforce")
+    foreign = stamp(6, realm="00000000000000bb")
+    with pytest.raises(fenced.ForeignRealm):
+        write(db, foreign, "UPDATE orders SET qty = 2 WHERE id = 42")
+    with pytest.raises(Misuse):
+        ORDERS.adopt(db, "bb'; DROP TABLE orders; --")
+    ORDERS.adopt(db, foreign.realm)
+    write(db, foreign, "UPDATE orders SET qty = 3 WHERE id = 42")
+    assert qty(db) == 3
+
+
+def test_tables_that_share_names_share_the_rule(db: sqlite3.Connection) -> None:
+    """Else the weaker rule would be the way in."""
+    db.execute("CREATE TABLE lines (id INTEGER PRIMARY KEY, of INTEGER)")
+    Guard(table="orders", name="orders/{id}", rule="once").install(db)
+    with pytest.raises(Misconfigured, match="rule must be once"):
+        Guard(table="lines", name="orders/{of}").install(db)
+    Guard(table="lines", name="orders/{of}", rule="once").install(db)
+    Guard(table="lines", name="lines/{id}", rule="retry").install(db)
+
+
+def test_a_forged_stamp_is_replaced_and_cleared(db: sqlite3.Connection) -> None:
+    """A row that somebody put there with foreign keys off goes with the next announcement."""
+    ORDERS.install(db, mode="require")
+    db.execute("PRAGMA foreign_keys = OFF")
+    db.execute("INSERT INTO fenced_stamp VALUES ('orders/42', '', 1, 'admit', 0, '', 1, 1)")
+    write(db, stamp(5), "UPDATE orders SET qty = 1 WHERE id = 42")
+    assert db.execute("SELECT count(*) FROM fenced_stamp").fetchone() == (0,)
+
+
 def test_the_script_is_what_install_does(db: sqlite3.Connection, tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "other.db", isolation_level=None)
     db.backup(other)
@@ -288,8 +326,10 @@ def test_marks_cannot_be_lowered_by_hand(db: sqlite3.Connection) -> None:
     for statement in ("SET token = 4", "SET token = 'x'", "SET seq = -1"):
         with pytest.raises(sqlite3.IntegrityError):
             db.execute(f"UPDATE fenced_mark {statement}")
-    with pytest.raises(sqlite3.IntegrityError):
-        db.execute("DELETE FROM fenced_mark")
+    replace = "REPLACE INTO fenced_mark SELECT name, 4, grant_id, seq, stamp FROM fenced_mark"
+    for statement in ("DELETE FROM fenced_mark", replace):
+        with pytest.raises(sqlite3.IntegrityError):
+            db.execute(statement)
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,7 @@ class MemoryAuthority:
         if self._wakeup is not None:
             self._wakeup.set()
 
-    async def open(self) -> Standing:
+    async def open(self, *, create: bool = True) -> Standing:
         return Standing(self._store.ledger.realm, self._store.ledger.token)
 
     async def ask(self, ask: Ask) -> AskAnswer:

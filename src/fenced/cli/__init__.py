@@ -104,7 +104,7 @@ def _run(args: list[str]) -> int:
 
 def _explain(error: Exception) -> int:
     match error:
-        case click.UsageError() if type(error).__name__ == "NoArgsIsHelpError":  # not in click 8.1
+        case click.exceptions.NoArgsIsHelpError():
             error.show()
             return exits.USAGE
         case click.ClickException():

@@ -45,20 +45,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 @contextmanager
 def opened(url: str, namespace: str, *, create: bool = False) -> Iterator[Authority]:
-    """An open authority. Unless `create`, a file must be there: a mistyped path is not an empty authority."""
+    """An open authority. Unless `create`, it must be there: a mistyped path is not an empty authority."""
     authority = registry.authority(url, BlockingRuntime(), namespace)
-    if not create and url.startswith("sqlite:"):
-        _check_file(url)
     try:
-        step(authority.open())
+        step(authority.open(create=create))
         yield authority
     finally:
         step(authority.close())
-
-
-def _check_file(url: str) -> None:
-    from fenced.authorities.sqlite import path_of
-
-    path = path_of(url)
-    if not path.exists():
-        raise Misconfigured(f"there is no file {path}; the first lease would create it")

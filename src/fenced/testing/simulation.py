@@ -173,7 +173,7 @@ class SimulatedAuthority:
     async def _call(self, handle: Callable[[], T], timeout: float = 1.0) -> T:
         return await self._site.authority.ask(self._process, self._runtime, handle, timeout)
 
-    async def open(self) -> Standing:
+    async def open(self, *, create: bool = True) -> Standing:
         return Standing(REALM, 0)
 
     async def ask(self, ask: Ask) -> AskAnswer:

@@ -81,8 +81,8 @@ class SqliteAuthority:
     def at(cls, url: str, runtime: Runtime, namespace: str) -> SqliteAuthority:
         return cls(path_of(url), runtime, namespace=namespace)
 
-    async def open(self) -> Standing:
-        return await self._runtime.call(self._store.open)
+    async def open(self, *, create: bool = True) -> Standing:
+        return await self._runtime.call(self._store.open, create)
 
     async def ask(self, ask: Ask) -> AskAnswer:
         if ask.wait:

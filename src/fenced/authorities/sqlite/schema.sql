@@ -23,6 +23,11 @@ CREATE TRIGGER namespace_rises BEFORE UPDATE ON namespace
 WHEN NEW.token < OLD.token OR NEW.ticket < OLD.ticket OR NEW.realm <> OLD.realm
 BEGIN SELECT RAISE(ABORT, 'counting state never falls'); END;
 
+-- A REPLACE removes the old row without asking the trigger for deletions.
+CREATE TRIGGER namespace_is_not_replaced BEFORE INSERT ON namespace
+WHEN EXISTS (SELECT 1 FROM namespace WHERE id = NEW.id OR name = NEW.name OR realm = NEW.realm)
+BEGIN SELECT RAISE(ABORT, 'counting state is never replaced'); END;
+
 -- One row per ask, by its public id: waiting, granted, or ended and remembered for a while.
 CREATE TABLE attempt (
   id         TEXT PRIMARY KEY,

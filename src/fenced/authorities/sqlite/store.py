@@ -70,11 +70,13 @@ class Store:
 
     # Opening.
 
-    def open(self) -> Standing:
+    def open(self, create: bool = True) -> Standing:
         if sqlite3.sqlite_version_info < SQLITE_MIN:
             raise Misconfigured(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or later is needed")
         if not self.path.parent.is_dir():
             raise Misconfigured(f"the folder {self.path.parent} does not exist; create it first")
+        if not create and not self.path.exists():
+            raise Misconfigured(f"there is no file {self.path}; the first lease would create it")
         place.check_place(self.path)
         try:
             self._install()
@@ -86,6 +88,8 @@ class Store:
         with self._write(durable=True) as db:
             self._notice_reboot(db)
             row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
+            if row is None and not create:
+                raise Misconfigured(f"{self.path} has no namespace {self._namespace_name!r}")
             if row is None:
                 db.execute(SQL["new_namespace"], (self._namespace_name,))
                 row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()

@@ -39,7 +39,7 @@ INSERT INTO fenced_mark (name, token, grant_id, seq, stamp) VALUES (?, ?, ?, ?, 
 ON CONFLICT (name) DO UPDATE
 SET token = excluded.token, grant_id = excluded.grant_id, seq = excluded.seq, stamp = excluded.stamp"""
 _STAMP = """
-INSERT INTO fenced_stamp (name, stamp, seq, verdict, refuse, mode, open)
+INSERT OR REPLACE INTO fenced_stamp (name, stamp, seq, verdict, refuse, mode, open)
 VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _TALLY = """
 INSERT INTO fenced_tally (guard, verdict, mode, count) VALUES (?, ?, ?, 1)

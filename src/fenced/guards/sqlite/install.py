@@ -29,6 +29,12 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _ROWIDS = ("rowid", "_rowid_", "oid")
 
+# The realm that the guards of this database trust, or that its marks remember.
+_REALM = (
+    "coalesce((SELECT realm FROM fenced_guard WHERE realm IS NOT NULL LIMIT 1), "
+    "(SELECT substr(stamp, 3, 16) FROM fenced_mark ORDER BY token DESC LIMIT 1))"
+)
+
 Run = Callable[..., Awaitable[list[tuple[Any, ...]]]]
 
 
@@ -106,19 +112,23 @@ def glob_of(pattern: str) -> str:
     return re.sub(r"([?\[])", r"[\1]", check_pattern(pattern))
 
 
-async def script(spec: Spec, mode: Mode, run: Run) -> list[str]:
-    """The statements that install the guard; `run` looks at the table as it is."""
+async def script(spec: Spec, mode: Mode | None, run: Run) -> list[str]:
+    """The statements that install the guard; `run` looks at the table as it is.
+
+    `mode` None: what is there keeps its mode, a new guard observes.
+    """
     rowid_alias, uniques = await _look_at(spec, run)
+    await _refuse_mixed_rules(spec, run)
     table = _literal(spec.table)
     statements = sqlfile.statements(TABLES)
     statements.append(
         f"INSERT INTO fenced_guard (guard, template, rule, realm) VALUES ({table}, {_literal(spec.name)}, "
-        f"'{spec.rule}', (SELECT realm FROM fenced_guard LIMIT 1)) "
+        f"'{spec.rule}', {_REALM}) "
         "ON CONFLICT (guard) DO UPDATE SET template = excluded.template, rule = excluded.rule"
     )
     statements.append(
-        f"INSERT INTO fenced_mode (guard, pattern, glob, mode) VALUES ({table}, '*', '*', '{mode}') "
-        "ON CONFLICT (guard, pattern) DO UPDATE SET mode = excluded.mode"
+        f"INSERT INTO fenced_mode (guard, pattern, glob, mode) VALUES ({table}, '*', '*', '{mode or 'observe'}') "
+        "ON CONFLICT (guard, pattern) DO " + ("UPDATE SET mode = excluded.mode" if mode else "NOTHING")
     )
     statements += drop_triggers(spec)
     new, old = (spec.expression(row, rowid_alias) for row in ("NEW", "OLD"))
@@ -137,6 +147,21 @@ async def script(spec: Spec, mode: Mode, run: Run) -> list[str]:
             label = f"replaced_{event[:6].lower()}_{number}"
             statements.append(_trigger(spec, label, "BEFORE", event, victim, conflict))
     return statements
+
+
+async def _refuse_mixed_rules(spec: Spec, run: Run) -> None:
+    """Two guards that may meet under one name judge by one rule, or the weaker one would be the way in."""
+    if not await run("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'"):
+        return
+    own = spec.name.partition("{")[0]
+    for guard, template, rule in await run("SELECT guard, template, rule FROM fenced_guard"):
+        other = str(template).partition("{")[0]
+        overlap = own.startswith(other) or other.startswith(own)
+        if guard != spec.table and rule != spec.rule and overlap:
+            raise Misconfigured(
+                f"{guard!r} is guarded under {template!r} by rule {rule}; {spec.name!r} may be the same name, "
+                f"so its rule must be {rule}, too"
+            )
 
 
 def _trigger(spec: Spec, label: str, when: str, event: str, name: str, guard_if: str = "") -> str:

@@ -30,7 +30,7 @@ READY = "fenced_ready"
 
 # The holder whose mark it is comes again, under rule `retry`: admitted, mark unchanged, in one statement.
 _AGAIN = f"""
-INSERT INTO fenced_stamp (name, stamp, seq, verdict, refuse, mode, open)
+INSERT OR REPLACE INTO fenced_stamp (name, stamp, seq, verdict, refuse, mode, open)
 SELECT m.name, '', ?, 'admit', 0, '', 1 FROM fenced_mark m, fenced_guard g
 WHERE m.name = ? AND m.token = ? AND m.grant_id = ? AND g.guard = ? AND g.realm = ? AND g.rule = 'retry'
   AND 1 = 1 COLLATE {READY}"""

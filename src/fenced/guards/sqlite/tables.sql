@@ -17,6 +17,14 @@ BEGIN SELECT RAISE(ABORT, 'fenced: a mark never falls'); END;
 CREATE TRIGGER IF NOT EXISTS fenced_mark_stays BEFORE DELETE ON fenced_mark
 BEGIN SELECT RAISE(ABORT, 'fenced: a mark is never deleted'); END;
 
+-- A REPLACE removes the old row without asking the trigger for deletions.
+CREATE TRIGGER IF NOT EXISTS fenced_mark_is_not_replaced BEFORE INSERT ON fenced_mark
+WHEN EXISTS (
+  SELECT 1 FROM fenced_mark m WHERE m.name = NEW.name
+  AND (NEW.token < m.token OR (NEW.token = m.token AND (NEW.grant_id <> m.grant_id OR NEW.seq < m.seq)))
+)
+BEGIN SELECT RAISE(ABORT, 'fenced: a mark never falls'); END;
+
 -- The guarded tables. The rule is part of the guard, so that no writer can choose a weaker one. The realm is
 -- the one authority whose stamps count here, the same in every row; NULL until the first stamp is admitted.
 CREATE TABLE IF NOT EXISTS fenced_guard (
