@@ -6,7 +6,6 @@ import functools
 import os
 import socket
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
@@ -18,6 +17,7 @@ from fenced.core.holding import Hold, State
 from fenced.errors import Misuse, NotGranted, shown
 from fenced.events import Event
 from fenced.model import Holder, Stamp, check_name
+from fenced.runtime import forking
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.timing import Seconds
 
@@ -165,7 +165,7 @@ class _ClientFace:
         self._lock = threading.Lock()
         self._desk_: Desk | None = None
         self._authority: Authority = registry.authority(url, self._runtime, self._namespace)
-        _clients.add(self)
+        forking.tell(self)
 
     def _make_runtime(self) -> Runtime:
         raise Misuse("use Client or AsyncClient")
@@ -511,14 +511,3 @@ class AsyncTryHolding:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._holding.__aexit__(kind, exc, trace)
-
-
-_clients: weakref.WeakSet[_ClientFace] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for client in list(_clients):
-        client._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -22,7 +22,6 @@ from fenced.decision import Mark, Mode, Rule
 from fenced.errors import (
     AlreadyApplied,
     Contended,
-    FencedError,
     Misconfigured,
     Misuse,
     Refused,
@@ -33,7 +32,7 @@ from fenced.guarding import Fence, announcement, write_stamp
 from fenced.guards.answers import error_for
 from fenced.guards.sqlite import SqliteGuard, install, set_mode
 from fenced.guards.sqlite.fencing import Fence as SqliteFence
-from fenced.guards.sqlite.fencing import Guarded, Session, covers, translate, verdict_in
+from fenced.guards.sqlite.fencing import Guarded, Refusing, Session, covers, translate, verdict_in
 from fenced.guards.sqlite.sessions import AioSession, PlainSession, Source, commit, reenter
 from fenced.model import Stamp, check_name, check_realm
 from fenced.runtime.blocking import step
@@ -45,10 +44,10 @@ __all__ = ["AsyncGuard", "Guard", "refusal"]
 
 def refusal(error: BaseException) -> Refused | AlreadyApplied | None:
     """The typed refusal behind a driver's error, for code outside a wrapper; None if it is none of ours."""
-    verdict = verdict_in(error)
-    if verdict is None:
+    raised = verdict_in(error)
+    if raised is None:
         return None
-    typed = error_for(verdict, name=None)
+    typed = error_for(raised[0], name=None)
     return typed if isinstance(typed, Refused | AlreadyApplied) else None
 
 
@@ -79,41 +78,55 @@ class _GuardFace:
             raise Unsupported("a clause knows the token alone; rule sequenced needs transaction()")
         return write_stamp(fence), install.check_identifier(column, "column")
 
+    async def _statements(self, session: Session, mode: str | None) -> list[str]:
+        parsed = Mode.parse(mode) if mode is not None else None
+        try:
+            return await install.script(self._spec, parsed, session.run, mandatory=self._fence.mandatory)
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
     async def _install(self, session: Session, mode: str | None) -> None:
-        statements = await install.script(self._spec, Mode.parse(mode) if mode else None, session.run)
-        if not self._fence.mandatory:
-            statements += install.drop_triggers(self._spec)
-        await _in_transaction(session, statements)
+        await _in_transaction(session, await self._statements(session, mode))
 
     async def _script(self, session: Session, mode: str | None) -> str:
-        statements = await install.script(self._spec, Mode.parse(mode) if mode else None, session.run)
+        statements = await self._statements(session, mode)
         return "BEGIN;\n\n" + "\n\n".join(f"{line.rstrip(';')};" for line in statements) + "\n\nCOMMIT;\n"
 
     async def _uninstall(self, session: Session) -> None:
-        await _in_transaction(session, install.uninstall(self._spec))
+        await _in_transaction(session, await install.uninstall(self._spec, session.run))
 
     async def _set_mode(self, session: Session, mode: str, pattern: str) -> None:
         parsed = Mode.parse(mode)
+        _refuse_open_transaction(session)
+        await self._fence.installed(session)
         try:
+            await session.run("BEGIN IMMEDIATE")
             await set_mode(session.run, self.table, parsed, pattern)
-            if session.in_transaction:  # a connection that begins by itself
-                await session.run("COMMIT")
+            await session.run("COMMIT")
         except sqlite3.Error as error:
+            await session.rollback()
             raise translate(error) from error
 
     async def _adopt(self, session: Session, realm: str) -> None:
         await _in_transaction(session, [f"UPDATE fenced_guard SET realm = '{check_realm(realm)}'"])
 
     async def _peek(self, session: Session, name: str, at_least: int) -> Mark | None:
-        mark = await self._fence.mark(session, check_name(name))
+        try:
+            mark = await self._fence.mark(session, check_name(name))
+        except sqlite3.Error as error:
+            raise translate(error) from error
         if at_least and (mark is None or mark.token < at_least):
             raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
         return mark
 
 
-async def _in_transaction(session: Session, statements: Sequence[str]) -> None:
+def _refuse_open_transaction(session: Session) -> None:
     if session.in_transaction:
         raise Misuse("this connection is in a transaction; commit or roll back first")
+
+
+async def _in_transaction(session: Session, statements: Sequence[str]) -> None:
+    _refuse_open_transaction(session)
     try:
         await session.run("BEGIN IMMEDIATE")
         for statement in statements:
@@ -123,7 +136,7 @@ async def _in_transaction(session: Session, statements: Sequence[str]) -> None:
         raise translate(error) from error
     finally:
         if session.in_transaction:
-            await session.run("ROLLBACK")
+            await session.rollback()
 
 
 class Clause(Generic[C]):
@@ -137,6 +150,7 @@ class Clause(Generic[C]):
         self.assign = f'"{column}" = {stamp.token}'
         self.where = f'coalesce("{column}", 0) {below} {stamp.token}'
         self._stamp = stamp
+        self._rule = rule
         self._select = f'SELECT "{column}" FROM "{table}" WHERE '
 
     async def _admitted(
@@ -148,7 +162,7 @@ class Clause(Generic[C]):
         if not rows:
             return False
         mark = Mark(int(rows[0][0]), "", 0) if rows[0][0] else None
-        if mark is None or mark.token < self._stamp.token:
+        if mark is None or mark.token < self._stamp.token + (self._rule != "once"):
             return False  # something else in the WHERE kept the row out
         verdict = "stale" if mark.token > self._stamp.token else "duplicate"
         from fenced.decision import Verdict
@@ -162,7 +176,8 @@ class PlainClause(Clause[sqlite3.Connection]):
     ) -> bool:
         """What a rowcount means: True changed, False no such row; StaleToken when a newer holder was there.
 
-        `row` is the condition that picks the row, without the clause. Call it in the same transaction.
+        `row` is the condition that picks the row, without the clause. Call it in the same transaction, for a
+        statement that picks one row; after RETURNING, fetch before you read the rowcount.
         """
         return step(self._admitted(_plain(connection), rowcount, row, parameters))
 
@@ -173,7 +188,8 @@ class AioClause(Clause[Any]):
     ) -> bool:
         """What a rowcount means: True changed, False no such row; StaleToken when a newer holder was there.
 
-        `row` is the condition that picks the row, without the clause. Call it in the same transaction.
+        `row` is the condition that picks the row, without the clause. Call it in the same transaction, for a
+        statement that picks one row; after RETURNING, fetch before you read the rowcount.
         """
         return await self._admitted(_aio(connection), rowcount, row, parameters)
 
@@ -222,9 +238,9 @@ class Guard(_GuardFace):
             raise _unsupported(connection)
         if isinstance(fence, Lease):
             hold = fence._hold
-            return Transaction(self._fence, connection, hold, hold.next_seq(), names or hold.names)
+            return Transaction(self._fence, connection, hold, hold.next_seq(), _named(names) or hold.names)
         stamp = write_stamp(fence)
-        return Transaction(self._fence, connection, stamp, stamp.seq, names or stamp.names)
+        return Transaction(self._fence, connection, stamp, stamp.seq, _named(names) or stamp.names)
 
     def announce(self, fence: Fence, *names: str) -> None:
         """Raise the marks on a connection of its own, and commit: reads that follow are fenced."""
@@ -242,8 +258,9 @@ class Guard(_GuardFace):
     def announce_on(self, connection: sqlite3.Connection, fence: Fence, *names: str) -> Announced:
         """Announce in the transaction that the program began itself; `clear()` before its COMMIT."""
         stamp, session = write_stamp(fence), _plain(connection)
-        step(_announce_on(self._fence, session, stamp, names or stamp.names))
-        return Announced(session)
+        covered = _named(names) or stamp.names
+        step(_announce_on(self._fence, session, stamp, covered))
+        return Announced(session, covered)
 
     def peek(self, connection: sqlite3.Connection, name: str, at_least: int = 0) -> Mark | None:
         """The mark of a name; Contended while no token as high as `at_least` has been seen.
@@ -282,13 +299,20 @@ class Transaction:
 
     def __enter__(self) -> sqlite3.Connection:
         connection, source, names = self._connection, self._source, self._names
-        if not covers(source, names):
+        try:
+            nested = connection.in_transaction
+        except sqlite3.ProgrammingError as error:  # closed
+            raise translate(error) from error
+        if nested or not covers(source, names):
             step(self._guarded().enter())
             return connection
         try:
             left = reenter(connection, self._fence.guard, source, self._seq, names)
         except sqlite3.Error as error:
             left = step(self._guarded().recover(error))
+        except BaseException:  # Ctrl-C, between BEGIN and here
+            connection.rollback()
+            raise
         if left:
             step(self._guarded().announce(left))
         return connection
@@ -301,7 +325,7 @@ class Transaction:
             return
         try:
             commit(self._connection, self._names)
-        except sqlite3.Error as error:
+        except BaseException as error:  # noqa: BLE001 - raised again, as what it means
             step(self._guarded().commit_failed(error))
 
     def _guarded(self) -> Guarded:
@@ -314,13 +338,13 @@ class Transaction:
 class Announced:
     """Stamps in a transaction that the program commits itself."""
 
-    def __init__(self, session: PlainSession) -> None:
+    def __init__(self, session: PlainSession, names: Sequence[str]) -> None:
         self._session = session
+        self._names = names
 
     def clear(self) -> None:
-        """Take the stamps out; COMMIT fails while they are in."""
-        if self._session.in_transaction:
-            step(self._session.run("DELETE FROM fenced_stamp"))
+        """Take its stamps out; COMMIT fails while they are in."""
+        step(_clear(self._session, self._names))
 
     def __enter__(self) -> sqlite3.Connection:
         return self._session.connection
@@ -390,8 +414,9 @@ class AsyncGuard(_GuardFace):
     async def announce_on(self, connection: Any, fence: Fence, *names: str) -> AsyncAnnounced:
         """Announce in the transaction that the program began itself; `clear()` before its COMMIT."""
         stamp, session = write_stamp(fence), _aio(connection)
-        await _announce_on(self._fence, session, stamp, names or stamp.names)
-        return AsyncAnnounced(session)
+        covered = _named(names) or stamp.names
+        await _announce_on(self._fence, session, stamp, covered)
+        return AsyncAnnounced(session, covered)
 
     async def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:
         """The mark of a name; Contended while no token as high as `at_least` has been seen.
@@ -426,13 +451,13 @@ class AsyncTransaction(Generic[C]):
 class AsyncAnnounced:
     """Stamps in a transaction that the program commits itself."""
 
-    def __init__(self, session: AioSession) -> None:
+    def __init__(self, session: AioSession, names: Sequence[str]) -> None:
         self._session = session
+        self._names = names
 
     async def clear(self) -> None:
-        """Take the stamps out; COMMIT fails while they are in."""
-        if self._session.in_transaction:
-            await self._session.run("DELETE FROM fenced_stamp")
+        """Take its stamps out; COMMIT fails while they are in."""
+        await _clear(self._session, self._names)
 
     async def __aenter__(self) -> Any:
         return self._session.connection
@@ -441,22 +466,38 @@ class AsyncAnnounced:
         await self.clear()
 
 
+def _named(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(check_name(name) for name in names)
+
+
 async def _announce_on(fence: SqliteFence, session: Session, stamp: Stamp, names: Sequence[str]) -> None:
+    """Announce in an open transaction: all names, or none of them."""
     if not session.in_transaction:
         raise Misuse("begin a transaction first (BEGIN IMMEDIATE), or use transaction()")
     if await session.run("PRAGMA foreign_keys") == [(0,)]:
         raise Misconfigured("run PRAGMA foreign_keys = ON when you connect; a stamp needs it")
     try:
-        await fence.announce(session, stamp, names, stamping=True)
+        await session.run("SAVEPOINT fenced_announce")
+        try:
+            for name in names:
+                if await session.run("SELECT 1 FROM fenced_stamp WHERE name = ?", (name,)):
+                    raise Misuse(f"{name} is stamped in this transaction already")
+            await fence.announce(session, stamp, names, stamping=True)
+        except BaseException:
+            await session.run("ROLLBACK TO fenced_announce")
+            raise
+        finally:
+            await session.run("RELEASE fenced_announce")
     except sqlite3.Error as error:
         raise translate(error) from error
-    except FencedError:
-        raise
-    except Exception as error:
-        refused = getattr(error, "error", None)
-        if not isinstance(refused, FencedError):
-            raise
-        raise refused from None
+    except Refusing as refusing:
+        raise refusing.error from None
+
+
+async def _clear(session: Session, names: Sequence[str]) -> None:
+    if session.in_transaction:
+        for name in names:
+            await session.run("DELETE FROM fenced_stamp WHERE name = ?", (name,))
 
 
 def _plain(connection: object) -> PlainSession:

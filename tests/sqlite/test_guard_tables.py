@@ -306,7 +306,10 @@ def test_a_forged_stamp_is_replaced_and_cleared(db: sqlite3.Connection) -> None:
     """A row that somebody put there with foreign keys off goes with the next announcement."""
     ORDERS.install(db, mode="require")
     db.execute("PRAGMA foreign_keys = OFF")
-    db.execute("INSERT INTO fenced_stamp VALUES ('orders/42', '', 1, 'admit', 0, '', 1, 1)")
+    db.execute(
+        "INSERT INTO fenced_stamp (name, guard, stamp, seq, verdict, refuse, open) "
+        "VALUES ('orders/42', 'orders', '', 1, 'admit', 0, 1)"
+    )
     write(db, stamp(5), "UPDATE orders SET qty = 1 WHERE id = 42")
     assert db.execute("SELECT count(*) FROM fenced_stamp").fetchone() == (0,)
 

@@ -13,16 +13,18 @@ from typing import Any, ClassVar, TypeVar
 
 from fenced.contracts import Record, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule, Ruling, Verdict
-from fenced.errors import Conflict, Contended, Misuse, redacted, shown
+from fenced.errors import Conflict, Contended, InvalidStamp, Misuse, redacted, shown
 from fenced.guards.answers import check_pattern
 from fenced.guards.sqlite import install
 from fenced.guards.sqlite.fencing import Fence, Guarded, translate
+from fenced.guards.sqlite.keys import Run
 from fenced.guards.sqlite.sessions import PlainSession
 from fenced.model import Stamp, check_name
+from fenced.runtime import forking
 from fenced.runtime.blocking import step
 
 _URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
-_TABLE = "fenced_value"
+_TABLE = install.OWN_TABLE
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS {_TABLE} (
   name TEXT PRIMARY KEY, value TEXT, version INTEGER NOT NULL
@@ -41,15 +43,23 @@ BUSY_SECONDS = 10.0
 
 T = TypeVar("T")
 
+_graveyard: list[sqlite3.Connection] = []
+
 
 class SqliteGuard:
     """Values under names in one SQLite file. `mandatory` has triggers, else only our own writes decide."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
         Trait("durable-marks", "Marks and values are synced to the disk together (synchronous=FULL)."),
-        Trait("mandatory", "Triggers decide every write, also one typed into the sqlite3 shell."),
+        Trait(
+            "mandatory",
+            "Triggers decide every SQL write to the table, also one typed into the sqlite3 shell.",
+        ),
         Trait("single-writer", "A holder stopped inside its transaction blocks its successor."),
-        Trait("shell-unrecorded", "A refusal outside our wrapper leaves no audit record."),
+        Trait(
+            "shell-unrecorded",
+            "A refusal is recorded only when it leaves our wrapper, which then writes it down.",
+        ),
         Trait("canary-uncovered", "In canary, a trigger records an uncovered row and lets it through."),
     )
 
@@ -69,6 +79,12 @@ class SqliteGuard:
         self._mode = Mode.parse(mode)
         self._fence = Fence(_TABLE, mandatory)
         self._idle: list[sqlite3.Connection] = []
+        forking.tell(self)
+
+    def _forked(self) -> None:
+        """Never use a connection in the child that the parent opened, nor close it: bury it."""
+        _graveyard.extend(self._idle)
+        self._idle = []
 
     @classmethod
     def at(cls, url: str, runtime: Runtime) -> SqliteGuard:
@@ -87,13 +103,18 @@ class SqliteGuard:
         known = await session.run(
             "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'"
         )
-        if not known or not await session.run("SELECT 1 FROM fenced_guard WHERE guard = ?", (_TABLE,)):
-            for statement in await install.script(self._spec, self._mode, session.run):
-                await session.run(statement)
-            if not self._fence.mandatory:
-                for statement in install.drop_triggers(self._spec):
-                    await session.run(statement)
+        there = known and await session.run(
+            "SELECT rule, triggers FROM fenced_guard WHERE guard = ?", (_TABLE,)
+        )
+        if not there:
+            await self._install(session, self._spec, self._mode)
+        elif self._fence.mandatory and there[0][1] == 0:  # it was opened as cooperative before
+            await self._install(session, install.Spec(_TABLE, self._spec.name, there[0][0]), None)
         await session.run("COMMIT")
+
+    async def _install(self, session: PlainSession, spec: install.Spec, mode: Mode | None) -> None:
+        for statement in await install.script(spec, mode, session.run, mandatory=self._fence.mandatory):
+            await session.run(statement)
 
     async def _on_session(self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """One operation on a connection of its own, as one blocking call.
@@ -219,7 +240,7 @@ def _record(row: tuple[Any, ...]) -> Record:
     return Record(
         at,
         name,
-        Stamp.parse(stamp) if stamp else None,
+        _stamp(stamp),
         Mark(token, grant, seq) if token is not None else None,
         Verdict(verdict),
         Ruling(ruling),
@@ -227,7 +248,15 @@ def _record(row: tuple[Any, ...]) -> Record:
     )
 
 
-async def set_mode(run: install.Run, guard: str, mode: Mode, pattern: str) -> None:
+def _stamp(text: str | None) -> Stamp | None:
+    """A recorded stamp; None where what was carried was none (it was refused as invalid)."""
+    try:
+        return Stamp.parse(text) if text else None
+    except InvalidStamp:
+        return None
+
+
+async def set_mode(run: Run, guard: str, mode: Mode, pattern: str) -> None:
     """Switch the stage of a guard for the names that match; holds from the next transaction on."""
     await run(
         "INSERT INTO fenced_mode (guard, pattern, glob, mode) VALUES (?, ?, ?, ?) "

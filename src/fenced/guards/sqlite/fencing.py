@@ -22,7 +22,7 @@ from fenced.errors import (
     Unavailable,
 )
 from fenced.guards.answers import error_for, mode_of
-from fenced.guards.sqlite.sessions import READY, Source
+from fenced.guards.sqlite.sessions import READY, Ended, Source
 from fenced.model import Stamp
 
 _OPERATION = "this transaction"
@@ -31,15 +31,17 @@ _FOREIGN_KEYS = """
 SELECT 1 FROM sqlite_schema s, pragma_foreign_key_list(s.name)
 WHERE s.type = 'table' AND s.name <> 'fenced_stamp' LIMIT 1"""
 _LOOK = """
-SELECT 'guard', rule, realm FROM fenced_guard WHERE guard = ?
-UNION ALL SELECT 'mode', pattern, mode FROM fenced_mode WHERE guard = ?"""
+SELECT rule, realm, triggers = (
+  SELECT count(*) FROM main.sqlite_schema WHERE type = 'trigger' AND tbl_name = guard AND name GLOB 'fenced_*'
+), NULL, NULL FROM fenced_guard WHERE guard = ?
+UNION ALL SELECT NULL, NULL, NULL, pattern, mode FROM fenced_mode WHERE guard = ?"""
 _MARK = "SELECT token, grant_id, seq FROM fenced_mark WHERE name = ?"
 _RAISE = """
 INSERT INTO fenced_mark (name, token, grant_id, seq, stamp) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (name) DO UPDATE
 SET token = excluded.token, grant_id = excluded.grant_id, seq = excluded.seq, stamp = excluded.stamp"""
 _STAMP = """
-INSERT OR REPLACE INTO fenced_stamp (name, stamp, seq, verdict, refuse, mode, open)
+INSERT OR REPLACE INTO fenced_stamp (name, guard, stamp, seq, verdict, refuse, open)
 VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _TALLY = """
 INSERT INTO fenced_tally (guard, verdict, mode, count) VALUES (?, ?, ?, 1)
@@ -62,6 +64,9 @@ class Session(Protocol):
 
     async def commit(self, names: Sequence[str]) -> None:
         """`sessions.commit` on this connection."""
+
+    async def rollback(self) -> None:
+        """Roll back, if there is a transaction."""
 
     async def make_ready(self) -> None:
         """`sessions.make_ready` on this connection."""
@@ -99,7 +104,7 @@ class Fence:
         try:
             await session.run("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            raise began_badly(session, error) from error
+            raise translate(error) from error
 
     async def make_ready(self, session: Session) -> None:
         """Once per connection: a stamp that is left behind fails COMMIT by a foreign key alone.
@@ -112,20 +117,25 @@ class Fence:
                     "this connection does not enforce foreign keys though its tables declare some; a stamp "
                     "needs that enforcement: run PRAGMA foreign_keys = ON when you connect"
                 )
-            await session.run("ROLLBACK")
+            await session.rollback()
             await session.run("PRAGMA foreign_keys = ON")
-            await session.run("BEGIN IMMEDIATE")
+            await self.begin(session)
         await session.make_ready()
 
     async def announce(self, session: Session, stamp: Stamp, names: Sequence[str], *, stamping: bool) -> None:
         """Judge the stamp for each name and raise the marks; with `stamping`, let writes follow."""
-        rule, realm, modes = await self._look(session)
+        rule, realm, whole, modes = await self._look(session)
         for name in sorted(names, key=str.encode):
             before = await self.mark(session, name)
             judged = judge(
                 before, stamp, name=name, rule=rule, realm=realm, announce=not stamping, operation=_OPERATION
             )
             mode = mode_of(name, modes)
+            if not whole and mode.name not in ("observe", "shadow"):
+                raise Misconfigured(
+                    f"the triggers of {self.guard!r} are not as they were installed; was the table rebuilt? "
+                    "Run its install() again"
+                )
             if judged.verdict is Verdict.ADMIT and realm is None:
                 await session.run("UPDATE fenced_guard SET realm = ? WHERE realm IS NULL", (stamp.realm,))
                 realm = stamp.realm
@@ -135,12 +145,12 @@ class Fence:
                 await self._raise(session, name, stamp, before, announced.mark)
             else:
                 await self._settle(session, name, stamp, before, judged, mode)
-            if stamping and self.mandatory:
+            if stamping:
                 await self._put(session, name, stamp, judged.verdict, mode, rule)
 
     async def miss(self, session: Session, names: Sequence[str]) -> None:
         """An operation without a stamp, where no trigger would notice."""
-        _, _, modes = await self._look(session)
+        _, _, _, modes = await self._look(session)
         for name in names:
             mode = mode_of(name, modes)
             ruling = rule_on(Verdict.MISSING, mode, name)
@@ -148,24 +158,21 @@ class Fence:
                 session, name, None, await self.mark(session, name), Verdict.MISSING, ruling, mode
             )
 
-    async def _look(self, session: Session) -> tuple[Rule, str | None, list[tuple[str, Mode]]]:
-        rule: Rule | None = None
-        realm: str | None = None
-        modes: list[tuple[str, Mode]] = []
+    async def _look(self, session: Session) -> tuple[Rule, str | None, bool, list[tuple[str, Mode]]]:
+        """The guard as it is installed: its rule, its realm, whether its triggers are all there, its modes."""
         try:
             rows = await session.run(_LOOK, (self.guard, self.guard))
         except sqlite3.OperationalError as error:
-            if "no such table" in str(error):
-                raise Misconfigured("no guard is installed in this database; run its install()") from error
-            raise
-        for kind, first, second in rows:
-            if kind == "guard":
-                rule, realm = first, second
-            else:
-                modes.append((first, Mode.parse(second)))
-        if rule is None:
+            raise translate(error) from error
+        own = next((row for row in rows if row[0] is not None), None)
+        if own is None:
             raise Misconfigured(f"no guard is installed for {self.guard!r}; run its install()")
-        return rule, realm, modes
+        modes = [(pattern, Mode.parse(mode)) for _, _, _, pattern, mode in rows if pattern is not None]
+        return own[0], own[1], bool(own[2]), modes
+
+    async def installed(self, session: Session) -> None:
+        """Misconfigured unless this guard is there."""
+        await self._look(session)
 
     async def mark(self, session: Session, name: str) -> Mark | None:
         rows = await session.run(_MARK, (name,))
@@ -200,7 +207,7 @@ class Fence:
         refuse = verdict is Verdict.APPLIED or rule_on(verdict, mode, name) is Ruling.REFUSE
         # Open: nothing is left to decide at the write, be it admitted or noted and let through.
         opened = verdict not in _AT_THE_WRITE or (verdict is Verdict.ADMIT and rule == "retry")
-        row = (name, stamp.bare_text, stamp.seq or 0, verdict.value, int(refuse), mode.name, int(opened))
+        row = (name, self.guard, stamp.bare_text, stamp.seq or 0, verdict.value, int(refuse), int(opened))
         await session.run(_STAMP, row)
 
     async def _let_through(
@@ -248,30 +255,39 @@ class Fence:
     ) -> FencedError | None:
         """The typed error for a refusal, written down now that its own transaction is rolled back."""
         if isinstance(error, Refusing):
-            await self._note_late(session, error)
+            await self._note_late(session, error.error, error.note)
             return error.error
-        verdict = verdict_in(error)
-        if verdict is None:
+        raised = verdict_in(error)
+        if raised is None:
             return None
-        named = len(names) == 1 and verdict not in (Verdict.UNCOVERED, Verdict.MISSING)
-        name = names[0] if named else None  # a trigger's message cannot say which row it was
-        mark = await self.mark(session, name) if name else None
-        _, _, modes = await self._look(session)
-        mode = mode_of(name or "", modes)
-        note = Note(name, stamp, mark, verdict, Ruling.REFUSE, str(mode))
+        verdict, guard = raised
+        # A trigger's message cannot say which row it was; with one name, all but an uncovered one are that.
+        name = names[0] if len(names) == 1 and verdict is not Verdict.UNCOVERED else None
+        where = Fence(guard, self.mandatory)
+        mark, mode = None, "unknown"
+        try:
+            mark = await self.mark(session, name) if name else None
+            _, _, _, modes = await where._look(session)
+            mode = str(mode_of(name or "", modes))
+        except (sqlite3.Error, FencedError):
+            mark = None  # the refusal itself matters more than what is told with it
         refused = error_for(verdict, name=name, stamp=stamp, mark=mark)
-        await self._note_late(session, Refusing(refused, None if verdict is Verdict.APPLIED else note))
+        if verdict is not Verdict.APPLIED:
+            note = Note(name, stamp, mark, verdict, Ruling.REFUSE, mode)
+            await where._note_late(session, refused, note)
         return refused
 
-    async def _note_late(self, session: Session, refusing: Refusing) -> None:
-        if refusing.note is None:
+    async def _note_late(self, session: Session, refused: FencedError, note: Note | None) -> None:
+        """Write a refusal down in a transaction of its own."""
+        if note is None:
             return
         try:
-            await self.note(session, refusing.note)
-            if session.in_transaction:  # a driver that begins by itself
-                await session.run("COMMIT")
+            await session.run("BEGIN IMMEDIATE")
+            await self.note(session, note)
+            await session.run("COMMIT")
         except sqlite3.Error as error:
-            refusing.error.add_note(f"(this refusal could not be recorded: {error})")
+            refused.add_note(f"(this refusal could not be recorded: {error})")
+            await session.rollback()
 
 
 class Guarded:
@@ -290,29 +306,45 @@ class Guarded:
 
     async def enter(self) -> None:
         """Begin and announce. Who comes again with the mark's own stamp is through in two statements."""
+        self.refuse_nesting()
         stamp, session = self._stamp, self._session
-        if stamp is None or not self._stamping or not covers(stamp, self.names):
-            await self._fence.begin(session)
-            left = self.names if stamp is not None or not self._fence.mandatory else ()
-        else:
-            try:
-                left = await session.reenter(self._fence.guard, stamp, self.names)
-            except sqlite3.Error as error:
-                left = await self.recover(error)
-        if left:
+        left: Sequence[str] = self.names
+        try:
+            if stamp is not None and self._stamping and covers(stamp, self.names):
+                left = await self._reenter(stamp)
+            else:
+                await self._fence.begin(session)
+                if stamp is not None and self._stamping:
+                    await self._fence.make_ready(session)
+        except BaseException:
+            await session.rollback()
+            raise
+        if left and (stamp is not None or not self._fence.mandatory):
             await self.announce(left)
+
+    def refuse_nesting(self) -> None:
+        if self._session.in_transaction:
+            raise Misuse(
+                "this connection is in a transaction already: commit it first, or use announce_on "
+                "(a connection with autocommit=False always is; it can only use announce_on)"
+            )
+
+    async def _reenter(self, stamp: Stamp) -> Sequence[str]:
+        try:
+            return await self._session.reenter(self._fence.guard, stamp, self.names)
+        except sqlite3.Error as error:
+            return await self.recover(error)
 
     async def recover(self, error: sqlite3.Error) -> Sequence[str]:
         """The fast path failed: find out whether the long way is open."""
-        if not str(error).startswith("no such"):
-            raise began_badly(self._session, error) from error
-        if READY in str(error):
-            try:
+        try:
+            if not str(error).startswith("no such"):
+                raise translate(error) from error
+            if READY in str(error):
                 await self._fence.make_ready(self._session)
-            except BaseException:
-                if self._session.in_transaction:
-                    await self._session.run("ROLLBACK")
-                raise
+        except BaseException:
+            await self._session.rollback()
+            raise
         return self.names  # or no guard is there, which announcing finds out
 
     async def announce(self, names: Sequence[str]) -> None:
@@ -329,31 +361,35 @@ class Guarded:
 
     async def leave(self, error: BaseException | None) -> None:
         """Commit, or roll back; a refusal leaves as its typed error, anything else as it is."""
-        session = self._session
         if error is None:
             await self._commit()
             return
-        if session.in_transaction:
-            await session.run("ROLLBACK")
-        refused = await self._fence.refusal(session, error, self._stamp, self.names)
+        await self._session.rollback()
+        refused = await self._fence.refusal(self._session, error, self._stamp, self.names)
         if refused is not None:
             raise refused from (None if isinstance(error, Refusing) else error)
 
     async def _commit(self) -> None:
-        if not self._session.in_transaction:
-            await self._session.run("DELETE FROM fenced_stamp")
-            raise Misuse("the transaction was ended inside the guarded block; leave that to the wrapper")
+        stamped = self.names if self._stamp is not None and self._stamping else ()
         try:
-            await self._session.commit(self.names)
-        except sqlite3.Error as error:
+            if not self._session.in_transaction:
+                raise Ended
+            await self._session.commit(stamped)
+        except BaseException as error:  # noqa: BLE001 - raised again, as what it means
             await self.commit_failed(error)
 
-    async def commit_failed(self, error: sqlite3.Error) -> NoReturn:
-        if self._session.in_transaction:
-            await self._session.run("ROLLBACK")
-        if isinstance(error, sqlite3.IntegrityError):
-            raise error  # a deferred constraint of the program's own tables
-        raise translate(error) from error
+    async def commit_failed(self, error: BaseException) -> NoReturn:
+        """Leave no transaction behind, and no stamp, and say what happened."""
+        await self._session.rollback()
+        if isinstance(error, Ended):
+            for statement in ("BEGIN IMMEDIATE", "DELETE FROM fenced_stamp", "COMMIT"):
+                await self._session.run(statement)
+            raise Misuse(
+                "the transaction was ended inside the guarded block; leave that to the wrapper"
+            ) from None
+        if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.IntegrityError):
+            raise translate(error) from error
+        raise error  # a deferred constraint of the program's own tables, a cancellation
 
 
 def covers(source: Source, names: Sequence[str]) -> bool:
@@ -361,24 +397,24 @@ def covers(source: Source, names: Sequence[str]) -> bool:
     return names is source.names or set(names) <= set(source.names)
 
 
-def began_badly(session: Session, error: sqlite3.Error) -> FencedError:
-    if session.in_transaction:
-        return Misuse("this connection is in a transaction already; commit it, or use announce_on")
-    return translate(error)
-
-
-def verdict_in(error: BaseException) -> Verdict | None:
-    """The verdict that one of our triggers raised, or None when the error is none of ours."""
+def verdict_in(error: BaseException) -> tuple[Verdict, str] | None:
+    """The verdict that one of our triggers raised, and its table; None when the error is none of ours."""
     if not isinstance(error, sqlite3.IntegrityError):
         return None
     head, _, rest = str(error).partition(":")
-    word = rest.partition(":")[0]
-    return Verdict(word) if head == "fenced" and word in set(Verdict) else None
+    word, _, table = rest.partition(":")
+    return (Verdict(word), table) if head == "fenced" and word in set(Verdict) else None
 
 
 def translate(error: sqlite3.Error) -> FencedError:
     """What an error of one of our own statements means."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if isinstance(error, sqlite3.ProgrammingError):
+        return Misuse(f"this connection cannot be used here: {error}")
+    if "statements in progress" in str(error):
+        return Misuse(f"{error}: fetch all rows of every statement (RETURNING, SELECT) before the block ends")
+    if "no such table: fenced_" in str(error):
+        return Misconfigured("no guard is installed in this database; run its install()")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Contended(f"the guarded database is locked by another writer: {error}")
     if code == sqlite3.SQLITE_FULL:

@@ -30,17 +30,29 @@ READY = "fenced_ready"
 
 # The holder whose mark it is comes again, under rule `retry`: admitted, mark unchanged, in one statement.
 _AGAIN = f"""
-INSERT OR REPLACE INTO fenced_stamp (name, stamp, seq, verdict, refuse, mode, open)
-SELECT m.name, '', ?, 'admit', 0, '', 1 FROM fenced_mark m, fenced_guard g
+INSERT OR REPLACE INTO fenced_stamp (name, guard, stamp, seq, verdict, refuse, open)
+SELECT m.name, g.guard, '', ?, 'admit', 0, 1 FROM fenced_mark m, fenced_guard g
 WHERE m.name = ? AND m.token = ? AND m.grant_id = ? AND g.guard = ? AND g.realm = ? AND g.rule = 'retry'
   AND 1 = 1 COLLATE {READY}"""
 _CLEAR = "DELETE FROM fenced_stamp WHERE name = ?"  # by key: faster than emptying the table
 
 
+class Ended(Exception):
+    """The transaction was ended inside the block: the stamps that we put in are not there any more."""
+
+
 def _rows(connection: sqlite3.Connection, sql: str, parameters: Sequence[object]) -> list[Any]:
+    """Our own statement, whatever the program has set for its own."""
     cursor = connection.cursor()
-    cursor.row_factory = None  # the program may have set its own
-    return cursor.execute(sql, parameters).fetchall()
+    cursor.row_factory = None
+    texts = connection.text_factory
+    if texts is str:
+        return cursor.execute(sql, parameters).fetchall()
+    connection.text_factory = str
+    try:
+        return cursor.execute(sql, parameters).fetchall()
+    finally:
+        connection.text_factory = texts
 
 
 def reenter(
@@ -58,10 +70,11 @@ def reenter(
 
 
 def commit(connection: sqlite3.Connection, names: Sequence[str]) -> None:
-    """Take the stamps out, and commit."""
+    """Take the stamps out, and commit; Ended when they are gone already."""
     execute = connection.execute
     for name in names:
-        execute(_CLEAR, (name,))
+        if execute(_CLEAR, (name,)).rowcount != 1:
+            raise Ended
     execute("COMMIT")
 
 
@@ -89,6 +102,9 @@ class PlainSession:
 
     async def commit(self, names: Sequence[str]) -> None:
         commit(self.connection, names)
+
+    async def rollback(self) -> None:
+        self.connection.rollback()
 
     async def make_ready(self) -> None:
         self.connection.create_collation(READY, _equal)
@@ -120,8 +136,17 @@ class AioSession:
         return names  # the long way takes hardly more hops
 
     async def commit(self, names: Sequence[str]) -> None:
-        await self.run("DELETE FROM fenced_stamp")
+        for name in names:
+            cursor = await self.connection.execute(_CLEAR, (name,))
+            cleared = cursor.rowcount
+            await cursor.close()
+            if cleared != 1:
+                raise Ended
         await self.run("COMMIT")
+
+    async def rollback(self) -> None:
+        # Without looking first: a BEGIN may still be on its way to the connection's thread.
+        await self.connection.rollback()
 
     async def make_ready(self) -> None:
         return

@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS fenced_guard (
   guard    TEXT PRIMARY KEY,
   template TEXT NOT NULL,
   rule     TEXT NOT NULL CHECK (rule IN ('retry', 'once', 'sequenced')),
+  triggers INTEGER NOT NULL,           -- how many there must be; a rebuilt table has lost them
   realm    TEXT
 ) STRICT, WITHOUT ROWID;
 
@@ -44,22 +45,22 @@ CREATE TABLE IF NOT EXISTS fenced_mode (
 ) STRICT, WITHOUT ROWID;
 
 -- Always empty: what the stamps below refer to, so that none of them can be committed.
-CREATE TABLE IF NOT EXISTS fenced_nothing (id INTEGER PRIMARY KEY) STRICT;
+CREATE TABLE IF NOT EXISTS fenced_nothing (id INTEGER PRIMARY KEY CHECK (0)) STRICT;
 
 -- The stamps of the transaction that runs now, by the names they cover. Put there by `announce` alone and
 -- taken away before COMMIT, which fails as long as one is left.
 CREATE TABLE IF NOT EXISTS fenced_stamp (
   name    TEXT PRIMARY KEY,
+  guard   TEXT NOT NULL,               -- which guard announced it; its mode binds no other
   stamp   TEXT NOT NULL,               -- without its seq; empty: the mark's own
   seq     INTEGER NOT NULL,            -- 0: it has none
   verdict TEXT NOT NULL,               -- what a write under this name is
-  refuse  INTEGER NOT NULL,            -- whether the mode refuses it
-  mode    TEXT NOT NULL,
+  refuse  INTEGER NOT NULL,            -- whether that guard's mode refuses it
   open    INTEGER NOT NULL,            -- 1: decided already, further rows need no look
   cleared INTEGER NOT NULL DEFAULT 1 REFERENCES fenced_nothing (id) DEFERRABLE INITIALLY DEFERRED
 ) STRICT, WITHOUT ROWID;
 
--- How many operations met each verdict in each mode.
+-- How many operations met each verdict in each mode; rows, where a trigger met them without a stamp.
 CREATE TABLE IF NOT EXISTS fenced_tally (
   guard   TEXT NOT NULL,
   verdict TEXT NOT NULL,

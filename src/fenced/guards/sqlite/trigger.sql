@@ -1,19 +1,25 @@
 -- trigger: What every write to a guarded table goes through: {when} {event} on {table}, name {name}.
 CREATE TRIGGER {trigger} {when} {event} ON {table_name}
-WHEN {guard_if}NOT EXISTS (SELECT 1 FROM fenced_stamp WHERE name = {name} AND open = 1)
+WHEN {guard_if}NOT EXISTS (
+  SELECT 1 FROM fenced_stamp WHERE name = {name} AND open = 1 AND (verdict = 'admit' OR guard = '{table}')
+)
 BEGIN
   -- The first write of an admitted operation raises the mark's seq; the rest of it passes freely.
   UPDATE fenced_mark SET seq = (SELECT seq FROM fenced_stamp WHERE name = {name})
     WHERE name = {name} AND EXISTS (SELECT 1 FROM fenced_stamp WHERE name = {name} AND verdict = 'admit');
-  UPDATE fenced_stamp SET open = 1 WHERE name = {name} AND verdict = 'admit';
-  -- A stamp for this name that was judged when it was announced.
-  SELECT CASE (SELECT verdict FROM fenced_stamp WHERE name = {name} AND refuse = 1)
+  -- A stamp for this name that was judged when it was announced. What another guard's mode let through is
+  -- judged by this guard's own mode.
+  SELECT CASE (
+      SELECT verdict FROM fenced_stamp WHERE name = {name} AND CASE guard WHEN '{table}' THEN refuse
+        ELSE verdict = 'applied' OR (verdict <> 'admit' AND {mode} IN ('enforce', 'require')) END
+    )
     WHEN 'applied' THEN RAISE(ABORT, 'fenced:applied:{table}')
     WHEN 'stale' THEN RAISE(ABORT, 'fenced:stale:{table}')
     WHEN 'duplicate' THEN RAISE(ABORT, 'fenced:duplicate:{table}')
     WHEN 'out_of_order' THEN RAISE(ABORT, 'fenced:out_of_order:{table}')
     WHEN 'reused' THEN RAISE(ABORT, 'fenced:reused:{table}')
     WHEN 'foreign' THEN RAISE(ABORT, 'fenced:foreign:{table}')
+    WHEN 'uncovered' THEN RAISE(ABORT, 'fenced:uncovered:{table}')
     WHEN 'invalid' THEN RAISE(ABORT, 'fenced:invalid:{table}')
   END;
   -- No stamp for this name: another lease's, or none at all.
@@ -31,10 +37,10 @@ BEGIN
     SELECT (julianday('now') - 2440587.5) * 86400.0, '{table}', {name},
       (SELECT replace(CASE s.stamp WHEN '' THEN o.stamp ELSE s.stamp END, ':-:',
          CASE s.seq WHEN 0 THEN ':-:' ELSE ':' || s.seq || ':' END)
-       FROM fenced_stamp s LEFT JOIN fenced_mark o USING (name) ORDER BY name LIMIT 1), m.token, m.grant_id, m.seq,
-      {verdict}, 'record', {mode}
+       FROM fenced_stamp s LEFT JOIN fenced_mark o USING (name) ORDER BY name LIMIT 1), m.token,
+      m.grant_id, m.seq, {verdict}, 'record', {mode}
     FROM (SELECT 1) LEFT JOIN fenced_mark m ON m.name = {name}
     WHERE {verdict} <> 'admit' AND ({mode} = 'shadow' OR ({mode} <> 'observe' AND {verdict} <> 'missing'));
   -- Once per operation and name is enough.
-  UPDATE fenced_stamp SET open = 1 WHERE name = {name};
+  UPDATE fenced_stamp SET open = 1 WHERE name = {name} AND (verdict = 'admit' OR guard = '{table}');
 END;
