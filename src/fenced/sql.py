@@ -238,7 +238,8 @@ class Guard(_GuardFace):
             raise _unsupported(connection)
         if isinstance(fence, Lease):
             hold = fence._hold
-            return Transaction(self._fence, connection, hold, hold.next_seq(), _named(names) or hold.names)
+            covered = _named(names) if names else hold.names
+            return Transaction(self._fence, connection, hold, hold.next_seq(), covered)
         stamp = write_stamp(fence)
         return Transaction(self._fence, connection, stamp, stamp.seq, _named(names) or stamp.names)
 
@@ -303,7 +304,7 @@ class Transaction:
             nested = connection.in_transaction
         except sqlite3.ProgrammingError as error:  # closed
             raise translate(error) from error
-        if nested or not covers(source, names):
+        if nested or not (names is source.names or covers(source, names)):
             step(self._guarded().enter())
             return connection
         try:
