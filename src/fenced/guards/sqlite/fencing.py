@@ -32,7 +32,8 @@ SELECT 1 FROM sqlite_schema s, pragma_foreign_key_list(s.name)
 WHERE s.type = 'table' AND s.name <> 'fenced_stamp' LIMIT 1"""
 _LOOK = """
 SELECT rule, realm, triggers = (
-  SELECT count(*) FROM main.sqlite_schema WHERE type = 'trigger' AND tbl_name = guard AND name GLOB 'fenced_*'
+  SELECT count(*) FROM main.sqlite_schema WHERE type = 'trigger' AND name GLOB 'fenced_*'
+  AND tbl_name IN (guard, 'fenced_' || guard || '_gate')
 ), NULL, NULL FROM fenced_guard WHERE guard = ?
 UNION ALL SELECT NULL, NULL, NULL, pattern, mode FROM fenced_mode WHERE guard = ?"""
 _MARK = "SELECT token, grant_id, seq FROM fenced_mark WHERE name = ?"

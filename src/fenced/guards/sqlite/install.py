@@ -21,7 +21,7 @@ from fenced.model import check_name
 
 HERE = Path(__file__).parent
 TABLES = (HERE / "tables.sql").read_text()
-TRIGGER = sqlfile.load(HERE / "trigger.sql")["trigger"]
+SQL = sqlfile.load(HERE / "trigger.sql")
 AUTHORITY_APPLICATION_ID = 0x46454E43
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
@@ -136,7 +136,7 @@ async def script(spec: Spec, mode: Mode | None, run: Run, *, mandatory: bool) ->
     triggers = await _triggers(spec, run)
     await _refuse_mixed_rules(spec, run)
     table = _literal(spec.table)
-    count = len(triggers) if mandatory else 0
+    count = len(triggers) - 1 if mandatory else 0  # one of them is the view
     guard = (
         f"INSERT INTO fenced_guard (guard, template, rule, triggers, realm) "
         f"VALUES ({table}, {_literal(spec.name)}, '{spec.rule}', {count}, {_REALM}) "
@@ -156,6 +156,7 @@ async def _triggers(spec: Spec, run: Run) -> list[str]:
     table = await look_at(spec.table, spec.columns, run)
     new, old = (spec.expression(row, table.alias) for row in ("NEW", "OLD"))
     triggers = [
+        *_gate_statements(spec),
         _trigger(spec, "insert", "AFTER", "INSERT", new),
         _trigger(spec, "update", "AFTER", "UPDATE", new),
         _trigger(spec, "delete", "AFTER", "DELETE", old),
@@ -197,26 +198,34 @@ async def _refuse_mixed_rules(spec: Spec, run: Run) -> None:
 
 
 def _trigger(spec: Spec, label: str, when: str, event: str, name: str, guard_if: str = "") -> str:
-    # The longest pattern, without ORDER BY: its sorter is allocated anew for every row.
-    mode = (
-        "(SELECT mode FROM (SELECT mode, max(printf('%03d%s', length(pattern), pattern)) FROM fenced_mode "
-        f"WHERE guard = '{spec.table}' AND (pattern = '*' OR {name} GLOB glob)))"
-    )
-    verdict = (
-        f"coalesce((SELECT verdict FROM fenced_stamp WHERE name = {name}), "
-        "CASE WHEN EXISTS (SELECT 1 FROM fenced_stamp) THEN 'uncovered' ELSE 'missing' END)"
-    )
-    return TRIGGER.format(
+    return SQL["trigger"].format(
         trigger=f'main."fenced_{spec.table}_{label}"',
         when=when,
         event=event,
         table_name=f'"{spec.table}"',
         table=spec.table,
+        gate=_gate(spec),
         guard_if=guard_if,
         name=name,
-        mode=mode,
-        verdict=verdict,
     )
+
+
+def _gate(spec: Spec) -> str:
+    return f"fenced_{spec.table}_gate"
+
+
+def _gate_statements(spec: Spec) -> list[str]:
+    # The longest pattern, without ORDER BY: its sorter is allocated anew for every row.
+    mode = (
+        "(SELECT mode FROM (SELECT mode, max(printf('%03d%s', length(pattern), pattern)) FROM fenced_mode "
+        f"WHERE guard = '{spec.table}' AND (pattern = '*' OR NEW.name GLOB glob)))"
+    )
+    verdict = (
+        "coalesce((SELECT verdict FROM fenced_stamp WHERE name = NEW.name), "
+        "CASE WHEN EXISTS (SELECT 1 FROM fenced_stamp) THEN 'uncovered' ELSE 'missing' END)"
+    )
+    parts = {"table": spec.table, "gate": _gate(spec), "mode": mode, "verdict": verdict}
+    return [SQL["view"].format(**parts), SQL["gate"].format(**parts)]
 
 
 async def drop_triggers(spec: Spec, run: Run) -> list[str]:
@@ -225,7 +234,8 @@ async def drop_triggers(spec: Spec, run: Run) -> list[str]:
         "SELECT name FROM main.sqlite_schema WHERE type = 'trigger' AND tbl_name = ? AND name GLOB 'fenced_*'",
         (spec.table,),
     )
-    return [f'DROP TRIGGER main."{name}"' for (name,) in found]
+    gate = f'DROP VIEW IF EXISTS main."{_gate(spec)}"'  # and its trigger
+    return [*(f'DROP TRIGGER main."{name}"' for (name,) in found), gate]
 
 
 async def uninstall(spec: Spec, run: Run) -> list[str]:

@@ -1,16 +1,24 @@
--- trigger: What every write to a guarded table goes through: {when} {event} on {table}, name {name}.
+-- trigger: What every write to a guarded table meets: one look, and the gate only if that is not enough. It is
+-- kept small, because SQLite sets up the whole of a trigger for every row.
 CREATE TRIGGER {trigger} {when} {event} ON {table_name}
 WHEN {guard_if}NOT EXISTS (
   SELECT 1 FROM fenced_stamp WHERE name = {name} AND open = 1 AND (verdict = 'admit' OR guard = '{table}')
 )
+BEGIN INSERT INTO "{gate}" (name) VALUES ({name}); END;
+
+-- view: A table's gate holds nothing: a name that is put into it is decided by its trigger.
+CREATE VIEW main."{gate}" AS SELECT NULL AS name WHERE 0;
+
+-- gate: Decides a write under a name that no open stamp lets through.
+CREATE TRIGGER main."{gate}_decides" INSTEAD OF INSERT ON "{gate}"
 BEGIN
   -- The first write of an admitted operation raises the mark's seq; the rest of it passes freely.
-  UPDATE fenced_mark SET seq = (SELECT seq FROM fenced_stamp WHERE name = {name})
-    WHERE name = {name} AND EXISTS (SELECT 1 FROM fenced_stamp WHERE name = {name} AND verdict = 'admit');
+  UPDATE fenced_mark SET seq = (SELECT seq FROM fenced_stamp WHERE name = NEW.name)
+    WHERE name = NEW.name AND EXISTS (SELECT 1 FROM fenced_stamp WHERE name = NEW.name AND verdict = 'admit');
   -- A stamp for this name that was judged when it was announced. What another guard's mode let through is
   -- judged by this guard's own mode.
   SELECT CASE (
-      SELECT verdict FROM fenced_stamp WHERE name = {name} AND CASE guard WHEN '{table}' THEN refuse
+      SELECT verdict FROM fenced_stamp WHERE name = NEW.name AND CASE guard WHEN '{table}' THEN refuse
         ELSE verdict = 'applied' OR (verdict <> 'admit' AND {mode} IN ('enforce', 'require')) END
     )
     WHEN 'applied' THEN RAISE(ABORT, 'fenced:applied:{table}')
@@ -23,7 +31,7 @@ BEGIN
     WHEN 'invalid' THEN RAISE(ABORT, 'fenced:invalid:{table}')
   END;
   -- No stamp for this name: another lease's, or none at all.
-  SELECT CASE WHEN EXISTS (SELECT 1 FROM fenced_stamp WHERE name = {name}) THEN NULL
+  SELECT CASE WHEN EXISTS (SELECT 1 FROM fenced_stamp WHERE name = NEW.name) THEN NULL
     WHEN EXISTS (SELECT 1 FROM fenced_stamp) AND {mode} IN ('enforce', 'require')
       THEN RAISE(ABORT, 'fenced:uncovered:{table}')
     WHEN NOT EXISTS (SELECT 1 FROM fenced_stamp) AND {mode} = 'require'
@@ -34,13 +42,13 @@ BEGIN
     SELECT '{table}', {verdict}, {mode}, 1 WHERE {verdict} <> 'admit'
     ON CONFLICT (guard, verdict, mode) DO UPDATE SET count = count + 1;
   INSERT INTO fenced_record (time, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode)
-    SELECT (julianday('now') - 2440587.5) * 86400.0, '{table}', {name},
+    SELECT (julianday('now') - 2440587.5) * 86400.0, '{table}', NEW.name,
       (SELECT replace(CASE s.stamp WHEN '' THEN o.stamp ELSE s.stamp END, ':-:',
          CASE s.seq WHEN 0 THEN ':-:' ELSE ':' || s.seq || ':' END)
        FROM fenced_stamp s LEFT JOIN fenced_mark o USING (name) ORDER BY name LIMIT 1), m.token,
       m.grant_id, m.seq, {verdict}, 'record', {mode}
-    FROM (SELECT 1) LEFT JOIN fenced_mark m ON m.name = {name}
+    FROM (SELECT 1) LEFT JOIN fenced_mark m ON m.name = NEW.name
     WHERE {verdict} <> 'admit' AND ({mode} = 'shadow' OR ({mode} <> 'observe' AND {verdict} <> 'missing'));
   -- Once per operation and name is enough.
-  UPDATE fenced_stamp SET open = 1 WHERE name = {name} AND (verdict = 'admit' OR guard = '{table}');
+  UPDATE fenced_stamp SET open = 1 WHERE name = NEW.name AND (verdict = 'admit' OR guard = '{table}');
 END;
