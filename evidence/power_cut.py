@@ -27,9 +27,9 @@ MEGABYTES = 48
 HOLDER = """
 import sys, fenced
 if sys.argv[2] == "unsynced":  # the control: what would be lost if grants were not synced
-    from fenced.authorities.sqlite import store
-    prepare = store._Connection.prepare
-    store._Connection.prepare = lambda self, durable, timeout: prepare(self, False, timeout)
+    from fenced.authorities.sqlite import connecting
+    prepare = connecting.Connection.prepare
+    connecting.Connection.prepare = lambda self, durable, timeout: prepare(self, False, timeout)
 client = fenced.Client(f"sqlite:///{sys.argv[1]}/leases.db")
 number = 0
 while True:

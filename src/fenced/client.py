@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import socket
 import threading
@@ -157,6 +158,8 @@ class _ClientFace:
     ) -> None:
         if guarantee not in ("strict", "best-effort"):
             raise Misuse(f"guarantee is 'strict' or 'best-effort', not {shown(guarantee)}")
+        if label is not None and not (isinstance(label, str) and len(label) <= 200):
+            raise Misuse(f"a label is a str of at most 200 characters, not {shown(label)}")
         self._namespace = check_name(namespace)
         self._label = label
         self._guarantee = guarantee
@@ -190,6 +193,9 @@ class _ClientFace:
         label = self._label if self._label is not None else f"{host}:{pid}"
         holder = Holder(self._runtime.secret(), label, host, pid)
         return Desk(self._authority, self._runtime, holder, guarantee=self._guarantee, emit=self._on_event)
+
+    def _before_fork(self) -> None:
+        self._authority.before_fork()
 
     def _forked(self) -> None:
         """The child gets no lease, no thread and no connection of its parent."""
@@ -280,6 +286,11 @@ class Client(_ClientFace):
         announced = tuple(guards)
 
         def decorate(function: Callable[Concatenate[Lease, P], R]) -> Callable[P, R]:
+            if _runs_later(function):
+                raise Misuse(
+                    "held() is for plain functions: what runs after the call would run without the lease"
+                )
+
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 with Holding(self, wish, announced) as lease:
@@ -300,6 +311,17 @@ class Client(_ClientFace):
         self.close()
 
 
+def _runs_later(function: Callable[..., object]) -> bool:
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(kind(function) for kind in kinds)
+
+
+def _wrong_colour(guard: object, unfinished: object) -> Misuse:
+    if inspect.iscoroutine(unfinished):
+        unfinished.close()
+    return Misuse(f"{type(guard).__name__}.announce() is for the other kind of client; nothing was announced")
+
+
 class Holding:
     """What `hold` returns: enter it once."""
 
@@ -313,12 +335,14 @@ class Holding:
         if self._lease is not None:
             raise Misuse("this was entered before; call hold() again")
         desk = self._client._desk
-        lease = self._lease = Lease(step(desk.acquire(self._wish)), desk)
+        hold = step(desk.acquire(self._wish))
         try:
+            lease = self._lease = Lease(hold, desk)
             for guard in self._guards:
-                guard.announce(lease)
+                if (unfinished := guard.announce(lease)) is not None:
+                    raise _wrong_colour(guard, unfinished)
         except BaseException:
-            step(desk.leave(lease._hold, raised=True))
+            step(desk.leave(hold, raised=True))
             raise
         return lease
 
@@ -329,7 +353,10 @@ class Holding:
         if lease is not None and isinstance(exc, GeneratorExit):
             lease._desk.abandon(lease._hold)
         elif lease is not None:
-            step(lease._desk.leave(lease._hold, raised=exc is not None))
+            try:
+                step(lease._desk.leave(lease._hold, raised=exc is not None))
+            finally:  # whatever interrupts the release, nobody renews any more
+                lease._desk.keeper.drop(lease._hold.secret)
 
 
 class TryHolding:
@@ -433,6 +460,9 @@ class AsyncClient(_ClientFace):
         def decorate(
             function: Callable[Concatenate[AsyncLease, P], Awaitable[R]],
         ) -> Callable[P, Coroutine[Any, Any, R]]:
+            if not inspect.iscoroutinefunction(function):
+                raise Misuse("held() of an AsyncClient is for `async def` functions that return")
+
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 async with AsyncHolding(self, wish, announced) as lease:
@@ -441,6 +471,10 @@ class AsyncClient(_ClientFace):
             return call
 
         return decorate
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._runtime.forked()
 
     async def close(self) -> None:
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
@@ -473,7 +507,10 @@ class AsyncHolding:
         lease = self._lease = AsyncLease(await desk.acquire(self._wish), desk)
         try:
             for guard in self._guards:
-                await guard.announce(lease)
+                announcing = guard.announce(lease)
+                if not inspect.isawaitable(announcing):
+                    raise _wrong_colour(guard, announcing)
+                await announcing
         except BaseException:
             await desk.leave(lease._hold, raised=True)
             raise

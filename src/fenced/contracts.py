@@ -8,6 +8,7 @@ under asyncio the leaves suspend; in the simulation they yield to a seeded sched
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -61,6 +62,9 @@ class Runtime(Protocol):
         """The thread or task that runs now, for telling re-entrance."""
 
     def wakeup(self) -> Wakeup: ...
+
+    def lock(self) -> AbstractContextManager[object]:
+        """For a few lines that never wait; what runs in one thread alone needs none."""
 
     async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
         """Wait until the flag is set (True) or `now()` reaches `until` (False)."""
@@ -142,8 +146,11 @@ class Authority(Protocol):
 
     async def close(self) -> None: ...
 
+    def before_fork(self) -> None:
+        """In the parent, about to fork: close what a child must not inherit. Nothing is under way."""
+
     def forked(self) -> None:
-        """In a forked child: drop every connection without closing it."""
+        """In a forked child: forget what belongs to the parent."""
 
 
 @dataclass(frozen=True, slots=True)

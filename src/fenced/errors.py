@@ -29,7 +29,10 @@ def shown(value: object) -> str:
         value = value[:SHOWN_BYTES_MAX]
     if isinstance(value, int) and value.bit_length() > 4 * SHOWN_BYTES_MAX:
         return f"an integer of {value.bit_length()} bits"
-    text = ascii(value)
+    try:
+        text = ascii(value)
+    except ValueError:  # an integer inside, with more digits than Python writes
+        text = f"a {type(value).__name__}"
     return text if len(text) <= SHOWN_BYTES_MAX else text[: SHOWN_BYTES_MAX - 3] + "..."
 
 

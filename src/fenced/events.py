@@ -55,7 +55,7 @@ class ReleaseFailed:
 
 @dataclass(frozen=True, slots=True)
 class KeeperFailed:
-    """The keeper or listener met an error that it does not know; its leases are lost."""
+    """The keeper met an error that it does not know; its leases are lost."""
 
     why: str
 

@@ -63,6 +63,8 @@ def check_names(names: Iterable[object]) -> tuple[str, ...]:
     """The names of one lease: valid, sorted by their bytes, none twice, at most NAMES_MAX."""
     if isinstance(names, str | bytes):
         raise Misuse(f"names are a list of str, not one {type(names).__name__}: {shown(names)}")
+    if not isinstance(names, Iterable):
+        raise Misuse(f"names are a list of str, not {shown(names)}")
     checked = [check_name(name) for name in names]
     if not 1 <= len(checked) <= NAMES_MAX:
         raise Misuse(f"a lease covers 1 to {NAMES_MAX} names, not {len(checked)}")

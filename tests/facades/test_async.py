@@ -107,6 +107,42 @@ def test_loss_cancels_the_body(tmp_path: Path) -> None:
     run(story())
 
 
+@pytest.mark.parametrize("where", ["body", "thread"])
+def test_a_loss_that_the_body_notices_itself(tmp_path: Path, where: str) -> None:
+    """check() in the body, or in a worker thread of its own, ends as LeaseLost and nothing else."""
+
+    async def story() -> None:
+        async with fenced.AsyncClient(url(tmp_path)) as one:
+            with pytest.raises(fenced.LeaseLost):
+                async with one.hold("a", ttl=0.3, max_hold=0.3) as lease:
+                    if where == "thread":
+                        await asyncio.to_thread(spin, lease)
+                    else:
+                        spin(lease)
+            task = asyncio.current_task()
+            assert task is not None and task.cancelling() == 0
+            await asyncio.sleep(0.01)
+
+    def spin(lease: fenced.AsyncLease) -> None:
+        while True:
+            lease.check()
+
+    asyncio.run(asyncio.wait_for(story(), 30), debug=True)
+
+
+def test_a_client_belongs_to_one_loop(tmp_path: Path) -> None:
+    client = fenced.AsyncClient(url(tmp_path))
+
+    async def hold() -> None:
+        async with client.hold("a"):
+            pass
+
+    asyncio.run(hold())
+    with pytest.raises(fenced.Misuse, match="another event loop"):
+        asyncio.run(hold())
+    client._authority._wakes.close()  # type: ignore[attr-defined]
+
+
 def test_an_outer_cancellation_stays_one(tmp_path: Path) -> None:
     async def story() -> None:
         async with fenced.AsyncClient(url(tmp_path)) as one:

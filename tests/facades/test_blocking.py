@@ -77,7 +77,7 @@ def test_the_end_of_the_block_raises_when_the_lease_did_not_last(tmp_path: Path)
 
 def test_a_release_that_cannot_be_told_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The section is over either way; the lease expires by itself."""
-    monkeypatch.setattr("fenced.authorities.sqlite.store.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("fenced.authorities.sqlite.connecting.BUSY_SECONDS", 0.05)
     seen: list[object] = []
     client = fenced.Client(url(tmp_path), on_event=seen.append)
     client.acquire("warm").release()
@@ -140,6 +140,55 @@ def test_a_keeper_that_dies_takes_its_leases_along(tmp_path: Path, monkeypatch: 
     assert any(isinstance(event, events.KeeperFailed) for event in seen)
     client.close()
     assert len(raised) == 1
+
+
+def test_errors_in_callbacks_are_the_programs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go to sys.excepthook; no keeper dies of them, and no lease is left without one."""
+    hooked: list[type[BaseException]] = []
+    monkeypatch.setattr("sys.excepthook", lambda kind, error, trace: hooked.append(kind))
+
+    def broken(event: object) -> None:
+        raise ZeroDivisionError
+
+    with fenced.Client(url(tmp_path), on_event=broken) as client:
+        first, second = client.acquire("a", ttl=0.4), client.acquire("b", ttl=0.4)
+        first.on_lost(broken)
+        step(client._authority.force_release("a"))
+        assert first.wait_lost(5)
+        third = client.acquire("c", ttl=0.4)
+        assert not third.wait_lost(1.0)
+        second.check()
+        third.check()
+    assert set(hooked) == {ZeroDivisionError}
+
+
+def test_what_would_run_without_its_lease_is_refused(tmp_path: Path) -> None:
+    guard = fenced.AsyncGuard(f"sqlite:///{tmp_path}/values.db")
+    with fenced.Client(url(tmp_path)) as client:
+        with pytest.raises(fenced.Misuse, match="other kind of client"), client.hold("a", guards=[guard]):
+            raise AssertionError("not reached")
+        with client.try_hold("a") as free:
+            assert free is not None
+
+        def later(lease: fenced.Lease):  # type: ignore[no-untyped-def]
+            yield lease
+
+        async def later_still(lease: fenced.Lease) -> None: ...
+
+        for function in (later, later_still):
+            with pytest.raises(fenced.Misuse):
+                client.held("a")(function)
+
+
+def test_a_failed_try_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A definite no needs no withdrawal: polling does not fill the database."""
+    with fenced.Client(url(tmp_path)) as one, fenced.Client(url(tmp_path)) as two, one.hold("a"):
+        for _ in range(20):
+            with two.try_hold("a") as refused:
+                assert refused is None
+        with sqlite3.connect(tmp_path / "leases.db") as db:
+            assert db.execute("SELECT count(*) FROM attempt").fetchone() == (1,)
+        db.close()
 
 
 def test_strict_refuses_a_store_with_doubts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

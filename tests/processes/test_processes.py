@@ -127,6 +127,49 @@ def test_a_forked_child_inherits_no_lease(client: fenced.Client) -> None:
     lease.release()
 
 
+FORKING = """
+import os, subprocess, sys
+import fenced
+url = sys.argv[1]
+client = fenced.Client(url)
+client.acquire("before").release()
+reader, writer = os.pipe()
+child = os.fork()
+mine = client if sys.argv[2] == "inherited" or child else fenced.Client(url)
+if child:
+    client.close()
+    os.write(writer, b"x")
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os.read(reader, 1)
+tokens = [mine.acquire(f"child/{n}").token for n in range(3)]
+third = "import fenced, sys; print(fenced.Client(sys.argv[1]).acquire('third').token)"
+other = int(subprocess.run([sys.executable, "-c", third, url], capture_output=True, text=True).stdout)
+last = mine.acquire("last").token
+os._exit(0 if tokens[-1] < other < last else 1)
+"""
+
+
+@pytest.mark.parametrize("whose", ["inherited", "its own"])
+def test_tokens_do_not_repeat_after_a_fork(tmp_path: Path, whose: str) -> None:
+    """SQLite's locks are the process's: what the parent holds, a child must not believe to hold."""
+    url = f"sqlite:///{tmp_path}/leases.db"
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKING, url, whose], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_sockets_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/leases.db"
+    script = "import fenced, sys; fenced.Client(sys.argv[1]).acquire('a').release()"
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", script, url], check=True, timeout=30)
+    with fenced.Client(url) as last:
+        last.acquire("a").release()
+        assert len(list((tmp_path / "leases.db-wake").iterdir())) == 1
+    assert list((tmp_path / "leases.db-wake").iterdir()) == []
+
+
 def test_an_exit_with_a_live_keeper_is_quiet_and_releases_nothing(client: fenced.Client) -> None:
     script = "import fenced, sys; fenced.Client(sys.argv[1]).acquire('a', ttl=30)"
     ended = subprocess.run(

@@ -74,6 +74,16 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "leases.db").exists()
 
 
+def test_of_stacked_mounts_the_upper_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd's automount makes them: autofs below, the network on top."""
+    listed = tmp_path / "mountinfo"
+    stacked = f"2 1 0:8 / {tmp_path} rw - autofs x rw\n3 2 0:9 / {tmp_path} rw - nfs4 server:/x rw\n"
+    listed.write_bytes(b"1 0 8:1 / /caf\xe9 rw - ext4 x rw\n" + stacked.encode())
+    monkeypatch.setattr(place, "_MOUNTS", listed)
+    with pytest.raises(Misconfigured, match="nfs4"):
+        Store(tmp_path / "leases.db", "default", clocks.now_ns).open()
+
+
 def test_a_link_to_the_file_is_the_file(store: Store, tmp_path: Path) -> None:
     os.symlink(store.path, tmp_path / "link.db")
     client = fenced.Client(f"sqlite:///{tmp_path}/link.db")
@@ -130,6 +140,9 @@ def test_a_replaced_file_is_noticed(store: Store) -> None:
     os.rename(store.path, store.path.with_name("moved.db"))
     with pytest.raises(Misconfigured, match="removed or replaced"):
         store.ask(ask(2, "other"), "")
+    with pytest.raises(Misconfigured):
+        store.renew([f"{1:032x}"], 1.0)
+    assert not store.path.exists(), "nor is an empty one made in its place"
 
 
 # proves authority sqlite: stopped-writer-blocks
@@ -294,7 +307,7 @@ def test_counting_state_cannot_be_deleted_or_lowered(store: Store) -> None:
 
 def test_a_disk_error_is_unknown(store: Store) -> None:
     """An I/O error at COMMIT may or may not have reached the disk."""
-    from fenced.authorities.sqlite.store import translate
+    from fenced.authorities.sqlite.connecting import translate
 
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC

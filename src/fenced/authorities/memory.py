@@ -82,6 +82,10 @@ class MemoryStore:
         self.listeners: list[Callable[[str], None]] = []
         self._lock = threading.Lock()
 
+    def renew_lock(self) -> None:
+        """In a forked child: a thread that is not here may hold the inherited one."""
+        self._lock = threading.Lock()
+
     def ask(self, ask: Ask) -> AskAnswer:
         with self._lock:
             now = self.clock()
@@ -166,7 +170,8 @@ class MemoryStore:
     def _end(self, attempt: Attempt, state: str, now: float) -> None:
         self._leave_queues(attempt)
         attempt.state = state
-        attempt.forget = now + timing.remember_for(attempt.ttl)
+        delayed = attempt.free_at() if state == "expired" else now  # forgetting it would end its lock_delay
+        attempt.forget = max(now, delayed) + timing.remember_for(attempt.ttl)
 
     def _leave_queues(self, attempt: Attempt) -> None:
         if not attempt.ticket or attempt.state != "waiting":
@@ -387,6 +392,10 @@ class MemoryAuthority:
         if self._hear in self._store.listeners:
             self._store.listeners.remove(self._hear)
 
+    def before_fork(self) -> None:
+        return
+
     def forked(self) -> None:
         """The child has a copy of the store that nobody else sees: a realm of its own."""
+        self._store.renew_lock()
         self._store.ledger.realm = secrets.token_hex(8)

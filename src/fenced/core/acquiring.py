@@ -6,6 +6,7 @@ attempt that is given up, for whatever reason, is withdrawn, and its tombstone s
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from fenced import events, timing
 from fenced.contracts import Authority, Runtime
 from fenced.core.holding import Hold
 from fenced.core.keeping import Keeper, Listener, Place
+from fenced.core.telling import tell
 from fenced.errors import (
     FencedError,
     Indeterminate,
@@ -24,6 +26,7 @@ from fenced.errors import (
     Misuse,
     NotGranted,
     Unavailable,
+    shown,
 )
 from fenced.model import (
     TOKEN_MAX,
@@ -44,7 +47,7 @@ from fenced.model import (
 BACKOFF_FIRST = 0.02
 BACKOFF_MAX = 0.5
 POLL_MAX = 5.0
-"""The longest a waiter sleeps without looking, should every wake-up be lost."""
+"""The longest a waiter sleeps without looking when it hears nothing, not even from its keeper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Desk:
         self.runtime = runtime
         self.holder = holder
         self._observed = emit is not None
-        self.emit = emit or _nobody
+        self.emit = functools.partial(tell, emit) if emit is not None else _nobody
         self.keeper = Keeper(authority, runtime, self.emit)
         self.listener = Listener(authority, runtime)
         self.closed = False
@@ -125,13 +128,25 @@ class Desk:
             hold = await self._attempt(wish, until, standing.realm)
             if hold is not None:
                 break
-        for name in hold.names:
-            self._held[name] = hold
-        self.keeper.keep(hold)
+            if self.runtime.now() >= until:  # granted, but it took longer than the ttl to hear of it
+                raise _not_granted(wish, None, None)
+        try:
+            self._keep(hold)
+        except BaseException:
+            self._let_go(hold)
+            await self.runtime.finish(self._withdraw(hold.secret))
+            raise
         if self._observed:
             waited = self.runtime.now() - began
             self.emit(events.LeaseGranted(hold.names, hold.token, hold.grant, waited))
         return hold
+
+    def _keep(self, hold: Hold) -> None:
+        for name in hold.names:
+            self._held[name] = hold
+        self.keeper.keep(hold)
+        if self.closed:
+            raise Misuse("this client was closed while waiting")
 
     def _refuse_reentrance(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -147,6 +162,7 @@ class Desk:
         wait = wish.wait is None or wish.wait > 0
         ask = Ask(self.runtime.secret(), wish.names, wish.ttl, self.holder, wait, wish.lock_delay)
         place: Place | None = None
+        settled = False  # a definite no: there is nothing to withdraw
         try:
             while True:
                 if place is not None:
@@ -159,6 +175,7 @@ class Desk:
                             await self.runtime.finish(self.authority.release(ask.secret))
                         return hold
                     case Busy(ahead, held_by):
+                        settled = True
                         raise _not_granted(wish, held_by, ahead)
                     case Ended("expired" | "revoked"):
                         return None  # paused past its place in the queue: join again at the end
@@ -173,8 +190,11 @@ class Desk:
                         assert_never(answer)
         except GeneratorExit:
             raise  # collected, not cancelled: nothing is done by a finalizer, and the attempt lapses
-        except BaseException:
-            await self.runtime.finish(self._withdraw(ask.secret))
+        except BaseException as error:
+            if not settled and not (
+                place is None and isinstance(error, Unavailable | Misconfigured | Misuse)
+            ):
+                await self.runtime.finish(self._withdraw(ask.secret))
             raise
         finally:
             if place is not None:
@@ -223,11 +243,11 @@ class Desk:
 
     async def _wait(self, place: Place, until: float) -> bool:
         """Wait until it is time to ask again (True) or `until` has come (False)."""
-        poll = self.runtime.now() + POLL_MAX
+        place.heard = self.runtime.now()
         while (now := self.runtime.now()) < until:
             if self.closed:
                 raise Misuse("this client was closed while waiting")
-            check_at = min(place.check_at, poll)
+            check_at = min(place.check_at, place.heard + POLL_MAX)
             if place.woken or now >= check_at:
                 return True
             await self.runtime.wait(place.wakeup, min(check_at, until))
@@ -277,7 +297,7 @@ class Desk:
         except LeaseLost:
             if not raised:
                 raise
-        except (Unavailable, Indeterminate) as error:
+        except FencedError as error:
             self._let_go(hold)
             why = str(error)
             self.emit(events.ReleaseFailed(hold.names, hold.token, hold.grant, why))
@@ -286,16 +306,17 @@ class Desk:
 
     def abandon(self, hold: Hold) -> None:
         """The body was collected and not run to its end: nobody acts under this lease, let it lapse."""
-        self.keeper.drop(hold.secret)
         self._let_go(hold)
         hold.lose("abandoned")
 
     def _let_go(self, hold: Hold) -> None:
+        self.keeper.drop(hold.secret)
         for name in hold.names:
             if self._held.get(name) is hold:
-                del self._held[name]
+                self._held.pop(name, None)
 
     def _ended(self, hold: Hold, reason: str) -> None:
+        self._let_go(hold)
         self.emit(events.LeaseEnded(hold.names, hold.token, hold.grant, reason))
 
     async def close(self) -> None:
@@ -305,15 +326,23 @@ class Desk:
         self.closed = True
         for hold in self.keeper.holds():
             hold.lose("closed")
+        self.listener.stop()
         self.authority.nudge()
-        await self.keeper.close()
-        await self.listener.close()
-        await self.authority.close()
+        try:
+            await self.keeper.close()
+            await self.listener.close()
+        finally:
+            await self.authority.close()
 
     def forked(self) -> None:
         """In a forked child: the leases are the parent's."""
         for hold in {*self._held.values(), *self.keeper.holds()}:
-            hold.lose("forked")
+            hold.forked()
+
+
+def shown_label(label: str) -> str:
+    """A label as its holder chose it, unless it could play tricks on a terminal or a log."""
+    return label if label.isprintable() else shown(label)
 
 
 def _nobody(event: events.Event) -> None:
@@ -325,6 +354,8 @@ def _not_granted(wish: Wish, held_by: HeldBy | None, ahead: int | None) -> NotGr
     who = "others wait ahead"
     if held_by is not None:
         holder = held_by.holder
-        who = f"held by {holder.label} (pid {holder.pid} on {holder.host}, token {held_by.token})"
+        who = (
+            f"held by {shown_label(holder.label)} (pid {holder.pid} on {holder.host}, token {held_by.token})"
+        )
     waited = "" if not wish.wait else f" within {wish.wait:g} s"
     return NotGranted(f"{names} not granted{waited}: {who}", held_by=held_by, ahead=ahead or 0)

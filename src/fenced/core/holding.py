@@ -13,6 +13,7 @@ from typing import Any
 
 from fenced import timing
 from fenced.contracts import Runtime, Wakeup
+from fenced.core.telling import tell
 from fenced.errors import LeaseLost, Misuse, NotEnoughTime
 from fenced.model import Granted, Stamp, grant_id
 
@@ -63,11 +64,10 @@ class Hold:
         self._set_times(sent, granted.remaining)
 
     def _set_times(self, sent: float, remaining: float) -> None:
-        self.deadline = timing.local_deadline(sent, remaining)
+        deadline = timing.local_deadline(sent, remaining)
+        self.deadline = deadline if self.give_up is None else min(deadline, self.give_up)
         self.overdue = sent + timing.overdue_after(self.ttl)
         self.renew_at = sent + timing.renew_after(self.ttl, self._jitter)
-        if self.give_up is not None and self.deadline > self.give_up:
-            self.deadline = self.give_up
 
     # What a program asks.
 
@@ -169,6 +169,12 @@ class Hold:
         self._notify()
         self._tell()
 
+    def forked(self) -> None:
+        """In a forked child: over, and nobody is told; the callbacks' locks may be held by absent threads."""
+        if not self.released:
+            self.lost_reason = "forked"
+        self._callbacks.clear()
+
     def end(self) -> None:
         """The authority confirmed the release."""
         self.released = True
@@ -184,7 +190,7 @@ class Hold:
                 call = self._callbacks.pop()
             except IndexError:  # another thread told it
                 return
-            call(self.lost_reason or "expired")
+            tell(call, self.lost_reason or "expired")
 
     def __str__(self) -> str:
         return f"lease of {', '.join(self.names)} (token {self.token})"

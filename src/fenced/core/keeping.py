@@ -17,9 +17,10 @@ from fenced.events import Event, KeeperFailed, LeaseInJeopardy
 from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting, grant_id
 
 BATCH_MAX = 5000
-CALL_SECONDS_MIN = 0.05
+CALL_SECONDS_MIN = 0.01
 CALL_SECONDS_MAX = 5.0
 EARLY_MAX = 1024
+_ABSENT = object()
 
 
 class Place:
@@ -31,6 +32,7 @@ class Place:
         self.wakeup = runtime.wakeup()
         self.renew_at = runtime.now() + timing.renew_after(self.ttl, jitter)
         self.check_at = math.inf
+        self.heard = runtime.now()
         self.woken = False
 
     def asking(self) -> None:
@@ -57,6 +59,7 @@ class Keeper:
         self._kick = runtime.wakeup()
         self._asleep_until = -math.inf
         self._task: Task | None = None
+        self._starting = runtime.lock()
         self._closed = False
 
     def keep(self, item: Hold | Place) -> None:
@@ -66,7 +69,9 @@ class Keeper:
         else:
             self._places[item.secret] = item
         if self._task is None:
-            self._task = self._runtime.spawn(self._run, "fenced-keeper")
+            with self._starting:
+                if self._task is None:
+                    self._task = self._runtime.spawn(self._run, "fenced-keeper")
         elif item.renew_at < self._asleep_until:
             self._kick.set()
 
@@ -82,21 +87,22 @@ class Keeper:
         self._kick.set()
         for place in list(self._places.values()):
             place.wake()
-        if self._task is not None:
-            await self._task.join()
+        if (task := self._task) is not None:
+            await task.join()
 
     def fail(self, why: str) -> None:
         """Nobody renews any more: say so to every lease at once."""
-        self._emit(KeeperFailed(why))
-        for hold in self.holds():
+        holds, self._holds = self.holds(), {}
+        for hold in holds:
             hold.lose("keeper")
         for place in list(self._places.values()):
             place.wake()
-        self._holds.clear()
+        self._emit(KeeperFailed(why))
 
     async def _run(self) -> None:
         try:
             while not self._closed:
+                self._asleep_until = math.inf  # from here on a newcomer kicks
                 self._asleep_until = self._next_due()
                 until = None if self._asleep_until == math.inf else self._asleep_until
                 await self._runtime.wait(self._kick, until)
@@ -104,10 +110,12 @@ class Keeper:
                 self._asleep_until = -math.inf
                 if not self._closed:
                     await self._round()
-        except BaseException as error:
+        except Exception as error:
             if not self._closed:
                 self.fail(f"the keeper met {type(error).__name__}: {error}")
             raise
+        finally:  # ended by its loop, or by an error: the next lease starts another one
+            self._task = None
 
     def _next_due(self) -> float:
         due = math.inf
@@ -133,7 +141,8 @@ class Keeper:
 
     async def _renew(self, items: list[Hold | Place]) -> None:
         sent = self._runtime.now()
-        patience = min(_time_left(item, sent) for item in items) / 2
+        # Nobody's deadline may pass while the keeper waits here for others.
+        patience = min(_time_left(item, sent) for item in (*self.holds(), *items)) / 2
         timeout = min(max(patience, CALL_SECONDS_MIN), CALL_SECONDS_MAX)
         try:
             answers = await self._authority.renew([item.secret for item in items], timeout)
@@ -152,6 +161,8 @@ class Keeper:
             case Unknown(why):
                 hold.renew_at = self._runtime.now() + timing.retry_after(hold.ttl)
                 self._doubt(hold, why)
+            case Ended("released" | "withdrawn"):
+                self.drop(hold.secret)  # our own doing: the release is on its way back
             case Ended(reason):
                 hold.lose(reason)
             case Gone() | Waiting():
@@ -164,6 +175,7 @@ class Keeper:
             case Waiting(check_in):
                 place.renew_at = sent + timing.renew_after(place.ttl, self.jitter)
                 place.check_at = sent + check_in
+                place.heard = sent
                 if check_in <= 0:
                     place.wake()
             case Unknown():
@@ -191,31 +203,43 @@ class Listener:
         self._authority = authority
         self._runtime = runtime
         self._places: dict[str, Place] = {}
-        self._early: dict[str, None] = {}
+        self._early: dict[str, object] = {}
         self._kick = runtime.wakeup()
         self._task: Task | None = None
+        self._starting = runtime.lock()
         self._closed = False
 
     def expect(self, place: Place) -> None:
         """Pass wake-ups on to `place`, also one that came before the ask's own answer did."""
         public = grant_id(place.secret)
         self._places[public] = place
-        if public in self._early:
+        if self._early.pop(public, _ABSENT) is not _ABSENT:
             place.wake()
         if self._task is None:
-            self._task = self._runtime.spawn(self._run, "fenced-listener")
+            with self._starting:
+                if self._task is None:
+                    self._task = self._runtime.spawn(self._run, "fenced-listener")
         self._kick.set()
 
     def forget(self, place: Place) -> None:
         self._places.pop(grant_id(place.secret), None)
 
-    async def close(self) -> None:
+    def stop(self) -> None:
         self._closed = True
         self._kick.set()
-        if self._task is not None:
-            await self._task.join()
+
+    async def close(self) -> None:
+        self.stop()
+        if (task := self._task) is not None:
+            await task.join()
 
     async def _run(self) -> None:
+        try:
+            await self._listen()
+        finally:
+            self._task = None
+
+    async def _listen(self) -> None:
         while not self._closed:
             if not self._places:
                 self._kick.clear()
@@ -232,7 +256,9 @@ class Listener:
             for public in heard:
                 if place := self._places.get(public):
                     place.wake()
-                else:
+                elif public:
                     self._early[public] = None
+                    if place := self._places.get(public):  # it came just now
+                        place.wake()
             while len(self._early) > EARLY_MAX:
                 del self._early[next(iter(self._early))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import secrets
 from collections.abc import Callable, Coroutine
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fenced.contracts import Readable, Task, Wakeup
+from fenced.errors import Misuse, Unavailable
 from fenced.runtime import clocks
 
 T = TypeVar("T")
@@ -18,15 +20,62 @@ SLICE_SECONDS = 1.0
 """The longest single sleep: the loop's clock stands still while the machine is suspended."""
 
 
+class AioWakeup:
+    """A flag that also other threads may set: a lease that a worker thread finds lost, for one."""
+
+    __slots__ = ("_event", "_loop")
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def set(self) -> None:
+        if self._loop is None or self._loop is _running_loop():
+            self._event.set()
+        else:
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._event.wait()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 class AioRuntime:
-    """One event loop. Everything here is called in that loop's thread."""
+    """One event loop. Everything here but `AioWakeup.set` is called in that loop's thread."""
 
     now = staticmethod(clocks.now)
     random = staticmethod(random.random)
 
     def __init__(self) -> None:
+        self.forked()
+
+    def forked(self) -> None:
+        """Threads of our own, and no loop yet; a forked child has none of its parent's."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = ThreadPoolExecutor(8, "fenced")
         self._urgent = ThreadPoolExecutor(1, "fenced-urgent")
+
+    def _same_loop(self) -> asyncio.AbstractEventLoop:
+        """A client's keeper runs in one loop: in another one its leases would not be renewed."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise Misuse("this belongs to another event loop; make a new one for this loop")
+        return loop
 
     def secret(self) -> str:
         return secrets.token_hex(16)
@@ -34,11 +83,14 @@ class AioRuntime:
     def whoami(self) -> object:
         return asyncio.current_task()
 
-    def wakeup(self) -> asyncio.Event:
-        return asyncio.Event()
+    def wakeup(self) -> AioWakeup:
+        return AioWakeup()
+
+    def lock(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
     async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
-        assert isinstance(wakeup, asyncio.Event)
+        assert isinstance(wakeup, AioWakeup)
         while not wakeup.is_set():
             left = SLICE_SECONDS if until is None else until - self.now()
             if left <= 0:
@@ -52,7 +104,7 @@ class AioRuntime:
 
     async def readable(self, source: Readable, until: float) -> bool:
         loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
+        ready = AioWakeup()
         loop.add_reader(source.fileno(), ready.set)
         try:
             return await self.wait(ready, until)
@@ -61,7 +113,11 @@ class AioRuntime:
 
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         threads = self._urgent if urgent else self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, function, *args)
+        try:
+            running = self._same_loop().run_in_executor(threads, function, *args)
+        except RuntimeError as error:  # shut down
+            raise Unavailable(f"this client is closed: {error}") from error
+        return await running
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import random
 import secrets
 import select
@@ -30,21 +32,55 @@ def step(work: Coroutine[Any, Any, T]) -> T:
     raise InvariantBroken("a coroutine suspended under the blocking runtime")
 
 
+class Flag:
+    """Like threading.Event, but no lock of ours is held between two bytecodes: Ctrl-C leaves none behind."""
+
+    __slots__ = ("_on", "_signals")
+
+    def __init__(self) -> None:
+        self._on = False
+        self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def is_set(self) -> bool:
+        return self._on
+
+    def set(self) -> None:
+        if not self._on:
+            self._on = True
+            self._signals.put(None)
+
+    def clear(self) -> None:
+        self._on = False
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._signals.get_nowait()
+
+    def wait(self, timeout: float) -> None:
+        """Return when it may be set, or after `timeout` seconds."""
+        with contextlib.suppress(queue.Empty):
+            self._signals.get(timeout=timeout)
+            if self._on:
+                self._signals.put(None)  # for the next one who waits
+
+
 class BlockingRuntime:
-    """Threads and locks."""
+    """Threads and flags."""
 
     now = staticmethod(clocks.now)
     random = staticmethod(random.random)
-    whoami = staticmethod(threading.get_ident)
+    whoami = staticmethod(threading.current_thread)  # idents are used again
 
     def secret(self) -> str:
         return secrets.token_hex(16)
 
-    def wakeup(self) -> threading.Event:
-        return threading.Event()
+    def wakeup(self) -> Flag:
+        return Flag()
+
+    def lock(self) -> contextlib.AbstractContextManager[object]:
+        return threading.Lock()
 
     async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
-        assert isinstance(wakeup, threading.Event)
+        assert isinstance(wakeup, Flag)
         while not wakeup.is_set():
             left = SLICE_SECONDS if until is None else until - self.now()
             if left <= 0:

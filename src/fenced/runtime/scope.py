@@ -41,6 +41,11 @@ class BodyScope:
             _ = self._hold.state  # notices the deadline, and tells `_lost`
 
     def _lost(self, reason: str) -> None:
+        # Later, and in the loop: who noticed may be the body itself, or a thread of its own.
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._cancel, reason)
+
+    def _cancel(self, reason: str) -> None:
         if self._task is not None and not self._task.done():
             self._cancelled = True
             self._task.cancel(f"the lease was lost: {reason}")

@@ -6,6 +6,7 @@ always makes the same world.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import random
@@ -92,7 +93,7 @@ class Process:
 
 
 class SimulatedWakeup:
-    """A flag with at most one waiter, as the contract has it."""
+    """A flag with at most one waiter, which is enough for the core in a simulated process."""
 
     __slots__ = ("_flag", "waiter")
 
@@ -199,6 +200,9 @@ class SimulatedRuntime:
 
     def wakeup(self) -> SimulatedWakeup:
         return SimulatedWakeup()
+
+    def lock(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
     async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
         assert isinstance(wakeup, SimulatedWakeup)

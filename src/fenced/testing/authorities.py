@@ -365,6 +365,21 @@ async def lock_delay_follows_an_expiry_only(h: AuthorityHarness) -> None:
     await granted(a, head)
 
 
+@check()
+async def lock_delay_outlives_the_memory_of_its_attempt(h: AuthorityHarness) -> None:
+    """A late release and a clean-up do not cut a long delay short."""
+    a = await h.authority()
+    ask = asking(h.runtime, "orders", ttl=1.0, lock_delay=3600.0)
+    await granted(a, ask)
+    await h.pass_time(1.5)
+    ensure(await a.release(ask.secret) == Ended("expired"), "too late to be a release")
+    await h.pass_time(1800)
+    await a.tidy()
+    ensure(isinstance(await a.ask(asking(h.runtime, "orders")), Busy), "still delayed")
+    await h.pass_time(1800)
+    await granted(a, asking(h.runtime, "orders"))
+
+
 # Operating.
 
 

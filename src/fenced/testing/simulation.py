@@ -216,6 +216,9 @@ class SimulatedAuthority:
     async def close(self) -> None:
         return
 
+    def before_fork(self) -> None:
+        return
+
     def forked(self) -> None:
         return
 

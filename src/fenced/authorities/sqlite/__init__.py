@@ -32,6 +32,10 @@ def path_of(url: str) -> Path:
     found = _URL.fullmatch(url)
     if found is None or "\0" in url:
         raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(redacted(url))}")
+    try:
+        os.fsencode(url)
+    except UnicodeEncodeError:
+        raise Misuse(f"this is not a path of the file system: {shown(url)}") from None
     return Path(os.path.realpath(found["path"]))
 
 
@@ -130,6 +134,8 @@ class SqliteAuthority:
         self._store.close()
         self._wakes.close()
 
+    def before_fork(self) -> None:
+        self._store.close()
+
     def forked(self) -> None:
-        self._store.forked()
         self._wakes.forked()

@@ -12,7 +12,8 @@ from pathlib import Path
 from fenced.errors import Misconfigured
 
 _NETWORK = frozenset(
-    "9p afs beegfs ceph cifs coda fuse.ceph fuse.glusterfs fuse.s3fs fuse.sshfs gfs2 glusterfs gpfs lustre "
+    "9p afs beegfs ceph cifs coda fuse.ceph fuse.gcsfuse fuse.glusterfs fuse.juicefs fuse.rclone fuse.s3fs fuse.sshfs "
+    "fuse.vmhgfs-fuse gfs2 glusterfs gpfs lustre "
     "ncpfs nfs nfs4 ocfs2 orangefs pvfs2 smb3 smbfs vboxsf".split()
 )
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -30,7 +31,7 @@ def check_place(path: Path) -> None:
                 f"{path} is a mount point of its own; mount the folder that holds it instead, "
                 "or other processes keep another log beside the same file and mint the same tokens"
             )
-        if len(point) > longest and (str(path).startswith(point.rstrip("/") + "/")):
+        if len(point) >= longest and (str(path).startswith(point.rstrip("/") + "/")):
             kind, longest = filesystem, len(point)
     if kind in _NETWORK:
         raise Misconfigured(
@@ -51,7 +52,7 @@ def check_place(path: Path) -> None:
 def _mounts() -> list[tuple[str, str]]:
     """(mount point, file system) of every mount that this process sees."""
     try:
-        lines = _MOUNTS.read_text().splitlines()
+        lines = os.fsdecode(_MOUNTS.read_bytes()).splitlines()
     except OSError:
         return []
     mounts = []

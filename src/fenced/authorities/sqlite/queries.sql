@@ -7,7 +7,7 @@ FROM claim c JOIN attempt a ON a.id = c.attempt
 WHERE c.namespace = ? AND c.name = ?;
 
 -- head: The first in the queue for a name.
-SELECT q.attempt, a.expires, a.wake, q.ticket
+SELECT q.attempt, a.expires, a.wake
 FROM queue q JOIN attempt a ON a.id = q.attempt
 WHERE q.namespace = ? AND q.name = ?
 ORDER BY q.ticket LIMIT 1;
@@ -47,8 +47,11 @@ INSERT INTO queue (namespace, name, ticket, attempt) VALUES (?, ?, ?, ?);
 -- dequeue: Leave the queue.
 DELETE FROM queue WHERE namespace = ? AND name = ? AND ticket = ?;
 
--- end_attempt: How it ended, and how long that is remembered.
-UPDATE attempt SET state = ?, forget = ? WHERE id = ?;
+-- end_attempt: How it ended, and how long that is remembered: not shorter than its delay after an expiry.
+UPDATE attempt SET
+  state = ?,
+  forget = CASE ? WHEN 'expired' THEN max(?, expires + lock_delay) ELSE ? END + ?
+WHERE id = ?;
 
 -- extend: Renew all live leases and places of a batch.
 UPDATE attempt SET
@@ -65,7 +68,7 @@ SELECT id, namespace, state, names, ticket FROM attempt WHERE forget <= ?;
 
 -- overdue_near: Those among the few that follow an id. Ids are random, so this samples the table.
 SELECT id, namespace, state, names, ticket
-FROM (SELECT * FROM attempt WHERE id > ? ORDER BY id LIMIT 200) WHERE forget <= ?;
+FROM (SELECT * FROM attempt WHERE id > ? ORDER BY id LIMIT ?) WHERE forget <= ?;
 
 -- forget: Drop an attempt. The counter is not touched.
 DELETE FROM attempt WHERE id = ?;
@@ -92,5 +95,6 @@ INSERT INTO namespace (name, realm) VALUES (?, lower(hex(randomblob(8))));
 -- boot: Which boot the times belong to.
 SELECT boot FROM machine WHERE id = 1;
 
--- new_boot: The machine was restarted: no holder and no waiter of before lives.
-UPDATE attempt SET state = 'expired', expires = 0, forget = ? WHERE state IN ('granted', 'waiting');
+-- new_boot: The machine was restarted: no holder and no waiter of before lives, and its clock began anew.
+UPDATE attempt SET
+  state = CASE WHEN state IN ('granted', 'waiting') THEN 'expired' ELSE state END, expires = 0, lock_delay = 0, forget = ?;

@@ -10,16 +10,21 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fenced import sqlfile, timing
 from fenced.authorities.sqlite import place
-from fenced.errors import FencedError, Indeterminate, InvariantBroken, Misconfigured, Misuse, Unavailable
+from fenced.authorities.sqlite.connecting import (
+    BUSY_SECONDS,
+    Connection,
+    Transaction,
+    switch_to_wal,
+    translate,
+)
+from fenced.errors import InvariantBroken, Misconfigured, Misuse
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -40,6 +45,7 @@ from fenced.model import (
     check_floor,
     grant_id,
 )
+from fenced.runtime import forking
 
 HERE = Path(__file__).parent
 SQL = sqlfile.load(HERE / "queries.sql")
@@ -47,7 +53,6 @@ APPLICATION_ID = 0x46454E43  # "FENC"
 SCHEMA_VERSION = 1
 SQLITE_MIN = (3, 37, 0)
 QUEUE_MAX = 10_000
-BUSY_SECONDS = 5.0
 TIDY_EVERY_TOKENS = 64
 """Every so many grants also look for ended attempts to forget, so that no process has to sweep."""
 
@@ -66,22 +71,31 @@ class Store:
         self._clock = clock
         self._namespace = 0
         self._inode = (0, 0)
-        self._idle: list[_Connection] = []
+        self._idle: list[Connection] = []
 
     # Opening.
 
     def open(self, create: bool = True) -> Standing:
         if sqlite3.sqlite_version_info < SQLITE_MIN:
             raise Misconfigured(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or later is needed")
+        try:
+            return self._open(create)
+        except OSError as error:
+            raise Misconfigured(f"{self.path} cannot be used: {error}") from error
+
+    def _open(self, create: bool) -> Standing:
         if not self.path.parent.is_dir():
             raise Misconfigured(f"the folder {self.path.parent} does not exist; create it first")
         if not create and not self.path.exists():
             raise Misconfigured(f"there is no file {self.path}; the first lease would create it")
         place.check_place(self.path)
+        forking.enter()
         try:
             self._install()
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
+        finally:
+            forking.leave()
         place.check_place(self.path)
         status = os.stat(self.path)
         self._inode = (status.st_dev, status.st_ino)
@@ -101,7 +115,7 @@ class Store:
         db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         try:
             self._refuse_foreign(db)
-            _switch_to_wal(db)
+            switch_to_wal(db)
             db.execute("BEGIN IMMEDIATE")
             self._refuse_foreign(db)
             (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -139,21 +153,33 @@ class Store:
 
     # Connections and transactions.
 
-    def _connect(self) -> _Connection:
-        db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    def _connect(self) -> Connection:
+        # `mode=rw`: a file that was moved away is not to be created anew, empty.
+        place = self.path.as_uri() + "?mode=rw"
+        db = sqlite3.connect(
+            place, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True
+        )
         mode = db.execute("PRAGMA journal_mode").fetchone()[0]
         if mode != "wal":
             db.close()
             raise Misconfigured(f"{self.path} has journal_mode {mode}; tokens need wal")
-        return _Connection(db)
+        return Connection(db)
 
     def _write(
-        self, *, durable: bool, timeout: float = BUSY_SECONDS, begin: str = "BEGIN IMMEDIATE"
-    ) -> _Transaction:
-        """A write transaction: the lock is taken first, the clock is read afterwards."""
-        return _Transaction(self, durable, timeout, begin)
+        self,
+        *,
+        durable: bool,
+        timeout: float = BUSY_SECONDS,
+        begin: str = "BEGIN IMMEDIATE",
+        checked: bool = False,
+    ) -> Transaction:
+        """A write transaction: the lock is taken first, the clock is read afterwards.
 
-    def _read(self) -> _Transaction:
+        `checked`: it must still be the file that was opened, or a holder would be told a lie.
+        """
+        return Transaction(self, durable, timeout, begin, checked or durable)
+
+    def _read(self) -> Transaction:
         """A transaction that only looks, and blocks nobody."""
         return self._write(durable=False, begin="BEGIN")
 
@@ -203,7 +229,9 @@ class Store:
         if until <= now:
             token = self._mint(db)
             for claim in claims:
-                db.execute(SQL["end_attempt"], ("expired", now + _remember(claim[7]), claim[0]))
+                db.execute(
+                    SQL["end_attempt"], ("expired", "expired", now, now, _remember(claim[7]), claim[0])
+                )
             expires = now + ttl
             forget = expires + delay + _remember(ttl)
             db.execute(
@@ -228,7 +256,7 @@ class Store:
                 if ticket:
                     db.execute(SQL["dequeue"], (self._namespace, name, ticket))
             if token % TIDY_EVERY_TOKENS == 0:
-                self._forget(db, db.execute(SQL["overdue_near"], (public, now)).fetchall())
+                self._sweep(db, public, now, 200)
             return Granted(token, ask.ttl, ask.ttl)
         held_by = next((_held_by(claim, now) for claim in claims if claim[2] > now), None)
         ahead = max(self._ahead(db, name, ticket or _LAST) for name in ask.names)
@@ -238,6 +266,7 @@ class Store:
             (ticket,) = _one(db.execute(SQL["next_ticket"], (self._namespace,)))
             for name in ask.names:
                 db.execute(SQL["enqueue"], (self._namespace, name, ticket, public))
+            self._sweep(db, public, now, 4)
         expires = now + int(timing.waiter_ttl(ask.ttl) * _NS)
         forget = expires + _remember(ttl)
         db.execute(
@@ -291,14 +320,14 @@ class Store:
         now: int,
         ttl: int,
     ) -> None:
-        db.execute(SQL["end_attempt"], (state, now + _remember(ttl), public))
+        db.execute(SQL["end_attempt"], (state, state, now, now, _remember(ttl), public))
         if was == "waiting":
             for name in names:
                 db.execute(SQL["dequeue"], (self._namespace, name, ticket))
 
     def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
         publics = [grant_id(secret) for secret in secrets]
-        with self._write(durable=False, timeout=timeout) as db:
+        with self._write(durable=False, timeout=timeout, checked=True) as db:
             now = self._clock()
             batch = {
                 "ids": json.dumps(publics),
@@ -341,6 +370,7 @@ class Store:
                 forget = now + _remember(0)
                 tombstone = (public, self._namespace, "withdrawn", "[]", 0, 0, 0, 0, 0, forget, "", "[]")
                 db.execute(SQL["put_attempt"], tombstone)
+                self._sweep(db, public, now, 4)
                 return Released(), []
             return self._finish(db, public, row, "withdrawn", now)
 
@@ -394,6 +424,10 @@ class Store:
         with self._write(durable=False) as db:
             return self._forget(db, db.execute(SQL["overdue"], (self._clock(),)).fetchall())
 
+    def _sweep(self, db: sqlite3.Connection, near: str, now: int, limit: int) -> None:
+        """Forget what is over among the rows near a random id: every row that comes in looks at a few."""
+        self._forget(db, db.execute(SQL["overdue_near"], (near, limit, now)).fetchall())
+
     def _forget(self, db: sqlite3.Connection, over: list[tuple[Any, ...]]) -> int:
         for public, namespace, state, names, ticket in over:
             for name in json.loads(names):
@@ -446,93 +480,6 @@ class Store:
         while self._idle:
             self._idle.pop().db.close()
 
-    def forked(self) -> None:
-        """Never close a connection in the child that the parent opened: bury it instead."""
-        _graveyard.extend(self._idle)
-        self._idle = []
-
-
-class _Transaction:
-    """One transaction on an idle connection of the store, or on a new one."""
-
-    __slots__ = ("_begin", "_connection", "_durable", "_store", "_timeout")
-
-    def __init__(self, store: Store, durable: bool, timeout: float, begin: str) -> None:
-        self._store = store
-        self._durable = durable
-        self._timeout = timeout
-        self._begin = begin
-
-    def __enter__(self) -> sqlite3.Connection:
-        store = self._store
-        try:
-            try:
-                connection = self._connection = store._idle.pop()
-            except IndexError:
-                connection = self._connection = store._connect()
-            try:
-                connection.prepare(self._durable, self._timeout)
-                connection.db.execute(self._begin)
-                if self._durable:
-                    store._check_same_file()
-            except BaseException:
-                connection.db.close()
-                raise
-        except sqlite3.Error as error:
-            raise translate(error, store.path) from error
-        return connection.db
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        connection, store = self._connection, self._store
-        if exc is None:
-            try:
-                connection.db.execute("COMMIT")
-            except sqlite3.Error as error:
-                connection.db.close()
-                raise translate(error, store.path) from error
-            store._idle.append(connection)
-            return
-        connection.db.close()  # rolls back; a fresh connection costs less than doubts about this one
-        if isinstance(exc, sqlite3.Error):
-            raise translate(exc, store.path) from exc
-
-
-class _Connection:
-    """A connection, and what it is set to. One serves grants and releases: a second one's cache is cold."""
-
-    __slots__ = ("_durable", "_timeout", "db")
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self.db = db
-        self._durable: bool | None = None
-        self._timeout = BUSY_SECONDS
-
-    def prepare(self, durable: bool, timeout: float) -> None:
-        """Sync commits to the disk, or leave that to the next grant; wait so long for the lock."""
-        if durable is not self._durable:
-            self.db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            self._durable = durable
-        if timeout != self._timeout:
-            self.db.execute(f"PRAGMA busy_timeout = {int(timeout * 1000)}")
-            self._timeout = timeout
-
-
-_graveyard: list[_Connection] = []
-
-
-def _switch_to_wal(db: sqlite3.Connection) -> None:
-    """Write ahead from now on. SQLite does not wait for its lock here, so we do."""
-    give_up = time.monotonic() + BUSY_SECONDS
-    while db.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:
-            if time.monotonic() >= give_up:
-                raise
-            time.sleep(0.005)
-
 
 def _one(cursor: sqlite3.Cursor) -> tuple[Any, ...]:
     row: tuple[Any, ...] | None = cursor.fetchone()
@@ -564,30 +511,3 @@ def _held_by(claim: tuple[Any, ...], now: int) -> HeldBy | None:
     if state != "granted" or expires <= now:
         return None
     return HeldBy(_holder(holder), token, public, (expires - now) / _NS)
-
-
-def translate(error: sqlite3.Error, path: Path) -> FencedError:
-    """What an SQLite error means for the caller."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Unavailable(
-            f"{path} stayed locked by another process: {error}. A process that is stopped inside its "
-            "transaction blocks the others until it goes on or ends"
-        )
-    if code == sqlite3.SQLITE_FULL:
-        return Unavailable(f"the disk under {path} is full; free some space and try again")
-    if code == sqlite3.SQLITE_IOERR:
-        return Indeterminate(f"the disk under {path} failed: {error}")
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
-        return Misconfigured(
-            f"{path} cannot be opened for writing ({error}); the file, its folder and the files "
-            "beside it must be writable, and the file system not mounted read-only"
-        )
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return Misconfigured(
-            f"{path} is damaged or not a database ({error}); restore it from a backup, then run "
-            "`fenced authority raise`"
-        )
-    if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_SCHEMA):
-        return Misconfigured(f"{path} is not as fenced made it: {error}")
-    return Unavailable(f"{path}: {error}")

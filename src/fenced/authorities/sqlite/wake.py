@@ -7,15 +7,17 @@ it is reached through a descriptor of its folder (`/proc/self/fd/N/name`), so a 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import socket
 import threading
 from pathlib import Path
 
-from fenced.errors import Unavailable
+from fenced.errors import Misconfigured, Unavailable
 
 _DATAGRAM_MAX = 64
+_SWEEP_MAX = 64
 
 
 class Wakes:
@@ -24,7 +26,7 @@ class Wakes:
     def __init__(self, database: Path) -> None:
         self._database = database
         self._folder = database.with_name(database.name + "-wake")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._folder_fd = -1
         self._receiver: socket.socket | None = None
         self._sender: socket.socket | None = None
@@ -36,6 +38,8 @@ class Wakes:
             if self._receiver is None:
                 try:
                     self._bind()
+                except PermissionError as error:
+                    raise Misconfigured(f"{self._folder} must be writable: {error}") from error
                 except OSError as error:
                     raise Unavailable(f"cannot listen for wake-ups in {self._folder}: {error}") from error
             assert self._receiver is not None
@@ -46,18 +50,31 @@ class Wakes:
         receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         address = secrets.token_hex(8)
         receiver.bind(f"/proc/self/fd/{self._folder_fd}/{address}")
-        os.chmod(self._folder / address, self._mode())
+        self._share(self._folder / address, self._mode())
         self._receiver, self.address = receiver, address
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove sockets whose processes are gone; a few each time somebody comes."""
+        for entry in itertools.islice(os.listdir(self._folder_fd), _SWEEP_MAX):
+            if entry != self.address:
+                self._send_to(entry, "")
+
+    def _share(self, path: Path, mode: int) -> None:
+        """Who may write the database may also wake its waiters: the same group, the same rights."""
+        with contextlib.suppress(OSError):
+            os.chown(path, -1, os.stat(self._database).st_gid)
+        os.chmod(path, mode)
 
     def _open_folder(self) -> None:
         if self._folder_fd < 0:
             if not self._folder.is_dir():
                 self._folder.mkdir(exist_ok=True)
-                os.chmod(self._folder, self._mode() | self._mode() >> 2 & 0o111)
+                setgid = os.stat(self._folder).st_mode & 0o2000
+                self._share(self._folder, self._mode() | self._mode() >> 2 & 0o111 | setgid)
             self._folder_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _mode(self) -> int:
-        """Who may write the database may also wake its waiters."""
         return os.stat(self._database).st_mode & 0o666
 
     def heard(self) -> list[str]:
@@ -74,19 +91,22 @@ class Wakes:
     def send(self, wakes: list[tuple[str, str]]) -> None:
         """Tell each (socket, public id). Nobody there, or a full queue: the waiter looks by itself."""
         for address, public in wakes:
-            if not address:
-                continue
-            try:
-                with self._lock:
-                    self._open_folder()
-                    if self._sender is None:
-                        self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-                self._sender.sendto(public.encode(), f"/proc/self/fd/{self._folder_fd}/{address}")
-            except ConnectionRefusedError:
-                with contextlib.suppress(OSError):  # its process is gone
-                    os.unlink(address, dir_fd=self._folder_fd)
-            except OSError:
-                continue
+            if address:
+                self._send_to(address, public)
+
+    def _send_to(self, address: str, public: str) -> None:
+        try:
+            with self._lock:
+                self._open_folder()
+                if self._sender is None:
+                    self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+                sender, folder = self._sender, self._folder_fd
+            sender.sendto(public.encode(), f"/proc/self/fd/{folder}/{address}")
+        except ConnectionRefusedError:
+            with contextlib.suppress(OSError):  # its process is gone
+                os.unlink(address, dir_fd=folder)
+        except OSError:
+            return
 
     def close(self) -> None:
         with self._lock:
@@ -102,7 +122,7 @@ class Wakes:
 
     def forked(self) -> None:
         """The child must not read the parent's socket, nor unlink it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for inherited in (self._receiver, self._sender):
             if inherited is not None:
                 inherited.close()

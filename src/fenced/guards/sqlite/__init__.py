@@ -43,8 +43,6 @@ BUSY_SECONDS = 10.0
 
 T = TypeVar("T")
 
-_graveyard: list[sqlite3.Connection] = []
-
 
 class SqliteGuard:
     """Values under names in one SQLite file. `mandatory` has triggers, else only our own writes decide."""
@@ -81,10 +79,12 @@ class SqliteGuard:
         self._idle: list[sqlite3.Connection] = []
         forking.tell(self)
 
+    def _before_fork(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
     def _forked(self) -> None:
-        """Never use a connection in the child that the parent opened, nor close it: bury it."""
-        _graveyard.extend(self._idle)
-        self._idle = []
+        return
 
     @classmethod
     def at(cls, url: str, runtime: Runtime) -> SqliteGuard:
@@ -125,16 +125,21 @@ class SqliteGuard:
         return await self._runtime.call(self._blocking, work, args)
 
     def _blocking(self, work: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
+        forking.enter()
         try:
-            connection = self._idle.pop() if self._idle else self._connect()
-        except IndexError:  # another thread took it
-            connection = self._connect()
+            return self._on_connection(work, args)
         except sqlite3.Error as error:
             raise translate(error) from error
+        finally:
+            forking.leave()
+
+    def _on_connection(self, work: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
         try:
             return step(work(PlainSession(connection), *args))
-        except sqlite3.Error as error:
-            raise translate(error) from error
         finally:
             if connection.in_transaction:
                 connection.rollback()
