@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fenced.authorities.sqlite.store import Store
 
 BUSY_SECONDS = 5.0
+PAUSE_FIRST = 0.0001
+PAUSE_MAX = 0.005
 
 
 class Transaction:
@@ -38,8 +40,8 @@ class Transaction:
                 connection = store._idle.pop()
             except IndexError:
                 connection = store._connect()
-            connection.prepare(self._durable, self._timeout)
-            connection.db.execute(self._begin)
+            connection.prepare(self._durable)
+            _begin(connection.db, self._begin, self._timeout)
             if self._checked:
                 store._check_same_file()
         except BaseException as error:
@@ -76,21 +78,33 @@ class Transaction:
 class Connection:
     """A connection, and what it is set to. One serves grants and releases: a second one's cache is cold."""
 
-    __slots__ = ("_durable", "_timeout", "db")
+    __slots__ = ("_durable", "db")
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
         self._durable: bool | None = None
-        self._timeout = BUSY_SECONDS
 
-    def prepare(self, durable: bool, timeout: float) -> None:
-        """Sync commits to the disk, or leave that to the next grant; wait so long for the lock."""
+    def prepare(self, durable: bool) -> None:
+        """Sync commits to the disk, or leave that to the next grant."""
         if durable is not self._durable:
             self.db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._durable = durable
-        if timeout != self._timeout:
-            self.db.execute(f"PRAGMA busy_timeout = {int(timeout * 1000)}")
-            self._timeout = timeout
+
+
+def _begin(db: sqlite3.Connection, begin: str, timeout: float) -> None:
+    """Begin, waiting for the lock in small steps: SQLite's own first ones take longer than a hand-over does."""
+    pause, give_up = PAUSE_FIRST, 0.0
+    while True:
+        try:
+            db.execute(begin)
+            return
+        except sqlite3.OperationalError as error:
+            now = time.monotonic()
+            give_up = give_up or now + timeout
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or now >= give_up:
+                raise
+        time.sleep(pause)
+        pause = min(pause * 1.5, PAUSE_MAX)
 
 
 def switch_to_wal(db: sqlite3.Connection) -> None:

@@ -163,6 +163,7 @@ class Store:
         if mode != "wal":
             db.close()
             raise Misconfigured(f"{self.path} has journal_mode {mode}; tokens need wal")
+        db.execute("PRAGMA busy_timeout = 0")  # a transaction waits for its lock in smaller steps
         return Connection(db)
 
     def _write(
