@@ -18,7 +18,7 @@ from fenced.testing.simulation import simulate
 
 FOLDER = Path(__file__).parents[1] / "docs" / "evidence"
 STORM_SECONDS = 60
-WORLDS = 20_000
+WORLDS = 10_000
 
 
 def storms() -> dict[str, Any]:

@@ -205,16 +205,18 @@ class Desk:
         """Ask until there is an answer. Who stands in the queue bears an outage for one TTL."""
         patience = self.runtime.now() + ask.ttl
         backoff = BACKOFF_FIRST
+        unknown: Indeterminate | None = None
         while True:
             sent = self.runtime.now()
             try:
                 return sent, await self.authority.ask(ask)
             except (Indeterminate, Unavailable) as error:
-                if isinstance(error, Unavailable) and not queued:
-                    raise
+                if isinstance(error, Indeterminate):
+                    unknown = error
                 now = self.runtime.now()
-                if now + backoff >= min(until, patience):
-                    raise
+                definite = isinstance(error, Unavailable) and not queued and unknown is None
+                if definite or now + backoff >= min(until, patience):
+                    raise unknown or error from None  # once unknown, it stays so
                 await self.runtime.wait(self.runtime.wakeup(), now + backoff)
                 backoff = min(backoff * 2, BACKOFF_MAX)
 
