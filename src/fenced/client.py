@@ -255,7 +255,7 @@ class Client(_ClientFace):
     ) -> Holding:
         """Hold several names under one token: all or none, without deadlock or starvation."""
         wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return Holding(self, wish, tuple(guards))
+        return Holding(self, wish, _guards(guards))
 
     def try_hold(
         self,
@@ -269,7 +269,7 @@ class Client(_ClientFace):
     ) -> TryHolding:
         """`with client.try_hold(name) as lease:` where lease is None when the name was not granted."""
         wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return TryHolding(self, wish, tuple(guards))
+        return TryHolding(self, wish, _guards(guards))
 
     def held(
         self,
@@ -283,7 +283,7 @@ class Client(_ClientFace):
     ) -> Callable[[Callable[Concatenate[Lease, P], R]], Callable[P, R]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
         wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        announced = tuple(guards)
+        announced = _guards(guards)
 
         def decorate(function: Callable[Concatenate[Lease, P], R]) -> Callable[P, R]:
             if _runs_later(function):
@@ -309,6 +309,12 @@ class Client(_ClientFace):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _guards(guards: Iterable[Announces]) -> tuple[Announces, ...]:
+    if not isinstance(guards, Iterable):
+        raise Misuse(f"guards is a list of guards, not {shown(guards)}")
+    return tuple(guards)
 
 
 def _runs_later(function: Callable[..., object]) -> bool:
@@ -427,7 +433,7 @@ class AsyncClient(_ClientFace):
     ) -> AsyncHolding:
         """Hold several names under one token: all or none, without deadlock or starvation."""
         wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return AsyncHolding(self, wish, tuple(guards))
+        return AsyncHolding(self, wish, _guards(guards))
 
     def try_hold(
         self,
@@ -441,7 +447,7 @@ class AsyncClient(_ClientFace):
     ) -> AsyncTryHolding:
         """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
         wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return AsyncTryHolding(self, wish, tuple(guards))
+        return AsyncTryHolding(self, wish, _guards(guards))
 
     def held(
         self,
@@ -455,7 +461,7 @@ class AsyncClient(_ClientFace):
     ) -> Callable[[Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
         wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        announced = tuple(guards)
+        announced = _guards(guards)
 
         def decorate(
             function: Callable[Concatenate[AsyncLease, P], Awaitable[R]],

@@ -24,7 +24,7 @@ def write_stamp(fence: object) -> Stamp:
         return fence.next_stamp()
     if isinstance(fence, Stamp):
         return fence
-    raise Misuse(f"a fence is a lease or a stamp, not {shown(fence)}")
+    raise _no_fence(fence)
 
 
 def announcement(fence: object) -> Stamp:
@@ -33,7 +33,16 @@ def announcement(fence: object) -> Stamp:
         return fence.announcing()
     if isinstance(fence, Lease | AsyncLease):
         return fence.announcement()
-    raise Misuse(f"a fence is a lease or a stamp, not {shown(fence)}")
+    raise _no_fence(fence)
+
+
+def _no_fence(fence: object) -> Misuse:
+    hint = ""
+    if fence is None:
+        hint = " (did try_hold give None?)"
+    elif hasattr(fence, "__enter__") or hasattr(fence, "__aenter__"):
+        hint = "; enter it first: with client.hold(...) as lease"
+    return Misuse(f"a guard is told the lease that hold() gave, or a stamp, not {shown(fence)}{hint}")
 
 
 class Guard:

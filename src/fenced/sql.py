@@ -47,7 +47,7 @@ def refusal(error: BaseException) -> Refused | AlreadyApplied | None:
     raised = verdict_in(error)
     if raised is None:
         return None
-    typed = error_for(raised[0], name=None)
+    typed = error_for(raised[0], name=None, table=raised[1])
     return typed if isinstance(typed, Refused | AlreadyApplied) else None
 
 

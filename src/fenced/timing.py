@@ -35,7 +35,7 @@ def _seconds(value: object, what: str, low: float, high: float) -> float:
     except OverflowError:
         number = math.inf
     if not low <= number <= high:  # also refuses nan
-        raise Misuse(f"{what} is {low:g} to {high:g} seconds, not {shown(value)}")
+        raise Misuse(f"{what} is {low:g} to {high:.0f} seconds, not {shown(value)}")
     return number
 
 

@@ -23,7 +23,7 @@ from fenced.cli.options import authority_option, namespace_option
 from fenced.cli.output import complain
 from fenced.client import Client, Lease
 from fenced.core.holding import State
-from fenced.errors import FencedError, LeaseLost, Misuse
+from fenced.errors import FencedError, LeaseLost, Misuse, NotGranted
 from fenced.events import Event, KeeperFailed, LeaseInJeopardy
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,7 +90,7 @@ def run(
     doubts = _Doubts()
     try:
         with Inbox() as inbox, Client(url, namespace=namespace, label=label, on_event=doubts) as client:
-            lease = client.acquire(name, ttl=ttl, wait=wait)
+            lease = _take(client, name, ttl, wait)
             inbox.listen()
             environment = {
                 **os.environ,
@@ -139,6 +139,17 @@ class Margins:
     def of(cls, ttl: float, grace: float | None) -> Margins:
         tell = ttl / 6 if grace is None else grace
         return cls(tell, min(max(tell / 4, ttl / 100), KILL_SECONDS_MAX))
+
+
+def _take(client: Client, name: str, ttl: float, wait: float | None) -> Lease:
+    """Take the lease; who has to wait for it is told for whom."""
+    try:
+        return client.acquire(name, ttl=ttl, wait=0.0)
+    except NotGranted as refused:
+        if wait == 0:
+            raise
+        complain(f"waiting: {refused}")
+        return client.acquire(name, ttl=ttl, wait=wait)
 
 
 def _run_under(

@@ -42,7 +42,7 @@ _SAYS = {
     Verdict.OUT_OF_ORDER: "a later operation of the same lease was applied before (rule sequenced)",
     Verdict.REUSED: "token {token} was seen from another grant: the authority lost its history; "
     "raise its floor",
-    Verdict.UNCOVERED: "the stamp's lease does not cover this name",
+    Verdict.UNCOVERED: "not covered by the lease of {names} (token {token})",
     Verdict.FOREIGN: "the stamp is of another authority (realm); adopt it if that is meant",
     Verdict.MISSING: "the operation carries no stamp, and the mode is require",
     Verdict.INVALID: "not a stamp that this rule can use",
@@ -51,14 +51,21 @@ _SAYS = {
 
 
 def error_for(
-    verdict: Verdict, *, name: str | None, stamp: Stamp | None = None, mark: Mark | None = None
+    verdict: Verdict,
+    *,
+    name: str | None,
+    stamp: Stamp | None = None,
+    mark: Mark | None = None,
+    table: str | None = None,
 ) -> FencedError:
     """The typed error that says a verdict to the caller."""
-    where = name or "a row"
+    where = name or (f"a row of {table}" if table else "a row")
     if verdict is Verdict.APPLIED:
         return AlreadyApplied(f"{where}: this operation was applied before; nothing was done")
     says = _SAYS[verdict].format(
-        token=stamp.token if stamp else "?", mark=mark.token if mark else "a newer one"
+        token=stamp.token if stamp else "?",
+        mark=mark.token if mark else "a newer one",
+        names=", ".join(stamp.names) if stamp else "its stamp",
     )
     return REFUSALS[verdict.value](
         f"{where}: {says}",

@@ -65,7 +65,7 @@ class AioRuntime:
     def forked(self) -> None:
         """Threads of our own, and no loop yet; a forked child has none of its parent's."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads = ThreadPoolExecutor(8, "fenced")
+        self._threads = ThreadPoolExecutor(1, "fenced")  # one: who asks first is asked for first
         self._urgent = ThreadPoolExecutor(1, "fenced-urgent")
 
     def _same_loop(self) -> asyncio.AbstractEventLoop:

@@ -30,7 +30,7 @@ _URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
 def path_of(url: str) -> Path:
     """The absolute path behind `sqlite:///relative.db` or `sqlite:////absolute.db`, links resolved."""
     found = _URL.fullmatch(url)
-    if found is None or "\0" in url:
+    if found is None or "\0" in url or found["path"] == ":memory:":
         raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(redacted(url))}")
     try:
         os.fsencode(url)

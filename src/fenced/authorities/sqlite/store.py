@@ -86,6 +86,8 @@ class Store:
     def _open(self, create: bool) -> Standing:
         if not self.path.parent.is_dir():
             raise Misconfigured(f"the folder {self.path.parent} does not exist; create it first")
+        if self.path.is_dir():
+            raise Misconfigured(f"{self.path} is a folder; name a file in it")
         if not create and not self.path.exists():
             raise Misconfigured(f"there is no file {self.path}; the first lease would create it")
         place.check_place(self.path)
