@@ -10,13 +10,16 @@ BACKEND = "memory"
 
 
 class Harness:
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, store_type: type[MemoryStore] = MemoryStore) -> None:
         self.runtime = runtime
+        self._store_type = store_type
         self._ahead = 0.0
         self._stores: dict[str, MemoryStore] = {}
 
     async def authority(self, namespace: str = "default") -> Authority:
-        store = self._stores.setdefault(namespace, MemoryStore(lambda: self.runtime.now() + self._ahead))
+        if namespace not in self._stores:
+            self._stores[namespace] = self._store_type(lambda: self.runtime.now() + self._ahead)
+        store = self._stores[namespace]
         return MemoryAuthority(store, self.runtime)
 
     async def pass_time(self, seconds: float) -> None:

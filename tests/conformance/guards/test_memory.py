@@ -14,12 +14,13 @@ BACKEND = "memory"
 class Harness:
     mandatory = True
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, guard_type: type[MemoryGuard] = MemoryGuard) -> None:
         self.runtime = runtime
-        self._guard = MemoryGuard()
+        self._guard_type = guard_type
+        self._guard = guard_type()
 
     async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> Guard:
-        self._guard = MemoryGuard(rule=rule, mode=mode)
+        self._guard = self._guard_type(rule=rule, mode=mode)
         return self._guard
 
     async def reopen(self) -> Guard:
