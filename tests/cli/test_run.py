@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import fenced as library
 from fenced.model import Stamp
 
 # Scripts get the test's folder as their argument. `ready` is written when signals can come.
@@ -190,6 +191,23 @@ def test_a_lease_that_is_taken_away_ends_the_child_at_once(fenced: Any, alive: C
     assert not alive(pid_of(fenced.folder))
     assert not (fenced.folder / "signals").exists()
     assert "revoked" in process.stderr.read()
+
+
+def test_a_child_that_hangs_is_stopped_at_max_hold(fenced: Any) -> None:
+    began = time.monotonic()
+    ended = fenced("run", "x", "--ttl", "0.6", "--max-hold", "1", "--", "sleep", "30")
+    assert (ended.returncode, "max_hold" in ended.stderr) == (76, True), ended.stderr
+    assert time.monotonic() - began < 5
+
+
+def test_who_waits_is_told_for_whom(fenced: Any) -> None:
+    holder = library.Client(fenced.url, label="the nightly job")
+    lease = holder.acquire("x")
+    waiting = fenced.start("run", "x", "--", "true")
+    assert "waiting: x not granted: held by the nightly job" in waiting.stderr.readline()
+    lease.release()
+    assert waiting.wait(10) == 0
+    holder.close()
 
 
 def test_the_child_dies_with_fenced(fenced: Any, alive: Callable[[int], bool]) -> None:

@@ -58,7 +58,10 @@ def _seconds(option: str, text: str, default: float | None = None) -> Callable[[
 @click.argument("name")
 @_seconds("--ttl", "How long the lease lasts unrenewed.  [default: 30]", default=timing.TTL_DEFAULT)
 @_seconds("--wait", "How long to wait for NAME; 0: not at all.  [default: no limit]")
-@_seconds("--grace", "SIGTERM when so much is left, unrenewed.  [default: a sixth of ttl]")
+@_seconds(
+    "--grace", "SIGTERM so long before the lease ends, if it is not renewed.  [default: a sixth of ttl]"
+)
+@_seconds("--max-hold", "Renew for so long at most: a CMD that hangs is stopped then.  [default: no limit]")
 @click.option("--label", metavar="TEXT", help="Who holds it, for people.  [default: host:pid]")
 @authority_option
 @namespace_option
@@ -69,6 +72,7 @@ def run(
     ttl: float,
     wait: float | None,
     grace: float | None,
+    max_hold: float | None,
     label: str | None,
     url: str,
     namespace: str,
@@ -90,7 +94,7 @@ def run(
     doubts = _Doubts()
     try:
         with Inbox() as inbox, Client(url, namespace=namespace, label=label, on_event=doubts) as client:
-            lease = _take(client, name, ttl, wait)
+            lease = _take(client, name, wait, ttl=ttl, max_hold=max_hold)
             inbox.listen()
             environment = {
                 **os.environ,
@@ -141,15 +145,15 @@ class Margins:
         return cls(tell, min(max(tell / 4, ttl / 100), KILL_SECONDS_MAX))
 
 
-def _take(client: Client, name: str, ttl: float, wait: float | None) -> Lease:
+def _take(client: Client, name: str, wait: float | None, *, ttl: float, max_hold: float | None) -> Lease:
     """Take the lease; who has to wait for it is told for whom."""
     try:
-        return client.acquire(name, ttl=ttl, wait=0.0)
+        return client.acquire(name, ttl=ttl, wait=0.0, max_hold=max_hold)
     except NotGranted as refused:
         if wait == 0:
             raise
         complain(f"waiting: {refused}")
-        return client.acquire(name, ttl=ttl, wait=wait)
+        return client.acquire(name, ttl=ttl, wait=wait, max_hold=max_hold)
 
 
 def _run_under(
@@ -220,7 +224,8 @@ def _pass_on(signum: int, child: Child, inbox: Inbox) -> None:
 
 
 def _lost(lease: Lease, doubts: _Doubts) -> int:
-    reason = lease.lost_reason or "it could not be renewed in time"
+    bounded = lease._hold.give_up is not None and not doubts.why
+    reason = lease.lost_reason or ("max_hold is over" if bounded else "it could not be renewed in time")
     why = "" if reason in ("revoked", "gone") or not doubts.why else f" ({doubts.why})"
     complain(f"stopped the command, its lease of {lease.name} (token {lease.token}) is lost: {reason}{why}")
     if lease.state is State.HELD:  # renewals work again; else it ends by itself, and soon
