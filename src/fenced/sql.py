@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from fenced.client import Lease
 from fenced.contracts import Trait
-from fenced.decision import Mark, Mode, Rule
+from fenced.decision import Mark, Mode, Rule, Verdict
 from fenced.errors import (
     AlreadyApplied,
     Contended,
@@ -139,7 +139,7 @@ async def _in_transaction(session: Session, statements: Sequence[str]) -> None:
             await session.rollback()
 
 
-class Clause(Generic[C]):
+class Clause:
     """Fragments for the program's own UPDATE: `SET ..., {assign} WHERE ... AND {where}`.
 
     Tells tokens apart, not grants, and fences no read: announce first, or use `transaction`.
@@ -151,6 +151,7 @@ class Clause(Generic[C]):
         self.where = f'coalesce("{column}", 0) {below} {stamp.token}'
         self._stamp = stamp
         self._rule = rule
+        self._table = table
         self._select = f'SELECT "{column}" FROM "{table}" WHERE '
 
     async def _admitted(
@@ -164,13 +165,11 @@ class Clause(Generic[C]):
         mark = Mark(int(rows[0][0]), "", 0) if rows[0][0] else None
         if mark is None or mark.token < self._stamp.token + (self._rule != "once"):
             return False  # something else in the WHERE kept the row out
-        verdict = "stale" if mark.token > self._stamp.token else "duplicate"
-        from fenced.decision import Verdict
-
-        raise error_for(Verdict(verdict), name=None, stamp=self._stamp, mark=mark)
+        verdict = Verdict.STALE if mark.token > self._stamp.token else Verdict.DUPLICATE
+        raise error_for(verdict, name=None, stamp=self._stamp, mark=mark, table=self._table)
 
 
-class PlainClause(Clause[sqlite3.Connection]):
+class PlainClause(Clause):
     def admitted(
         self, connection: sqlite3.Connection, rowcount: int, row: str, parameters: Sequence[object] = ()
     ) -> bool:
@@ -182,7 +181,7 @@ class PlainClause(Clause[sqlite3.Connection]):
         return step(self._admitted(_plain(connection), rowcount, row, parameters))
 
 
-class AioClause(Clause[Any]):
+class AioClause(Clause):
     async def admitted(
         self, connection: Any, rowcount: int, row: str, parameters: Sequence[object] = ()
     ) -> bool:

@@ -83,9 +83,7 @@ def test_a_release_that_cannot_be_told_is_an_event(tmp_path: Path, monkeypatch: 
     client.acquire("warm").release()
     blocker = sqlite3.connect(tmp_path / "leases.db", isolation_level=None)
     lease = client.acquire("a", ttl=30)
-    client._authority._store.close()  # type: ignore[attr-defined]
     with client.hold("b"):
-        client._authority._store.close()  # type: ignore[attr-defined]
         blocker.execute("BEGIN IMMEDIATE")
     assert any(isinstance(event, events.ReleaseFailed) for event in seen)
     with pytest.raises(fenced.Unavailable):

@@ -8,7 +8,9 @@ import pytest
 from fenced.contracts import Guard, Runtime
 from fenced.decision import Rule
 from fenced.guards.sqlite import SqliteGuard
+from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
+from fenced.testing.kit import stamp
 
 BACKEND = "sqlite"
 
@@ -60,9 +62,29 @@ class Harness:
             await self._opened.pop().close()
 
 
-# proves guard sqlite: durable-marks
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("form", ["mandatory", "cooperative"])
 @pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
 def test_sqlite(check: Check[GuardHarness], form: str, colour: Colour, tmp_path: Path) -> None:
     run(check, lambda runtime: Harness(runtime, tmp_path, form == "mandatory"), colour)
+
+
+# proves guard sqlite: durable-marks
+def test_marks_and_values_are_synced_together(tmp_path: Path) -> None:
+    """One transaction holds both, on a connection that syncs it: neither can be on the disk without the other."""
+    guard = SqliteGuard(tmp_path / "values.db", BlockingRuntime())
+    step(guard.open())
+    seen: list[str] = []
+    connection = guard._idle[-1]
+    connection.set_trace_callback(seen.append)
+    step(guard.write(stamp(5), "orders/42", "A"))
+    connection.set_trace_callback(None)
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    begins = [index for index, statement in enumerate(seen) if statement.startswith("BEGIN")]
+    commits = [index for index, statement in enumerate(seen) if statement.startswith("COMMIT")]
+    written = [i for i, text in enumerate(seen) if "INTO fenced_mark" in text or "INTO fenced_value" in text]
+    assert len(begins) == len(commits) == 1
+    assert len(written) >= 2
+    assert begins[0] < min(written) <= max(written) < commits[0]
+    step(guard.close())

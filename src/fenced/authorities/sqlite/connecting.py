@@ -24,11 +24,11 @@ class Transaction:
 
     __slots__ = ("_begin", "_checked", "_connection", "_durable", "_store", "_timeout")
 
-    def __init__(self, store: Store, durable: bool, timeout: float, begin: str, checked: bool) -> None:
+    def __init__(self, store: Store, durable: bool, timeout: float | None, begin: str, checked: bool) -> None:
         self._store = store
         self._checked = checked
         self._durable = durable
-        self._timeout = timeout
+        self._timeout = BUSY_SECONDS if timeout is None else timeout
         self._begin = begin
 
     def __enter__(self) -> sqlite3.Connection:

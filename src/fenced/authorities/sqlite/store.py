@@ -172,7 +172,7 @@ class Store:
         self,
         *,
         durable: bool,
-        timeout: float = BUSY_SECONDS,
+        timeout: float | None = None,
         begin: str = "BEGIN IMMEDIATE",
         checked: bool = False,
     ) -> Transaction:

@@ -25,7 +25,6 @@ from fenced.guards.answers import error_for, mode_of
 from fenced.guards.sqlite.sessions import READY, Ended, Source
 from fenced.model import Stamp
 
-_OPERATION = "this transaction"
 _AT_THE_WRITE = (Verdict.ADMIT, Verdict.APPLIED, Verdict.DUPLICATE, Verdict.OUT_OF_ORDER)
 _FOREIGN_KEYS = """
 SELECT 1 FROM sqlite_schema s, pragma_foreign_key_list(s.name)
@@ -70,7 +69,7 @@ class Session(Protocol):
         """Roll back, if there is a transaction."""
 
     async def make_ready(self) -> None:
-        """`sessions.make_ready` on this connection."""
+        """Remember on the connection itself that it enforces foreign keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +127,7 @@ class Fence:
         rule, realm, whole, modes = await self._look(session)
         for name in sorted(names, key=str.encode):
             before = await self.mark(session, name)
-            judged = judge(
-                before, stamp, name=name, rule=rule, realm=realm, announce=not stamping, operation=_OPERATION
-            )
+            judged = judge(before, stamp, name=name, rule=rule, realm=realm, announce=not stamping)
             mode = mode_of(name, modes)
             if not whole and mode.name not in ("observe", "shadow"):
                 raise Misconfigured(
