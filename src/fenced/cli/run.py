@@ -25,6 +25,7 @@ from fenced.client import Client, Lease
 from fenced.core.holding import State
 from fenced.errors import FencedError, LeaseLost, Misuse, NotGranted
 from fenced.events import Event, KeeperFailed, LeaseInJeopardy
+from fenced.runtime.blocking import expect_interrupts
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,6 +90,7 @@ def run(
       fenced run deploy --wait 0 --ttl 60 -- make deploy
     """
     _check_grace(grace, ttl)
+    expect_interrupts()
     if os.environ.get("FENCED_DEBUG") != "1":
         threading.excepthook = lambda failure: None  # the keeper's end is reported as the lease's
     doubts = _Doubts()

@@ -21,6 +21,7 @@ from fenced.drills.stage import NO_GUARD, Plan, Stage, Theatre, without_secrets
 from fenced.drills.story import Log
 from fenced.drills.terminal import Quiet, Screen, Terminal
 from fenced.errors import FencedError
+from fenced.runtime.blocking import expect_interrupts
 from fenced.runtime.clocks import now
 
 SCENARIOS: dict[str, Callable[[Stage, Log, Screen], None]] = {
@@ -105,6 +106,7 @@ def _refuse_misplaced(scenario: str, given: dict[str, object]) -> None:
 
 def _run(plan: Plan, screen: Screen, *, as_json: bool, report: Path | None) -> int:
     """Play, show and judge; returns the exit status."""
+    expect_interrupts()
     try:
         with _ending_on_signals():
             result = play(plan, screen)

@@ -8,6 +8,7 @@ import random
 import secrets
 import select
 import threading
+import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -30,6 +31,14 @@ def step(work: Coroutine[Any, Any, T]) -> T:
         return result
     work.close()
     raise InvariantBroken("a coroutine suspended under the blocking runtime")
+
+
+def expect_interrupts() -> None:
+    """For programs of our own, which a Ctrl-C may end anywhere.
+
+    One that comes between the making of a coroutine and its first step is nobody's mistake: nothing had begun.
+    """
+    warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
 
 
 class Flag:
