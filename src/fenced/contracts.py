@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from fenced.decision import Mark, Ruling, Verdict
 from fenced.model import (
@@ -24,6 +24,7 @@ from fenced.model import (
 )
 
 T = TypeVar("T")
+Colour = Literal["blocking", "asyncio"]
 
 
 class Wakeup(Protocol):
@@ -48,6 +49,9 @@ class Task(Protocol):
 
 class Runtime(Protocol):
     """The leaves: the only things that core awaits besides the authority."""
+
+    colour: Colour
+    """Which form of a driver fits: the one that blocks, or the one that suspends."""
 
     def now(self) -> float:
         """Seconds on a clock that never goes back and also runs while the machine is suspended."""

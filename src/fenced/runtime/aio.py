@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from fenced.contracts import Readable, Task, Wakeup
+from fenced.contracts import Colour, Readable, Task, Wakeup
 from fenced.errors import Misuse, Unavailable
 from fenced.runtime import clocks
 
@@ -56,6 +56,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 class AioRuntime:
     """One event loop. Everything here but `AioWakeup.set` is called in that loop's thread."""
 
+    colour: Colour = "asyncio"
     now = staticmethod(clocks.now)
     random = staticmethod(random.random)
 

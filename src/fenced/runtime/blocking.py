@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from fenced.contracts import Readable, Task, Wakeup
+from fenced.contracts import Colour, Readable, Task, Wakeup
 from fenced.errors import InvariantBroken
 from fenced.runtime import clocks
 
@@ -75,6 +75,7 @@ class Flag:
 class BlockingRuntime:
     """Threads and flags."""
 
+    colour: Colour = "blocking"
     now = staticmethod(clocks.now)
     random = staticmethod(random.random)
     whoami = staticmethod(threading.current_thread)  # idents are used again

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from fenced.contracts import Readable, Task, Wakeup
+from fenced.contracts import Colour, Readable, Task, Wakeup
 from fenced.errors import InvariantBroken
 
 T = TypeVar("T")
@@ -185,6 +185,8 @@ _current: list[SimulatedTask] = []
 
 class SimulatedRuntime:
     """The leaves of one simulated process."""
+
+    colour: Colour = "asyncio"  # they suspend
 
     def __init__(self, process: Process) -> None:
         self._process = process

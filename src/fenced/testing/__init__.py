@@ -4,8 +4,9 @@ Bind a backend by a harness (`AuthorityHarness`, `GuardHarness`) and run `AUTHOR
 with `run`, once in each colour. Third parties run the same checks as we do.
 """
 
+from fenced.contracts import Colour
 from fenced.testing import authorities, clients, guards
-from fenced.testing.kit import COLOURS, AuthorityHarness, Check, CheckFailed, Colour, GuardHarness, run
+from fenced.testing.kit import COLOURS, AuthorityHarness, Check, CheckFailed, GuardHarness, run
 
 AUTHORITY_CHECKS: list[Check[AuthorityHarness]] = [*authorities.CHECKS, *clients.CHECKS]
 GUARD_CHECKS: list[Check[GuardHarness]] = [*guards.CHECKS]

@@ -6,16 +6,15 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from fenced.contracts import Authority, Guard, Runtime
+from fenced.contracts import Authority, Colour, Guard, Runtime
 from fenced.core.acquiring import Desk
 from fenced.decision import Rule
 from fenced.model import Ask, Granted, Holder, Stamp
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
 
-Colour = Literal["blocking", "asyncio"]
 COLOURS: tuple[Colour, ...] = ("blocking", "asyncio")
 
 
