@@ -76,6 +76,9 @@ class Runtime(Protocol):
     async def readable(self, source: Readable, until: float) -> bool:
         """Wait until `source` can be read (True) or `now()` reaches `until` (False)."""
 
+    async def writable(self, source: Readable, until: float) -> bool:
+        """Wait until `source` can be written (True) or `now()` reaches `until` (False)."""
+
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         """Run a blocking function. `urgent` calls never queue behind the others."""
 

@@ -13,6 +13,9 @@ Kind = Literal["fenced.authorities", "fenced.guards"]
 BUILT_IN: dict[Kind, dict[str, str]] = {
     "fenced.authorities": {
         "memory": "fenced.authorities.memory:MemoryAuthority",
+        "postgresql": "fenced.authorities.postgresql:PostgresqlAuthority",
+        "redis": "fenced.authorities.redis:RedisAuthority",
+        "rediss": "fenced.authorities.redis:RedisAuthority",
         "sqlite": "fenced.authorities.sqlite:SqliteAuthority",
     },
     "fenced.guards": {

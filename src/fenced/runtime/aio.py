@@ -105,12 +105,21 @@ class AioRuntime:
 
     async def readable(self, source: Readable, until: float) -> bool:
         loop = asyncio.get_running_loop()
+        return await self._ready(source.fileno(), loop.add_reader, loop.remove_reader, until)
+
+    async def writable(self, source: Readable, until: float) -> bool:
+        loop = asyncio.get_running_loop()
+        return await self._ready(source.fileno(), loop.add_writer, loop.remove_writer, until)
+
+    async def _ready(
+        self, fd: int, add: Callable[..., None], remove: Callable[[int], object], until: float
+    ) -> bool:
         ready = AioWakeup()
-        loop.add_reader(source.fileno(), ready.set)
+        add(fd, ready.set)
         try:
             return await self.wait(ready, until)
         finally:
-            loop.remove_reader(source.fileno())
+            remove(fd)
 
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         threads = self._urgent if urgent else self._threads

@@ -99,8 +99,14 @@ class BlockingRuntime:
         return True
 
     async def readable(self, source: Readable, until: float) -> bool:
+        return self._ready(source, select.POLLIN, until)
+
+    async def writable(self, source: Readable, until: float) -> bool:
+        return self._ready(source, select.POLLOUT, until)
+
+    def _ready(self, source: Readable, event: int, until: float) -> bool:
         poll = select.poll()
-        poll.register(source, select.POLLIN)
+        poll.register(source, event)
         while (left := until - self.now()) > 0:
             if poll.poll(min(left, SLICE_SECONDS) * 1000):
                 return True

@@ -48,9 +48,7 @@ class Pool(Generic[C]):
         self._turns: deque[Wakeup] = deque()
         self._lock = self._runtime.lock()
 
-    async def request(
-        self, work: Callable[[C], Awaitable[T]], until: float, *, repeatable: bool = True
-    ) -> T:
+    async def request(self, work: Callable[[C], Awaitable[T]], until: float, *, repeatable: bool = True) -> T:
         """Do `work` on a connection. A `FencedError` of it is an answer; `Broken` is not."""
         doubt: Broken | None = None
         while True:

@@ -217,6 +217,9 @@ class SimulatedRuntime:
     async def readable(self, source: Readable, until: float) -> bool:
         raise InvariantBroken("there are no file descriptors in a simulated world")
 
+    async def writable(self, source: Readable, until: float) -> bool:
+        raise InvariantBroken("there are no file descriptors in a simulated world")
+
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         return function(*args)
 

@@ -1,0 +1,42 @@
+-- installed: Whether our schema is there, and what a database must be like.
+SELECT to_regclass('fenced.installed') IS NOT NULL, current_setting('server_encoding'),
+  current_setting('default_transaction_isolation');
+
+-- version: The schema's version.
+SELECT max(version) FROM fenced.installed;
+
+-- install_lock: One installation at a time.
+SELECT pg_advisory_xact_lock(7310311204);
+
+-- durability: What a token's life depends on.
+SELECT current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery();
+
+-- enter: A namespace by its name.
+SELECT * FROM fenced.enter($1, $2, $3);
+
+-- ask: Grant, queue or refuse.
+SELECT fenced.ask($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
+
+-- release: Give back, or leave the queue.
+SELECT fenced.release($1, $2, $3, $4);
+
+-- renew: Keep alive, all at once.
+SELECT * FROM fenced.renew($1, $2, $3, $4);
+
+-- ready: Which waiters could be granted.
+SELECT fenced.ready($1, $2);
+
+-- force_release: Take a name from its holder.
+SELECT fenced.force_release($1, $2, $3);
+
+-- raise_floor: Every later token is above this.
+SELECT fenced.raise_floor($1, $2);
+
+-- tidy: Forget what is over.
+SELECT fenced.tidy();
+
+-- survey: Names that are held, delayed or waited for.
+SELECT fenced.survey($1, $2, $3);
+
+-- look: One name.
+SELECT fenced.look($1, $2);

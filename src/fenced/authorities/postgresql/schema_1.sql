@@ -1,0 +1,589 @@
+-- Schema 1 of the PostgreSQL authority. Runs once, in one transaction, by whoever may create a schema here;
+-- afterwards USAGE on schema fenced is all that a holder needs, since every function runs as their owner.
+--
+-- Every function locks in one order: names first, sorted by their bytes, and the clock is read after that. Rows
+-- of `attempt` are never waited for while names are locked, except an attempt's own: what is locked is skipped.
+-- A wait for a lock ends after 4 s, before the client gives the request up.
+
+CREATE SCHEMA fenced;
+
+CREATE TABLE fenced.installed (
+  version integer NOT NULL,
+  at      timestamptz NOT NULL DEFAULT now()
+);
+
+-- The one stream of tokens. A sequence, so that grants of different names do not wait for each other's commit.
+CREATE SEQUENCE fenced.token;
+CREATE SEQUENCE fenced.ticket;
+
+-- One row per namespace, never deleted. A token is `floor` plus the sequence's next value.
+CREATE TABLE fenced.namespace (
+  id      integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  name    text COLLATE "C" NOT NULL UNIQUE,
+  realm   text NOT NULL UNIQUE,
+  floor   bigint NOT NULL DEFAULT 0,
+  lineage text NOT NULL
+);
+
+-- What is locked to decide about a name.
+CREATE TABLE fenced.name (
+  namespace integer NOT NULL,
+  name      text COLLATE "C" NOT NULL,
+  attempt   uuid,                           -- who holds it, or held it last
+  held      boolean NOT NULL DEFAULT false, -- false: surely nobody holds it; true: see the attempt's own row
+  contended boolean NOT NULL DEFAULT false, -- false: surely nobody waits; true: see the queue
+  PRIMARY KEY (namespace, name)
+) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0.02);
+
+-- One row per ask, by its public id: waiting, granted, or ended and remembered for a while.
+CREATE TABLE fenced.attempt (
+  id         uuid PRIMARY KEY,
+  namespace  integer NOT NULL,
+  state      text NOT NULL,              -- waiting, granted, released, withdrawn, expired, revoked
+  names      text[] COLLATE "C" NOT NULL,
+  ttl        interval NOT NULL,
+  lock_delay interval NOT NULL,
+  ticket     bigint NOT NULL,            -- 0: never stood in a queue
+  token      bigint NOT NULL,
+  expires    timestamptz NOT NULL,
+  forget     timestamptz NOT NULL,
+  wake       text NOT NULL,              -- the channel that its client listens on
+  holder     text NOT NULL               -- JSON: id, label, host, pid
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
+
+-- Who waits for a name, in the order of the tickets. One ask for several names has one ticket.
+CREATE TABLE fenced.queue (
+  namespace integer NOT NULL,
+  name      text COLLATE "C" NOT NULL,
+  ticket    bigint NOT NULL,
+  attempt   uuid NOT NULL,
+  PRIMARY KEY (namespace, name, ticket)
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+
+-- Counting state is never deleted and never falls.
+CREATE FUNCTION fenced.namespace_rises() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF TG_OP <> 'UPDATE' THEN
+    RAISE EXCEPTION 'counting state is never deleted';
+  ELSIF NEW.floor < OLD.floor OR NEW.realm <> OLD.realm OR NEW.id <> OLD.id THEN
+    RAISE EXCEPTION 'counting state never falls';
+  END IF;
+  RETURN NEW;
+END $$;
+
+CREATE TRIGGER namespace_rises BEFORE UPDATE OR DELETE ON fenced.namespace
+FOR EACH ROW EXECUTE FUNCTION fenced.namespace_rises();
+CREATE TRIGGER namespace_stays BEFORE TRUNCATE ON fenced.namespace
+FOR EACH STATEMENT EXECUTE FUNCTION fenced.namespace_rises();
+
+-- Which history this is: the cluster, its timeline, this database and this very sequence. Promotion of a standby
+-- and recovery to a point in time begin a timeline; a dump that is restored gets new numbers for both. Worked out
+-- once a session: it cannot change under a session that is not in recovery.
+CREATE FUNCTION fenced.lineage() RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  known text := current_setting('fenced.lineage', true);
+BEGIN
+  IF known IS NULL OR known = '' THEN
+    SELECT concat_ws('/', system_identifier, left(pg_walfile_name(pg_current_wal_insert_lsn()), 8),
+      (SELECT oid FROM pg_database WHERE datname = current_database()), 'fenced.token'::regclass::oid)
+    INTO known FROM pg_control_system();
+    PERFORM set_config('fenced.lineage', known, false);
+  END IF;
+  RETURN known;
+END $$;
+
+-- Seconds as the client reads them.
+CREATE FUNCTION fenced.seconds(span interval) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT extract(epoch FROM span)::text
+$$;
+
+-- The namespace's id, realm, last token and settings; a new one is made if `p_create`.
+CREATE FUNCTION fenced.enter(p_name text, p_realm text, p_create boolean)
+RETURNS TABLE (id integer, realm text, last_token bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF p_create THEN
+    INSERT INTO fenced.namespace (name, realm, lineage) VALUES (p_name, p_realm, fenced.lineage())
+    ON CONFLICT (name) DO NOTHING;
+  END IF;
+  RETURN QUERY
+    SELECT n.id, n.realm, n.floor + CASE WHEN t.is_called THEN t.last_value ELSE 0 END
+    FROM fenced.namespace n, fenced.token t WHERE n.name = p_name;
+END $$;
+
+-- Refuse a token that must not be handed out.
+CREATE FUNCTION fenced.check_token(p_token bigint, p_lineage text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF p_lineage <> fenced.lineage() THEN
+    RAISE EXCEPTION USING ERRCODE = 'ZFA01', MESSAGE = concat('the history ', p_lineage, ' became ', fenced.lineage());
+  ELSIF p_token > 9007199254740991 THEN
+    RAISE EXCEPTION USING ERRCODE = 'ZFA02', MESSAGE = 'the tokens of this namespace are used up';
+  END IF;
+END $$;
+
+-- End a lease or a place that is past its time; false while somebody else has the row locked, or renewed it.
+CREATE FUNCTION fenced.expire(p_id uuid, p_now timestamptz, p_remember interval) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE fenced.attempt a
+  SET state = 'expired', forget = greatest(p_now, a.expires + a.lock_delay) + greatest(p_remember, 4 * a.ttl)
+  WHERE a.id = (
+    SELECT b.id FROM fenced.attempt b
+    WHERE b.id = p_id AND b.state IN ('granted', 'waiting') AND b.expires <= p_now
+    FOR UPDATE SKIP LOCKED);
+  RETURN FOUND OR NOT EXISTS (
+    SELECT FROM fenced.attempt a WHERE a.id = p_id AND a.state IN ('granted', 'waiting'));
+END $$;
+
+-- From when on a name could be granted to one with this ticket, if nobody says another word. Dead waiters that
+-- stand directly ahead are taken out of the queue. The name is locked.
+CREATE FUNCTION fenced.free_from(
+  p_name fenced.name, p_ticket bigint, p_now timestamptz, p_remember interval
+) RETURNS timestamptz
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_at     timestamptz := p_now;
+  v_claim  record;
+  v_before record;
+BEGIN
+  IF p_name.held THEN
+    SELECT a.state, a.expires, a.lock_delay INTO v_claim FROM fenced.attempt a WHERE a.id = p_name.attempt;
+    IF v_claim.state = 'granted' AND v_claim.expires <= p_now
+      AND NOT fenced.expire(p_name.attempt, p_now, p_remember) THEN
+      v_at := p_now + interval '10 ms'; -- it is being renewed this very moment
+    ELSIF v_claim.state IN ('granted', 'expired') THEN
+      v_at := greatest(v_at, v_claim.expires + v_claim.lock_delay);
+    END IF;
+  END IF;
+  WHILE p_name.contended LOOP
+    SELECT q.ticket, q.attempt, a.state, a.expires INTO v_before
+    FROM fenced.queue q LEFT JOIN fenced.attempt a ON a.id = q.attempt
+    WHERE q.namespace = p_name.namespace AND q.name = p_name.name AND q.ticket < p_ticket
+    ORDER BY q.ticket DESC LIMIT 1;
+    EXIT WHEN NOT FOUND;
+    IF v_before.state = 'waiting' AND v_before.expires > p_now THEN
+      RETURN greatest(v_at, v_before.expires);
+    ELSIF NOT fenced.expire(v_before.attempt, p_now, p_remember) THEN
+      RETURN greatest(v_at, p_now + interval '10 ms');
+    END IF;
+    DELETE FROM fenced.queue q
+    WHERE q.namespace = p_name.namespace AND q.name = p_name.name AND q.ticket = v_before.ticket;
+  END LOOP;
+  RETURN v_at;
+END $$;
+
+-- Who holds one of these names, as JSON, or nothing.
+CREATE FUNCTION fenced.held_by(p_namespace integer, p_names text[], p_now timestamptz) RETURNS text
+LANGUAGE sql STABLE AS $$
+  SELECT json_build_array(a.holder, a.token, replace(a.id::text, '-', ''), extract(epoch FROM a.expires - p_now))::text
+  FROM fenced.name n JOIN fenced.attempt a ON a.id = n.attempt
+  WHERE n.namespace = p_namespace AND n.name = ANY (p_names) AND n.held AND a.state = 'granted' AND a.expires > p_now
+  ORDER BY n.name LIMIT 1
+$$;
+
+-- Lock the rows of these names, in order; those that are missing are made.
+CREATE FUNCTION fenced.lock_names(p_namespace integer, p_names text[]) RETURNS fenced.name[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_name  text;
+  v_row   fenced.name;
+  v_names fenced.name[] := '{}';
+BEGIN
+  FOREACH v_name IN ARRAY p_names LOOP
+    LOOP
+      SELECT * INTO v_row FROM fenced.name n WHERE n.namespace = p_namespace AND n.name = v_name FOR UPDATE;
+      EXIT WHEN FOUND;
+      INSERT INTO fenced.name (namespace, name) VALUES (p_namespace, v_name) ON CONFLICT DO NOTHING;
+    END LOOP;
+    v_names := array_append(v_names, v_row);
+  END LOOP;
+  RETURN v_names;
+END $$;
+
+-- Grant, queue or refuse. The same attempt gets the same grant.
+CREATE FUNCTION fenced.ask(
+  p_namespace integer, p_id uuid, p_names text[], p_ttl interval, p_delay interval, p_place interval,
+  p_remember interval, p_wait boolean, p_queue_max integer, p_wake text, p_holder text
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+DECLARE
+  v_known   boolean;
+  v_taken   boolean := false;
+  v_names   fenced.name[];
+  v_row     fenced.name;
+  v_mine    fenced.attempt;
+  v_ticket  bigint := 9223372036854775807;
+  v_now     timestamptz;
+  v_at      timestamptz;
+  v_token   bigint;
+  v_lineage text;
+  v_ahead   bigint;
+BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RAISE EXCEPTION USING ERRCODE = 'ZFA03', MESSAGE = 'transactions are not read committed by default';
+  END IF;
+  v_known := EXISTS (SELECT FROM fenced.attempt a WHERE a.id = p_id);
+  IF NOT v_known AND cardinality(p_names) = 1 THEN
+    -- The usual case in one step: nobody holds it, nobody waits, so no clock is needed to tell that it is free.
+    UPDATE fenced.name n SET attempt = p_id, held = true
+    WHERE n.namespace = p_namespace AND n.name = p_names[1] AND NOT n.held AND NOT n.contended;
+    v_taken := FOUND;
+  END IF;
+  IF NOT v_taken THEN
+    v_names := fenced.lock_names(p_namespace, p_names);
+  END IF;
+  v_now := clock_timestamp();
+  v_at := v_now;
+
+  IF NOT v_taken THEN
+    SELECT * INTO v_mine FROM fenced.attempt a WHERE a.id = p_id;
+    v_known := FOUND;
+    IF v_known AND v_mine.state IN ('granted', 'waiting') AND v_mine.expires <= v_now THEN
+      SELECT * INTO v_mine FROM fenced.attempt a WHERE a.id = p_id FOR UPDATE; -- unless it is being renewed
+      v_now := clock_timestamp();
+      IF v_mine.expires <= v_now AND fenced.expire(p_id, v_now, p_remember) THEN
+        v_mine.state := 'expired';
+        DELETE FROM fenced.queue q
+        WHERE q.namespace = p_namespace AND q.name = ANY (p_names) AND q.ticket = v_mine.ticket;
+      END IF;
+    END IF;
+    IF v_known THEN
+      IF v_mine.names = '{}' THEN
+        RETURN 'ended ' || v_mine.state; -- withdrawn before it arrived
+      ELSIF (v_mine.namespace, v_mine.names, v_mine.ttl) IS DISTINCT FROM (p_namespace, p_names, p_ttl) THEN
+        RETURN 'misuse';
+      ELSIF v_mine.state = 'granted' THEN
+        -- Written again, so that this commit waits for all that the first one should have waited for.
+        UPDATE fenced.attempt SET holder = holder WHERE id = p_id;
+        RETURN concat_ws(' ', 'granted', v_mine.token, fenced.seconds(v_mine.expires - v_now));
+      ELSIF v_mine.state <> 'waiting' THEN
+        RETURN 'ended ' || v_mine.state;
+      END IF;
+      v_ticket := v_mine.ticket;
+    END IF;
+    FOREACH v_row IN ARRAY v_names LOOP
+      v_at := greatest(v_at, fenced.free_from(v_row, v_ticket, v_now, p_remember));
+    END LOOP;
+  END IF;
+
+  IF v_at <= v_now THEN
+    IF v_known THEN
+      UPDATE fenced.attempt a SET state = 'granted', token = n.floor + nextval('fenced.token'),
+        expires = v_now + p_ttl, forget = v_now + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl)
+      FROM fenced.namespace n WHERE a.id = p_id AND n.id = p_namespace
+      RETURNING a.token, n.lineage INTO v_token, v_lineage;
+      DELETE FROM fenced.queue q
+      WHERE q.namespace = p_namespace AND q.name = ANY (p_names) AND q.ticket = v_ticket;
+    ELSE
+      SELECT n.floor + nextval('fenced.token'), n.lineage INTO v_token, v_lineage
+      FROM fenced.namespace n WHERE n.id = p_namespace;
+      INSERT INTO fenced.attempt VALUES (p_id, p_namespace, 'granted', p_names, p_ttl, p_delay, 0, v_token,
+        v_now + p_ttl, v_now + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl), '', p_holder);
+    END IF;
+    IF v_lineage IS DISTINCT FROM current_setting('fenced.lineage', true) OR v_token > 9007199254740991 THEN
+      PERFORM fenced.check_token(v_token, v_lineage);
+    END IF;
+    IF NOT v_taken THEN
+      UPDATE fenced.name n SET attempt = p_id, held = true, contended = n.contended AND EXISTS (
+        SELECT FROM fenced.queue q WHERE q.namespace = p_namespace AND q.name = n.name)
+      WHERE n.namespace = p_namespace AND n.name = ANY (p_names);
+    END IF;
+    IF v_token % 64 = 0 THEN
+      PERFORM fenced.sweep(p_id, 200);
+    END IF;
+    IF current_setting('synchronous_commit') = 'off' THEN
+      PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    RETURN 'granted ' || v_token;
+  END IF;
+
+  SELECT coalesce(max(c), 0) INTO v_ahead FROM (
+    SELECT count(*) AS c FROM fenced.queue q
+    WHERE q.namespace = p_namespace AND q.name = ANY (p_names) AND q.ticket < v_ticket
+    GROUP BY q.name) AS ahead;
+  IF v_known THEN
+    UPDATE fenced.attempt SET expires = v_now + least(p_ttl, p_place), wake = p_wake,
+      forget = v_now + least(p_ttl, p_place) + greatest(p_remember, 4 * p_ttl) WHERE id = p_id;
+  ELSIF NOT p_wait OR v_ahead >= p_queue_max THEN
+    RETURN concat_ws(' ', 'busy', 0, v_ahead, fenced.held_by(p_namespace, p_names, v_now));
+  ELSE
+    v_ticket := nextval('fenced.ticket');
+    INSERT INTO fenced.attempt VALUES (p_id, p_namespace, 'waiting', p_names, p_ttl, p_delay, v_ticket, 0,
+      v_now + least(p_ttl, p_place), v_now + least(p_ttl, p_place) + greatest(p_remember, 4 * p_ttl),
+      p_wake, p_holder);
+    INSERT INTO fenced.queue SELECT p_namespace, n, v_ticket, p_id FROM unnest(p_names) AS n;
+    UPDATE fenced.name n SET contended = true
+    WHERE n.namespace = p_namespace AND n.name = ANY (p_names) AND NOT n.contended;
+    PERFORM fenced.sweep(p_id, 4);
+  END IF;
+  RETURN concat_ws(' ', 'waiting', fenced.seconds(v_at - v_now), v_ahead,
+    fenced.held_by(p_namespace, p_names, v_now));
+END $$;
+
+-- Wake the first living waiter of each of these names. A hint: it carries no right.
+CREATE FUNCTION fenced.wake_heads(p_namespace integer, p_names text[], p_now timestamptz) RETURNS void
+LANGUAGE sql AS $$
+  SELECT pg_notify(head.wake, replace(head.id::text, '-', ''))
+  FROM (
+    SELECT DISTINCT h.id, h.wake FROM unnest(p_names) AS freed (name), LATERAL (
+      SELECT a.id, a.wake FROM fenced.queue q JOIN fenced.attempt a ON a.id = q.attempt
+      WHERE q.namespace = p_namespace AND q.name = freed.name AND a.state = 'waiting' AND a.expires > p_now
+      ORDER BY q.ticket LIMIT 1) AS h
+    WHERE h.wake <> '') AS head
+$$;
+
+-- Give a lease back or leave the queue, as `p_state` says: released, or withdrawn (which leaves a tombstone).
+CREATE FUNCTION fenced.release(p_namespace integer, p_id uuid, p_state text, p_remember interval) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+DECLARE
+  v_names     text[];
+  v_freed     boolean := false;
+  v_contended boolean;
+  v_ticket    bigint;
+  v_state     text;
+  v_now       timestamptz;
+BEGIN
+  SELECT a.names INTO v_names FROM fenced.attempt a WHERE a.id = p_id AND a.namespace = p_namespace;
+  IF NOT FOUND AND p_state = 'withdrawn' THEN
+    INSERT INTO fenced.attempt VALUES (p_id, p_namespace, 'withdrawn', '{}', '0', '0', 0, 0, '-infinity',
+      clock_timestamp() + p_remember, '', '') ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+      RETURN 'released';
+    END IF;
+    SELECT a.names INTO v_names FROM fenced.attempt a WHERE a.id = p_id AND a.namespace = p_namespace;
+  END IF;
+  IF v_names IS NULL THEN
+    RETURN 'gone';
+  END IF;
+  IF cardinality(v_names) = 1 THEN
+    UPDATE fenced.name n SET held = false
+    WHERE n.namespace = p_namespace AND n.name = v_names[1] AND n.attempt = p_id AND n.held
+    RETURNING n.contended INTO v_contended;
+    v_freed := FOUND;
+  END IF;
+  IF NOT v_freed THEN
+    SELECT bool_or(l.contended) INTO v_contended FROM unnest(fenced.lock_names(p_namespace, v_names)) AS l;
+  END IF;
+  v_now := clock_timestamp();
+  UPDATE fenced.attempt a SET state = p_state, forget = v_now + greatest(p_remember, 4 * a.ttl)
+  WHERE a.id = p_id AND a.state IN ('granted', 'waiting') AND a.expires > v_now
+  RETURNING a.ticket INTO v_ticket;
+  IF NOT FOUND THEN
+    IF v_freed THEN -- too late: its lock_delay counts
+      UPDATE fenced.name n SET held = true WHERE n.namespace = p_namespace AND n.name = v_names[1];
+    END IF;
+    PERFORM fenced.expire(p_id, v_now, p_remember);
+    SELECT a.state INTO v_state FROM fenced.attempt a WHERE a.id = p_id;
+    RETURN CASE WHEN v_state IN ('released', 'withdrawn') THEN 'released' ELSE 'ended ' || v_state END;
+  END IF;
+  IF NOT v_freed THEN
+    UPDATE fenced.name n SET held = false
+    WHERE n.namespace = p_namespace AND n.name = ANY (v_names) AND n.attempt = p_id AND n.held;
+  END IF;
+  IF v_contended THEN
+    IF v_ticket > 0 THEN
+      DELETE FROM fenced.queue q
+      WHERE q.namespace = p_namespace AND q.name = ANY (v_names) AND q.ticket = v_ticket;
+    END IF;
+    PERFORM fenced.wake_heads(p_namespace, v_names, v_now);
+  END IF;
+  -- Not flushed: the next grant's commit carries it, and if a crash comes before that, its ttl ends it.
+  PERFORM set_config('synchronous_commit', 'off', true);
+  RETURN 'released';
+END $$;
+
+-- How long until these waiting attempts could be granted, by their place in the queue. Reads only.
+CREATE FUNCTION fenced.check_in(p_namespace integer, p_ids uuid[], p_now timestamptz)
+RETURNS TABLE (id uuid, wait interval)
+LANGUAGE sql STABLE AS $$
+  SELECT w.id, greatest(max(held.until), max(ahead.until), p_now) - p_now
+  FROM fenced.attempt w
+  CROSS JOIN LATERAL unnest(w.names) AS wanted (name)
+  LEFT JOIN LATERAL (
+    SELECT c.expires + c.lock_delay AS until FROM fenced.name n JOIN fenced.attempt c ON c.id = n.attempt
+    WHERE n.namespace = p_namespace AND n.name = wanted.name AND n.held AND c.state IN ('granted', 'expired')) AS held ON true
+  LEFT JOIN LATERAL (
+    SELECT a.expires AS until FROM fenced.queue q JOIN fenced.attempt a ON a.id = q.attempt
+    WHERE q.namespace = p_namespace AND q.name = wanted.name AND q.ticket < w.ticket
+      AND a.state = 'waiting' AND a.expires > p_now
+    ORDER BY q.ticket DESC LIMIT 1) AS ahead ON true
+  WHERE w.id = ANY (p_ids) AND w.namespace = p_namespace AND w.state = 'waiting'
+  GROUP BY w.id
+$$;
+
+-- Keep leases and places alive, all at once. A row that is locked is skipped and unknown: who waits for a lock
+-- would renew what has expired meanwhile.
+CREATE FUNCTION fenced.renew(p_namespace integer, p_ids uuid[], p_place interval, p_remember interval)
+RETURNS TABLE (id text, answer text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_locked uuid[];
+  v_now    timestamptz;
+BEGIN
+  SELECT array_agg(mine.id) INTO v_locked FROM (
+    SELECT a.id FROM fenced.attempt a WHERE a.id = ANY (p_ids) AND a.namespace = p_namespace
+    FOR UPDATE SKIP LOCKED) AS mine;
+  v_now := clock_timestamp();
+  UPDATE fenced.attempt a SET
+    expires = v_now + CASE a.state WHEN 'granted' THEN a.ttl ELSE least(a.ttl, p_place) END,
+    forget = v_now + a.ttl + a.lock_delay + greatest(p_remember, 4 * a.ttl)
+  WHERE a.id = ANY (v_locked) AND a.state IN ('granted', 'waiting') AND a.expires > v_now;
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+  RETURN QUERY
+    SELECT replace(a.id::text, '-', ''), CASE
+      WHEN NOT a.id = ANY (v_locked) THEN 'unknown'
+      WHEN a.state NOT IN ('granted', 'waiting') THEN 'ended ' || a.state
+      WHEN a.expires <= v_now THEN 'ended expired'
+      WHEN a.state = 'granted' THEN 'kept ' || fenced.seconds(a.expires - v_now)
+      ELSE 'waiting ' || coalesce(fenced.seconds(w.wait), '0') END
+    FROM fenced.attempt a LEFT JOIN fenced.check_in(p_namespace, v_locked, v_now) AS w ON w.id = a.id
+    WHERE a.id = ANY (p_ids) AND a.namespace = p_namespace;
+END $$;
+
+-- Which of these waiters could be granted now: for clients that cannot listen.
+CREATE FUNCTION fenced.ready(p_namespace integer, p_ids uuid[]) RETURNS SETOF text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT replace(w.id::text, '-', '') FROM fenced.check_in(p_namespace, p_ids, clock_timestamp()) AS w
+  WHERE w.wait <= interval '0'
+$$;
+
+-- Take a name from its holder, and mint a token above the holder's.
+CREATE FUNCTION fenced.force_release(p_namespace integer, p_name text, p_remember interval) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+DECLARE
+  v_id      uuid;
+  v_names   text[];
+  v_now     timestamptz;
+  v_token   bigint;
+  v_lineage text;
+BEGIN
+  SELECT a.id, a.names INTO v_id, v_names FROM fenced.name n JOIN fenced.attempt a ON a.id = n.attempt
+  WHERE n.namespace = p_namespace AND n.name = p_name AND n.held;
+  IF NOT FOUND THEN
+    RETURN NULL;
+  END IF;
+  PERFORM fenced.lock_names(p_namespace, v_names);
+  v_now := clock_timestamp();
+  UPDATE fenced.attempt a SET state = 'revoked', forget = v_now + greatest(p_remember, 4 * a.ttl)
+  WHERE a.id = v_id AND a.state = 'granted' AND a.expires > v_now;
+  IF NOT FOUND THEN
+    RETURN NULL;
+  END IF;
+  UPDATE fenced.name n SET held = false
+  WHERE n.namespace = p_namespace AND n.name = ANY (v_names) AND n.attempt = v_id;
+  SELECT n.floor + nextval('fenced.token'), n.lineage INTO v_token, v_lineage
+  FROM fenced.namespace n WHERE n.id = p_namespace;
+  PERFORM fenced.check_token(v_token, v_lineage);
+  PERFORM fenced.wake_heads(p_namespace, v_names, v_now);
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+  RETURN v_token;
+END $$;
+
+-- Every later token is above this. Also takes the present history for this namespace's own.
+CREATE FUNCTION fenced.raise_floor(p_namespace integer, p_above bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_last  bigint;
+  v_floor bigint;
+BEGIN
+  PERFORM FROM fenced.namespace n WHERE n.id = p_namespace FOR UPDATE;
+  SELECT CASE WHEN t.is_called THEN t.last_value ELSE 0 END INTO v_last FROM fenced.token t;
+  UPDATE fenced.namespace n SET floor = greatest(n.floor, p_above - v_last), lineage = fenced.lineage()
+  WHERE n.id = p_namespace RETURNING n.floor INTO v_floor;
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+  RETURN v_floor + v_last;
+END $$;
+
+-- Forget what is over among the rows that follow an id. Ids are random, so this samples the table; the counter
+-- is not touched. What somebody has locked is left for the next time.
+CREATE FUNCTION fenced.sweep(p_after uuid, p_limit integer) RETURNS bigint
+LANGUAGE sql AS $$
+  WITH over AS MATERIALIZED (
+    SELECT a.id FROM (
+      SELECT b.id, b.forget FROM fenced.attempt b WHERE b.id > p_after ORDER BY b.id LIMIT p_limit) AS a
+    WHERE a.forget <= clock_timestamp()),
+  gone AS (
+    DELETE FROM fenced.attempt a WHERE a.id IN (
+      SELECT b.id FROM fenced.attempt b JOIN over USING (id) WHERE b.forget <= clock_timestamp()
+      FOR UPDATE OF b SKIP LOCKED)
+    RETURNING a.id, a.namespace, a.names, a.ticket),
+  places AS (
+    DELETE FROM fenced.queue q USING gone g
+    WHERE q.namespace = g.namespace AND q.name = ANY (g.names) AND q.ticket = g.ticket AND g.ticket > 0),
+  idle AS (
+    DELETE FROM fenced.name n WHERE (n.namespace, n.name) IN (
+      SELECT m.namespace, m.name FROM fenced.name m
+      JOIN gone g ON m.namespace = g.namespace AND m.name = ANY (g.names) AND m.attempt = g.id
+      WHERE NOT m.contended FOR UPDATE OF m SKIP LOCKED))
+  SELECT count(*) FROM gone
+$$;
+
+-- The same for the whole table, and for names that were locked or waited for when their turn came.
+CREATE FUNCTION fenced.tidy() RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_idle record;
+  v_gone bigint := fenced.sweep('00000000-0000-0000-0000-000000000000', 2147483647);
+BEGIN
+  FOR v_idle IN
+    SELECT n.namespace, n.name FROM fenced.name n LEFT JOIN fenced.attempt a ON a.id = n.attempt WHERE a.id IS NULL
+  LOOP
+    PERFORM FROM fenced.name n
+    WHERE n.namespace = v_idle.namespace AND n.name = v_idle.name FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN -- the lock is taken: what the next statement sees cannot change
+      DELETE FROM fenced.name n WHERE n.namespace = v_idle.namespace AND n.name = v_idle.name
+        AND NOT EXISTS (SELECT FROM fenced.attempt a WHERE a.id = n.attempt)
+        AND NOT EXISTS (SELECT FROM fenced.queue q WHERE q.namespace = n.namespace AND q.name = n.name);
+    END IF;
+  END LOOP;
+  RETURN v_gone;
+END $$;
+
+-- One name as people want to see it, as JSON.
+CREATE FUNCTION fenced.look(p_namespace integer, p_name text) RETURNS text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH at AS MATERIALIZED (SELECT clock_timestamp() AS now)
+  SELECT json_build_object(
+    'name', p_name,
+    'claim', (
+      SELECT json_build_array(a.state = 'granted' AND a.expires > at.now, a.holder, a.token,
+        replace(a.id::text, '-', ''), extract(epoch FROM a.expires - at.now), a.names,
+        extract(epoch FROM a.ttl), extract(epoch FROM a.expires + a.lock_delay - at.now))
+      FROM fenced.name n JOIN fenced.attempt a ON a.id = n.attempt
+      WHERE n.namespace = p_namespace AND n.name = p_name AND n.held AND a.state IN ('granted', 'expired')
+        AND a.expires + a.lock_delay > at.now),
+    'waiters', (
+      SELECT json_agg(json_build_array(a.holder, a.names, extract(epoch FROM a.expires - at.now)) ORDER BY q.ticket)
+      FROM fenced.queue q JOIN fenced.attempt a ON a.id = q.attempt
+      WHERE q.namespace = p_namespace AND q.name = p_name AND a.state = 'waiting' AND a.expires > at.now)
+  )::text FROM at
+$$;
+
+-- Names that are held, delayed or waited for, in order.
+CREATE FUNCTION fenced.survey(p_namespace integer, p_after text, p_limit integer) RETURNS SETOF text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT fenced.look(p_namespace, found.name) FROM (
+    SELECT n.name FROM fenced.name n
+    WHERE n.namespace = p_namespace AND n.name > p_after COLLATE "C" AND (
+      n.held AND EXISTS (
+        SELECT FROM fenced.attempt a WHERE a.id = n.attempt AND a.state IN ('granted', 'expired')
+          AND a.expires + a.lock_delay > clock_timestamp())
+      OR n.contended AND EXISTS (
+        SELECT FROM fenced.queue q JOIN fenced.attempt a ON a.id = q.attempt
+        WHERE q.namespace = p_namespace AND q.name = n.name
+          AND a.state = 'waiting' AND a.expires > clock_timestamp()))
+    ORDER BY n.name LIMIT p_limit) AS found
+$$;
+
+REVOKE EXECUTE ON FUNCTION fenced.force_release, fenced.raise_floor FROM PUBLIC;
+INSERT INTO fenced.installed (version) VALUES (1);

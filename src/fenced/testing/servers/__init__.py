@@ -1,0 +1,21 @@
+"""Real servers for tests: started on loopback and a free port, broken on purpose, and gone afterwards.
+
+`with PostgresqlServer() as server:` starts one in a temporary folder and removes both at the end. What a test
+starts also ends when the test is killed. Nothing here needs a driver or a program before a server is started;
+a program that is missing is a `MissingProgram` which says how to install it.
+"""
+
+from fenced.testing.servers.base import Endpoint, MissingProgram, Server, ServerFailed
+from fenced.testing.servers.pgbouncer import Pgbouncer
+from fenced.testing.servers.postgresql import PostgresqlServer
+from fenced.testing.servers.redis import RedisServer
+
+__all__ = [
+    "Endpoint",
+    "MissingProgram",
+    "Pgbouncer",
+    "PostgresqlServer",
+    "RedisServer",
+    "Server",
+    "ServerFailed",
+]

@@ -1,0 +1,298 @@
+"""What all servers have in common: a folder, a port, a supervised process tree, and ways to break it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pwd
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from fenced.testing.servers import supervisor
+
+HOST = "127.0.0.1"
+PATIENCE_SECONDS = 30.0
+"""How long a server may take to start, to stop, or to catch up."""
+POLL_SECONDS = 0.01
+PORTS = range(12000, 32000)
+"""Below the ephemeral ports: no client can be given a stopped server's port, or connect to itself there."""
+
+
+class MissingProgram(RuntimeError):
+    """A program that the server needs is not installed."""
+
+
+class ServerFailed(RuntimeError):
+    """A server did not do what it was told, within `PATIENCE_SECONDS`."""
+
+
+class Endpoint(Protocol):
+    """Where something answers: a server, or a proxy in front of it."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+
+class Server:
+    """One server, stopped or running; its folder and its port stay the same from start to start.
+
+    Without `folder` it makes a temporary one, and removes it on leaving the context. A folder that was given
+    stays; the user that the server runs as must be able to reach it.
+    """
+
+    name = "server"
+    stop_signal = signal.SIGTERM
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, *, user: str | None = None) -> None:
+        self.host = HOST
+        self.port = free_port()
+        self._user = user
+        self._owns_folder = folder is None
+        self.folder = Path(folder or tempfile.mkdtemp(prefix=f"fenced-{self.name}-")).absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.own(self.folder)
+        self.log = self.folder / "log"
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._pid = 0
+        self._made_by = os.getpid()
+        atexit.register(self._at_exit)
+
+    # For subclasses.
+
+    def command(self) -> list[str]:
+        """The program and its arguments, running in the foreground."""
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        """Whether the server does its work; called again and again while it starts."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Write what the server needs before each start."""
+
+    def own(self, path: Path) -> None:
+        """Give a path to the user that the server runs as."""
+        if self._user is not None:
+            entry = pwd.getpwnam(self._user)
+            for part in [path, *path.rglob("*")]:
+                os.chown(part, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
+
+    # For everybody.
+
+    @property
+    def pid(self) -> int:
+        """The server's main process."""
+        if not self.running:
+            raise ServerFailed(f"{self.name} is not running")
+        return self._pid
+
+    @property
+    def running(self) -> bool:
+        return self._supervisor is not None and self._supervisor.poll() is None
+
+    def start(self) -> None:
+        """Start, and return when the server answers."""
+        if self.running:
+            raise ServerFailed(f"{self.name} is running already")
+        self.prepare()
+        remove = str(self.folder) if self._owns_folder else ""
+        program = [
+            sys.executable,
+            "-I",
+            "-S",
+            supervisor.__file__,
+            str(os.getpid()),
+            self._user or "",
+            remove,
+        ]
+        with open(self.log, "ab") as log:
+            self._supervisor = subprocess.Popen(
+                [*program, *self.command()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the tests, which then end their servers themselves
+                cwd="/",
+            )
+        assert self._supervisor.stdout is not None
+        with self._supervisor.stdout as told:
+            self._pid = int(told.readline() or 0)
+        try:
+            self.wait_until(self._answers_or_ended, "answers")
+        except BaseException:
+            self.kill()
+            raise
+
+    def _answers_or_ended(self) -> bool:
+        if not self.running:
+            raise ServerFailed(f"{self.name} ended while starting:\n{self.log_tail()}")
+        return self.answers()
+
+    def stop(self) -> None:
+        """Stop gracefully, and return when all its processes are gone."""
+        if not self.running:
+            return
+        self.thaw()
+        self._signal([self._pid], self.stop_signal)
+        self._wait_gone()
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the server; returns when they are gone."""
+        if self.running:
+            self._signal(self._processes(), signal.SIGKILL)
+            self._wait_gone()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def freeze(self) -> None:
+        """SIGSTOP to every process of the server; returns when all of them stand still.
+
+        The kernel goes on for it: connections are still accepted and bytes buffered, as on a machine under
+        which the hypervisor pauses one program.
+        """
+        _ = self.pid
+        while moving := [pid for pid in self._processes() if _state(pid) not in "TZX"]:
+            self._signal(moving, signal.SIGSTOP)
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        """End a freeze."""
+        if self.running:
+            self._signal(self._processes(), signal.SIGCONT)
+
+    def close(self) -> None:
+        """End the server, and remove the folder if it is a temporary one."""
+        atexit.unregister(self._at_exit)
+        if self._owns_folder:
+            self.kill()
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            self.stop()
+
+    def __enter__(self) -> Self:
+        if not self.running:
+            try:
+                self.start()
+            except BaseException:
+                self.close()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._made_by:  # not in a child that a test has forked
+            self.close()
+
+    # Waiting and signalling.
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if time.monotonic() > limit:
+                raise ServerFailed(
+                    f"{self.name}: not within {PATIENCE_SECONDS:g} s: {what}\n{self.log_tail()}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The end of what the server has written, for messages."""
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _wait_gone(self) -> None:
+        assert self._supervisor is not None
+        try:
+            self._supervisor.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise ServerFailed(f"{self.name} does not stop:\n{self.log_tail()}") from None
+
+    def _processes(self) -> list[int]:
+        """The server and its descendants, parents first: one that stands still makes no new children."""
+        children: dict[int, list[int]] = {}
+        for pid, parent in supervisor.parents():
+            children.setdefault(parent, []).append(pid)
+        found = [self._pid]
+        for pid in found:
+            found.extend(children.get(pid, []))
+        return found
+
+    def _signal(self, pids: list[int], number: signal.Signals) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _state(pid: int) -> str:
+    try:
+        return supervisor.stat(pid)[0]
+    except OSError:
+        return "X"
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on now, and no client is ever given."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+
+
+def find_program(program: str, package: str, *folders: Path) -> str:
+    """Where a program is; `MissingProgram` says what installs it."""
+    places = [*map(str, folders), os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"]
+    found = shutil.which(program, path=os.pathsep.join(places))
+    if found is None:
+        raise MissingProgram(f"{program} is not installed here; this does it: apt-get install -y {package}")
+    return found
+
+
+def user_unless_root(*names: str) -> str | None:
+    """For servers that refuse to run as root: the first of these system users, or None when we are not root."""
+    if os.geteuid() != 0:
+        return None
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return next((name for name in names if name in known), None)
+
+
+def run_program(command: list[str], user: str | None = None) -> None:
+    """Run a helper of a server to its end; what it wrote is in the error if it fails."""
+    entry = pwd.getpwnam(user) if user is not None else None
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        cwd="/",
+        user=entry.pw_uid if entry else None,
+        group=entry.pw_gid if entry else None,
+        extra_groups=[] if entry else None,
+    )
+    if done.returncode != 0:
+        raise ServerFailed(f"{command[0]} failed:\n{done.stdout.decode(errors='replace')}")

@@ -1,0 +1,195 @@
+"""PostgreSQL: a primary, its standbys, its backups."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote, urlencode
+
+from fenced.testing.servers.base import Endpoint, Server, find_program, run_program, user_unless_root
+
+PACKAGE = "postgresql"
+PROGRAMS = Path("/usr/lib/postgresql")
+"""Where Debian keeps them, one folder for each version."""
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "32MB",
+    "dynamic_shared_memory_type": "mmap",  # files in our folder; the others outlive a kill
+    "wal_keep_size": "128MB",  # a standby that was cut off finds what it has missed
+}
+
+
+class PostgresqlServer(Server):
+    """PostgreSQL with trust authentication and the superuser `postgres`, as durable as it comes.
+
+    As root it runs as the system user `postgres`, as it refuses root. Every server is initialised anew, so
+    each has a system identifier of its own.
+    """
+
+    name = "postgresql"
+    stop_signal = signal.SIGINT  # "fast": does not wait for the clients
+
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, folder: str | os.PathLike[str] | None = None
+    ) -> None:
+        super().__init__(folder, user=user_unless_root("postgres"))
+        self.settings = {**SETTINGS, **(settings or {})}
+        self.data = self.folder / "data"
+
+    @property
+    def standby_name(self) -> str:
+        """What the server calls itself when it streams from a primary."""
+        return f"standby_{self.port}"
+
+    def url(self, database: str = "postgres", user: str = "postgres", **query: str) -> str:
+        options = f"?{urlencode(query)}" if query else ""
+        return f"postgresql://{quote(user)}@{self.host}:{self.port}/{quote(database)}{options}"
+
+    def execute(self, sql: str, database: str = "postgres") -> list[tuple[Any, ...]]:
+        """Run SQL on a connection of its own, each statement a transaction; the rows, if there are any."""
+        import psycopg
+
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            cursor = connection.execute(sql.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def create_database(self, name: str | None = None, template: str | None = None) -> str:
+        name = name or f"test_{secrets.token_hex(6)}"
+        self.execute(f'CREATE DATABASE "{name}"' + (f' TEMPLATE "{template}"' if template else ""))
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Drop it, and the connections to it."""
+        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    # Replication.
+
+    def standby(self, *, synchronous: bool = False, through: Endpoint | None = None) -> PostgresqlServer:
+        """A running standby that streams from this server, or from a proxy in front of it.
+
+        With `synchronous` every commit here waits for it, from now on; until `no_synchronous_standby`.
+        """
+        source = through or self
+        standby = PostgresqlServer(self.settings)
+        try:
+            where = f"host={source.host} port={source.port} user=postgres"
+            _base_backup(
+                f"{where} application_name={standby.standby_name}", standby.data, "--write-recovery-conf"
+            )
+            standby.own(standby.data)
+            standby.start()
+            state = f"SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming' \
+                AND application_name = '{standby.standby_name}'"
+            self.wait_until(lambda: bool(self.execute(state)), "the standby streams")
+            if synchronous:
+                self._set_synchronous(standby.standby_name)
+                self.wait_until(lambda: self.execute(state) == [("sync",)], "the standby is synchronous")
+        except BaseException:
+            standby.close()
+            raise
+        return standby
+
+    def no_synchronous_standby(self) -> None:
+        """Let commits no longer wait for a standby; those that wait now go through."""
+        self._set_synchronous("")
+
+    def _set_synchronous(self, name: str) -> None:
+        self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+        self.execute("SELECT pg_reload_conf()")
+
+    def promote(self) -> None:
+        """Make a standby a primary; returns when it takes writes."""
+        self.execute("SELECT pg_promote(wait => false)")
+        self.wait_until(lambda: self.execute("SELECT pg_is_in_recovery()") == [(False,)], "it is promoted")
+
+    def caught_up_with(self, primary: PostgresqlServer) -> None:
+        """Return when this standby shows everything that was committed on the primary before the call."""
+        ((position,),) = primary.execute("SELECT pg_current_wal_flush_lsn()")
+        arrived = f"SELECT pg_last_wal_replay_lsn() >= '{position}'"
+        self.wait_until(lambda: self.execute(arrived) == [(True,)], f"it replays up to {position}")
+
+    # Backups.
+
+    def backup(self, folder: str | os.PathLike[str]) -> None:
+        """Copy the running server's files to a new or empty folder, for `restored`."""
+        _base_backup(f"host={self.host} port={self.port} user=postgres", Path(folder))
+
+    @classmethod
+    def restored(
+        cls, backup_folder: str | os.PathLike[str], settings: Mapping[str, str] | None = None
+    ) -> Self:
+        """A running server made from a backup: a primary as of the backup's end. The backup stays usable."""
+        server = cls(settings)
+        try:
+            shutil.copytree(backup_folder, server.data, symlinks=True)
+            server.own(server.data)
+            server.start()
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    # The process.
+
+    def prepare(self) -> None:
+        if not self.data.exists():
+            authentication = ["--auth=trust", "--username=postgres"]
+            locale = ["--encoding=UTF8", "--locale=C"]
+            command = [_program("initdb"), f"--pgdata={self.data}", *authentication, *locale]
+            run_program(command, self._user)
+
+    def command(self) -> list[str]:
+        settings = [f"--{name}={value}" for name, value in self.settings.items()]
+        return [_program("postgres"), "-D", str(self.data), "-p", str(self.port), *settings]
+
+    def answers(self) -> bool:
+        import psycopg
+
+        try:
+            return self.execute("SELECT 1") == [(1,)]
+        except psycopg.OperationalError:
+            return False
+
+    def close(self) -> None:
+        """As of every server; what a killed one keeps in the kernel goes along."""
+        segment = self._segment()
+        super().close()
+        if segment is not None and self._owns_folder:
+            with contextlib.suppress(FileNotFoundError):
+                run_program(["ipcrm", "-m", segment])
+
+    def _segment(self) -> str | None:
+        """The System V segment by which the server knows that its folder is in use.
+
+        It outlives a kill, and only a next start on the same folder would remove it.
+        """
+        try:
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return None
+        return lines[6].split()[1] if len(lines) > 6 and lines[6].split() else None
+
+
+def _program(name: str) -> str:
+    """A program of the newest version that is installed."""
+    versions = [folder for folder in PROGRAMS.glob("*") if folder.name.isdigit()]
+    newest = sorted(versions, key=lambda folder: int(folder.name), reverse=True)
+    return find_program(name, PACKAGE, *(folder / "bin" for folder in newest))
+
+
+def _base_backup(source: str, target: Path, *options: str) -> None:
+    """A copy of a running server's files; without its standbys, for which the copy would wait in vain."""
+    command = [_program("pg_basebackup"), f"--dbname={source}", f"--pgdata={target}", "--checkpoint=fast"]
+    run_program([*command, "--wal-method=stream", *options])
+    settings = target / "postgresql.auto.conf"
+    text = settings.read_text()
+    settings.write_text(re.sub(r"(?m)^synchronous_standby_names .*\n", "", text))

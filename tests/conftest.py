@@ -1,0 +1,48 @@
+"""Real servers that the tests of one worker share; started by the first test that asks for them.
+
+A test that stops, breaks or reconfigures a server starts one of its own, from `fenced.testing.servers`, and
+carries `@pytest.mark.xdist_group("serial")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fenced.testing.servers import Pgbouncer, PostgresqlServer, RedisServer
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgresqlServer]:
+    with PostgresqlServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgresql_server: PostgresqlServer) -> Iterator[Pgbouncer]:
+    """In front of `postgresql_server`, one transaction at a time."""
+    with Pgbouncer(postgresql_server) as bouncer:
+        yield bouncer
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: PostgresqlServer) -> Iterator[str]:
+    """A new database, dropped afterwards."""
+    database = postgresql_server.create_database()
+    try:
+        yield postgresql_server.url(database)
+    finally:
+        postgresql_server.drop_database(database)
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """The shared server: a test keeps to a namespace of its own."""
+    return redis_server.url()
