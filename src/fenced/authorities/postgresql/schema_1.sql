@@ -114,17 +114,6 @@ BEGIN
     FROM fenced.namespace n, fenced.token t WHERE n.name = p_name;
 END $$;
 
--- Refuse a token that must not be handed out.
-CREATE FUNCTION fenced.check_token(p_token bigint, p_lineage text) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-  IF p_lineage <> fenced.lineage() THEN
-    RAISE EXCEPTION USING ERRCODE = 'ZFA01', MESSAGE = concat('the history ', p_lineage, ' became ', fenced.lineage());
-  ELSIF p_token > 9007199254740991 THEN
-    RAISE EXCEPTION USING ERRCODE = 'ZFA02', MESSAGE = 'the tokens of this namespace are used up';
-  END IF;
-END $$;
-
 -- End a lease or a place that is past its time; false while somebody else has the row locked, or renewed it.
 CREATE FUNCTION fenced.expire(p_id uuid, p_now timestamptz, p_remember interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -204,6 +193,29 @@ BEGIN
   RETURN v_names;
 END $$;
 
+-- The next token. Runs after the names are locked; what must not be handed out is refused.
+CREATE FUNCTION fenced.mint(p_namespace integer) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_token   bigint;
+  v_lineage text;
+BEGIN
+  SELECT n.floor + nextval('fenced.token'), n.lineage INTO v_token, v_lineage
+  FROM fenced.namespace n WHERE n.id = p_namespace;
+  IF v_lineage <> fenced.lineage() THEN
+    RAISE EXCEPTION USING ERRCODE = 'ZFA01', MESSAGE = concat('the history ', v_lineage, ' became ', fenced.lineage());
+  ELSIF v_token > 9007199254740991 THEN
+    RAISE EXCEPTION USING ERRCODE = 'ZFA02', MESSAGE = 'the tokens of this namespace are used up';
+  END IF;
+  IF v_token % 64 = 0 THEN
+    PERFORM fenced.sweep(gen_random_uuid(), 200);
+  END IF;
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'on', true); -- a token is never handed out unflushed
+  END IF;
+  RETURN v_token;
+END $$;
+
 -- Grant, queue or refuse. The same attempt gets the same grant.
 CREATE FUNCTION fenced.ask(
   p_namespace integer, p_id uuid, p_names text[], p_ttl interval, p_delay interval, p_place interval,
@@ -211,93 +223,82 @@ CREATE FUNCTION fenced.ask(
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
-  v_known   boolean;
-  v_taken   boolean := false;
-  v_names   fenced.name[];
-  v_row     fenced.name;
-  v_mine    fenced.attempt;
-  v_ticket  bigint := 9223372036854775807;
-  v_now     timestamptz;
-  v_at      timestamptz;
-  v_token   bigint;
-  v_lineage text;
-  v_ahead   bigint;
+  v_token bigint;
+  v_now   timestamptz;
 BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     RAISE EXCEPTION USING ERRCODE = 'ZFA03', MESSAGE = 'transactions are not read committed by default';
   END IF;
-  v_known := EXISTS (SELECT FROM fenced.attempt a WHERE a.id = p_id);
-  IF NOT v_known AND cardinality(p_names) = 1 THEN
-    -- The usual case in one step: nobody holds it, nobody waits, so no clock is needed to tell that it is free.
+  -- The usual case: nobody holds it, nobody waits, and no clock is needed to tell that it is free.
+  IF cardinality(p_names) = 1 AND NOT EXISTS (SELECT FROM fenced.attempt a WHERE a.id = p_id) THEN
     UPDATE fenced.name n SET attempt = p_id, held = true
     WHERE n.namespace = p_namespace AND n.name = p_names[1] AND NOT n.held AND NOT n.contended;
-    v_taken := FOUND;
-  END IF;
-  IF NOT v_taken THEN
-    v_names := fenced.lock_names(p_namespace, p_names);
-  END IF;
-  v_now := clock_timestamp();
-  v_at := v_now;
-
-  IF NOT v_taken THEN
-    SELECT * INTO v_mine FROM fenced.attempt a WHERE a.id = p_id;
-    v_known := FOUND;
-    IF v_known AND v_mine.state IN ('granted', 'waiting') AND v_mine.expires <= v_now THEN
-      SELECT * INTO v_mine FROM fenced.attempt a WHERE a.id = p_id FOR UPDATE; -- unless it is being renewed
+    IF FOUND THEN
+      v_token := fenced.mint(p_namespace);
       v_now := clock_timestamp();
-      IF v_mine.expires <= v_now AND fenced.expire(p_id, v_now, p_remember) THEN
-        v_mine.state := 'expired';
-        DELETE FROM fenced.queue q
-        WHERE q.namespace = p_namespace AND q.name = ANY (p_names) AND q.ticket = v_mine.ticket;
-      END IF;
-    END IF;
-    IF v_known THEN
-      IF v_mine.names = '{}' THEN
-        RETURN 'ended ' || v_mine.state; -- withdrawn before it arrived
-      ELSIF (v_mine.namespace, v_mine.names, v_mine.ttl) IS DISTINCT FROM (p_namespace, p_names, p_ttl) THEN
-        RETURN 'misuse';
-      ELSIF v_mine.state = 'granted' THEN
-        -- Written again, so that this commit waits for all that the first one should have waited for.
-        UPDATE fenced.attempt SET holder = holder WHERE id = p_id;
-        RETURN concat_ws(' ', 'granted', v_mine.token, fenced.seconds(v_mine.expires - v_now));
-      ELSIF v_mine.state <> 'waiting' THEN
-        RETURN 'ended ' || v_mine.state;
-      END IF;
-      v_ticket := v_mine.ticket;
-    END IF;
-    FOREACH v_row IN ARRAY v_names LOOP
-      v_at := greatest(v_at, fenced.free_from(v_row, v_ticket, v_now, p_remember));
-    END LOOP;
-  END IF;
-
-  IF v_at <= v_now THEN
-    IF v_known THEN
-      UPDATE fenced.attempt a SET state = 'granted', token = n.floor + nextval('fenced.token'),
-        expires = v_now + p_ttl, forget = v_now + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl)
-      FROM fenced.namespace n WHERE a.id = p_id AND n.id = p_namespace
-      RETURNING a.token, n.lineage INTO v_token, v_lineage;
-      DELETE FROM fenced.queue q
-      WHERE q.namespace = p_namespace AND q.name = ANY (p_names) AND q.ticket = v_ticket;
-    ELSE
-      SELECT n.floor + nextval('fenced.token'), n.lineage INTO v_token, v_lineage
-      FROM fenced.namespace n WHERE n.id = p_namespace;
       INSERT INTO fenced.attempt VALUES (p_id, p_namespace, 'granted', p_names, p_ttl, p_delay, 0, v_token,
         v_now + p_ttl, v_now + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl), '', p_holder);
+      RETURN 'granted ' || v_token;
     END IF;
-    IF v_lineage IS DISTINCT FROM current_setting('fenced.lineage', true) OR v_token > 9007199254740991 THEN
-      PERFORM fenced.check_token(v_token, v_lineage);
+  END IF;
+  RETURN fenced.ask_in_line(p_namespace, p_id, p_names, p_ttl, p_delay, p_place, p_remember, p_wait, p_queue_max,
+    p_wake, p_holder);
+END $$;
+
+-- The same for names that are held, waited for, several or new, and for an attempt that asks again.
+CREATE FUNCTION fenced.ask_in_line(
+  p_namespace integer, p_id uuid, p_names text[], p_ttl interval, p_delay interval, p_place interval,
+  p_remember interval, p_wait boolean, p_queue_max integer, p_wake text, p_holder text
+) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_names  fenced.name[] := fenced.lock_names(p_namespace, p_names);
+  v_now    timestamptz := clock_timestamp();
+  v_at     timestamptz := v_now;
+  v_row    fenced.name;
+  v_mine   fenced.attempt;
+  v_ticket bigint := 9223372036854775807;
+  v_token  bigint;
+  v_ahead  bigint;
+BEGIN
+  SELECT * INTO v_mine FROM fenced.attempt a WHERE a.id = p_id;
+  IF v_mine.state IN ('granted', 'waiting') AND v_mine.expires <= v_now THEN
+    SELECT * INTO v_mine FROM fenced.attempt a WHERE a.id = p_id FOR UPDATE; -- it may be being renewed
+    v_now := clock_timestamp();
+    IF v_mine.expires <= v_now AND fenced.expire(p_id, v_now, p_remember) THEN
+      v_mine.state := 'expired';
+      DELETE FROM fenced.queue q
+      WHERE q.namespace = p_namespace AND q.name = ANY (p_names) AND q.ticket = v_mine.ticket;
     END IF;
-    IF NOT v_taken THEN
-      UPDATE fenced.name n SET attempt = p_id, held = true, contended = n.contended AND EXISTS (
-        SELECT FROM fenced.queue q WHERE q.namespace = p_namespace AND q.name = n.name)
-      WHERE n.namespace = p_namespace AND n.name = ANY (p_names);
-    END IF;
-    IF v_token % 64 = 0 THEN
-      PERFORM fenced.sweep(p_id, 200);
-    END IF;
-    IF current_setting('synchronous_commit') = 'off' THEN
-      PERFORM set_config('synchronous_commit', 'on', true);
-    END IF;
+  END IF;
+  IF v_mine.names = '{}' THEN
+    RETURN 'ended ' || v_mine.state; -- withdrawn before it arrived
+  ELSIF (v_mine.namespace, v_mine.names, v_mine.ttl) <> (p_namespace, p_names, p_ttl) THEN
+    RETURN 'misuse';
+  ELSIF v_mine.state = 'granted' THEN
+    -- Written again, so that this commit waits for all that the first one should have waited for.
+    UPDATE fenced.attempt SET holder = holder WHERE id = p_id;
+    RETURN concat_ws(' ', 'granted', v_mine.token, fenced.seconds(v_mine.expires - v_now));
+  ELSIF v_mine.state <> 'waiting' THEN
+    RETURN 'ended ' || v_mine.state;
+  ELSIF v_mine.state = 'waiting' THEN
+    v_ticket := v_mine.ticket;
+  END IF;
+
+  FOREACH v_row IN ARRAY v_names LOOP
+    v_at := greatest(v_at, fenced.free_from(v_row, v_ticket, v_now, p_remember));
+  END LOOP;
+  IF v_at <= v_now THEN
+    v_token := fenced.mint(p_namespace);
+    INSERT INTO fenced.attempt VALUES (p_id, p_namespace, 'granted', p_names, p_ttl, p_delay, 0, v_token,
+      v_now + p_ttl, v_now + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl), '', p_holder)
+    ON CONFLICT (id) DO UPDATE SET state = excluded.state, token = excluded.token, expires = excluded.expires,
+      forget = excluded.forget;
+    DELETE FROM fenced.queue q
+    WHERE q.namespace = p_namespace AND q.name = ANY (p_names) AND q.ticket = v_ticket;
+    UPDATE fenced.name n SET attempt = p_id, held = true, contended = n.contended AND EXISTS (
+      SELECT FROM fenced.queue q WHERE q.namespace = p_namespace AND q.name = n.name)
+    WHERE n.namespace = p_namespace AND n.name = ANY (p_names);
     RETURN 'granted ' || v_token;
   END IF;
 
@@ -305,7 +306,7 @@ BEGIN
     SELECT count(*) AS c FROM fenced.queue q
     WHERE q.namespace = p_namespace AND q.name = ANY (p_names) AND q.ticket < v_ticket
     GROUP BY q.name) AS ahead;
-  IF v_known THEN
+  IF v_mine.id IS NOT NULL THEN
     UPDATE fenced.attempt SET expires = v_now + least(p_ttl, p_place), wake = p_wake,
       forget = v_now + least(p_ttl, p_place) + greatest(p_remember, 4 * p_ttl) WHERE id = p_id;
   ELSIF NOT p_wait OR v_ahead >= p_queue_max THEN
@@ -457,11 +458,10 @@ $$;
 CREATE FUNCTION fenced.force_release(p_namespace integer, p_name text, p_remember interval) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
-  v_id      uuid;
-  v_names   text[];
-  v_now     timestamptz;
-  v_token   bigint;
-  v_lineage text;
+  v_id    uuid;
+  v_names text[];
+  v_now   timestamptz;
+  v_token bigint;
 BEGIN
   SELECT a.id, a.names INTO v_id, v_names FROM fenced.name n JOIN fenced.attempt a ON a.id = n.attempt
   WHERE n.namespace = p_namespace AND n.name = p_name AND n.held;
@@ -477,13 +477,8 @@ BEGIN
   END IF;
   UPDATE fenced.name n SET held = false
   WHERE n.namespace = p_namespace AND n.name = ANY (v_names) AND n.attempt = v_id;
-  SELECT n.floor + nextval('fenced.token'), n.lineage INTO v_token, v_lineage
-  FROM fenced.namespace n WHERE n.id = p_namespace;
-  PERFORM fenced.check_token(v_token, v_lineage);
+  v_token := fenced.mint(p_namespace);
   PERFORM fenced.wake_heads(p_namespace, v_names, v_now);
-  IF current_setting('synchronous_commit') = 'off' THEN
-    PERFORM set_config('synchronous_commit', 'on', true);
-  END IF;
   RETURN v_token;
 END $$;
 
