@@ -27,15 +27,19 @@ def ensure(condition: object, message: str) -> None:
         raise CheckFailed(message)
 
 
-async def raises(kind: type[BaseException], work: Awaitable[object]) -> Any:
+async def raises(kind: type[BaseException] | tuple[type[BaseException], ...], work: Awaitable[object]) -> Any:
     """The error that `work` raises; CheckFailed when it raises none or another."""
     try:
         result = await work
     except kind as error:
         return error
     except Exception as error:
-        raise CheckFailed(f"{kind.__name__} was due, not {type(error).__name__}: {error}") from error
-    raise CheckFailed(f"{kind.__name__} was due, but the call returned {result!r}")
+        raise CheckFailed(f"{_named(kind)} was due, not {type(error).__name__}: {error}") from error
+    raise CheckFailed(f"{_named(kind)} was due, but the call returned {result!r}")
+
+
+def _named(kind: type[BaseException] | tuple[type[BaseException], ...]) -> str:
+    return " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
 
 
 class AuthorityHarness(Protocol):
@@ -73,7 +77,13 @@ class GuardHarness(Protocol):
     async def close(self) -> None: ...
 
 
-H = TypeVar("H", AuthorityHarness, GuardHarness)
+class Harness(Protocol):
+    """What every kit's harness is."""
+
+    async def close(self) -> None: ...
+
+
+H = TypeVar("H", bound=Harness)
 
 
 @dataclass(frozen=True)

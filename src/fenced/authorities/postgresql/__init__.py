@@ -161,6 +161,10 @@ class PostgresqlAuthority:
         script = SQL["install_lock"] + b";\n" + (HERE / f"schema_{version}.sql").read_bytes()
         try:
             await self._sessions.request(lambda session: session.script(script, until), until)
+        except Misconfigured as error:
+            raise Misconfigured(
+                f"{error}. The schema is not there yet: connect once as a role that may create it"
+            ) from error
         except Unavailable:
             found, _, _ = await self._found()
             if found < version:  # not even by somebody else meanwhile

@@ -1,9 +1,9 @@
 -- installed: Whether our schema is there, and what a database must be like.
-SELECT to_regclass('fenced.installed') IS NOT NULL, current_setting('server_encoding'),
+SELECT to_regprocedure('fenced.version()') IS NOT NULL, current_setting('server_encoding'),
   current_setting('default_transaction_isolation');
 
 -- version: The schema's version.
-SELECT max(version) FROM fenced.installed;
+SELECT fenced.version();
 
 -- install_lock: One installation at a time.
 SELECT pg_advisory_xact_lock(7310311204);

@@ -7,10 +7,7 @@
 
 CREATE SCHEMA fenced;
 
-CREATE TABLE fenced.installed (
-  version integer NOT NULL,
-  at      timestamptz NOT NULL DEFAULT now()
-);
+CREATE FUNCTION fenced.version() RETURNS integer LANGUAGE sql AS 'SELECT 1';
 
 -- The one stream of tokens. A sequence, so that grants of different names do not wait for each other's commit.
 CREATE SEQUENCE fenced.token;
@@ -425,7 +422,7 @@ DECLARE
   v_locked uuid[];
   v_now    timestamptz;
 BEGIN
-  SELECT array_agg(mine.id) INTO v_locked FROM (
+  SELECT coalesce(array_agg(mine.id), '{}') INTO v_locked FROM (
     SELECT a.id FROM fenced.attempt a WHERE a.id = ANY (p_ids) AND a.namespace = p_namespace
     FOR UPDATE SKIP LOCKED) AS mine;
   v_now := clock_timestamp();
@@ -581,4 +578,3 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 REVOKE EXECUTE ON FUNCTION fenced.force_release, fenced.raise_floor FROM PUBLIC;
-INSERT INTO fenced.installed (version) VALUES (1);

@@ -186,11 +186,12 @@ class Session:
         if code.startswith(_STANDBY):
             return Unavailable(f"{message}: this is a standby, or set to read only")
         if code.startswith(_FORBIDDEN):
-            return Misconfigured(f"{message}: a holder needs USAGE on schema fenced, an operator EXECUTE too")
-        if code.startswith(_NO_SCHEMA):
             return Misconfigured(
-                f"{message}: the schema is missing or not ours; connect once as a role that may create it"
+                f"{message}: a holder needs USAGE on schema fenced; an operator also EXECUTE on force_release and "
+                "raise_floor"
             )
+        if code.startswith(_NO_SCHEMA):
+            return Misconfigured(f"{message}: the schema fenced is missing or not ours")
         return Unavailable(message)  # locked too long, cancelled, out of disk or connections ...
 
     async def listen(self, channel: str, until: float) -> None:

@@ -56,7 +56,10 @@ class RedisServer(Server):
         return f"redis://{address}"
 
     def execute(self, *command: str | bytes | int | float) -> Any:
-        """One command on a connection of its own, never sent twice; the reply as redis-py gives it."""
+        """One command on a connection of its own, never sent twice; the reply as redis-py gives it.
+
+        It gives its own form to the replies of `"CLIENT LIST"` or `"CONFIG GET"` if these are one string.
+        """
         from redis import Redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
@@ -105,7 +108,7 @@ class RedisServer(Server):
         """Copy the running server's append-only files to a new folder, for `restored`."""
         if not self.execute("INFO", "persistence")["aof_enabled"]:
             raise ServerFailed("redis keeps no append-only files that could be copied")
-        ((_, share),) = self.execute("CONFIG", "GET", "auto-aof-rewrite-percentage").items()
+        (share,) = self.execute("CONFIG GET", "auto-aof-rewrite-percentage").values()
         self.execute("CONFIG", "SET", "auto-aof-rewrite-percentage", 0)  # files that are copied must stay
         try:
             self.wait_until(self._rewrites_nothing, "the append-only files are not being rewritten")

@@ -1,0 +1,194 @@
+"""The proxy itself: what a test sees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import weakref
+from types import TracebackType
+from typing import Self
+
+from fenced.testing.faults.links import Link, Traffic
+from fenced.testing.faults.loop import Loop
+from fenced.testing.faults.triggers import Fault, Trigger
+from fenced.testing.servers.base import HOST, free_port
+
+
+class Proxy:
+    """In front of a server, on loopback; running from its making until `stop`, or the end of its context.
+
+    It counts `connections` that clients have made, and `requests`: each time a client sends something for the
+    first time, or for the first time since the server has sent something. For clients that wait for one reply
+    before they ask again these are the round trips, those of a handshake included.
+    """
+
+    def __init__(self, target_host: str, target_port: int) -> None:
+        self.host = HOST
+        self.port = free_port()
+        self._delay = 0.0
+        self._up = self._down = (False, False)  # closed, and what comes is dropped
+        self._listener: socket.socket | None = None
+        self._loop = Loop(f"proxy-{self.port}")
+        self._traffic = Traffic(self._loop, (target_host, target_port))
+        _proxies.add(self)
+        self._loop.run(self._listen)
+
+    @property
+    def connections(self) -> int:
+        return self._traffic.connections
+
+    @property
+    def requests(self) -> int:
+        return self._traffic.requests
+
+    # Faults that stand until `heal`.
+
+    def delay(self, seconds: float, *, only_new: bool = False) -> None:
+        """Everything takes so much longer, each way; on all connections, or on those made from now on."""
+
+        def order() -> None:
+            self._delay = seconds
+            if not only_new:
+                self._traffic.each(self._apply)
+
+        self._loop.run(order)
+
+    def black_hole(
+        self, up: bool = True, down: bool = True, *, drop: bool = False, only_new: bool = False
+    ) -> None:
+        """Nothing arrives any more at the server (`up`), at the client (`down`); connections stay open.
+
+        What is sent meanwhile, a close included, is delivered on healing, as TCP does it. With `drop` it never
+        is, and a connection that has lost something stays silent in that direction for good, as one does that
+        lost its state in a firewall. New connections are still accepted, and then hear nothing.
+        """
+
+        def order() -> None:
+            self._up, self._down = (up, drop), (down, drop)
+            if not only_new:
+                self._traffic.each(self._apply)
+
+        self._loop.run(order)
+
+    def refuse(self) -> None:
+        """New connections are refused, as by a machine on which no server runs."""
+        self._loop.run(self._shut)
+
+    def heal(self) -> None:
+        """End delays, black holes and refusing; triggers, and what they did, stay."""
+
+        def order() -> None:
+            self._delay = 0.0
+            self._up = self._down = (False, False)
+            self._listen()
+            self._traffic.each(self._apply)
+
+        self._loop.run(order)
+
+    # Faults that happen once.
+
+    def reset(self) -> None:
+        """Reset all open connections, on both sides."""
+        self._loop.run(lambda: self._traffic.each(Link.reset))
+
+    def cut(self) -> None:
+        """Close all open connections, on both sides."""
+        self._loop.run(lambda: self._traffic.each(Link.close))
+
+    def on(self, match: bytes, do: Fault, times: int = 1) -> Trigger:
+        """Do this to the next request, or the next `times` requests, in which these bytes occur.
+
+        The bytes may come in several chunks. Of several triggers for one request the oldest is used, and while
+        a connection waits for the reply that a trigger is about, none is used on it.
+        """
+        if not match or times < 1:
+            raise ValueError("a trigger needs bytes to look for, and is for one request at least")
+        trigger = Trigger(match, do, times, let_go=self._let_go, disarm=self._disarm)
+        self._loop.run(lambda: self._traffic.armed.append(trigger))
+        return trigger
+
+    def stop(self) -> None:
+        """Close all connections and end."""
+        if not self._loop.stopped:
+            self._loop.run(self._close)
+            self._loop.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # What it does in its own thread.
+
+    def _listen(self) -> None:
+        if self._listener is None:
+            self._listener = socket.create_server((self.host, self.port), backlog=128)
+            self._listener.setblocking(False)
+            self._loop.select(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _shut(self) -> None:
+        if self._listener is not None:
+            self._loop.select(self._listener, 0, self._accept)
+            self._listener.close()
+            self._listener = None
+
+    def _accept(self, _: int) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            client, _address = self._listener.accept()
+            self._traffic.connections += 1
+            link = Link(self._traffic, client)
+            self._traffic.links.add(link)
+            self._apply(link)
+
+    def _apply(self, link: Link) -> None:
+        """Bring the faults that stand to a connection."""
+        link.up.fault(self._delay, self, *self._up)
+        link.down.fault(self._delay, self, *self._down)
+
+    def _close(self) -> None:
+        self._shut()
+        self._traffic.each(Link.close)
+
+    # What triggers ask for, and what a fork does.
+
+    def _let_go(self, trigger: Trigger) -> None:
+        def order() -> None:
+            for link in list(self._traffic.links):
+                link.up.release(trigger)
+                link.down.release(trigger)
+
+        self._loop.run(order)
+
+    def _disarm(self, trigger: Trigger) -> None:
+        def order() -> None:
+            with contextlib.suppress(ValueError):  # it was used up
+                self._traffic.armed.remove(trigger)
+
+        self._loop.run(order)
+
+    def _forked(self) -> None:
+        """In a child: let go of the sockets, which would otherwise keep connections open past a reset."""
+        if not self._loop.stopped:
+            self._loop.forked()
+            for link in self._traffic.links:
+                link.client.close()
+                link.server.close()
+            if self._listener is not None:
+                self._listener.close()
+
+
+_proxies: weakref.WeakSet[Proxy] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for proxy in list(_proxies):
+        proxy._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,261 @@
+"""The outage kit: what an authority behind a network must do when the network or the server fails.
+
+A harness gives each check a real server of its own and a proxy in front of it. What is checked is the same for
+every engine: an answer is yes, no or unknown; unknown is repeated and gets the same grant; nothing is granted
+twice; a holder that nobody can reach stops believing in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from fenced.contracts import Authority, Runtime
+from fenced.core.acquiring import Wish
+from fenced.core.holding import State
+from fenced.errors import Indeterminate, LeaseLost, Unavailable
+from fenced.model import Ask, AskAnswer, Ended, Kept, Released, Unknown, Waiting, grant_id
+from fenced.testing.faults import Fault, Proxy
+from fenced.testing.kit import Checks, asking, desk, ensure, granted, raises, until
+from fenced.testing.servers import Server
+
+OPERATIONS = ("ask", "renew", "release")
+CUTS = (Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.LOSE_REPLY)
+
+
+class OutageHarness(Protocol):
+    """A server that may be broken, and two ways to it."""
+
+    runtime: Runtime
+    server: Server
+    proxy: Proxy
+    words: Mapping[str, bytes]
+    """For each of OPERATIONS: bytes that its request holds, and no other's."""
+
+    async def authority(self) -> Authority:
+        """A client that goes through the proxy, opened."""
+
+    async def direct(self) -> Authority:
+        """A client that does not, opened."""
+
+    async def close(self) -> None: ...
+
+
+check: Checks[OutageHarness] = Checks()
+CHECKS = check
+
+
+async def _warm(h: OutageHarness, authority: Authority) -> None:
+    """Use each operation once, so that a fault meets a connection that is open and a request like any other."""
+    ask = asking(h.runtime, "warm")
+    await granted(authority, ask)
+    await authority.renew([ask.secret], 5.0)
+    await authority.release(ask.secret)
+
+
+async def _holds(authority: Authority, ask: Ask, name: str = "orders") -> None:
+    """Exactly this attempt holds the name."""
+    views = [view for view in await authority.survey() if view.held_by is not None]
+    ensure([view.name for view in views] == [name], f"one name is held: {views}")
+    held_by = views[0].held_by
+    ensure(held_by is not None and held_by.grant == grant_id(ask.secret), f"by this attempt: {held_by}")
+
+
+@check()
+async def a_cut_ask_is_one_grant(h: OutageHarness) -> None:
+    """A cut or a lost reply on ask: the driver repeats the attempt, and there is one grant, under one token."""
+    a, onlooker = await h.authority(), await h.direct()
+    await _warm(h, a)
+    for fault in CUTS:
+        ask = asking(h.runtime, "orders")
+        trigger = h.proxy.on(h.words["ask"], fault)
+        token = (await granted(a, ask)).token
+        trigger.wait()
+        ensure((await granted(onlooker, ask)).token == token, f"{fault.name}: the same token for all who ask")
+        await _holds(onlooker, ask)
+        ensure(await a.release(ask.secret) == Released(), "and it is given back")
+
+
+@check()
+async def an_unknown_ask_stays_unknown_until_repeated(h: OutageHarness) -> None:
+    """Every reply is lost: Indeterminate, never yes or no. The same attempt gets the grant that was made."""
+    a, onlooker = await h.authority(), await h.direct()
+    await _warm(h, a)
+    ask = asking(h.runtime, "orders")
+    trigger = h.proxy.on(h.words["ask"], Fault.LOSE_REPLY, times=2)
+    await raises(Indeterminate, a.ask(ask))
+    trigger.wait(times=2)
+    await _holds(onlooker, ask)
+    token = (await granted(a, ask)).token
+    ensure((await granted(onlooker, ask)).token == token, "the same grant")
+
+
+@check()
+async def an_unknown_ask_can_be_withdrawn(h: OutageHarness) -> None:
+    """Who gives an unknown attempt up leaves no ghost behind."""
+    a, b = await h.authority(), await h.direct()
+    await _warm(h, a)
+    ask = asking(h.runtime, "orders")
+    h.proxy.on(h.words["ask"], Fault.LOSE_REPLY, times=2)
+    await raises(Indeterminate, a.ask(ask))
+    ensure(await a.withdraw(ask.secret) == Released(), "withdrawn")
+    await granted(b, asking(h.runtime, "orders"))
+    ensure(await a.ask(ask) == Ended("withdrawn"), "and it stays so")
+
+
+@check()
+async def a_late_ask_finds_its_tombstone(h: OutageHarness) -> None:
+    """The request is still under way while its owner withdraws: when it arrives, nothing is granted."""
+    a, b = await h.authority(), await h.direct()
+    await _warm(h, a)
+    ask = asking(h.runtime, "orders", wait=True)
+    trigger = h.proxy.on(h.words["ask"], Fault.HOLD)
+    answers: list[AskAnswer] = []
+
+    async def late() -> None:
+        answers.append(await a.ask(ask))
+
+    task = h.runtime.spawn(late, "late-ask")
+    await until(h.runtime, lambda: trigger.fired > 0, 5.0, "the request is on its way")
+    ensure(await b.withdraw(ask.secret) == Released(), "withdrawn before it arrived")
+    trigger.let_go()
+    await until(h.runtime, lambda: bool(answers), 5.0, "the late request is answered")
+    await task.join()
+    ensure(answers == [Ended("withdrawn")], f"no ghost: {answers}")
+    await granted(b, asking(h.runtime, "orders"))
+
+
+@check()
+async def a_cut_renewal_is_repeated(h: OutageHarness) -> None:
+    """A cut or a lost reply on renew: kept after all, by a second request; never told as ended."""
+    a = await h.authority()
+    await _warm(h, a)
+    ask = asking(h.runtime, "orders")
+    await granted(a, ask)
+    for fault in CUTS:
+        trigger = h.proxy.on(h.words["renew"], fault)
+        (answer,) = await a.renew([ask.secret], 2.0)
+        trigger.wait()
+        ensure(isinstance(answer, Kept | Unknown), f"{fault.name}: kept or unknown, not {answer}")
+        (answer,) = await a.renew([ask.secret], 2.0)
+        ensure(isinstance(answer, Kept), f"{fault.name}: kept, not {answer}")
+
+
+@check()
+async def a_silent_server_is_not_waited_for(h: OutageHarness) -> None:
+    """No reply to a renewal, and the connection stays open: unknown within the call's own timeout."""
+    a = await h.authority()
+    await _warm(h, a)
+    ask = asking(h.runtime, "orders")
+    await granted(a, ask)
+    for fault in (Fault.SWALLOW, Fault.SWALLOW_REPLY):
+        h.proxy.on(h.words["renew"], fault)
+        began = h.runtime.now()
+        await raises(Indeterminate, a.renew([ask.secret], 0.3))
+        ensure(h.runtime.now() - began < 2.0, "it did not wait for ever")
+        (answer,) = await a.renew([ask.secret], 2.0)
+        ensure(isinstance(answer, Kept), f"{fault.name}: the next one is kept, not {answer}")
+
+
+@check()
+async def a_cut_release_is_repeated(h: OutageHarness) -> None:
+    """A cut or a lost reply on release: released, and the name is free."""
+    a, b = await h.authority(), await h.direct()
+    await _warm(h, a)
+    for fault in CUTS:
+        ask = asking(h.runtime, "orders")
+        await granted(a, ask)
+        trigger = h.proxy.on(h.words["release"], fault)
+        ensure(await a.release(ask.secret) == Released(), f"{fault.name}: released")
+        trigger.wait()
+        other = asking(h.runtime, "orders")
+        await granted(b, other)
+        await b.release(other.secret)
+
+
+@check()
+async def nobody_there_is_a_definite_no(h: OutageHarness) -> None:
+    """Connections are refused: Unavailable at once, since nothing can have happened."""
+    a, b = await h.authority(), await h.direct()
+    await _warm(h, a)
+    h.proxy.refuse()
+    h.proxy.reset()
+    await raises((Unavailable, Indeterminate), a.ask(asking(h.runtime, "orders")))  # its connection broke
+    await raises(Unavailable, a.ask(asking(h.runtime, "orders")))  # and there is no other
+    ensure(not await b.survey(), "nothing happened")
+    h.proxy.heal()
+    await granted(a, asking(h.runtime, "orders"))
+
+
+@check()
+async def a_wake_up_lost_on_the_way_is_made_good(h: OutageHarness) -> None:
+    """All connections of a waiter break while it waits: it is granted all the same, soon after the release."""
+    one, two = desk(await h.direct(), h.runtime), desk(await h.authority(), h.runtime)
+    hold = await one.acquire(Wish.of(["orders"], ttl=20))
+    tokens: list[int] = []
+
+    async def wait() -> None:
+        tokens.append((await two.acquire(Wish.of(["orders"], ttl=3, wait=20))).token)
+
+    task = h.runtime.spawn(wait, "waiter")
+    onlooker = await h.direct()
+    while not (await onlooker.observe("orders")).waiters:
+        await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.01)
+    h.proxy.reset()
+    await one.release(hold)
+    await until(h.runtime, lambda: bool(tokens), 5.0, "the waiter is granted")
+    await task.join()
+    ensure(tokens[0] > hold.token, "under a greater token")
+    await one.close()
+    await two.close()
+
+
+@check()
+async def a_killed_server_keeps_what_it_said(h: OutageHarness) -> None:
+    """SIGKILL and restart under a live holder: the lease goes on, tokens rise, the queue is kept."""
+    client = desk(await h.direct(), h.runtime)
+    tokens = []
+    for _ in range(5):
+        hold = await client.acquire(Wish.of(["orders"], ttl=6))
+        tokens.append(hold.token)
+        if len(tokens) < 5:
+            await client.release(hold)
+    h.server.kill()
+    h.server.start()
+    await until(
+        h.runtime,
+        lambda: hold.remaining() > 5.0 and hold.state is State.HELD,
+        6.0,
+        "the holder renews on the new server",
+    )
+    other = await h.direct()
+    waiting = await other.ask(asking(h.runtime, "orders", wait=True))
+    ensure(isinstance(waiting, Waiting) and waiting.held_by is not None, f"still held: {waiting}")
+    await client.release(hold)
+    tokens.append((await granted(other, asking(h.runtime, "another"))).token)
+    ensure(tokens == sorted(set(tokens)), f"strictly rising over the crash: {tokens}")
+    await client.close()
+
+
+@check()
+async def a_frozen_server_frees_its_holders_in_time(h: OutageHarness) -> None:
+    """SIGSTOP of the server for two TTLs: the holder stops believing before its TTL is over, and stays lost."""
+    ttl = 1.0
+    client = desk(await h.direct(), h.runtime)
+    hold = await client.acquire(Wish.of(["orders"], ttl=ttl))
+    frozen = h.runtime.now()
+    h.server.freeze()
+    try:
+        await until(h.runtime, lambda: hold.state is State.LOST, 2 * ttl, "the holder knows")
+        ensure(h.runtime.now() - frozen < ttl, "in time by its own clock")
+        await h.runtime.wait(h.runtime.wakeup(), frozen + 2 * ttl)
+    finally:
+        h.server.thaw()
+    other = desk(await h.direct(), h.runtime)
+    after = await other.acquire(Wish.of(["orders"], ttl=5, wait=10))
+    ensure(after.token > hold.token, "the next holder's token is greater")
+    await raises(LeaseLost, client.release(hold))
+    ensure(hold.state is State.LOST, "what was lost stays lost")
+    await other.release(after)
+    await other.close()
+    await client.close()
