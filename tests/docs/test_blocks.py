@@ -4,6 +4,8 @@ The blocks of one page run in the order of the page, in one temporary folder: ``
 ```sh with `bash -e`, ```console command by command (`$ `), each followed by exactly what it prints. In Python,
 a comment two spaces behind a `print(...)` is the line that it prints.
 
+A page that names DATABASE_URL or REDIS_URL finds a real server behind it.
+
 What must not run is marked by `<!-- not run: why -->` directly before the block, or is no program at all
 (```text, ```mermaid and the like).
 """
@@ -31,6 +33,7 @@ PAGES = [
 ]
 RUN = ("python", "sh", "console")
 SHOWN = ("text", "mermaid", "sql", "json", "toml", "make")
+SERVERS = {"DATABASE_URL": "postgresql_url", "REDIS_URL": "redis_url"}
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 SECONDS_MAX = 60
 PLAYER = Path(__file__).with_name("play.py")
@@ -72,9 +75,12 @@ def shown(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=shown)
-def test_blocks_run(page: Path, tmp_path: Path) -> None:
+def test_blocks_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     plan = {"page": shown(page), "blocks": [asdict(block) for block in runnable(page)]}
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FENCED_")}
+    for variable, fixture in SERVERS.items():
+        if variable in page.read_text():
+            environment[variable] = request.getfixturevalue(fixture)
     environment["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), environment.get("PATH", "")))
     done = subprocess.run(
         [sys.executable, PLAYER],
