@@ -125,6 +125,20 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert not args or ended.stderr.count("\n") == 1
 
 
+def test_commands_on_a_server(fenced: Any, postgresql_url: str) -> None:
+    """The same commands on PostgreSQL: nothing is there until it is installed, and raising works by the URL alone."""
+    there = ("--authority", postgresql_url)
+    ended = fenced("ls", *there)
+    assert ended.returncode == 78 and "no schema fenced" in ended.stderr
+    installed = json.loads(fenced("authority", "install", "--json", *there).stdout)
+    assert (installed["guarantee"], installed["doubts"], installed["last_token"]) == ("strict", [], 0)
+    assert ", strict" in fenced("authority", "install", *there).stdout
+    ended = fenced("run", "orders", *there, "--", "sh", "-c", "echo $FENCED_TOKEN")
+    assert (ended.returncode, ended.stdout) == (0, "1\n")
+    assert "the floor is 5000" in fenced("authority", "raise", "--above", "5000", *there).stdout
+    assert fenced("run", "orders", *there, "--", "sh", "-c", "echo $FENCED_TOKEN").stdout == "5001\n"
+
+
 def test_without_an_authority_both_ways_to_name_one_are_told(fenced: Any) -> None:
     environment = {key: value for key, value in fenced.environment.items() if key != "FENCED_AUTHORITY"}
     ended = fenced("ls", env=environment)

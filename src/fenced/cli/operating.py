@@ -58,6 +58,40 @@ def authority() -> None:
     """
 
 
+@authority.command()
+@authority_option
+@namespace_option
+@json_option
+def install(url: str, namespace: str, as_json: bool) -> None:
+    """Create what the authority needs, unless it is there, and tell what it guarantees.
+
+    The first client does the same, if it may. Where it may not, run this once as somebody who may.
+
+    \b
+    Example:
+      fenced authority install --authority postgresql://owner@db.internal/shop
+    """
+    with opened(url, namespace, create=True) as opened_authority:
+        standing = step(opened_authority.open())
+        where = opened_authority.url
+    guarantee = "best-effort" if standing.doubts else "strict"
+    if as_json:
+        write_json(
+            {
+                "authority": where,
+                "namespace": namespace,
+                "realm": standing.realm,
+                "last_token": standing.last_token,
+                "guarantee": guarantee,
+                "doubts": standing.doubts,
+            }
+        )
+        return
+    click.echo(f"{plain(where)}, namespace {plain(namespace)}: realm {standing.realm}, {guarantee}")
+    for doubt in standing.doubts:
+        click.echo(f"  {plain(doubt)}")
+
+
 def _whole_number(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
     """Plain digits. `int()` would also take 1_000 and the digits of other scripts."""
     if text is None:

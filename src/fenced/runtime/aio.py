@@ -53,6 +53,11 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
+def _settle(future: asyncio.Future[bool], result: bool) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
 class AioRuntime:
     """One event loop. Everything here but `AioWakeup.set` is called in that loop's thread."""
 
@@ -114,12 +119,18 @@ class AioRuntime:
     async def _ready(
         self, fd: int, add: Callable[..., None], remove: Callable[[int], object], until: float
     ) -> bool:
-        ready = AioWakeup()
-        add(fd, ready.set)
-        try:
-            return await self.wait(ready, until)
-        finally:
-            remove(fd)
+        loop = asyncio.get_running_loop()
+        while (left := until - self.now()) > 0:
+            ready: asyncio.Future[bool] = loop.create_future()
+            timer = loop.call_later(min(left, SLICE_SECONDS), _settle, ready, False)
+            add(fd, _settle, ready, True)
+            try:
+                if await ready:
+                    return True
+            finally:
+                remove(fd)
+                timer.cancel()
+        return False
 
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         threads = self._urgent if urgent else self._threads

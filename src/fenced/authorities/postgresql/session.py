@@ -6,37 +6,33 @@ kept: a warning during the commit of a grant makes that grant unknown.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+from psycopg.pq import DiagnosticField, PollingStatus
+from psycopg.pq.abc import PGconn, PGresult
 
 from fenced.contracts import Runtime
-from fenced.errors import FencedError, Misconfigured, Unavailable
+from fenced.errors import Misconfigured, Unavailable
 from fenced.runtime.pool import Broken
-
-if TYPE_CHECKING:
-    from psycopg.pq.abc import PGconn, PGresult
 
 Row = tuple[bytes | None, ...]
 
-# Written down here as in PostgreSQL's own table of error codes, since the driver is imported late.
+# Beginnings of error codes, as in PostgreSQL's own table.
 _CONNECTION_LOST = ("08", "57P01", "57P02", "57P03", "57P05")
 _STANDBY = ("25006",)
 _FORBIDDEN = ("42501", "28", "3D000")
 _NO_SCHEMA = ("3F000", "42883", "42P01")
-_NO_SUCH_STATEMENT = "26000"
+_PREPARED_ELSEWHERE = ("26000", "42P05")
 
 
-def driver() -> type[PGconn]:
-    """libpq's connection, or what to install."""
-    try:
-        from psycopg import pq
-    except ImportError as error:
-        raise Misconfigured(
-            "PostgreSQL needs psycopg and libpq: pip install 'fenced[postgresql]' 'psycopg[binary]'"
-        ) from error
-    return pq.PGconn
+class _PreparedElsewhere(Exception):
+    """Another server process than the one that has our prepared statements: nothing was done."""
 
 
 class Session:
@@ -55,15 +51,13 @@ class Session:
     @classmethod
     async def connect(cls, conninfo: str, runtime: Runtime, where: str, until: float) -> Session:
         """Connect; Unavailable when that fails or takes too long, Misconfigured when it cannot succeed."""
-        start = driver().connect_start
-        extra = {"client_encoding": "UTF8", "fallback_application_name": "fenced"}
         try:
-            from psycopg.conninfo import make_conninfo
-
-            text = make_conninfo(conninfo, **extra)
-        except Exception as error:
-            raise Misconfigured(f"{where}: libpq does not understand this address") from error
-        connection = await runtime.call(start, text.encode())  # looks names up, which may take a while
+            text = make_conninfo(conninfo, client_encoding="UTF8", fallback_application_name="fenced")
+        except psycopg.Error:
+            # Without the cause: it quotes the address.
+            raise Misconfigured(f"{where}: libpq does not understand this address") from None
+        # In a worker where that matters: it looks names up, which may take a while.
+        connection = await runtime.call(pq.PGconn.connect_start, text.encode())
         session = cls(connection, runtime, where)
         try:
             await session._finish_connecting(until)
@@ -75,8 +69,6 @@ class Session:
         return session
 
     async def _finish_connecting(self, until: float) -> None:
-        from psycopg.pq import PollingStatus
-
         while True:
             status = self._connection.connect_poll()
             if status == PollingStatus.OK:
@@ -99,8 +91,6 @@ class Session:
         return self._connection.socket
 
     def _noticed(self, result: PGresult) -> None:
-        from psycopg.pq import DiagnosticField
-
         if result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED) == b"WARNING":
             self.warnings.append(_text(result.error_field(DiagnosticField.MESSAGE_PRIMARY)))
 
@@ -108,38 +98,35 @@ class Session:
         self, name: bytes, statement: bytes, parameters: Sequence[bytes | None], until: float
     ) -> list[Row]:
         """The rows of one statement. `Broken` when the connection broke or the answer did not come in time."""
-        connection = self._connection
         self.warnings.clear()
         try:
-            if not name or self.pooled:
-                connection.send_query_params(statement, parameters)
-            else:
-                if name not in self._prepared:
-                    connection.send_prepare(name, statement)
-                    await self._results(until)
-                    self._prepared.add(name)
-                connection.send_query_prepared(name, parameters)
+            if name and not self.pooled:
+                try:
+                    return await self._run_prepared(name, statement, parameters, until)
+                except _PreparedElsewhere:
+                    self.pooled = True
+            self._connection.send_query_params(statement, parameters)
             return await self._results(until)
-        except FencedError:
-            raise
-        except Exception as error:
-            raise self._broken(error) from error
+        except (psycopg.Error, OSError) as error:
+            raise Broken(f"{self._where}: {error}") from error
+
+    async def _run_prepared(
+        self, name: bytes, statement: bytes, parameters: Sequence[bytes | None], until: float
+    ) -> list[Row]:
+        if name not in self._prepared:
+            self._connection.send_prepare(name, statement)
+            await self._results(until)
+            self._prepared.add(name)
+        self._connection.send_query_prepared(name, parameters)
+        return await self._results(until)
 
     async def script(self, statements: bytes, until: float) -> None:
         """Several statements in one transaction."""
         try:
             self._connection.send_query(statements)
             await self._results(until)
-        except FencedError:
-            raise
-        except Exception as error:
-            raise self._broken(error) from error
-
-    def _broken(self, error: Exception) -> Exception:
-        """What the driver raises means that the connection is lost; anything else is a mistake of ours."""
-        from psycopg import Error
-
-        return Broken(f"{self._where}: {error}") if isinstance(error, Error | OSError) else error
+        except (psycopg.Error, OSError) as error:
+            raise Broken(f"{self._where}: {error}") from error
 
     async def _results(self, until: float) -> list[Row]:
         connection, runtime = self._connection, self._runtime
@@ -147,7 +134,7 @@ class Session:
             if not await runtime.writable(self, until):
                 raise Broken(f"{self._where}: the request could not be sent in time")
         rows: list[Row] = []
-        failure: FencedError | Broken | None = None
+        failure: Exception | None = None
         while True:
             while connection.is_busy():
                 if not await runtime.readable(self, until):
@@ -164,14 +151,14 @@ class Session:
             raise failure
         return rows
 
-    def _failure(self, result: PGresult) -> FencedError | Broken:
+    def _failure(self, result: PGresult) -> Exception:
         """What an error of the server means. Its transaction was rolled back, unless the server went away."""
-        from psycopg.pq import DiagnosticField
-
         code = _text(result.error_field(DiagnosticField.SQLSTATE))
         message = f"{self._where}: {_text(result.error_field(DiagnosticField.MESSAGE_PRIMARY))} ({code})"
         if not code or code.startswith(_CONNECTION_LOST):
             return Broken(message)
+        if code in _PREPARED_ELSEWHERE:
+            return _PreparedElsewhere()
         if code == "ZFA01":
             return Misconfigured(
                 f"{message}. A standby was promoted, or this was restored from a backup, and tokens may be missing "
@@ -203,7 +190,7 @@ class Session:
         while not heard and await self._runtime.readable(self, until):
             try:
                 self._connection.consume_input()
-            except Exception as error:
+            except psycopg.Error as error:
                 raise Unavailable(f"{self._where}: {error}") from error
             heard = self._notifications()
         return heard
@@ -216,11 +203,11 @@ class Session:
 
     def hang_up(self) -> None:
         """End the connection from another thread: who reads from it wakes up."""
-        try:
-            with socket.socket(fileno=os.dup(self.fileno())) as other:
-                other.shutdown(socket.SHUT_RDWR)
-        except (OSError, ValueError, RuntimeError):
-            return  # closed already
+        with (
+            contextlib.suppress(OSError, psycopg.Error),  # closed already
+            socket.socket(fileno=os.dup(self.fileno())) as other,
+        ):
+            other.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._connection.finish()
