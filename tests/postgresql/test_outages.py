@@ -1,13 +1,16 @@
 """The outage kit on PostgreSQL."""
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
+from fenced.authorities import postgresql
 from fenced.authorities.postgresql import PostgresqlAuthority
 from fenced.contracts import Authority, Colour, Runtime
-from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, OutageHarness, run
+from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.runtime.pool import Pool
+from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, CheckFailed, OutageHarness, run
 from fenced.testing.faults import Proxy
 from fenced.testing.servers import PostgresqlServer
 
@@ -41,6 +44,47 @@ class Harness:
         for authority in self._opened:
             await authority.close()
         self.proxy.stop()
+
+
+class NothingIsRepeated(Pool[Any]):
+    """A connection that broke while it was idle fails its next request."""
+
+    async def request(self, work: Any, until: float, *, repeatable: bool = True) -> Any:
+        return await super().request(work, until, repeatable=False)
+
+
+class UnknownIsNo(Pool[Any]):
+    """A request without a reply is told as one that did not happen."""
+
+    async def request(self, work: Any, until: float, *, repeatable: bool = True) -> Any:
+        try:
+            return await super().request(work, until, repeatable=repeatable)
+        except Indeterminate as error:
+            raise Unavailable(str(error)) from error
+
+
+class ConnectionsAreKept(Pool[Any]):
+    """Who gives up waiting puts the connection back, with a reply still under way."""
+
+    def _drop(self, connection: Any) -> None:
+        self._give(connection)
+
+    def close_idle(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("planted", [NothingIsRepeated, UnknownIsNo, ConnectionsAreKept])
+def test_the_kit_can_fail(
+    planted: type[Pool[Any]], server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "Pool", planted)
+    quick = [
+        check for check in OUTAGE_CHECKS if check.name.startswith(("a_cut", "an_unknown", "a_late_reply"))
+    ]
+    with pytest.raises((CheckFailed, FencedError, TimeoutError)):
+        for check in quick:
+            database = server.create_database()
+            run(check, lambda runtime, name=database: Harness(runtime, server, name), "blocking")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from fenced.contracts import Authority, Runtime
 from fenced.core.acquiring import Wish
 from fenced.core.holding import State
 from fenced.errors import Indeterminate, LeaseLost, Unavailable
-from fenced.model import Ask, AskAnswer, Ended, Kept, Released, Unknown, Waiting, grant_id
+from fenced.model import Ask, AskAnswer, Ended, Gone, Kept, Released, Unknown, Waiting, grant_id
 from fenced.testing.faults import Fault, Proxy
 from fenced.testing.kit import Checks, asking, desk, ensure, granted, raises, until
 from fenced.testing.servers import Server
@@ -155,6 +155,22 @@ async def a_silent_server_is_not_waited_for(h: OutageHarness) -> None:
         ensure(h.runtime.now() - began < 2.0, "it did not wait for ever")
         (answer,) = await a.renew([ask.secret], 2.0)
         ensure(isinstance(answer, Kept), f"{fault.name}: the next one is kept, not {answer}")
+
+
+@check()
+async def a_late_reply_answers_nobody_else(h: OutageHarness) -> None:
+    """The reply to a renewal comes when its caller has given up: the next caller is not given it."""
+    a = await h.authority()
+    await _warm(h, a)
+    ask = asking(h.runtime, "orders")
+    await granted(a, ask)
+    trigger = h.proxy.on(h.words["renew"], Fault.HOLD_REPLY)
+    await raises(Indeterminate, a.renew([ask.secret], 0.3))
+    trigger.let_go()
+    for _ in range(3):
+        ensure(await a.renew([h.runtime.secret()], 2.0) == [Gone()], "its own answer")
+    (answer,) = await a.renew([ask.secret], 2.0)
+    ensure(isinstance(answer, Kept), f"kept, not {answer}")
 
 
 @check()
