@@ -63,6 +63,9 @@ class Session:
             await session._finish_connecting(until)
             connection.nonblocking = 1
             await session._tell_pooler(until)
+        except Broken as error:
+            session.close()
+            raise Unavailable(str(error)) from error  # nothing was asked for yet
         except BaseException:
             session.close()
             raise
