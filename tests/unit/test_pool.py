@@ -1,0 +1,142 @@
+"""The pool of connections: a limit, turns in order, and nothing left behind by who gives up."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from fenced.errors import Indeterminate, Unavailable
+from fenced.runtime.aio import AioRuntime
+from fenced.runtime.pool import Broken, Pool
+
+
+async def nothing() -> None:
+    await asyncio.sleep(0)
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Story:
+    """A pool of two connections under asyncio, and requests that end when they are told to."""
+
+    def __init__(self) -> None:
+        self.runtime = AioRuntime()
+        self.made: list[Connection] = []
+        self.refuse = False
+        self.order: list[str] = []
+        self.pool: Pool[Connection] = Pool(self.runtime, self._connect, limit=2, where="here")
+
+    async def _connect(self, until: float) -> Connection:
+        if self.refuse:
+            raise Unavailable("nobody there")
+        self.made.append(Connection())
+        return self.made[-1]
+
+    def request(
+        self, name: str, end: Callable[[], Awaitable[object]], seconds: float = 5.0
+    ) -> asyncio.Task[object]:
+        async def work(connection: Connection) -> object:
+            self.order.append(name)
+            return await end()
+
+        return asyncio.ensure_future(self.pool.request(work, self.runtime.now() + seconds, repeatable=False))
+
+
+def story(play: Callable[[Story], Awaitable[None]]) -> None:
+    async def main() -> None:
+        scene = Story()
+        try:
+            await play(scene)
+        finally:
+            scene.runtime.close()
+
+    asyncio.run(main())
+
+
+async def _settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_turns_are_taken_in_order_and_passed_on_by_who_gives_up() -> None:
+    async def play(scene: Story) -> None:
+        go = asyncio.Event()
+        busy = [scene.request(name, go.wait) for name in "ab"]
+        await _settle()
+        waiting = [scene.request(name, nothing) for name in "cde"]
+        await _settle()
+        assert scene.order == ["a", "b"] and len(scene.made) == 2
+        waiting[0].cancel()
+        go.set()
+        await asyncio.gather(*busy, *waiting, return_exceptions=True)
+        assert scene.order == ["a", "b", "d", "e"] and len(scene.made) == 2
+
+    story(play)
+
+
+def test_who_waits_too_long_is_told_and_leaves_its_turn() -> None:
+    async def play(scene: Story) -> None:
+        go = asyncio.Event()
+        busy = [scene.request(name, go.wait) for name in "ab"]
+        await _settle()
+        with pytest.raises(Unavailable, match="busy"):
+            await scene.request("c", nothing, seconds=0.05)
+        go.set()
+        await asyncio.gather(*busy)
+        await scene.request("d", nothing)
+        assert scene.order == ["a", "b", "d"]
+
+    story(play)
+
+
+def test_a_connection_with_a_request_cut_short_is_not_used_again() -> None:
+    async def play(scene: Story) -> None:
+        cut = scene.request("a", asyncio.Event().wait)
+        await _settle()
+        cut.cancel()
+        await _settle()
+        assert scene.made[0].closed
+
+        async def breaks() -> None:
+            raise Broken("reset")
+
+        with pytest.raises(Indeterminate, match="reset"):
+            await scene.request("b", breaks)
+        assert scene.made[1].closed
+        await scene.request("c", nothing)
+        await scene.request("d", nothing)
+        assert len(scene.made) == 3 and not scene.made[2].closed
+
+    story(play)
+
+
+def test_a_failed_connect_takes_no_room() -> None:
+    async def play(scene: Story) -> None:
+        scene.refuse = True
+        for _ in range(5):
+            with pytest.raises(Unavailable, match="nobody"):
+                await scene.request("a", nothing)
+        scene.refuse = False
+        await scene.request("b", nothing)
+
+    story(play)
+
+
+def test_closing_closes_what_is_in_use_when_it_comes_back() -> None:
+    async def play(scene: Story) -> None:
+        go = asyncio.Event()
+        busy = scene.request("a", go.wait)
+        await scene.request("b", nothing)
+        scene.pool.close()
+        assert [connection.closed for connection in scene.made] == [False, True]
+        go.set()
+        await busy
+        assert scene.made[0].closed
+
+    story(play)
