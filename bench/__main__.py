@@ -1,28 +1,40 @@
-"""Run every figure, or those named, and print them beside their targets."""
+"""Run every figure, or the groups that are named, and print them beside their targets."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.metadata
 import json
 import os
 import platform
 import sqlite3
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import fenced
-from bench import guards, handover, leases, renewal, startup
-from bench.figures import Figure, table
+from bench.figures import Figure, matrices, table
+from bench.interleaved import Effort
+from fenced.testing.servers import MissingProgram
 
 GROUPS = {
-    "leases": leases.run,
-    "handover": handover.run,
-    "renewal": renewal.run,
-    "guards": guards.run,
-    "startup": startup.run,
+    "leases": "bench.leases",
+    "handover": "bench.handover",
+    "renewal": "bench.renewal",
+    "guards": "bench.guards",
+    "startup": "bench.startup",
+    "redis": "bench.on_redis",
+    "postgresql": "bench.on_postgresql",
 }
+PACKAGES = {"redis": "redis python-redis-lock", "postgresql": "'psycopg[binary]'"}
+"""What a group compares with. Imported only when it is measured: the others need none of it."""
+
+QUICK = Effort(0.5)
+Run = Callable[[Path, Effort], Iterator[Figure]]
 
 
 def conditions() -> dict[str, object]:
@@ -33,34 +45,63 @@ def conditions() -> dict[str, object]:
         "sqlite": sqlite3.sqlite_version,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": os.cpu_count(),
+        "peers": {
+            name: version for name in ("redis", "python-redis-lock", "psycopg") if (version := _version(name))
+        },
     }
 
 
-def measure(chosen: list[str], folder: Path) -> list[Figure]:
-    figures: list[Figure] = []
-    for name in chosen:
-        sys.stderr.write(f"measuring {name} ...\n")
-        part = folder / name
-        part.mkdir()
-        figures += GROUPS[name](part)
-    return figures
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def measure(group: str, folder: Path, effort: Effort) -> list[Figure]:
+    """The figures of one group; exits when a program or a package is missing, and says which."""
+    try:
+        run = cast(Run, importlib.import_module(GROUPS[group]).run)
+    except ImportError as error:
+        if group not in PACKAGES:
+            raise
+        sys.exit(f"{group}: {error}; this installs what it needs: pip install {PACKAGES[group]}")
+    part = folder / group
+    part.mkdir()
+    try:
+        return list(run(part, effort))
+    except MissingProgram as missing:
+        sys.exit(f"{group}: {missing}")
+
+
+def show(group: str, figures: list[Figure]) -> None:
+    print(f"\n{group}\n")
+    for text in (table(figures), *matrices(figures)):
+        print(f"{text}\n", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("group", nargs="*", metavar="GROUP", help=f"one of {', '.join(GROUPS)}; all if none")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.add_argument("--folder", type=Path, default=Path(), help="whose disk is measured (default: here)")
+    parser.add_argument("--folder", type=Path, default=Path(), help="whose disk SQLite uses (default: here)")
+    parser.add_argument("--quick", action="store_true", help="half of the repetitions: rougher figures")
     options = parser.parse_args()
     if unknown := set(options.group) - set(GROUPS):
         parser.error(f"no such group: {', '.join(sorted(unknown))}")
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.folder.resolve()) as folder:
-        figures = measure(options.group or list(GROUPS), Path(folder))
+    effort = QUICK if options.quick else Effort()
     found = conditions()
-    print(f"Python {found['python']}, SQLite {found['sqlite']}, {found['system']}, {found['cores']} cores\n")
-    print(table(figures))
+    print(f"Python {found['python']}, SQLite {found['sqlite']}, {found['system']}, {found['cores']} cores")
+    print("at most: less is better; at least: a peer's time divided by ours, so more is better", flush=True)
+    told: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.folder.resolve()) as folder:
+        for group in options.group or list(GROUPS):
+            sys.stderr.write(f"measuring {group} ...\n")
+            figures = measure(group, Path(folder), effort)
+            show(group, figures)
+            told += [{"group": group, **figure.as_dict()} for figure in figures]
     if options.json is not None:
-        report = {**found, "figures": [figure.as_dict() for figure in figures]}
+        report = {**found, "share": effort.share, "figures": told}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fenced
 from bench.figures import Figure, ratio
-from bench.interleaved import Action, connect, make_table, medians
+from bench.interleaved import Action, Effort, connect, make_table, medians
 from fenced import sql
 
 ONE = "UPDATE orders SET qty = qty + 1 WHERE id = 42"
@@ -48,13 +48,13 @@ def by_clause(guard: sql.Guard, connection: sqlite3.Connection, lease: fenced.Le
     return write
 
 
-def run(folder: Path) -> Iterator[Figure]:
+def run(folder: Path, effort: Effort) -> Iterator[Figure]:
     with fenced.Client(f"sqlite:///{folder}/guard-leases.db") as client:
-        yield from _one_row(folder, client)
-        yield from _many_rows(folder, client)
+        yield from _one_row(folder, client, effort)
+        yield from _many_rows(folder, client, effort)
 
 
-def _one_row(folder: Path, client: fenced.Client) -> Iterator[Figure]:
+def _one_row(folder: Path, client: fenced.Client, effort: Effort) -> Iterator[Figure]:
     files = [connect(folder / f"one-{kind}.db") for kind in ("plain", "guarded", "clause")]
     for each in files:
         make_table(each, 100)
@@ -65,7 +65,7 @@ def _one_row(folder: Path, client: fenced.Client) -> Iterator[Figure]:
             plain(files[0], ONE),
             guarded(guard, files[1], lease, ONE),
             by_clause(guard, files[2], lease),
-            rounds=ROUNDS,
+            rounds=effort.of(ROUNDS),
         )
     yield ratio("guard", "guarded UPDATE of one row", ours, theirs, target=1.25, against="without a guard")
     yield ratio("clause", "the same by clause()", clause, theirs, against="without a guard")
@@ -73,7 +73,7 @@ def _one_row(folder: Path, client: fenced.Client) -> Iterator[Figure]:
         each.close()
 
 
-def _many_rows(folder: Path, client: fenced.Client) -> Iterator[Figure]:
+def _many_rows(folder: Path, client: fenced.Client, effort: Effort) -> Iterator[Figure]:
     files = [connect(folder / f"many-{kind}.db") for kind in ("plain", "constant", "template")]
     for each in files:
         make_table(each, ROWS)
@@ -86,7 +86,7 @@ def _many_rows(folder: Path, client: fenced.Client) -> Iterator[Figure]:
             plain(files[0], ALL),
             guarded(constant, files[1], orders, ALL),
             guarded(template, files[2], shop, ALL),
-            rounds=BULK_ROUNDS,
+            rounds=effort.of(BULK_ROUNDS),
             warm_up=15,
         )
     against = f"{ROWS:,} rows without a guard"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import fenced
 from bench.figures import Figure
+from bench.interleaved import Effort
 
 HANDOVERS = 400
 HOLD_SECONDS = 0.003
@@ -76,9 +77,10 @@ def measure(url: str, sizes: list[tuple[int, int]]) -> list[float]:
     ]
 
 
-def run(folder: Path) -> Iterator[Figure]:
-    pair = measure(f"sqlite:///{folder}/pair.db", [(HANDOVERS // 2, 1)] * 2)
-    crowd = measure(f"sqlite:///{folder}/crowd.db", [(CROWD_TURNS, 1), (CROWD_TURNS, CROWD)])
+def run(folder: Path, effort: Effort) -> Iterator[Figure]:
+    pair = measure(f"sqlite:///{folder}/pair.db", [(effort.of(HANDOVERS // 2), 1)] * 2)
+    turns = effort.of(CROWD_TURNS)
+    crowd = measure(f"sqlite:///{folder}/crowd.db", [(turns, 1), (turns, CROWD)])
     yield _figure("handover", "hand-over between two processes", pair, 2.0)
     yield _figure("handover_crowd", f"the same with {CROWD} waiting threads in the other", crowd, None)
 

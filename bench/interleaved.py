@@ -6,10 +6,12 @@ import random
 import sqlite3
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 Action = Callable[[], object]
+AsyncAction = Callable[[], Awaitable[object]]
 
 
 WARM_UP = 1200
@@ -19,21 +21,49 @@ Until then the log grows, and a commit that lengthens its file takes twice as lo
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much of the usual number of repetitions a run makes."""
+
+    share: float = 1.0
+
+    def of(self, count: int) -> int:
+        return max(1, round(count * self.share))
+
+
 def medians(*actions: Action, rounds: int, warm_up: int = WARM_UP) -> list[float]:
     """The median seconds of each action, each called once per round, in an order that is drawn anew."""
     for _ in range(warm_up):
         for action in actions:
             action()
     times: list[list[float]] = [[] for _ in actions]
-    order = list(range(len(actions)))
+    for chosen in _turns(len(actions), rounds):
+        began = time.perf_counter()
+        actions[chosen]()
+        times[chosen].append(time.perf_counter() - began)
+    return [statistics.median(each) for each in times]
+
+
+async def async_medians(*actions: AsyncAction, rounds: int, warm_up: int) -> list[float]:
+    """The same for coroutines, all in one loop, one at a time."""
+    for _ in range(warm_up):
+        for action in actions:
+            await action()
+    times: list[list[float]] = [[] for _ in actions]
+    for chosen in _turns(len(actions), rounds):
+        began = time.perf_counter()
+        await actions[chosen]()
+        times[chosen].append(time.perf_counter() - began)
+    return [statistics.median(each) for each in times]
+
+
+def _turns(count: int, rounds: int) -> Iterator[int]:
+    """Everybody once per round, in an order that is drawn anew."""
+    order = list(range(count))
     shuffle = random.Random(7).shuffle
     for _ in range(rounds):
         shuffle(order)
-        for chosen in order:
-            began = time.perf_counter()
-            actions[chosen]()
-            times[chosen].append(time.perf_counter() - began)
-    return [statistics.median(each) for each in times]
+        yield from order
 
 
 def connect(path: Path) -> sqlite3.Connection:

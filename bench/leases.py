@@ -9,14 +9,14 @@ from pathlib import Path
 
 import fenced
 from bench.figures import Figure, ratio
-from bench.interleaved import connect, make_table, medians
+from bench.interleaved import Effort, connect, make_table, medians
 
 ROUNDS = 2000
 ASYNC_ROUNDS = 500
 AGAINST = "two durable commits of one row"
 
 
-def run(folder: Path) -> Iterator[Figure]:
+def run(folder: Path, effort: Effort) -> Iterator[Figure]:
     bare = connect(folder / "bare.db")
     make_table(bare, 1)
 
@@ -35,19 +35,20 @@ def run(folder: Path) -> Iterator[Figure]:
             with client.hold("orders/42"):
                 pass
 
-        pair, held, theirs = medians(acquire_and_release, hold, commit_twice, rounds=ROUNDS)
+        rounds = effort.of(ROUNDS)
+        pair, held, theirs = medians(acquire_and_release, hold, commit_twice, rounds=rounds)
     yield ratio("pair", "acquire and release", pair, theirs, target=1.5, against=AGAINST)
     yield ratio("hold", "with hold(...)", held, theirs, target=1.5, against=AGAINST)
-    pair = asyncio.run(_async_pair(folder))
+    pair = asyncio.run(_async_pair(folder, effort.of(ASYNC_ROUNDS)))
     yield ratio("async_pair", "AsyncClient: acquire and release", pair, theirs, against=AGAINST)
     bare.close()
 
 
-async def _async_pair(folder: Path) -> float:
+async def _async_pair(folder: Path, rounds: int) -> float:
     """The median of a pair; a loop cannot take turns with blocking code, so it runs on its own."""
     times = []
     async with fenced.AsyncClient(f"sqlite:///{folder}/leases.db") as client:
-        for _ in range(ASYNC_ROUNDS):
+        for _ in range(rounds):
             began = time.perf_counter()
             lease = await client.acquire("orders/42")
             await lease.release()

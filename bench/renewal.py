@@ -9,13 +9,15 @@ from typing import Any
 
 import fenced
 from bench.figures import Figure, microseconds
+from bench.interleaved import Effort
 
 LEASES = 1000
 TTL = 6.0
 ROUNDS = 3
 
 
-def run(folder: Path) -> Iterator[Figure]:
+def run(folder: Path, effort: Effort) -> Iterator[Figure]:
+    wanted = effort.of(ROUNDS)
     batches: list[int] = []
     spent: list[float] = []
     with fenced.Client(f"sqlite:///{folder}/many.db") as client:
@@ -31,8 +33,8 @@ def run(folder: Path) -> Iterator[Figure]:
 
         store._store.renew = counted
         leases = [client.acquire(f"orders/{number}", ttl=TTL) for number in range(LEASES)]
-        give_up = time.monotonic() + ROUNDS * TTL
-        while sum(batches) < ROUNDS * LEASES and time.monotonic() < give_up:
+        give_up = time.monotonic() + wanted * TTL
+        while sum(batches) < wanted * LEASES and time.monotonic() < give_up:
             time.sleep(0.05)
         for lease in leases:
             lease.check()

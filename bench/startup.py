@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.figures import Figure
-from bench.interleaved import medians
+from bench.interleaved import Effort, medians
 
 ROUNDS = 15
 
 
-def run(folder: Path) -> Iterator[Figure]:
+def run(folder: Path, effort: Effort) -> Iterator[Figure]:
     program = Path(sys.executable).with_name("fenced")
     authority = f"sqlite:///{folder}/startup.db"
     command = [str(program), "run", "startup", "--authority", authority, "--", "true"]
@@ -27,6 +27,6 @@ def run(folder: Path) -> Iterator[Figure]:
     def bare_python() -> None:
         subprocess.run([sys.executable, "-c", "pass"], check=True)
 
-    ours, bare = medians(fenced_run, bare_python, rounds=ROUNDS, warm_up=2)
+    ours, bare = medians(fenced_run, bare_python, rounds=effort.of(ROUNDS), warm_up=2)
     detail = f"a bare `python -c pass` takes {bare * 1e3:.0f} ms"
     yield Figure("startup", "fenced run NAME -- true", ours * 1e3, "ms", 150.0, detail)

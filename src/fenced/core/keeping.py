@@ -20,6 +20,8 @@ BATCH_MAX = 5000
 CALL_SECONDS_MIN = 0.01
 CALL_SECONDS_MAX = 5.0
 EARLY_MAX = 1024
+IDLE_SECONDS = 5.0
+"""A keeper with nothing to renew looks again by then, so that a lease that is soon released need not wake it."""
 _ABSENT = object()
 
 
@@ -103,9 +105,8 @@ class Keeper:
         try:
             while not self._closed:
                 self._asleep_until = math.inf  # from here on a newcomer kicks
-                self._asleep_until = self._next_due()
-                until = None if self._asleep_until == math.inf else self._asleep_until
-                await self._runtime.wait(self._kick, until)
+                self._asleep_until = min(self._next_due(), self._runtime.now() + IDLE_SECONDS)
+                await self._runtime.wait(self._kick, self._asleep_until)
                 self._kick.clear()
                 self._asleep_until = -math.inf
                 if not self._closed:

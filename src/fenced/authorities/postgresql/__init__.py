@@ -243,7 +243,7 @@ class PostgresqlAuthority:
             return await self._look_round(until)
         if self._ear is None:
             await self._begin_to_listen()
-            return list(self._waiting)  # what happened before we listened, nobody told us
+            return await self._ready()  # of what happened before we listened nobody told us
         try:
             return await self._ear.notified(until)
         except Unavailable:
@@ -274,8 +274,12 @@ class PostgresqlAuthority:
 
     async def _look_round(self, until: float) -> list[str]:
         await self._runtime.wait(self._nudged, min(until, self._runtime.now() + LOOK_SECONDS))
+        return [] if self._nudged.is_set() else await self._ready()
+
+    async def _ready(self) -> list[str]:
+        """Who of our waiters could be granted now."""
         waiting = list(self._waiting)
-        if self._nudged.is_set() or not waiting:
+        if not waiting:
             return []
         rows = await self._run("ready", self._namespace, answers.array(waiting))
         return [_text(public) for (public,) in rows]

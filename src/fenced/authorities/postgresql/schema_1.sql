@@ -162,14 +162,24 @@ BEGIN
   RETURN v_at;
 END $$;
 
--- Who holds one of these names, as JSON, or nothing.
+-- Who holds one of these names, as JSON, or nothing. Like all that is called often it is in plpgsql, which keeps
+-- its plans; a function in SQL is planned anew by every call.
 CREATE FUNCTION fenced.held_by(p_namespace integer, p_names text[], p_now timestamptz) RETURNS text
-LANGUAGE sql STABLE AS $$
-  SELECT json_build_array(a.holder, a.token, replace(a.id::text, '-', ''), extract(epoch FROM a.expires - p_now))::text
-  FROM fenced.name n JOIN fenced.attempt a ON a.id = n.attempt
-  WHERE n.namespace = p_namespace AND n.name = ANY (p_names) AND n.held AND a.state = 'granted' AND a.expires > p_now
-  ORDER BY n.name LIMIT 1
-$$;
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_name text;
+  v_held fenced.attempt;
+BEGIN
+  FOREACH v_name IN ARRAY p_names LOOP
+    SELECT a.* INTO v_held FROM fenced.name n JOIN fenced.attempt a ON a.id = n.attempt
+    WHERE n.namespace = p_namespace AND n.name = v_name AND n.held AND a.state = 'granted' AND a.expires > p_now;
+    IF FOUND THEN
+      RETURN json_build_array(v_held.holder, v_held.token, replace(v_held.id::text, '-', ''),
+        extract(epoch FROM v_held.expires - p_now));
+    END IF;
+  END LOOP;
+  RETURN NULL;
+END $$;
 
 -- Lock the rows of these names, in order; those that are missing are made.
 CREATE FUNCTION fenced.lock_names(p_namespace integer, p_names text[]) RETURNS fenced.name[]
@@ -324,15 +334,20 @@ END $$;
 
 -- Wake the first living waiter of each of these names. A hint: it carries no right.
 CREATE FUNCTION fenced.wake_heads(p_namespace integer, p_names text[], p_now timestamptz) RETURNS void
-LANGUAGE sql AS $$
-  SELECT pg_notify(head.wake, replace(head.id::text, '-', ''))
-  FROM (
-    SELECT DISTINCT h.id, h.wake FROM unnest(p_names) AS freed (name), LATERAL (
-      SELECT a.id, a.wake FROM fenced.queue q JOIN fenced.attempt a ON a.id = q.attempt
-      WHERE q.namespace = p_namespace AND q.name = freed.name AND a.state = 'waiting' AND a.expires > p_now
-      ORDER BY q.ticket LIMIT 1) AS h
-    WHERE h.wake <> '') AS head
-$$;
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_name text;
+  v_head record;
+BEGIN
+  FOREACH v_name IN ARRAY p_names LOOP
+    SELECT a.id, a.wake INTO v_head FROM fenced.queue q JOIN fenced.attempt a ON a.id = q.attempt
+    WHERE q.namespace = p_namespace AND q.name = v_name AND a.state = 'waiting' AND a.expires > p_now
+    ORDER BY q.ticket LIMIT 1;
+    IF v_head.wake <> '' THEN -- twice is once: equal notifications of one transaction are sent as one
+      PERFORM pg_notify(v_head.wake, replace(v_head.id::text, '-', ''));
+    END IF;
+  END LOOP;
+END $$;
 
 -- Give a lease back or leave the queue, as `p_state` says: released, or withdrawn (which leaves a tombstone).
 CREATE FUNCTION fenced.release(p_namespace integer, p_id uuid, p_state text, p_remember interval) RETURNS text
@@ -397,7 +412,9 @@ END $$;
 -- How long until these waiting attempts could be granted, by their place in the queue. Reads only.
 CREATE FUNCTION fenced.check_in(p_namespace integer, p_ids uuid[], p_now timestamptz)
 RETURNS TABLE (id uuid, wait interval)
-LANGUAGE sql STABLE AS $$
+LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN QUERY
   SELECT w.id, greatest(max(held.until), max(ahead.until), p_now) - p_now
   FROM fenced.attempt w
   CROSS JOIN LATERAL unnest(w.names) AS wanted (name)
@@ -410,8 +427,8 @@ LANGUAGE sql STABLE AS $$
       AND a.state = 'waiting' AND a.expires > p_now
     ORDER BY q.ticket DESC LIMIT 1) AS ahead ON true
   WHERE w.id = ANY (p_ids) AND w.namespace = p_namespace AND w.state = 'waiting'
-  GROUP BY w.id
-$$;
+  GROUP BY w.id;
+END $$;
 
 -- Keep leases and places alive, all at once. A row that is locked is skipped and unknown: who waits for a lock
 -- would renew what has expired meanwhile.
@@ -499,7 +516,10 @@ END $$;
 -- Forget what is over among the rows that follow an id. Ids are random, so this samples the table; the counter
 -- is not touched. What somebody has locked is left for the next time.
 CREATE FUNCTION fenced.sweep(p_after uuid, p_limit integer) RETURNS bigint
-LANGUAGE sql AS $$
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_gone bigint;
+BEGIN
   WITH over AS MATERIALIZED (
     SELECT a.id FROM (
       SELECT b.id, b.forget FROM fenced.attempt b WHERE b.id > p_after ORDER BY b.id LIMIT p_limit) AS a
@@ -517,8 +537,9 @@ LANGUAGE sql AS $$
       SELECT m.namespace, m.name FROM fenced.name m
       JOIN gone g ON m.namespace = g.namespace AND m.name = ANY (g.names) AND m.attempt = g.id
       WHERE NOT m.contended FOR UPDATE OF m SKIP LOCKED))
-  SELECT count(*) FROM gone
-$$;
+  SELECT count(*) INTO v_gone FROM gone;
+  RETURN v_gone;
+END $$;
 
 -- The same for the whole table, and for names that were locked or waited for when their turn came.
 CREATE FUNCTION fenced.tidy() RETURNS bigint

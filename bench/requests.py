@@ -1,0 +1,95 @@
+"""What a server is asked: while a queue drains, while leases are held, and while waiters wait."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import fenced
+from bench.contending import SPREAD_SECONDS, Drain
+from bench.figures import Figure
+from bench.peers import Leased
+
+WAITERS = 64
+WAITING_SECONDS = 10.0
+SETTLE_SECONDS = 1.0
+"""A client that begins to listen may look once for each of its waiters; that is not what waiting costs."""
+
+LEASES = 1000
+TTL_SECONDS = 10.0
+HOLDING_SECONDS = 12.0
+
+Count = Callable[[], int]
+"""How many requests the server got from clients so far."""
+
+
+def run(key: str, url: str, count: Count) -> Iterator[Figure]:
+    with fenced.Client(url) as client:
+        yield from _queue(key, client, count)
+    with fenced.Client(url) as client:
+        yield from _leases(key, client, count)
+
+
+def _queue(key: str, client: fenced.Client, count: Count) -> Iterator[Figure]:
+    drain = Drain([Leased(client) for _ in range(WAITERS + 1)], SPREAD_SECONDS, random.Random(11))
+    drain.queue_up()
+    time.sleep(SETTLE_SECONDS)
+    idle = _rate(count, WAITING_SECONDS)
+    before = count()
+    drained = len(drain.run())
+    asked = count() - before
+    yield Figure(
+        f"{key}.requests.drain",
+        f"requests a hand-over, {WAITERS} waiters",
+        asked / drained,
+        "",
+        2.1,
+        f"{asked} requests for {drained} hand-overs",
+    )
+    what = f"requests a second, {WAITERS} waiters of one client"
+    yield Figure(f"{key}.requests.waiting", what, idle, "", 1.0, f"over {WAITING_SECONDS:g} s")
+
+
+def _leases(key: str, client: fenced.Client, count: Count) -> Iterator[Figure]:
+    leases = [client.acquire(f"orders/{number}", ttl=TTL_SECONDS) for number in range(LEASES)]
+    with _timed_renewals(client) as batches:
+        kept = _rate(count, HOLDING_SECONDS)
+    for lease in leases:
+        lease.check()
+    times = [seconds for size, seconds in batches if size > LEASES / 2]
+    what = f"requests a second, {LEASES:,} leases of one client"
+    detail = f"over {HOLDING_SECONDS:g} s, ttl {TTL_SECONDS:g} s"
+    yield Figure(f"{key}.requests.leases", what, kept, "", 1.0, detail)
+    what = f"one renewal of {LEASES:,} leases"
+    detail = f"median of {len(times)} batches"
+    yield Figure(f"{key}.renewal", what, statistics.median(times) * 1e3, "ms", None, detail)
+
+
+def _rate(count: Count, seconds: float) -> float:
+    before = count()
+    time.sleep(seconds)
+    return (count() - before) / seconds
+
+
+@contextlib.contextmanager
+def _timed_renewals(client: fenced.Client) -> Iterator[list[tuple[int, float]]]:
+    """Size and seconds of every batch that is renewed meanwhile."""
+    authority: Any = client._authority
+    renew = authority.renew
+    batches: list[tuple[int, float]] = []
+
+    async def timed(secrets: Sequence[str], timeout: float) -> object:
+        began = time.perf_counter()
+        answers = await renew(secrets, timeout)
+        batches.append((len(secrets), time.perf_counter() - began))
+        return answers
+
+    authority.renew = timed
+    try:
+        yield batches
+    finally:
+        authority.renew = renew
