@@ -49,7 +49,13 @@ def _find(kind: Kind, url: object) -> Any:
     scheme = url.partition(":")[0]
     if (target := BUILT_IN[kind].get(scheme)) is not None:
         module, _, name = target.partition(":")
-        return getattr(importlib.import_module(module), name)
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            extra = module.rpartition(".")[2]
+            raise Misconfigured(
+                f"{scheme}: needs a driver ({error}): pip install 'fenced[{extra}]'"
+            ) from error
     from importlib.metadata import entry_points  # slow to import, and rarely needed
 
     for entry in entry_points(group=kind, name=scheme):

@@ -1,0 +1,328 @@
+"""Leases in Redis or Valkey: one script per operation, wake-ups by publish and subscribe."""
+
+from __future__ import annotations
+
+import secrets as random
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+from fenced.authorities.redis import probe, replies
+from fenced.authorities.redis.address import Address
+from fenced.authorities.redis.listening import Ears
+from fenced.authorities.redis.resp import ErrorReply
+from fenced.authorities.redis.scripts import Script, bulks, command, scripts_of, us
+from fenced.authorities.redis.wire import Wire, new_wire
+from fenced.contracts import Runtime, Trait
+from fenced.errors import Misconfigured, Misuse
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    Granted,
+    Holder,
+    NameView,
+    ReleaseAnswer,
+    RenewAnswer,
+    Standing,
+    check_floor,
+    check_name,
+    grant_id,
+)
+from fenced.runtime.pool import Pool
+
+CALL_SECONDS = 5.0
+WAIT_SECONDS = 1.0
+"""How long a replica may take to confirm a grant."""
+
+CONNECTIONS_MAX = 8
+SCHEMA = 1
+LOOK_AT = 200
+TIDY_AT = 1000
+
+_inherited: list[Wire] = []
+"""A parent's connections, in a forked child: kept, so that no finalizer touches what they share."""
+
+
+@lru_cache(maxsize=1024)
+def _asking(
+    opening: bytes,
+    realm: str,
+    names: tuple[str, ...],
+    ttl: float,
+    delay: float,
+    wait: bool,
+    address: str,
+    holder: Holder,
+) -> bytes:
+    """A request for a lease, up to the public id of its attempt."""
+    words = (realm, us(ttl), us(delay), "1" if wait else "0", replies.about(names, address, holder))
+    return opening + bulks(words) + b"$32\r\n"
+
+
+class RedisAuthority:
+    """A client's door to one server: connections for requests, one for renewals, one for wake-ups."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        Trait(
+            "synced-grants",
+            "With appendfsync always a token is on the disk before it is handed out; other settings are best-effort.",
+        ),
+        Trait(
+            "wall-clock",
+            "The server's wall clock expires leases: a jump ends or prolongs them, tokens only rise.",
+        ),
+        Trait("pushed", "A release wakes the head of the queue at once; waiters that are idle ask nothing."),
+        Trait(
+            "promotion-noticed",
+            "A promoted replica has another replication id: it grants nothing until the floor is raised.",
+        ),
+        Trait(
+            "replicas",
+            "With replicas a grant is handed out when one of them has it, and the guarantee is best-effort.",
+        ),
+        Trait(
+            "one-slot",
+            "All keys of a namespace are in one cluster slot, in which every operation is one script.",
+        ),
+        Trait(
+            "restore-unnoticed",
+            "Restored append-only files cannot be told from a restart: raise the floor.",
+        ),
+    )
+
+    def __init__(self, address: Address, runtime: Runtime, namespace: str = "default") -> None:
+        self.url = address.url
+        self._address = address
+        self._runtime = runtime
+        self._namespace = check_name(namespace)
+        self._scripts = scripts_of(self._namespace)
+        self._realm = ""
+        self._wires: WeakSet[Wire] = WeakSet()
+        self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
+        self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
+        self._ears = Ears(runtime, self._make, self._namespace, self.url)
+        self._ask, self._release = self._scripts["ask"], self._scripts["release"]
+        self._ask_opening, self._release_opening = self._ask.opening(6), self._release.opening(2) + b"$32\r\n"
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime, namespace: str) -> RedisAuthority:
+        return cls(Address(url), runtime, namespace)
+
+    def _make(self) -> Wire:
+        made = new_wire(self._address, self._runtime)
+        self._wires.add(made)
+        return made
+
+    async def _connect(self, until: float) -> Wire:
+        made = self._make()
+        await made.connect(until)
+        return made
+
+    # Requests.
+
+    async def _reply(self, wire: Wire, request: bytes, until: float) -> Any:
+        """A reply that is not a refusal."""
+        reply = await wire.exchange(request, until)
+        if isinstance(reply, ErrorReply):
+            wire.close()  # what refuses may be gone behind another connection: a replica, a node of a cluster
+            raise replies.refused(reply, self.url)
+        return reply
+
+    async def _run(self, wire: Wire, script: Script, request: bytes, until: float) -> Any:
+        return await self._heeded(wire, script, request, await wire.exchange(request, until), until)
+
+    async def _heeded(self, wire: Wire, script: Script, request: bytes, reply: Any, until: float) -> Any:
+        """A script's reply; a server that does not know the script (yet, or any more) is told, and asked again."""
+        if type(reply) is ErrorReply:
+            if reply.code != "NOSCRIPT":
+                wire.close()
+                raise replies.refused(reply, self.url)
+            await self._reply(wire, script.load, until)
+            reply = await self._reply(wire, request, until)
+        return reply
+
+    async def _call(self, name: str, *arguments: str | int, repeatable: bool = True) -> Any:
+        """Run a script of the less frequent kind."""
+        until = self._runtime.now() + CALL_SECONDS
+        script = self._scripts[name]
+        request = script.request(*arguments)
+
+        async def work(wire: Wire) -> Any:
+            return await self._run(wire, script, request, until)
+
+        return await self._pool.request(work, until, repeatable=repeatable)
+
+    async def _confirmed(self, wire: Wire, until: float) -> None:
+        """A replica has this connection's last write, or the grant is unknown."""
+        patience = min(WAIT_SECONDS, until - self._runtime.now())
+        if await self._reply(wire, command("WAIT", 1, max(1, int(patience * 1000))), until) < 1:
+            raise replies.unconfirmed(self.url)
+
+    # Opening.
+
+    async def open(self, *, create: bool = True) -> Standing:
+        reply = await self._call("open", random.token_hex(8), int(create), SCHEMA)
+        match reply[0]:
+            case b"absent":
+                raise Misconfigured(f"{self.url} has no namespace {self._namespace!r}")
+            case b"torn":
+                raise Misconfigured(
+                    f"{self.url}: the counting state of namespace {self._namespace!r} is gone, but not its leases: "
+                    "restore it, or delete the other keys that begin with the same braces"
+                )
+            case b"type":
+                key, kind = reply[1].decode(), reply[2].decode()
+                raise Misconfigured(
+                    f"{self.url}: another program uses {key} as a {kind}; take another database"
+                )
+            case b"open":
+                _, realm, token, schema = reply
+            case _:
+                raise replies.denied(reply, self.url)
+        if schema > SCHEMA:
+            raise Misconfigured(f"{self.url} has schema {schema}, this fenced knows {SCHEMA}: upgrade fenced")
+        self._realm = realm.decode()
+        return Standing(self._realm, token, await self._doubts())
+
+    async def _doubts(self) -> tuple[str, ...]:
+        until = self._runtime.now() + CALL_SECONDS
+
+        async def work(wire: Wire) -> tuple[str, ...]:
+            settings: dict[str, str] = {}
+            for name in probe.SETTINGS:
+                pair = await wire.exchange(command("CONFIG", "GET", name), until)
+                if not isinstance(pair, ErrorReply) and pair:
+                    settings[name] = pair[1].decode()
+            texts = [
+                await self._reply(wire, command("INFO", part), until) for part in ("replication", "cluster")
+            ]
+            return probe.doubts(settings or None, "\n".join(text.decode() for text in texts))
+
+        return await self._pool.request(work, until)
+
+    # The operations.
+
+    async def ask(self, ask: Ask) -> AskAnswer:
+        until = self._runtime.now() + CALL_SECONDS
+        if ask.wait:
+            await self._ears.listen(until)
+        request = b"%b%b\r\n" % (
+            _asking(
+                self._ask_opening,
+                self._realm,
+                ask.names,
+                ask.ttl,
+                ask.lock_delay,
+                ask.wait,
+                self._ears.address,
+                ask.holder,
+            ),
+            grant_id(ask.secret).encode(),
+        )
+
+        async def work(wire: Wire) -> Any:
+            reply = await wire.exchange(request, until)
+            if type(reply) is int:  # the plain case: granted just now, and there are no replicas
+                return reply
+            reply = await self._heeded(wire, self._ask, request, reply, until)
+            if type(reply) is not int and reply[0] == b"granted" and reply[3] > 0:
+                await self._confirmed(wire, until)
+            return reply
+
+        reply = await self._pool.request(work, until)
+        if type(reply) is int:
+            return Granted(reply, ask.ttl, ask.ttl)
+        if reply[0] == b"other":
+            raise Misuse("the same attempt was used before with other names or another ttl")
+        answer = replies.asked(reply, ask.ttl)
+        if answer is None:
+            raise replies.denied(reply, self.url)
+        return answer
+
+    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+        if not secrets:
+            return []
+        until = self._runtime.now() + timeout
+        script = self._scripts["renew"]
+        request = script.batch(self._realm, map(grant_id, secrets))
+
+        async def work(wire: Wire) -> Any:
+            return await self._run(wire, script, request, until)
+
+        return [replies.renewed(reply) for reply in await self._renewals.request(work, until)]
+
+    async def release(self, secret: str) -> ReleaseAnswer:
+        return await self._finish(secret, b"$1\r\nr\r\n")
+
+    async def withdraw(self, secret: str) -> ReleaseAnswer:
+        return await self._finish(secret, b"$1\r\nd\r\n")
+
+    async def _finish(self, secret: str, end: bytes) -> ReleaseAnswer:
+        until = self._runtime.now() + CALL_SECONDS
+        request = b"%b%b\r\n%b" % (self._release_opening, grant_id(secret).encode(), end)
+
+        async def work(wire: Wire) -> Any:
+            reply = await wire.exchange(request, until)
+            return reply if reply == 1 else await self._heeded(wire, self._release, request, reply, until)
+
+        return replies.released(await self._pool.request(work, until))
+
+    async def hear(self, until: float) -> list[str]:
+        return await self._ears.hear(until)
+
+    def nudge(self) -> None:
+        self._ears.interrupt()
+
+    # Operating.
+
+    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+        views: list[NameView] = []
+        while len(views) < limit:
+            behind, page = await self._call("survey", after, min(limit - len(views), LOOK_AT))
+            views += map(replies.view, page)
+            if not behind:
+                break
+            after = behind.decode()
+        return views
+
+    async def observe(self, name: str) -> NameView:
+        _, (found,) = await self._call("survey", "", 0, check_name(name))
+        return replies.view(found)
+
+    async def force_release(self, name: str) -> int | None:
+        reply = await self._call("force_release", self._realm, check_name(name), repeatable=False)
+        if reply is not None and type(reply) is not int:
+            raise replies.denied(reply, self.url)
+        token: int | None = reply
+        return token
+
+    async def raise_floor(self, above: int) -> int:
+        reply = await self._call("raise_floor", self._realm, check_floor(above))
+        if type(reply) is not int:
+            raise replies.denied(reply, self.url)
+        floor: int = reply
+        return floor
+
+    async def tidy(self) -> int:
+        forgotten: int = 0
+        while True:
+            over, seen = await self._call("tidy", TIDY_AT)
+            forgotten += over
+            if seen < TIDY_AT:
+                return forgotten
+
+    async def close(self) -> None:
+        self._pool.close()
+        self._renewals.close()
+        self._ears.close()
+
+    def before_fork(self) -> None:
+        return
+
+    def forked(self) -> None:
+        _inherited.extend(self._wires)
+        self._wires = WeakSet()
+        self._pool.forked()
+        self._renewals.forked()
+        self._ears.forked()

@@ -1,0 +1,50 @@
+"""Whether tokens could repeat on this server: what its settings say, in a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SETTINGS = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory", "maxmemory-policy")
+
+
+def doubts(settings: Mapping[str, str] | None, info: str) -> tuple[str, ...]:
+    """`settings` is None where CONFIG GET is denied; `info` is INFO's text about replication and the cluster."""
+    return (*_storing(settings), *_copies(info))
+
+
+def _storing(settings: Mapping[str, str] | None) -> list[str]:
+    if settings is None:
+        return [
+            "CONFIG GET is denied, so it cannot be seen whether tokens reach the disk (allow +config|get)"
+        ]
+    found = []
+    if settings.get("appendonly") != "yes":
+        found.append("without the append-only file tokens are lost in a crash (set appendonly yes)")
+    elif settings.get("appendfsync") != "always":
+        found.append(
+            f"with appendfsync {settings.get('appendfsync')} a power cut loses tokens that were handed out "
+            "(set appendfsync always)"
+        )
+    elif settings.get("no-appendfsync-on-rewrite") == "yes":
+        found.append(
+            "tokens are not synced while the append-only file is rewritten (set no-appendfsync-on-rewrite no)"
+        )
+    policy = settings.get("maxmemory-policy", "")
+    if settings.get("maxmemory", "0") != "0" and policy.startswith("allkeys-"):
+        found.append(f"maxmemory-policy {policy} may evict the counter (set maxmemory-policy noeviction)")
+    return found
+
+
+def _copies(info: str) -> list[str]:
+    told = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    found = []
+    if told.get("connected_slaves", "0") != "0":
+        found.append(
+            f"it has {told['connected_slaves']} replicas, and one that is promoted may lack the last tokens "
+            "(run it without replicas)"
+        )
+    if told.get("cluster_enabled") == "1":
+        found.append(
+            "a node of a cluster may be replaced by a replica that lacks the last tokens (set cluster-enabled no)"
+        )
+    return found

@@ -1,0 +1,42 @@
+-- End an attempt by its owner's wish and wake who comes next. ARGV: public id, the letter of its end.
+
+local public, ending = ARGV[1], ARGV[2]
+local raw = call('HGET', ATTEMPTS, public)
+
+-- Plainly over: it holds one name, for which nobody waits.
+if raw then
+  local expires, _, state, ttl = struct.unpack('>I8I8c1I8', raw)
+  local name = match(raw, '^([^%z\1]+)\1', HEAD_BYTES + 1)
+  if state == 'g' and expires > now and name then
+    local from, to = '[' .. name .. '\0' .. FIRST_TICKET, '(' .. name .. '\1'
+    if not call('ZRANGEBYLEX', PLACES, from, to, 'LIMIT', '0', '1')[1] then
+      local forget = now + max(REMEMBER_MIN, 4 * ttl)
+      local head = struct.pack('>I8I8c1', expires, forget, ending) .. sub(raw, 18, HEAD_BYTES)
+      call('HSET', ATTEMPTS, public, head .. name .. NOBODY)
+      call('ZREM', PLACES, name .. '\0' .. HOLDER_TICKET .. '\0' .. public)
+      return 1
+    end
+  end
+end
+
+-- include prelude.lua
+if not raw then
+  if ending == 'r' then return '-' end
+  local a = { public = public, expires = 0, forget = now + remember(0), state = ending, ttl = 0, delay = 0 }
+  a.ticket, a.token, a.about = 0, 0, NOBODY
+  write(a)
+  remind(public, 0)
+  sweep(4)
+  return 1
+end
+local a = parse(public, raw)
+local was = a.state
+if was == 'r' or was == 'd' then return 1 end
+if was ~= 'g' and was ~= 'w' then return was end
+if a.expires <= now then
+  finish(a, 'e')
+  return 'e'
+end
+finish(a, ending)
+free_names(a, was == 'g')
+return 1

@@ -1,0 +1,191 @@
+"""What the server's replies mean: the scripts' answers, and refusals of the server itself.
+
+A refusal is definite: the server did nothing. Each says what to change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from redis import exceptions
+
+from fenced.authorities.redis.resp import ErrorReply
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.model import (
+    AskAnswer,
+    Busy,
+    Ended,
+    Gone,
+    Granted,
+    HeldBy,
+    Holder,
+    Kept,
+    NameView,
+    ReleaseAnswer,
+    Released,
+    RenewAnswer,
+    Waiter,
+    Waiting,
+)
+
+_US = 1e6
+_ENDS = {b"r": "released", b"d": "withdrawn", b"e": "expired", b"v": "revoked"}
+_GONE = b"-"
+
+RIGHTS = (
+    "~fenced:* &fenced:* +evalsha +script|load +time +info +type +hget +hmget +hset +hsetnx +hincrby +hdel "
+    "+zadd +zrem +zrangebylex +zrevrangebylex +zlexcount +zrangebyscore +publish +subscribe +wait +select +config|get"
+)
+"""What an ACL user needs, as ACL SETUSER takes it."""
+
+_AT_CONNECT: dict[type[Exception], str] = {
+    exceptions.AuthenticationError: "WRONGPASS",
+    exceptions.BusyLoadingError: "LOADING",
+    exceptions.NoPermissionError: "NOPERM",
+    exceptions.ResponseError: "",
+}
+"""What redis-py calls refusals while it connects; the last one says it in its own words."""
+
+_NEEDED = "CONFIG GET may be denied: then the guarantee is best-effort"
+_MEANINGS: dict[str, tuple[type[FencedError], str]] = {
+    "NOPERM": (Misconfigured, f"its user needs the rights {RIGHTS} ({_NEEDED})"),
+    "NOAUTH": (Misconfigured, "it wants another user or password: redis://user:password@host:port/db"),
+    "WRONGPASS": (Misconfigured, "it wants another user or password: redis://user:password@host:port/db"),
+    "WRONGTYPE": (
+        Misconfigured,
+        "another program uses a key that begins with fenced:; take another database",
+    ),
+    "READONLY": (Unavailable, "this is a replica; leases are granted by the primary"),
+    "MASTERDOWN": (Unavailable, "this is a replica; leases are granted by the primary"),
+    "LOADING": (Unavailable, "it is loading its data"),
+    "BUSY": (Unavailable, "a script of another program keeps it busy; SCRIPT KILL ends that"),
+    "MISCONF": (Unavailable, "it cannot write to its disk; see its log"),
+    "OOM": (Unavailable, "its maxmemory is used up; raise it"),
+    "NOREPLICAS": (Unavailable, "it has fewer replicas than min-replicas-to-write"),
+    "CLUSTERDOWN": (Unavailable, "its cluster is down"),
+    "TRYAGAIN": (Unavailable, "its cluster moves this namespace just now"),
+    "ASK": (Unavailable, "its cluster moves this namespace just now"),
+    "DENIED": (Misconfigured, "it takes no connections from elsewhere; look up its protected-mode"),
+    "MAXCLIENTS": (Unavailable, "it has no room for another connection; raise its maxclients"),
+    "MOVED": (Misconfigured, "another node of its cluster has this namespace; name that one"),
+}
+
+_SAID = {"max number of clients": "MAXCLIENTS", "user executing the script": "NOPERM"}
+"""Refusals that come without a code of their own."""
+
+
+def refused(error: ErrorReply, where: str) -> FencedError:
+    """What an error reply means."""
+    code = next((code for text, code in _SAID.items() if text in error), error.code)
+    if code not in _MEANINGS:  # before Redis 7 a script's error stands inside another
+        code = next((word for word in error.split() if word in _MEANINGS), code)
+    kind, meaning = _MEANINGS.get(
+        code, (Misconfigured, "it cannot do that; this needs Redis 6.2 or later, or Valkey")
+    )
+    said = error if code == "MOVED" or code not in _MEANINGS else code
+    return kind(f"{where}: {meaning} (it said: {said})")
+
+
+def connect_failed(error: Exception, where: str) -> FencedError:
+    """Why there is no connection. Nothing was asked."""
+    for kind, code in _AT_CONNECT.items():
+        if isinstance(error, kind):
+            return refused(ErrorReply(code or error), where)
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return Misconfigured(
+            f"{where}: its certificate is not trusted; ssl_ca_certs names who vouches for it: {error}"
+        )
+    return Unavailable(f"{where} cannot be reached: {error}")
+
+
+def denied(reply: Sequence[Any], where: str) -> FencedError:
+    """Why a script minted nothing."""
+    kind = reply[0]
+    if kind == b"replica":
+        return Unavailable(f"{where}: this is a replica; leases are granted by the primary")
+    if kind == b"used up":
+        return Misconfigured("the tokens of this namespace are used up; start a new namespace")
+    if kind == b"lineage":
+        before, now = reply[1].decode(), reply[2].decode()
+        return Misconfigured(
+            f"{where}: the last token was minted under replication id {before}, and this server goes on under "
+            f"{now}: a replica was promoted, or a snapshot loaded, and tokens may be missing here. Nothing is granted "
+            "until `fenced authority raise --above N`, with N above every token that a guard has seen"
+        )
+    found = f"realm {reply[1].decode()}" if reply[1] else "nothing"
+    return Misconfigured(
+        f"{where}: the counting state of this namespace was deleted or replaced under a running client (there is "
+        f"{found} now); restart the client, and look for FLUSHDB, eviction or a restored backup"
+    )
+
+
+def unconfirmed(where: str) -> Indeterminate:
+    return Indeterminate(f"{where}: granted, but no replica confirmed it in time")
+
+
+# Answers.
+
+
+@lru_cache(maxsize=1024)
+def _about(about: bytes) -> tuple[tuple[str, ...], Holder]:
+    names, _, holder = about.decode().split("\1", 2)
+    return tuple(names.split("\0")), Holder(*json.loads(holder))
+
+
+def about(names: tuple[str, ...], address: str, holder: Holder) -> str:
+    """What the server keeps of an attempt for others: its names, where its waiter hears, who it is."""
+    who = json.dumps([holder.id, holder.label, holder.host, holder.pid], separators=(",", ":"))
+    return "\1".join(("\0".join(names), address, who))
+
+
+def held_by(parts: Sequence[Any]) -> HeldBy | None:
+    if not parts:
+        return None
+    return HeldBy(_about(parts[0])[1], parts[1], parts[2].decode(), parts[3] / _US)
+
+
+def asked(reply: Sequence[Any], ttl: float) -> AskAnswer | None:
+    """An answer to an ask, or None: nothing is minted, `denied` says why."""
+    match reply[0]:
+        case b"granted":
+            return Granted(reply[1], reply[2] / _US, ttl)
+        case b"waiting":
+            return Waiting(reply[1] / _US, reply[2], held_by(reply[3:]))
+        case b"busy":
+            return Busy(reply[1], held_by(reply[2:]))
+        case b"ended":
+            return Ended(_ENDS[reply[1]])
+        case _:
+            return None
+
+
+def renewed(reply: Any) -> RenewAnswer:
+    if isinstance(reply, int):
+        return Kept(reply / _US) if reply >= 0 else Waiting((-1 - reply) / _US)
+    return Gone() if reply == _GONE else Ended(_ENDS[reply])
+
+
+def released(reply: Any) -> ReleaseAnswer:
+    if reply == 1:
+        return Released()
+    return Gone() if reply == _GONE else Ended(_ENDS[reply])
+
+
+def view(parts: Sequence[Any]) -> NameView:
+    name, free, waiting = parts[0].decode(), parts[1] / _US, parts[2]
+    waiters = []
+    for told, left in zip(waiting[::2], waiting[1::2], strict=True):
+        names, holder = _about(told)
+        waiters.append(Waiter(holder, names, left / _US))
+    held = parts[3:]
+    return NameView(
+        name,
+        held_by(held),
+        _about(held[0])[0] if held else (),
+        held[4] / _US if held else None,
+        free,
+        tuple(waiters),
+    )

@@ -1,0 +1,94 @@
+"""The scripts, and requests for them: packed once as far as they never change."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from urllib.parse import quote
+
+from fenced import timing
+from fenced.model import TOKEN_MAX
+
+HERE = Path(__file__).parent
+SCRIPTS = ("open", "ask", "renew", "release", "force_release", "raise_floor", "tidy", "survey")
+KEYS = ("meta", "attempts", "places", "forget")
+QUEUE_MAX = 10_000
+SWEEP_EVERY = 16
+"""Every so many tokens or tickets also look at three times as many attempts, whether they can be forgotten."""
+
+
+def us(seconds: float) -> int:
+    """Whole microseconds, as the scripts count."""
+    return round(seconds * 1e6)
+
+
+def _constants() -> str:
+    values = {
+        "REMEMBER_MIN": us(timing.REMEMBER_SECONDS_MIN),
+        "WAITER_TTL_MAX": us(timing.WAITER_TTL_MAX),
+        "QUEUE_MAX": QUEUE_MAX,
+        "TOKEN_MAX": TOKEN_MAX,
+        "SWEEP_EVERY": SWEEP_EVERY,
+    }
+    return f"local {', '.join(values)} = {', '.join(map(str, values.values()))}\n"
+
+
+def bulk(value: str | bytes | int) -> bytes:
+    """One argument as the protocol wants it."""
+    raw = value if isinstance(value, bytes) else str(value).encode()
+    return b"$%d\r\n%b\r\n" % (len(raw), raw)
+
+
+def bulks(words: Iterable[str | bytes | int]) -> bytes:
+    return b"".join([bulk(word) for word in words])
+
+
+def command(*words: str | bytes | int) -> bytes:
+    return b"*%d\r\n%b" % (len(words), bulks(words))
+
+
+def tag(namespace: str) -> str:
+    """A namespace inside the braces that keep its keys in one cluster slot: no brace of its own ends them."""
+    return quote(namespace, safe="/")
+
+
+@cache
+def source_of(name: str) -> str:
+    """The text of a script, with what it includes."""
+    base, text, prelude = ((HERE / f"{part}.lua").read_text() for part in ("base", name, "prelude"))
+    return (
+        _constants()
+        + base
+        + re.sub(r"^ *-- include prelude\.lua\n", lambda _: prelude, text, flags=re.MULTILINE)
+    )
+
+
+class Script:
+    """One script over the keys of one namespace."""
+
+    def __init__(self, name: str, namespace: str) -> None:
+        source = source_of(name)
+        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        self.load = command("SCRIPT", "LOAD", source)
+        keys = [f"fenced:{{{tag(namespace)}}}:{key}" for key in KEYS]
+        self._words = 3 + len(keys)
+        self._opening = bulks(("EVALSHA", self.sha, len(keys), *keys))
+
+    def opening(self, arguments: int) -> bytes:
+        """A request up to its arguments, of which there will be so many."""
+        return b"*%d\r\n%b" % (self._words + arguments, self._opening)
+
+    def request(self, *arguments: str | bytes | int) -> bytes:
+        return self.opening(len(arguments)) + bulks(arguments)
+
+    def batch(self, first: str, publics: Iterable[str]) -> bytes:
+        """A request whose further arguments are public ids, all of one length."""
+        ids = "".join([f"$32\r\n{public}\r\n" for public in publics]).encode()
+        return self.opening(1 + len(ids) // 39) + bulk(first) + ids
+
+
+def scripts_of(namespace: str) -> dict[str, Script]:
+    return {name: Script(name, namespace) for name in SCRIPTS}

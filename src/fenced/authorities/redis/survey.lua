@@ -1,0 +1,38 @@
+-- The names that are held or waited for, in order. ARGV: the name to begin behind, how many to look at, or 0 and
+-- then the one name to look at, whatever becomes of it. Each name: what it is called, time until it is free, the
+-- waiters (about, time left, and so on), and if it is held: about, token, public id, time left, ttl.
+
+-- include prelude.lua
+local function view(name)
+  local free, waiters, held = 0, {}, nil
+  for _, found in ipairs(call('ZRANGEBYLEX', PLACES, '[' .. name .. '\0', '(' .. name .. '\1')) do
+    local a = read(sub(found, -32))
+    if sub(found, -49, -34) == HOLDER_TICKET then
+      free = max(0, a.expires + a.delay - now)
+      if a.state == 'g' and a.expires > now then held = a end
+    elseif a.expires > now then
+      waiters[#waiters + 1] = a.about
+      waiters[#waiters + 1] = a.expires - now
+    end
+  end
+  local seen = { name, free, waiters }
+  if held then
+    for _, part in ipairs({ held.about, held.token, held.public, held.expires - now, held.ttl }) do
+      seen[#seen + 1] = part
+    end
+  end
+  return seen, free > 0 or #waiters > 0
+end
+
+if ARGV[2] == '0' then return { '', { (view(ARGV[3])) } } end
+local after, views = ARGV[1], {}
+for _ = 1, tonumber(ARGV[2]) do
+  local from = '-'
+  if after ~= '' then from = '(' .. after .. '\1' end
+  local first = call('ZRANGEBYLEX', PLACES, from, '+', 'LIMIT', 0, 1)[1]
+  if not first then return { '', views } end
+  after = sub(first, 1, -51)
+  local seen, live = view(after)
+  if live then views[#views + 1] = seen end
+end
+return { after, views }

@@ -1,0 +1,463 @@
+"""What is particular to the Redis authority: numbers, rights, secrets, settings, forks, and how little it asks."""
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+import fenced
+from fenced.authorities.memory import MemoryStore
+from fenced.authorities.redis import RedisAuthority
+from fenced.authorities.redis.replies import RIGHTS
+from fenced.authorities.redis.scripts import tag
+from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
+from fenced.model import TOKEN_MAX, Ask, Busy, Granted, Holder, Kept, Released, Waiting, grant_id
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing.faults import Proxy
+from fenced.testing.kit import asking, granted
+from fenced.testing.servers import RedisServer
+
+RUNTIME = BlockingRuntime()
+SECRET = "open sesame/@:"
+
+
+@pytest.fixture
+def authority(redis_server: RedisServer) -> Iterator[RedisAuthority]:
+    made = RedisAuthority.at(redis_server.url(), RUNTIME, secrets.token_hex(8))
+    step(made.open())
+    yield made
+    step(made.close())
+
+
+def key(authority: RedisAuthority, name: str) -> str:
+    return f"fenced:{{{tag(authority._namespace)}}}:{name}"
+
+
+# Numbers.
+
+
+def test_numbers_near_the_end_are_exact_on_every_way(
+    authority: RedisAuthority, redis_server: RedisServer
+) -> None:
+    """2**53 - 1 through raise, grant, its repeat, busy, survey, force-release; then loudly no more."""
+    step(authority.raise_floor(TOKEN_MAX - 3))
+    redis_server.execute("HSET", key(authority, "meta"), "ticket", 10**15)
+    ask = asking(RUNTIME, "orders", ttl=86_400, lock_delay=3600)
+    assert step(granted(authority, ask)).token == TOKEN_MAX - 2
+    assert step(granted(authority, ask)).token == TOKEN_MAX - 2
+    busy = step(authority.ask(asking(RUNTIME, "orders")))
+    assert isinstance(busy, Busy) and busy.held_by is not None and busy.held_by.token == TOKEN_MAX - 2
+    waiter = asking(RUNTIME, "orders", wait=True)
+    assert isinstance(step(authority.ask(waiter)), Waiting)
+    (view,) = step(authority.survey())
+    assert view.held_by is not None and view.held_by.token == TOKEN_MAX - 2
+    assert view.ttl == 86_400 and len(view.waiters) == 1
+    assert step(authority.force_release("orders")) == TOKEN_MAX - 1
+    assert step(granted(authority, waiter)).token == TOKEN_MAX
+    for _ in range(2):
+        with pytest.raises(Misconfigured, match="used up"):
+            step(authority.ask(asking(RUNTIME, "another")))
+        with pytest.raises(Misconfigured, match="used up"):
+            step(authority.force_release("orders"))
+    assert int(redis_server.execute("HGET", key(authority, "meta"), "token")) == TOKEN_MAX
+
+
+# proves authority redis: wall-clock
+def test_the_servers_wall_clock_decides(authority: RedisAuthority, redis_server: RedisServer) -> None:
+    """Records hold times of TIME. All of them moved is what a jump of that clock looks like from here."""
+
+    def jump(seconds: float) -> None:
+        move = """
+        for _, id in ipairs(redis.call('HKEYS', KEYS[1])) do
+          local raw = redis.call('HGET', KEYS[1], id)
+          local expires, forget = struct.unpack('>I8I8', raw)
+          redis.call('HSET', KEYS[1], id, struct.pack('>I8I8', expires - ARGV[1], forget - ARGV[1]) .. raw:sub(17))
+        end"""
+        redis_server.execute("EVAL", move, 1, key(authority, "attempts"), round(seconds * 1e6))
+
+    first, second = asking(RUNTIME, "orders", ttl=30), asking(RUNTIME, "orders", ttl=30)
+    token = step(granted(authority, first)).token
+    record = redis_server.execute("HGET", key(authority, "attempts"), grant_id(first.secret))
+    assert abs(int.from_bytes(record[:8]) / 1e6 - (time.time() + 30)) < 5
+    jump(60)
+    assert step(granted(authority, second)).token > token, "a jump forward ends a lease early"
+    jump(-3600)
+    view = step(authority.observe("orders"))
+    assert view.free_in > 3600, "a jump back prolongs it"
+
+
+# Waiting.
+
+
+# proves authority redis: pushed
+def test_idle_waiters_ask_nothing_and_are_woken_at_once(redis_server: RedisServer) -> None:
+    """64 waiters of one client: only the keeper speaks, and the first is in right after the release."""
+    namespace = secrets.token_hex(8)
+    ids: list[int] = []
+
+    async def story(proxy: Proxy) -> None:
+        url = f"redis://{proxy.host}:{proxy.port}"
+        async with (
+            fenced.AsyncClient(redis_server.url(), namespace=namespace) as other,
+            fenced.AsyncClient(url, namespace=namespace) as client,
+        ):
+            lease = await other.acquire("orders")
+            waiting = [asyncio.create_task(client.acquire("orders")) for _ in range(64)]
+            while len((await other._authority.observe("orders")).waiters) < 64:
+                await asyncio.sleep(0.01)
+            before = proxy.requests
+            await asyncio.sleep(4.0)
+            assert proxy.requests - before <= 4
+            began = time.monotonic()
+            await lease.release()
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            assert time.monotonic() - began < 0.5
+            ids.extend(task.result().token for task in done)
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+            assert (await other._authority.observe("orders")).waiters == ()
+
+    with Proxy(redis_server.host, redis_server.port) as proxy:
+        asyncio.run(story(proxy))
+    assert len(ids) == 1
+
+
+# The server's memory.
+
+
+def test_a_server_that_forgot_the_scripts_is_told_again(
+    authority: RedisAuthority, redis_server: RedisServer
+) -> None:
+    ask = asking(RUNTIME, "orders")
+    token = step(granted(authority, ask)).token
+    redis_server.execute("SCRIPT", "FLUSH")
+    assert step(authority.renew([ask.secret], 5.0)) == [Kept(10.0)]
+    redis_server.execute("SCRIPT", "FLUSH")
+    assert step(authority.release(ask.secret)) == Released()
+    redis_server.execute("SCRIPT", "FLUSH")
+    assert step(granted(authority, asking(RUNTIME, "orders"))).token > token
+
+
+def test_ended_attempts_are_forgotten_on_the_way(
+    authority: RedisAuthority, redis_server: RedisServer
+) -> None:
+    """Without `tidy`: what is over for long goes while new grants come. No key has a time to live."""
+    for number in range(200):
+        ask = asking(RUNTIME, f"name/{number}")
+        step(granted(authority, ask))
+        step(authority.release(ask.secret))
+    for public in redis_server.execute("HKEYS", key(authority, "attempts")):
+        record = redis_server.execute("HGET", key(authority, "attempts"), public)
+        redis_server.execute("HSET", key(authority, "attempts"), public, record[:8] + bytes(8) + record[16:])
+        redis_server.execute("ZADD", key(authority, "forget"), 0, public)
+    for _ in range(160):
+        ask = asking(RUNTIME, "busy")
+        step(granted(authority, ask))
+        step(authority.release(ask.secret))
+    for part, count in (("attempts", "HLEN"), ("forget", "ZCARD")):
+        assert redis_server.execute(count, key(authority, part)) == 160
+    for part in ("meta", "attempts", "forget"):
+        assert redis_server.execute("TTL", key(authority, part)) == -1
+
+
+def test_a_key_of_another_program_is_refused(redis_server: RedisServer) -> None:
+    for part in ("meta", "attempts", "places", "forget"):
+        made = RedisAuthority.at(redis_server.url(), RUNTIME, secrets.token_hex(8))
+        redis_server.execute("SET", key(made, part), "theirs")
+        with pytest.raises(Misconfigured, match="another program"):
+            step(made.open())
+        step(made.close())
+
+
+def test_a_namespace_that_lost_its_counter_is_not_made_anew(
+    authority: RedisAuthority, redis_server: RedisServer
+) -> None:
+    step(granted(authority, asking(RUNTIME, "orders")))
+    redis_server.execute("DEL", key(authority, "meta"))
+    with pytest.raises(Misconfigured, match="counting state"):
+        step(authority.open())
+    with pytest.raises(Misconfigured, match="deleted or replaced"):
+        step(authority.ask(asking(RUNTIME, "another")))
+    with pytest.raises(Misconfigured, match="deleted or replaced"):
+        step(authority.ask(asking(RUNTIME, "orders", wait=True)))
+    assert not redis_server.execute("EXISTS", key(authority, "meta"))
+
+
+def test_without_create_nothing_is_made(redis_server: RedisServer) -> None:
+    made = RedisAuthority.at(redis_server.url(), RUNTIME, secrets.token_hex(8))
+    with pytest.raises(Misconfigured, match="no namespace"):
+        step(made.open(create=False))
+    assert not redis_server.execute("EXISTS", key(made, "meta"))
+    step(made.close())
+
+
+# Rights, secrets, addresses.
+
+
+def test_the_documented_rights_are_enough_and_others_are_told(redis_server: RedisServer) -> None:
+    user = secrets.token_hex(4)
+    redis_server.execute("ACL", "SETUSER", user, "on", f">{SECRET}", *RIGHTS.split())
+    url = redis_server.url(user=user, password=SECRET)
+    with fenced.Client(url, namespace=user) as client, fenced.Client(url, namespace=user) as other:
+        lease = client.acquire("orders")
+        step(other._authority.open())
+        assert other._authority.url == f"redis://127.0.0.1:{redis_server.port}/0"
+        step(client._authority.renew(["0" * 32], 5.0))
+        ask = asking(RUNTIME, "orders", wait=True)
+        step(other._authority.ask(ask))
+        lease.release()
+        assert step(other._authority.hear(RUNTIME.now() + 5)) == [grant_id(ask.secret)]
+        step(other._authority.withdraw(ask.secret))
+        step(client._authority.survey())
+        step(client._authority.raise_floor(10))
+        step(client._authority.tidy())
+        step(client._authority.force_release("orders"))
+    for lacking in ("-hset", "-publish", "-evalsha"):
+        redis_server.execute("ACL", "SETUSER", user, lacking)
+        with fenced.Client(url, namespace=secrets.token_hex(4)) as client:
+            with pytest.raises(Misconfigured, match=r"\+evalsha") as told:
+                client.acquire("orders")
+            assert SECRET not in repr(told.value)
+        redis_server.execute("ACL", "SETUSER", user, lacking.replace("-", "+"))
+    redis_server.execute("ACL", "SETUSER", user, "-config|get")
+    with fenced.Client(url, namespace=user, guarantee="best-effort") as client:
+        assert any("CONFIG GET" in doubt for doubt in step(client._authority.open()).doubts)
+    redis_server.execute("ACL", "DELUSER", user)
+
+
+@pytest.mark.parametrize("make", [fenced.Client, fenced.AsyncClient])
+def test_a_wrong_password_is_told_without_any_secret(make: Any, redis_server: RedisServer) -> None:
+    user = secrets.token_hex(4)
+    redis_server.execute("ACL", "SETUSER", user, "on", ">right")
+    client = make(redis_server.url(user=user, password=SECRET), namespace="any")
+
+    async def story() -> None:
+        with pytest.raises(Misconfigured, match="password") as told:
+            await client._authority.open()
+        shown = [str(told.value), repr(told.value), repr(client), client.url, repr(vars(client._authority))]
+        for text in (*shown, repr(told.value.__cause__)):
+            assert SECRET not in text and "sesame" not in text
+        await client._authority.close()
+
+    if make is fenced.Client:
+        step(story())
+    else:
+        asyncio.run(story())
+    redis_server.execute("ACL", "DELUSER", user)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:open sesame/@host",
+        "redis://:sesame@host:port",
+        "redis://localhost/leases",
+        "redis://localhost/0?sesame=1",
+        "rediss://localhost/0?ssl_sesame=1",
+        "redis://localhost/0?db=sesame",
+    ],
+)
+def test_what_is_no_address_is_misuse(url: str) -> None:
+    with pytest.raises(Misuse) as told, fenced.Client(url) as client:
+        client.acquire("orders")
+    assert ":sesame" not in str(told.value) and "open" not in str(told.value)
+
+
+def test_options_of_redis_py_that_are_ours_are_let_be(redis_server: RedisServer) -> None:
+    url = redis_server.url() + "?socket_timeout=0.001&retry_on_timeout=yes&health_check_interval=1&protocol=3"
+    with fenced.Client(url, namespace=secrets.token_hex(8)) as client:
+        client.acquire("orders").release()
+
+
+@pytest.mark.xdist_group("serial")
+def test_a_socket_file_and_a_certificate_of_nobody() -> None:
+    with RedisServer({"unixsocket": "redis.sock"}) as server:
+        made = RedisAuthority.at(f"unix://{server.data}/redis.sock?db=3", RUNTIME, "any")
+        step(made.open())
+        step(granted(made, asking(RUNTIME, "orders")))
+        assert made.url == f"unix://{server.data}/redis.sock?db=3"
+        assert server.execute("DBSIZE") == 0, "in database 3"
+        step(made.close())
+    with RedisServer(tls=True) as server:
+        untrusted = server.url().partition("?")[0]
+        with fenced.Client(untrusted) as client, pytest.raises(Misconfigured, match="ssl_ca_certs"):
+            client.acquire("orders")
+        with fenced.Client(untrusted.replace("rediss", "redis")) as client, pytest.raises(FencedError):
+            client.acquire("orders")
+
+
+def test_nobody_there_is_unavailable() -> None:
+    with (
+        fenced.Client("redis://127.0.0.1:1/0") as client,
+        pytest.raises(Unavailable, match="cannot be reached"),
+    ):
+        client.acquire("orders")
+
+
+# Settings.
+
+
+@pytest.mark.xdist_group("serial")
+def test_each_setting_that_could_repeat_tokens_is_told() -> None:
+    with RedisServer() as server:
+        made = RedisAuthority.at(server.url(), RUNTIME, "any")
+        assert step(made.open()).doubts == ()
+        for changes, word in (
+            ({"appendfsync": "everysec"}, "appendfsync always"),
+            ({"no-appendfsync-on-rewrite": "yes"}, "no-appendfsync-on-rewrite no"),
+            ({"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}, "maxmemory-policy noeviction"),
+            ({"appendonly": "no"}, "appendonly yes"),
+        ):
+            before = {name: server.execute("CONFIG", "GET", name)[name.encode()] for name in changes}
+            for name, value in changes.items():
+                server.execute("CONFIG", "SET", name, value)
+            (doubt,) = step(made.open()).doubts
+            assert word in doubt
+            with fenced.Client(server.url()) as client, pytest.raises(Misconfigured, match=word):
+                client.acquire("orders")
+            with fenced.Client(server.url(), guarantee="best-effort") as client:
+                client.acquire("orders").release()
+            for name, value in before.items():
+                server.execute("CONFIG", "SET", name, value)
+        step(made.close())
+
+
+# Forks.
+
+
+def test_a_forked_child_leaves_its_parents_connections_alone(redis_server: RedisServer) -> None:
+    with fenced.Client(redis_server.url(), namespace=secrets.token_hex(8)) as client:
+        lease = client.acquire("a", ttl=5)
+        address = client._authority._ears.address
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                said: list[object] = [lease.lost_reason, client._authority._ears.address != address]
+                with client.try_hold("a") as mine:
+                    said.append(mine is None)
+                with client.hold("b", ttl=5) as own:
+                    said.append(own.token > lease.token)
+                os.write(writer, json.dumps(said).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writer)
+        assert json.loads(os.read(reader, 10_000)) == ["forked", True, True, True]
+        os.close(reader)
+        wires = set(client._authority._wires)
+        lease.check()
+        client.acquire("c").release()
+        lease.release()
+        assert set(client._authority._wires) == wires, "no connection had to be made anew"
+
+
+# Against the model.
+
+
+NAMES = ["a", "b", "c"]
+SECRETS = [f"{i:032x}" for i in range(6)]
+HOLDER = Holder("0" * 32, "label", "host", 1)
+
+
+def plain(answer: object) -> object:
+    """An answer without what may differ: times that went by, and the dead in the middle of a queue."""
+    match answer:
+        case Waiting(check_in, _, held_by):
+            return ("waiting", check_in <= 1e-3, held_by.token if held_by else None)
+        case Granted(token, _, ttl):
+            return ("granted", token, ttl)
+        case Busy(_, held_by):
+            return ("busy", held_by and held_by.token)
+        case Kept():
+            return "kept"
+        case _:
+            return answer
+
+
+class AgainstTheModel(RuleBasedStateMachine):
+    """The same story is told to the model, on the same wall clock; time passes by moving what is stored."""
+
+    server: RedisServer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead = 0.0
+        self.real = RedisAuthority.at(self.server.url(), RUNTIME, secrets.token_hex(8))
+        self.model = MemoryStore(lambda: time.time() + self.ahead, realm=step(self.real.open()).realm)
+
+    def teardown(self) -> None:
+        step(self.real.close())
+
+    def both(self, real: Any, model: Any) -> None:
+        outcomes = []
+        for call in (lambda: step(real()), model):
+            try:
+                outcomes.append(call())
+            except FencedError as error:
+                outcomes.append(type(error))
+        if isinstance(outcomes[0], list):
+            outcomes = [[plain(each) for each in outcome] for outcome in outcomes]
+        assert plain(outcomes[0]) == plain(outcomes[1]), outcomes
+
+    @rule(
+        secret=st.sampled_from(SECRETS),
+        names=st.sets(st.sampled_from(NAMES), min_size=1, max_size=2),
+        ttl=st.sampled_from([1.0, 1.0, 1.0, 30.0]),
+        wait=st.booleans(),
+        delay=st.sampled_from([0.0, 0.0, 2.0]),
+    )
+    def ask(self, secret: str, names: set[str], ttl: float, wait: bool, delay: float) -> None:
+        ask = Ask(secret, tuple(sorted(names)), ttl, HOLDER, wait, delay)
+        self.both(lambda: self.real.ask(ask), lambda: self.model.ask(ask))
+
+    @rule(chosen=st.lists(st.sampled_from(SECRETS), max_size=6, unique=True))
+    def renew(self, chosen: list[str]) -> None:
+        self.both(lambda: self.real.renew(chosen, 5.0), lambda: self.model.renew(chosen))
+
+    @rule(secret=st.sampled_from(SECRETS))
+    def release(self, secret: str) -> None:
+        self.both(lambda: self.real.release(secret), lambda: self.model.release(secret))
+
+    @rule(secret=st.sampled_from(SECRETS))
+    def withdraw(self, secret: str) -> None:
+        self.both(lambda: self.real.withdraw(secret), lambda: self.model.withdraw(secret))
+
+    @rule(name=st.sampled_from(NAMES))
+    def force_release(self, name: str) -> None:
+        self.both(lambda: self.real.force_release(name), lambda: self.model.force_release(name))
+
+    @rule(above=st.integers(0, 40))
+    def raise_floor(self, above: int) -> None:
+        self.both(lambda: self.real.raise_floor(above), lambda: self.model.raise_floor(above))
+
+    @rule(milliseconds=st.sampled_from([100, 400, 1100, 2500, 11_000, 700_000]))
+    def pass_time(self, milliseconds: int) -> None:
+        from tests.conformance.authorities.test_redis import PASS_TIME
+
+        self.ahead += milliseconds / 1e3
+        keys = [key(self.real, part) for part in ("attempts", "forget")]
+        self.server.execute("EVAL", PASS_TIME, 2, *keys, milliseconds * 1000)
+        self.both(self.real.tidy, self.model.tidy)
+
+    @rule()
+    def look(self) -> None:
+        real = [(v.name, v.held_by and v.held_by.token, len(v.waiters)) for v in step(self.real.survey())]
+        model = [(v.name, v.held_by and v.held_by.token, len(v.waiters)) for v in self.model.survey("", 100)]
+        assert real == model
+
+
+def test_against_the_model(redis_server: RedisServer) -> None:
+    AgainstTheModel.server = redis_server
+    case = AgainstTheModel.TestCase()
+    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    case.runTest()
