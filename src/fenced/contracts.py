@@ -82,8 +82,11 @@ class Runtime(Protocol):
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         """Run a blocking function. `urgent` calls never queue behind the others."""
 
-    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end even if the caller is cancelled meanwhile; then let that through."""
+    async def finish(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Get something done even if the caller is cancelled meanwhile; then let that through.
+
+        What is cut short is made and run again, to its end: only for what may be repeated.
+        """
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task: ...
 

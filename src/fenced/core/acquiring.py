@@ -134,7 +134,7 @@ class Desk:
             self._keep(hold)
         except BaseException:
             self._let_go(hold)
-            await self.runtime.finish(self._withdraw(hold.secret))
+            await self.runtime.finish(lambda: self._withdraw(hold.secret))
             raise
         if self._observed:
             waited = self.runtime.now() - began
@@ -172,7 +172,7 @@ class Desk:
                     case Granted():
                         hold = self._take(wish, ask, answer, sent, realm)
                         if hold is None:
-                            await self.runtime.finish(self.authority.release(ask.secret))
+                            await self.runtime.finish(lambda: self.authority.release(ask.secret))
                         return hold
                     case Busy(ahead, held_by):
                         settled = True
@@ -194,7 +194,7 @@ class Desk:
             if not settled and not (
                 place is None and isinstance(error, Unavailable | Misconfigured | Misuse)
             ):
-                await self.runtime.finish(self._withdraw(ask.secret))
+                await self.runtime.finish(lambda: self._withdraw(ask.secret))
             raise
         finally:
             if place is not None:
@@ -269,7 +269,7 @@ class Desk:
         if hold.lost_reason == "forked":
             raise hold.lost_error()
         self.keeper.drop(hold.secret)
-        await self.runtime.finish(self._release(hold))
+        await self.runtime.finish(lambda: self._release(hold))
 
     async def _release(self, hold: Hold) -> None:
         answer = await self.authority.release(hold.secret)

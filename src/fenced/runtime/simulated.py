@@ -223,8 +223,8 @@ class SimulatedRuntime:
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         return function(*args)
 
-    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        return await work
+    async def finish(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await make()
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task:
         return SimulatedTask(self._process, work, name)

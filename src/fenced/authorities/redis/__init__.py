@@ -25,6 +25,7 @@ from fenced.model import (
     ReleaseAnswer,
     RenewAnswer,
     Standing,
+    Waiting,
     check_floor,
     check_name,
     grant_id,
@@ -101,6 +102,7 @@ class RedisAuthority:
         self._wires: WeakSet[Wire] = WeakSet()
         self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
+        self._waiting: set[str] = set()
         self._ears = Ears(runtime, self._make, self._namespace, self.url)
         self._ask, self._release = self._scripts["ask"], self._scripts["release"]
         self._ask_opening, self._release_opening = self._ask.opening(6), self._release.opening(2) + b"$32\r\n"
@@ -205,8 +207,9 @@ class RedisAuthority:
 
     async def ask(self, ask: Ask) -> AskAnswer:
         until = self._runtime.now() + CALL_SECONDS
+        public = grant_id(ask.secret)
         if ask.wait:
-            await self._ears.listen(until)
+            self._waiting.add(public)  # before it is sent: who begins to listen meanwhile looks for it
         request = b"%b%b\r\n" % (
             _asking(
                 self._ask_opening,
@@ -232,25 +235,31 @@ class RedisAuthority:
 
         reply = await self._pool.request(work, until)
         if type(reply) is int:
+            self._waiting.discard(public)
             return Granted(reply, ask.ttl, ask.ttl)
         if reply[0] == b"other":
             raise Misuse("the same attempt was used before with other names or another ttl")
         answer = replies.asked(reply, ask.ttl)
         if answer is None:
             raise replies.denied(reply, self.url)
+        if not isinstance(answer, Waiting):
+            self._waiting.discard(public)
         return answer
 
     async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
-        if not secrets:
+        return await self._renew(self._renewals, [grant_id(secret) for secret in secrets], timeout)
+
+    async def _renew(self, pool: Pool[Wire], publics: list[str], seconds: float) -> list[RenewAnswer]:
+        if not publics:
             return []
-        until = self._runtime.now() + timeout
+        until = self._runtime.now() + seconds
         script = self._scripts["renew"]
-        request = script.batch(self._realm, map(grant_id, secrets))
+        request = script.batch(self._realm, publics)
 
         async def work(wire: Wire) -> Any:
             return await self._run(wire, script, request, until)
 
-        return [replies.renewed(reply) for reply in await self._renewals.request(work, until)]
+        return [replies.renewed(reply) for reply in await pool.request(work, until)]
 
     async def release(self, secret: str) -> ReleaseAnswer:
         return await self._finish(secret, b"$1\r\nr\r\n")
@@ -260,7 +269,9 @@ class RedisAuthority:
 
     async def _finish(self, secret: str, end: bytes) -> ReleaseAnswer:
         until = self._runtime.now() + CALL_SECONDS
-        request = b"%b%b\r\n%b" % (self._release_opening, grant_id(secret).encode(), end)
+        public = grant_id(secret)
+        self._waiting.discard(public)
+        request = b"%b%b\r\n%b" % (self._release_opening, public.encode(), end)
 
         async def work(wire: Wire) -> Any:
             reply = await wire.exchange(request, until)
@@ -269,7 +280,17 @@ class RedisAuthority:
         return replies.released(await self._pool.request(work, until))
 
     async def hear(self, until: float) -> list[str]:
-        return await self._ears.hear(until)
+        if self._ears.open:
+            return await self._ears.hear(until)
+        await self._ears.listen(self._runtime.now() + CALL_SECONDS)
+        # Of what happened before we listened nobody told us.
+        waiting = list(self._waiting)
+        answers = await self._renew(self._pool, waiting, CALL_SECONDS)
+        return [
+            public
+            for public, answer in zip(waiting, answers, strict=True)
+            if isinstance(answer, Waiting) and answer.check_in <= 0
+        ]
 
     def nudge(self) -> None:
         self._ears.interrupt()
@@ -325,4 +346,5 @@ class RedisAuthority:
         self._wires = WeakSet()
         self._pool.forked()
         self._renewals.forked()
+        self._waiting = set()
         self._ears.forked()

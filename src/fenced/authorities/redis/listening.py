@@ -15,7 +15,7 @@ from fenced.runtime.pool import Broken
 
 
 class Ears:
-    """Subscribed before the first ask that may wait is sent, so that no wake-up comes too early."""
+    """Subscribed from the first time on that somebody waits; who begins to listen looks at all waiters once."""
 
     def __init__(self, runtime: Runtime, make: Callable[[], Wire], namespace: str, where: str) -> None:
         self._runtime = runtime
@@ -29,6 +29,10 @@ class Ears:
         self.address = secrets.token_hex(8)
         self._wire: Wire | None = None
         self._lock = self._runtime.lock()
+
+    @property
+    def open(self) -> bool:
+        return self._wire is not None
 
     async def listen(self, until: float) -> Wire:
         """The subscribed connection."""

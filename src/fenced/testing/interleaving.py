@@ -1,0 +1,397 @@
+"""Real sessions of PostgreSQL, stepped through every order of their statements.
+
+A simulation cannot see the bugs of SQL: what a statement does when it wakes up from a lock, what a snapshot
+hides, which of two transactions is the deadlock's victim. So each session has a script and a connection of its
+own, every merge of the scripts is run on a real server, and a judge looks at what came out:
+
+    explorer = Explorer(url)
+    a = Script("A", (sql("UPDATE t SET n = n + 1"), COMMIT))
+    b = Script("B", (sql("UPDATE t SET n = n + 1"), COMMIT))
+    explorer.explore([a, b], reset=fill, judge=look)   # AABB, ABAB, ABBA, BAAB, BABA, BBAA
+
+A transaction begins with the first statement after the last one's end, or each statement is one. Whether a
+step has finished or waits for a lock is asked of the server, not guessed from the time it takes. The steps of a
+session that waits are held back until it is free. Errors are outcomes, and go into the trace; which of two
+deadlocked transactions gets one is the server's choice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg import IsolationLevel
+from psycopg.pq import TransactionStatus
+
+PATIENCE_SECONDS = 30.0
+"""How long a step may neither finish nor wait for one of our own sessions."""
+LOOK_SECONDS = 0.001
+"""How long the answer is waited for before the server is asked whether the step waits for a lock."""
+OUTCOME_LENGTH_MAX = 48
+"""How much of an outcome is printed."""
+DEADLOCK_TIMEOUT = "10ms"
+"""When the server looks for a deadlock: it cannot resolve itself, and nobody should wait for it."""
+
+_BLOCKERS = b"SELECT pid, pg_blocking_pids(pid) FROM unnest($1::integer[]) AS pid"
+
+
+class Broken(AssertionError):
+    """An interleaving that the judge refused; the message shows it, and how to run it again."""
+
+
+class Stuck(RuntimeError):
+    """A step neither finished nor waited for a session of ours. The explorer is of no use afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that a session does: a statement with `$1` parameters, or a call of our own."""
+
+    label: str
+    statement: str = ""
+    parameters: tuple[object, ...] = ()
+    call: Callable[[], object] | None = None
+    about: Any = None
+    """Whatever the judge wants to know of it."""
+
+
+def sql(statement: str, *parameters: object, label: str | None = None, about: Any = None) -> Step:
+    return Step(label or " ".join(statement.split()), statement, parameters, None, about)
+
+
+def act(label: str, call: Callable[[], object], about: Any = None) -> Step:
+    """A step beside the database, such as letting time pass. It must not wait for a session's lock."""
+    return Step(label, "", (), call, about)
+
+
+COMMIT = sql("COMMIT")
+ROLLBACK = sql("ROLLBACK")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What one session does, in order. `name` is one letter: the session's in an order such as "AABAB"."""
+
+    name: str
+    steps: tuple[Step, ...]
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+    autocommit: bool = False
+    """Each statement is a transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The merges to run. When they are a sample, `str` says so."""
+
+    chosen: tuple[str, ...]
+    total: int
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        if self.seed is None:
+            return f"all {self.total} interleavings"
+        return f"{len(self.chosen)} of {self.total} interleavings, drawn by seed {self.seed}"
+
+
+def interleavings(scripts: Sequence[Script], limit: int | None = None, seed: int = 0) -> Orders:
+    """Every merge that keeps the order of each script; above `limit` that many, drawn by `seed`."""
+    counts = {script.name: len(script.steps) for script in scripts}
+    if len(counts) != len(scripts) or any(len(name) != 1 for name in counts):
+        raise ValueError("every session needs a letter of its own")
+    total = math.factorial(sum(counts.values()))
+    for count in counts.values():
+        total //= math.factorial(count)
+    if limit is None or total <= limit:
+        return Orders(tuple(_merges(counts)), total)
+    letters = list(Counter(counts).elements())
+    rng = random.Random(seed)
+    drawn: dict[str, None] = {}
+    while len(drawn) < limit:
+        rng.shuffle(letters)
+        drawn["".join(letters)] = None
+    return Orders(tuple(drawn), total, seed)
+
+
+def _merges(counts: dict[str, int]) -> Iterator[str]:
+    if not any(counts.values()):
+        yield ""
+    for name, count in counts.items():
+        if count:
+            for rest in _merges({**counts, name: count - 1}):
+                yield name + rest
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step led to: rows and the command's tag, or an SQLSTATE and its message."""
+
+    rows: tuple[tuple[Any, ...], ...] = ()
+    tag: str = ""
+    sqlstate: str = ""
+    message: str = ""
+
+    def __str__(self) -> str:
+        if self.sqlstate:
+            return f"{self.sqlstate} {self.message}"
+        if not self.rows:
+            return self.tag
+        return "; ".join(", ".join(map(str, row)) for row in self.rows)
+
+
+@dataclass(slots=True)
+class Event:
+    """One step of a run. `began` and `ended` are places on one line, on which no two are equal."""
+
+    session: str
+    step: Step
+    began: int
+    ended: int = 0
+    waited_for: str = ""
+    """The sessions that it stood behind, if it had to wait."""
+    outcome: Outcome = field(default_factory=Outcome)
+
+
+@dataclass(slots=True)
+class Trace:
+    """What happened in one run, in the order in which the steps began. Prints as a table."""
+
+    order: str
+    sessions: str
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def executed(self) -> tuple[tuple[str, str], ...]:
+        """What tells this run from another: who began or ended what, in order, and how it ended."""
+        moments = [(event.began, event.session, event.step.label) for event in self.events]
+        moments += [(event.ended, event.session, str(event.outcome)) for event in self.events]
+        return tuple((session, told) for _, session, told in sorted(moments))
+
+    def __str__(self) -> str:
+        lines: list[tuple[int, str, str]] = []
+        for event in self.events:
+            label, outcome = event.step.label, str(event.outcome)
+            if len(outcome) > OUTCOME_LENGTH_MAX:
+                outcome = outcome[:OUTCOME_LENGTH_MAX] + "..."
+            if event.waited_for:
+                lines.append((event.began, event.session, f"{label} ... waits for {event.waited_for}"))
+                lines.append((event.ended, event.session, f"... {label} -> {outcome}"))
+            else:
+                told = label if label == outcome else f"{label} -> {outcome}"
+                lines.append((event.began, event.session, told))
+        lines.sort()
+        widths = {s: max([len(s), *(len(text) for _, who, text in lines if who == s)]) for s in self.sessions}
+        rows = [{s: s for s in self.sessions}, *({who: text} for _, who, text in lines)]
+        table = ["  ".join(row.get(s, "").ljust(widths[s]) for s in self.sessions).rstrip() for row in rows]
+        return "\n".join([f"order {self.order!r}", *(f"  {line}" for line in table)])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was explored: the merges that were run, and how many of them came out differently."""
+
+    orders: Orders
+    different: int
+
+    def __str__(self) -> str:
+        return f"{self.orders}, {self.different} different"
+
+
+class _Session:
+    """A connection and the thread that waits for it."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = psycopg.connect(url, cursor_factory=psycopg.RawCursor)
+        self.connection.execute(f"SET deadlock_timeout = '{DEADLOCK_TIMEOUT}'".encode())
+        self.connection.commit()
+        self.pid = self.connection.info.backend_pid
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self.steps: list[Step] = []
+        self.name = ""
+        self.running: Future[Outcome] | None = None
+        self.event: Event | None = None
+
+    def take(self, script: Script) -> None:
+        self.name = script.name
+        self.steps = list(script.steps)
+        self.connection.autocommit = script.autocommit
+        self.connection.isolation_level = script.isolation
+
+    def start(self, event: Event) -> None:
+        step = event.step
+        self.event = event
+        self.running = self._thread.submit(_call if step.call else self._execute, step)
+
+    def _execute(self, step: Step) -> Outcome:
+        try:
+            cursor = self.connection.execute(step.statement.encode(), step.parameters or None)
+            rows = tuple(cursor.fetchall()) if cursor.description else ()
+        except psycopg.Error as error:
+            if error.sqlstate is None:
+                raise  # the connection is lost, or we are mistaken
+            return Outcome(sqlstate=error.sqlstate, message=error.diag.message_primary or "")
+        return Outcome(rows, cursor.statusmessage or "")
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.connection.info.transaction_status != TransactionStatus.IDLE
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self.connection.close()
+
+
+def _newest_first(session: _Session) -> int:
+    return -session.event.began if session.event else 0
+
+
+def _call(step: Step) -> Outcome:
+    assert step.call is not None
+    step.call()
+    return Outcome()
+
+
+class Explorer:
+    """Runs scripts on a database, each in a session that stays open for the next run."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._sessions: list[_Session] = []
+        self._watch = psycopg.connect(url, autocommit=True, cursor_factory=psycopg.RawCursor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for session in self._sessions:
+            self._watch.execute(b"SELECT pg_cancel_backend($1)", [session.pid])
+            session.close()
+        self._watch.close()
+
+    def explore(
+        self,
+        scripts: Sequence[Script],
+        *,
+        reset: Callable[[], object],
+        judge: Callable[[Trace], None],
+        limit: int | None = None,
+        seed: int = 0,
+    ) -> Report:
+        """Run every merge, each after a `reset`, and let `judge` raise AssertionError: that is `Broken`."""
+        orders = interleavings(scripts, limit, seed)
+        seen = set()
+        for order in orders.chosen:
+            reset()
+            trace = self.run(scripts, order)
+            try:
+                judge(trace)
+            except AssertionError as error:
+                raise Broken(f"{error}\n{trace}") from error
+            seen.add(trace.executed)
+        return Report(orders, len(seen))
+
+    def run(self, scripts: Sequence[Script], order: str) -> Trace:
+        """Run one merge, given by the letters of its sessions. It ends with no transaction open."""
+        if Counter(order) != Counter({script.name: len(script.steps) for script in scripts}):
+            raise ValueError(f"{order!r} is no merge of these scripts")
+        while len(self._sessions) < len(scripts):
+            self._sessions.append(_Session(self._url))
+        sessions = {s.name: session for s, session in zip(scripts, self._sessions, strict=False)}
+        for script in scripts:
+            sessions[script.name].take(script)
+        run = _Run(Trace(order, "".join(sessions)), sessions, self._watch)
+        for name in order:
+            run.owe(name)
+        run.end()
+        return run.trace
+
+
+class _Run:
+    """One merge while it runs."""
+
+    def __init__(self, trace: Trace, sessions: dict[str, _Session], watch: psycopg.Connection[Any]) -> None:
+        self.trace = trace
+        self._sessions = sessions
+        self._by_pid = {session.pid: session for session in sessions.values()}
+        self._watch = watch
+        self._owed: list[str] = []
+        self._places = itertools.count(1)
+
+    def owe(self, name: str) -> None:
+        """It is this session's turn. Does its next step, and what was held back and has become possible."""
+        self._owed.append(name)
+        while (free := next((n for n in self._owed if not self._sessions[n].running), None)) is not None:
+            self._owed.remove(free)
+            self._do(free, self._sessions[free].steps.pop(0))
+
+    def end(self) -> None:
+        """Roll back what a script left open; those who waited for it go on first."""
+        while open_ones := [s for s in self._sessions.values() if s.running or s.in_transaction]:
+            idle = [s for s in open_ones if not s.running]
+            self._do(idle[0].name, ROLLBACK)
+            for name in list(self._owed):
+                self._owed.remove(name)
+                self.owe(name)
+
+    def _do(self, name: str, step: Step) -> None:
+        event = Event(name, step, next(self._places))
+        self.trace.events.append(event)
+        self._sessions[name].start(event)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Return when every session is idle, or waits for one that is, directly or not.
+
+        Two looks must agree: between the readings of one look a session may go from one lock to the next.
+        """
+        limit = time.monotonic() + PATIENCE_SECONDS
+        before: dict[int, frozenset[int]] = {}
+        while busy := sorted((s for s in self._sessions.values() if s.event), key=_newest_first):
+            wait([s.running for s in busy if s.running], LOOK_SECONDS, FIRST_COMPLETED)
+            found = self._blockers([s.pid for s in busy if s.running and not s.running.done()])
+            for session in busy:
+                if not self._collect(session) and not found.get(session.pid):
+                    break  # it goes on, and has let the others go on if they do: it ends first
+            if found and found == before and self._all_held(found):
+                return
+            before = found
+            if time.monotonic() > limit:
+                raise Stuck(f"{', '.join(s.name for s in busy)}: neither done nor waiting\n{self.trace}")
+
+    def _collect(self, session: _Session) -> bool:
+        """Take the outcome, if it is there."""
+        if session.running is None or session.event is None or not session.running.done():
+            return False
+        session.event.outcome = session.running.result()
+        session.event.ended = next(self._places)
+        session.running = session.event = None
+        return True
+
+    def _blockers(self, pids: list[int]) -> dict[int, frozenset[int]]:
+        rows = self._watch.execute(_BLOCKERS, [pids]).fetchall() if pids else []
+        return {pid: frozenset(blockers) for pid, blockers in rows}
+
+    def _all_held(self, blockers: dict[int, frozenset[int]]) -> bool:
+        """Whether nobody can go on by himself. A circle can: the server breaks it."""
+        standing = self._by_pid.keys() - blockers.keys()
+        waiting = dict(blockers)
+        while held := [pid for pid, others in waiting.items() if others and others <= standing]:
+            standing = standing | set(held)
+            for pid in held:
+                event = self._by_pid[pid].event
+                if event is not None:
+                    event.waited_for = " ".join(sorted(self._by_pid[p].name for p in waiting.pop(pid)))
+        return not waiting
