@@ -333,18 +333,21 @@ class _Run:
     def owe(self, name: str) -> None:
         """It is this session's turn. Does its next step, and what was held back and has become possible."""
         self._owed.append(name)
+        self._go_on()
+
+    def end(self) -> None:
+        """Roll back what the scripts left open; who waited for it goes on first."""
+        while left := [s for s in self._sessions.values() if s.running or s.in_transaction]:
+            idle = next((session for session in left if not session.running), None)
+            if idle is None:
+                raise Stuck(f"what they wait for is held by no transaction\n{self.trace}")
+            self._do(idle.name, ROLLBACK)
+            self._go_on()
+
+    def _go_on(self) -> None:
         while (free := next((n for n in self._owed if not self._sessions[n].running), None)) is not None:
             self._owed.remove(free)
             self._do(free, self._sessions[free].steps.pop(0))
-
-    def end(self) -> None:
-        """Roll back what a script left open; those who waited for it go on first."""
-        while open_ones := [s for s in self._sessions.values() if s.running or s.in_transaction]:
-            idle = [s for s in open_ones if not s.running]
-            self._do(idle[0].name, ROLLBACK)
-            for name in list(self._owed):
-                self._owed.remove(name)
-                self.owe(name)
 
     def _do(self, name: str, step: Step) -> None:
         event = Event(name, step, next(self._places))

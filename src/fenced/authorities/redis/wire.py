@@ -26,6 +26,9 @@ from fenced.errors import Misuse
 from fenced.runtime.pool import Broken
 
 SECONDS_MIN = 0.001
+TOLERANCE_SECONDS = 0.01
+"""How much later than its deadline a blocking request may end, so that most need no new alarm."""
+
 READ_BYTES = 65_536
 
 BLOCKING = {
