@@ -4,6 +4,9 @@
 -- Every function locks in one order: names first, sorted by their bytes, and the clock is read after that. Rows
 -- of `attempt` are never waited for while names are locked, except an attempt's own: what is locked is skipped.
 -- A wait for a lock ends after 4 s, before the client gives the request up.
+--
+-- What is called often looks rows up by their keys, one table at a time, in plpgsql: a join would be planned by
+-- statistics that a new table does not have, and a function in SQL is planned anew by every call.
 
 CREATE SCHEMA fenced;
 
@@ -91,6 +94,13 @@ BEGIN
   RETURN known;
 END $$;
 
+-- The public id that an attempt's secret leads to. Who may call our functions still needs the secret of a lease to
+-- renew or release it: the id is in every stamp.
+CREATE FUNCTION fenced.grant_id(p_secret text) RETURNS uuid
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT encode(substring(sha256(convert_to('fenced grant:' || p_secret, 'UTF8')) FOR 16), 'hex')::uuid
+$$;
+
 -- Seconds as the client reads them.
 CREATE FUNCTION fenced.seconds(span interval) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
@@ -125,54 +135,71 @@ BEGIN
     SELECT FROM fenced.attempt a WHERE a.id = p_id AND a.state IN ('granted', 'waiting'));
 END $$;
 
--- From when on a name could be granted to one with this ticket, if nobody says another word. Dead waiters that
--- stand directly ahead are taken out of the queue. The name is locked.
+-- Until when the nearest living waiter ahead of a ticket keeps its place; null if there is none. The dead on the way
+-- are taken out of the queue. The name is locked.
+CREATE FUNCTION fenced.ahead_of(
+  p_namespace integer, p_name text, p_ticket bigint, p_now timestamptz, p_remember interval
+) RETURNS timestamptz
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_ticket  bigint;
+  v_attempt uuid;
+  v_expires timestamptz;
+BEGIN
+  LOOP
+    SELECT q.ticket, q.attempt INTO v_ticket, v_attempt FROM fenced.queue q
+    WHERE q.namespace = p_namespace AND q.name = p_name AND q.ticket < p_ticket ORDER BY q.ticket DESC LIMIT 1;
+    IF NOT FOUND THEN
+      RETURN NULL;
+    END IF;
+    SELECT a.expires INTO v_expires FROM fenced.attempt a WHERE a.id = v_attempt AND a.state = 'waiting';
+    IF v_expires > p_now THEN
+      RETURN v_expires;
+    ELSIF v_expires IS NOT NULL AND NOT fenced.expire(v_attempt, p_now, p_remember) THEN
+      RETURN p_now + interval '10 ms'; -- it is being renewed this very moment
+    END IF;
+    DELETE FROM fenced.queue q WHERE q.namespace = p_namespace AND q.name = p_name AND q.ticket = v_ticket;
+  END LOOP;
+END $$;
+
+-- From when on a name could be granted to one with this ticket, if nobody says another word. The name is locked.
 CREATE FUNCTION fenced.free_from(
   p_name fenced.name, p_ticket bigint, p_now timestamptz, p_remember interval
 ) RETURNS timestamptz
 LANGUAGE plpgsql AS $$
 DECLARE
-  v_at     timestamptz := p_now;
-  v_claim  record;
-  v_before record;
+  v_at      timestamptz := p_now;
+  v_state   text;
+  v_expires timestamptz;
+  v_delay   interval;
 BEGIN
   IF p_name.held THEN
-    SELECT a.state, a.expires, a.lock_delay INTO v_claim FROM fenced.attempt a WHERE a.id = p_name.attempt;
-    IF v_claim.state = 'granted' AND v_claim.expires <= p_now
-      AND NOT fenced.expire(p_name.attempt, p_now, p_remember) THEN
+    SELECT a.state, a.expires, a.lock_delay INTO v_state, v_expires, v_delay
+    FROM fenced.attempt a WHERE a.id = p_name.attempt;
+    IF v_state = 'granted' AND v_expires <= p_now AND NOT fenced.expire(p_name.attempt, p_now, p_remember) THEN
       v_at := p_now + interval '10 ms'; -- it is being renewed this very moment
-    ELSIF v_claim.state IN ('granted', 'expired') THEN
-      v_at := greatest(v_at, v_claim.expires + v_claim.lock_delay);
+    ELSIF v_state IN ('granted', 'expired') THEN
+      v_at := greatest(v_at, v_expires + v_delay);
     END IF;
   END IF;
-  WHILE p_name.contended LOOP
-    SELECT q.ticket, q.attempt, a.state, a.expires INTO v_before
-    FROM fenced.queue q LEFT JOIN fenced.attempt a ON a.id = q.attempt
-    WHERE q.namespace = p_name.namespace AND q.name = p_name.name AND q.ticket < p_ticket
-    ORDER BY q.ticket DESC LIMIT 1;
-    EXIT WHEN NOT FOUND;
-    IF v_before.state = 'waiting' AND v_before.expires > p_now THEN
-      RETURN greatest(v_at, v_before.expires);
-    ELSIF NOT fenced.expire(v_before.attempt, p_now, p_remember) THEN
-      RETURN greatest(v_at, p_now + interval '10 ms');
-    END IF;
-    DELETE FROM fenced.queue q
-    WHERE q.namespace = p_name.namespace AND q.name = p_name.name AND q.ticket = v_before.ticket;
-  END LOOP;
+  IF p_name.contended THEN
+    v_at := greatest(v_at, fenced.ahead_of(p_name.namespace, p_name.name, p_ticket, p_now, p_remember));
+  END IF;
   RETURN v_at;
 END $$;
 
--- Who holds one of these names, as JSON, or nothing. Like all that is called often it is in plpgsql, which keeps
--- its plans; a function in SQL is planned anew by every call.
+-- Who holds one of these names, as JSON, or nothing.
 CREATE FUNCTION fenced.held_by(p_namespace integer, p_names text[], p_now timestamptz) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
-  v_name text;
-  v_held fenced.attempt;
+  v_name  text;
+  v_claim uuid;
+  v_held  fenced.attempt;
 BEGIN
   FOREACH v_name IN ARRAY p_names LOOP
-    SELECT a.* INTO v_held FROM fenced.name n JOIN fenced.attempt a ON a.id = n.attempt
-    WHERE n.namespace = p_namespace AND n.name = v_name AND n.held AND a.state = 'granted' AND a.expires > p_now;
+    SELECT n.attempt INTO v_claim FROM fenced.name n
+    WHERE n.namespace = p_namespace AND n.name = v_name AND n.held;
+    SELECT * INTO v_held FROM fenced.attempt a WHERE a.id = v_claim AND a.state = 'granted' AND a.expires > p_now;
     IF FOUND THEN
       RETURN json_build_array(v_held.holder, v_held.token, replace(v_held.id::text, '-', ''),
         extract(epoch FROM v_held.expires - p_now));
@@ -225,11 +252,12 @@ END $$;
 
 -- Grant, queue or refuse. The same attempt gets the same grant.
 CREATE FUNCTION fenced.ask(
-  p_namespace integer, p_id uuid, p_names text[], p_ttl interval, p_delay interval, p_place interval,
+  p_namespace integer, p_secret text, p_names text[], p_ttl interval, p_delay interval, p_place interval,
   p_remember interval, p_wait boolean, p_queue_max integer, p_wake text, p_holder text
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
+  v_id    uuid := fenced.grant_id(p_secret);
   v_token bigint;
   v_now   timestamptz;
 BEGIN
@@ -237,18 +265,23 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'ZFA03', MESSAGE = 'transactions are not read committed by default';
   END IF;
   -- The usual case: nobody holds it, nobody waits, and no clock is needed to tell that it is free.
-  IF cardinality(p_names) = 1 AND NOT EXISTS (SELECT FROM fenced.attempt a WHERE a.id = p_id) THEN
-    UPDATE fenced.name n SET attempt = p_id, held = true
+  IF cardinality(p_names) = 1 AND NOT EXISTS (SELECT FROM fenced.attempt a WHERE a.id = v_id) THEN
+    UPDATE fenced.name n SET attempt = v_id, held = true
     WHERE n.namespace = p_namespace AND n.name = p_names[1] AND NOT n.held AND NOT n.contended;
     IF FOUND THEN
       v_token := fenced.mint(p_namespace);
       v_now := clock_timestamp();
-      INSERT INTO fenced.attempt VALUES (p_id, p_namespace, 'granted', p_names, p_ttl, p_delay, 0, v_token,
-        v_now + p_ttl, v_now + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl), '', p_holder);
-      RETURN 'granted ' || v_token;
+      INSERT INTO fenced.attempt VALUES (v_id, p_namespace, 'granted', p_names, p_ttl, p_delay, 0, v_token,
+        v_now + p_ttl, v_now + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl), '', p_holder)
+      ON CONFLICT (id) DO NOTHING;
+      IF FOUND THEN
+        RETURN 'granted ' || v_token;
+      END IF;
+      UPDATE fenced.name n SET held = false -- withdrawn this very moment
+      WHERE n.namespace = p_namespace AND n.name = p_names[1];
     END IF;
   END IF;
-  RETURN fenced.ask_in_line(p_namespace, p_id, p_names, p_ttl, p_delay, p_place, p_remember, p_wait, p_queue_max,
+  RETURN fenced.ask_in_line(p_namespace, v_id, p_names, p_ttl, p_delay, p_place, p_remember, p_wait, p_queue_max,
     p_wake, p_holder);
 END $$;
 
@@ -296,17 +329,23 @@ BEGIN
     v_at := greatest(v_at, fenced.free_from(v_row, v_ticket, v_now, p_remember));
   END LOOP;
   IF v_at <= v_now THEN
-    v_token := fenced.mint(p_namespace);
-    INSERT INTO fenced.attempt VALUES (p_id, p_namespace, 'granted', p_names, p_ttl, p_delay, 0, v_token,
-      v_now + p_ttl, v_now + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl), '', p_holder)
-    ON CONFLICT (id) DO UPDATE SET state = excluded.state, token = excluded.token, expires = excluded.expires,
-      forget = excluded.forget;
     DELETE FROM fenced.queue q
     WHERE q.namespace = p_namespace AND q.name = ANY (p_names) AND q.ticket = v_ticket;
     UPDATE fenced.name n SET attempt = p_id, held = true, contended = n.contended AND EXISTS (
       SELECT FROM fenced.queue q WHERE q.namespace = p_namespace AND q.name = n.name)
     WHERE n.namespace = p_namespace AND n.name = ANY (p_names);
-    RETURN 'granted ' || v_token;
+    v_token := fenced.mint(p_namespace); -- not earlier: it sweeps, and takes names away whose last attempt is over
+    INSERT INTO fenced.attempt AS a VALUES (p_id, p_namespace, 'granted', p_names, p_ttl, p_delay, 0, v_token,
+      v_now + p_ttl, v_now + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl), '', p_holder)
+    ON CONFLICT (id) DO UPDATE SET state = excluded.state, token = excluded.token, expires = excluded.expires,
+      forget = excluded.forget WHERE a.state = 'waiting';
+    IF FOUND THEN
+      RETURN 'granted ' || v_token;
+    END IF;
+    UPDATE fenced.name n SET held = false -- withdrawn this very moment
+    WHERE n.namespace = p_namespace AND n.name = ANY (p_names);
+    RETURN fenced.ask_in_line(p_namespace, p_id, p_names, p_ttl, p_delay, p_place, p_remember, p_wait, p_queue_max,
+      p_wake, p_holder);
   END IF;
 
   SELECT coalesce(max(c), 0) INTO v_ahead FROM (
@@ -322,12 +361,17 @@ BEGIN
     v_ticket := nextval('fenced.ticket');
     INSERT INTO fenced.attempt VALUES (p_id, p_namespace, 'waiting', p_names, p_ttl, p_delay, v_ticket, 0,
       v_now + least(p_ttl, p_place), v_now + least(p_ttl, p_place) + greatest(p_remember, 4 * p_ttl),
-      p_wake, p_holder);
+      p_wake, p_holder) ON CONFLICT (id) DO NOTHING;
+    IF NOT FOUND THEN -- withdrawn this very moment
+      RETURN fenced.ask_in_line(p_namespace, p_id, p_names, p_ttl, p_delay, p_place, p_remember, p_wait, p_queue_max,
+        p_wake, p_holder);
+    END IF;
     INSERT INTO fenced.queue SELECT p_namespace, n, v_ticket, p_id FROM unnest(p_names) AS n;
     UPDATE fenced.name n SET contended = true
     WHERE n.namespace = p_namespace AND n.name = ANY (p_names) AND NOT n.contended;
     PERFORM fenced.sweep(p_id, 4);
   END IF;
+  PERFORM set_config('synchronous_commit', 'off', true); -- a place that a crash takes away is asked for again
   RETURN concat_ws(' ', 'waiting', fenced.seconds(v_at - v_now), v_ahead,
     fenced.held_by(p_namespace, p_names, v_now));
 END $$;
@@ -336,23 +380,33 @@ END $$;
 CREATE FUNCTION fenced.wake_heads(p_namespace integer, p_names text[], p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-  v_name text;
-  v_head record;
+  v_name  text;
+  v_head  record;
+  v_wake  text;
+  v_alive boolean;
 BEGIN
   FOREACH v_name IN ARRAY p_names LOOP
-    SELECT a.id, a.wake INTO v_head FROM fenced.queue q JOIN fenced.attempt a ON a.id = q.attempt
-    WHERE q.namespace = p_namespace AND q.name = v_name AND a.state = 'waiting' AND a.expires > p_now
-    ORDER BY q.ticket LIMIT 1;
-    IF v_head.wake <> '' THEN -- twice is once: equal notifications of one transaction are sent as one
-      PERFORM pg_notify(v_head.wake, replace(v_head.id::text, '-', ''));
-    END IF;
+    FOR v_head IN
+      SELECT q.attempt FROM fenced.queue q
+      WHERE q.namespace = p_namespace AND q.name = v_name ORDER BY q.ticket
+    LOOP
+      SELECT a.wake, a.expires > p_now INTO v_wake, v_alive FROM fenced.attempt a
+      WHERE a.id = v_head.attempt AND a.state = 'waiting'
+        AND a.expires > p_now - interval '5 s'; -- one that lapsed just now may be being renewed this very moment
+      CONTINUE WHEN NOT FOUND;
+      IF v_wake <> '' THEN
+        PERFORM pg_notify(v_wake, replace(v_head.attempt::text, '-', ''));
+      END IF;
+      EXIT WHEN v_alive;
+    END LOOP;
   END LOOP;
 END $$;
 
 -- Give a lease back or leave the queue, as `p_state` says: released, or withdrawn (which leaves a tombstone).
-CREATE FUNCTION fenced.release(p_namespace integer, p_id uuid, p_state text, p_remember interval) RETURNS text
+CREATE FUNCTION fenced.release(p_namespace integer, p_secret text, p_state text, p_remember interval) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
+  v_id        uuid := fenced.grant_id(p_secret);
   v_names     text[];
   v_freed     boolean := false;
   v_contended boolean;
@@ -360,42 +414,43 @@ DECLARE
   v_state     text;
   v_now       timestamptz;
 BEGIN
-  SELECT a.names INTO v_names FROM fenced.attempt a WHERE a.id = p_id AND a.namespace = p_namespace;
+  SELECT a.names INTO v_names FROM fenced.attempt a WHERE a.id = v_id AND a.namespace = p_namespace;
   IF NOT FOUND AND p_state = 'withdrawn' THEN
-    INSERT INTO fenced.attempt VALUES (p_id, p_namespace, 'withdrawn', '{}', '0', '0', 0, 0, '-infinity',
+    INSERT INTO fenced.attempt VALUES (v_id, p_namespace, 'withdrawn', '{}', '0', '0', 0, 0, '-infinity',
       clock_timestamp() + p_remember, '', '') ON CONFLICT DO NOTHING;
     IF FOUND THEN
       RETURN 'released';
     END IF;
-    SELECT a.names INTO v_names FROM fenced.attempt a WHERE a.id = p_id AND a.namespace = p_namespace;
+    SELECT a.names INTO v_names FROM fenced.attempt a WHERE a.id = v_id AND a.namespace = p_namespace;
   END IF;
   IF v_names IS NULL THEN
     RETURN 'gone';
   END IF;
   IF cardinality(v_names) = 1 THEN
     UPDATE fenced.name n SET held = false
-    WHERE n.namespace = p_namespace AND n.name = v_names[1] AND n.attempt = p_id AND n.held
+    WHERE n.namespace = p_namespace AND n.name = v_names[1] AND n.attempt = v_id AND n.held
     RETURNING n.contended INTO v_contended;
     v_freed := FOUND;
   END IF;
   IF NOT v_freed THEN
     SELECT bool_or(l.contended) INTO v_contended FROM unnest(fenced.lock_names(p_namespace, v_names)) AS l;
   END IF;
+  PERFORM FROM fenced.attempt a WHERE a.id = v_id FOR UPDATE; -- it may be being renewed
   v_now := clock_timestamp();
   UPDATE fenced.attempt a SET state = p_state, forget = v_now + greatest(p_remember, 4 * a.ttl)
-  WHERE a.id = p_id AND a.state IN ('granted', 'waiting') AND a.expires > v_now
+  WHERE a.id = v_id AND a.state IN ('granted', 'waiting') AND a.expires > v_now
   RETURNING a.ticket INTO v_ticket;
   IF NOT FOUND THEN
     IF v_freed THEN -- too late: its lock_delay counts
       UPDATE fenced.name n SET held = true WHERE n.namespace = p_namespace AND n.name = v_names[1];
     END IF;
-    PERFORM fenced.expire(p_id, v_now, p_remember);
-    SELECT a.state INTO v_state FROM fenced.attempt a WHERE a.id = p_id;
+    PERFORM fenced.expire(v_id, v_now, p_remember);
+    SELECT a.state INTO v_state FROM fenced.attempt a WHERE a.id = v_id;
     RETURN CASE WHEN v_state IN ('released', 'withdrawn') THEN 'released' ELSE 'ended ' || v_state END;
   END IF;
   IF NOT v_freed THEN
     UPDATE fenced.name n SET held = false
-    WHERE n.namespace = p_namespace AND n.name = ANY (v_names) AND n.attempt = p_id AND n.held;
+    WHERE n.namespace = p_namespace AND n.name = ANY (v_names) AND n.attempt = v_id AND n.held;
   END IF;
   IF v_contended THEN
     IF v_ticket > 0 THEN
@@ -409,45 +464,60 @@ BEGIN
   RETURN 'released';
 END $$;
 
--- How long until these waiting attempts could be granted, by their place in the queue. Reads only.
-CREATE FUNCTION fenced.check_in(p_namespace integer, p_ids uuid[], p_now timestamptz)
-RETURNS TABLE (id uuid, wait interval)
+-- How long until a waiting attempt could be granted, by its place in the queue. Reads only.
+CREATE FUNCTION fenced.check_in(p_waiter fenced.attempt, p_now timestamptz) RETURNS interval
 LANGUAGE plpgsql AS $$
+DECLARE
+  v_at     timestamptz := p_now;
+  v_name   text;
+  v_claim  uuid;
+  v_until  timestamptz;
+  v_before record;
 BEGIN
-  RETURN QUERY
-  SELECT w.id, greatest(max(held.until), max(ahead.until), p_now) - p_now
-  FROM fenced.attempt w
-  CROSS JOIN LATERAL unnest(w.names) AS wanted (name)
-  LEFT JOIN LATERAL (
-    SELECT c.expires + c.lock_delay AS until FROM fenced.name n JOIN fenced.attempt c ON c.id = n.attempt
-    WHERE n.namespace = p_namespace AND n.name = wanted.name AND n.held AND c.state IN ('granted', 'expired')) AS held ON true
-  LEFT JOIN LATERAL (
-    SELECT a.expires AS until FROM fenced.queue q JOIN fenced.attempt a ON a.id = q.attempt
-    WHERE q.namespace = p_namespace AND q.name = wanted.name AND q.ticket < w.ticket
-      AND a.state = 'waiting' AND a.expires > p_now
-    ORDER BY q.ticket DESC LIMIT 1) AS ahead ON true
-  WHERE w.id = ANY (p_ids) AND w.namespace = p_namespace AND w.state = 'waiting'
-  GROUP BY w.id;
+  FOREACH v_name IN ARRAY p_waiter.names LOOP
+    SELECT n.attempt INTO v_claim FROM fenced.name n
+    WHERE n.namespace = p_waiter.namespace AND n.name = v_name AND n.held;
+    SELECT a.expires + a.lock_delay INTO v_until FROM fenced.attempt a
+    WHERE a.id = v_claim AND a.state IN ('granted', 'expired');
+    v_at := greatest(v_at, v_until);
+    FOR v_before IN
+      SELECT q.attempt FROM fenced.queue q
+      WHERE q.namespace = p_waiter.namespace AND q.name = v_name AND q.ticket < p_waiter.ticket
+      ORDER BY q.ticket DESC
+    LOOP
+      SELECT a.expires INTO v_until FROM fenced.attempt a
+      WHERE a.id = v_before.attempt AND a.state = 'waiting' AND a.expires > p_now;
+      IF FOUND THEN
+        v_at := greatest(v_at, v_until);
+        EXIT;
+      END IF;
+    END LOOP;
+  END LOOP;
+  RETURN v_at - p_now;
 END $$;
 
 -- Keep leases and places alive, all at once. A row that is locked is skipped and unknown: who waits for a lock
 -- would renew what has expired meanwhile.
-CREATE FUNCTION fenced.renew(p_namespace integer, p_ids uuid[], p_place interval, p_remember interval)
+CREATE FUNCTION fenced.renew(p_namespace integer, p_secrets text[], p_place interval, p_remember interval)
 RETURNS TABLE (id text, answer text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+  v_ids    uuid[] := ARRAY (SELECT fenced.grant_id(s) FROM unnest(p_secrets) AS s);
   v_locked uuid[];
   v_now    timestamptz;
 BEGIN
   SELECT coalesce(array_agg(mine.id), '{}') INTO v_locked FROM (
-    SELECT a.id FROM fenced.attempt a WHERE a.id = ANY (p_ids) AND a.namespace = p_namespace
+    SELECT a.id FROM fenced.attempt a WHERE a.id = ANY (v_ids) AND a.namespace = p_namespace
     FOR UPDATE SKIP LOCKED) AS mine;
   v_now := clock_timestamp();
   UPDATE fenced.attempt a SET
     expires = v_now + CASE a.state WHEN 'granted' THEN a.ttl ELSE least(a.ttl, p_place) END,
     forget = v_now + a.ttl + a.lock_delay + greatest(p_remember, 4 * a.ttl)
   WHERE a.id = ANY (v_locked) AND a.state IN ('granted', 'waiting') AND a.expires > v_now;
-  IF current_setting('synchronous_commit') = 'off' THEN
+  PERFORM FROM fenced.attempt a WHERE a.id = ANY (v_locked) AND a.state = 'granted' LIMIT 1;
+  IF NOT FOUND THEN
+    PERFORM set_config('synchronous_commit', 'off', true); -- places only
+  ELSIF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'on', true);
   END IF;
   RETURN QUERY
@@ -456,16 +526,16 @@ BEGIN
       WHEN a.state NOT IN ('granted', 'waiting') THEN 'ended ' || a.state
       WHEN a.expires <= v_now THEN 'ended expired'
       WHEN a.state = 'granted' THEN 'kept ' || fenced.seconds(a.expires - v_now)
-      ELSE 'waiting ' || coalesce(fenced.seconds(w.wait), '0') END
-    FROM fenced.attempt a LEFT JOIN fenced.check_in(p_namespace, v_locked, v_now) AS w ON w.id = a.id
-    WHERE a.id = ANY (p_ids) AND a.namespace = p_namespace;
+      ELSE 'waiting ' || fenced.seconds(fenced.check_in(a, v_now)) END
+    FROM fenced.attempt a WHERE a.id = ANY (v_ids) AND a.namespace = p_namespace;
 END $$;
 
 -- Which of these waiters could be granted now: for clients that cannot listen.
 CREATE FUNCTION fenced.ready(p_namespace integer, p_ids uuid[]) RETURNS SETOF text
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT replace(w.id::text, '-', '') FROM fenced.check_in(p_namespace, p_ids, clock_timestamp()) AS w
-  WHERE w.wait <= interval '0'
+  SELECT replace(a.id::text, '-', '') FROM fenced.attempt a
+  WHERE a.id = ANY (p_ids) AND a.namespace = p_namespace AND a.state = 'waiting'
+    AND fenced.check_in(a, clock_timestamp()) <= interval '0'
 $$;
 
 -- Take a name from its holder, and mint a token above the holder's.
@@ -483,6 +553,7 @@ BEGIN
     RETURN NULL;
   END IF;
   PERFORM fenced.lock_names(p_namespace, v_names);
+  PERFORM FROM fenced.attempt a WHERE a.id = v_id FOR UPDATE; -- it may be being renewed
   v_now := clock_timestamp();
   UPDATE fenced.attempt a SET state = 'revoked', forget = v_now + greatest(p_remember, 4 * a.ttl)
   WHERE a.id = v_id AND a.state = 'granted' AND a.expires > v_now;
@@ -518,26 +589,33 @@ END $$;
 CREATE FUNCTION fenced.sweep(p_after uuid, p_limit integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-  v_gone bigint;
+  v_now  timestamptz := clock_timestamp();
+  v_gone bigint := 0;
+  v_near record;
+  v_over fenced.attempt;
+  v_name text;
 BEGIN
-  WITH over AS MATERIALIZED (
-    SELECT a.id FROM (
-      SELECT b.id, b.forget FROM fenced.attempt b WHERE b.id > p_after ORDER BY b.id LIMIT p_limit) AS a
-    WHERE a.forget <= clock_timestamp()),
-  gone AS (
-    DELETE FROM fenced.attempt a WHERE a.id IN (
-      SELECT b.id FROM fenced.attempt b JOIN over USING (id) WHERE b.forget <= clock_timestamp()
-      FOR UPDATE OF b SKIP LOCKED)
-    RETURNING a.id, a.namespace, a.names, a.ticket),
-  places AS (
-    DELETE FROM fenced.queue q USING gone g
-    WHERE q.namespace = g.namespace AND q.name = ANY (g.names) AND q.ticket = g.ticket AND g.ticket > 0),
-  idle AS (
-    DELETE FROM fenced.name n WHERE (n.namespace, n.name) IN (
-      SELECT m.namespace, m.name FROM fenced.name m
-      JOIN gone g ON m.namespace = g.namespace AND m.name = ANY (g.names) AND m.attempt = g.id
-      WHERE NOT m.contended FOR UPDATE OF m SKIP LOCKED))
-  SELECT count(*) INTO v_gone FROM gone;
+  FOR v_near IN SELECT a.id, a.forget FROM fenced.attempt a WHERE a.id > p_after ORDER BY a.id LIMIT p_limit LOOP
+    CONTINUE WHEN v_near.forget > v_now;
+    SELECT * INTO v_over FROM fenced.attempt a WHERE a.id = v_near.id AND a.forget <= v_now FOR UPDATE SKIP LOCKED;
+    CONTINUE WHEN NOT FOUND;
+    FOREACH v_name IN ARRAY v_over.names LOOP
+      PERFORM FROM fenced.queue q
+      WHERE q.namespace = v_over.namespace AND q.name = v_name AND q.ticket = v_over.ticket FOR UPDATE SKIP LOCKED;
+      IF FOUND THEN
+        DELETE FROM fenced.queue q
+        WHERE q.namespace = v_over.namespace AND q.name = v_name AND q.ticket = v_over.ticket;
+      END IF;
+      PERFORM FROM fenced.name n
+      WHERE n.namespace = v_over.namespace AND n.name = v_name AND n.attempt = v_over.id AND NOT n.contended
+      FOR UPDATE SKIP LOCKED;
+      IF FOUND THEN -- the lock is taken: nobody comes to hold or await it meanwhile
+        DELETE FROM fenced.name n WHERE n.namespace = v_over.namespace AND n.name = v_name;
+      END IF;
+    END LOOP;
+    DELETE FROM fenced.attempt a WHERE a.id = v_over.id;
+    v_gone := v_gone + 1;
+  END LOOP;
   RETURN v_gone;
 END $$;
 
