@@ -88,6 +88,25 @@ BUGS = (
         ("two names behind a lock, another goes by",),
     ),
     Bug(
+        "the sweep takes one's own name away",
+        "A draft of ours: SKIP LOCKED does not skip one's own lock. Two held one name, without any concurrency.",
+        "ask_in_line",
+        (
+            ("    v_token := fenced.mint(p_namespace); -- not earlier", "    -- not earlier"),
+            ("  IF v_at <= v_now THEN\n", "  IF v_at <= v_now THEN\n    v_token := fenced.mint(p_namespace);\n"),
+        ),
+        "I10",
+        ("asks that sweep on their way, name expired", "asks that sweep on their way, two names"),
+    ),
+    Bug(
+        "a tombstone is overwritten",
+        "A draft of ours: an upsert of what was looked up before the withdrawal came makes a ghost.",
+        "ask_in_line",
+        ((" WHERE a.state = 'waiting';", ";"),),
+        "the store",
+        ("withdrawal and late ask, two names",),
+    ),
+    Bug(
         "who is being renewed is taken for dead",
         "Whoever compares the expiry that a snapshot shows, without the holder's row.",
         "free_from",
