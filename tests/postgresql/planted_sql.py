@@ -93,7 +93,10 @@ BUGS = (
         "ask_in_line",
         (
             ("    v_token := fenced.mint(p_namespace); -- not earlier", "    -- not earlier"),
-            ("  IF v_at <= v_now THEN\n", "  IF v_at <= v_now THEN\n    v_token := fenced.mint(p_namespace);\n"),
+            (
+                "  IF v_at <= v_now THEN\n",
+                "  IF v_at <= v_now THEN\n    v_token := fenced.mint(p_namespace);\n",
+            ),
         ),
         "I10",
         ("asks that sweep on their way, name expired", "asks that sweep on their way, two names"),
@@ -136,12 +139,10 @@ BUGS = (
         "release",
         (
             (
-                "  IF cardinality(v_names) = 1 THEN\n",
-                """  SELECT bool_or(n.contended) INTO v_contended FROM fenced.name n WHERE n.name = ANY (v_names);
-  IF cardinality(v_names) = 1 THEN
-""",
+                "BEGIN\n",
+                "BEGIN\n  SELECT n.contended INTO v_contended FROM fenced.name n WHERE n.attempt = p_id;\n",
             ),
-            ("AND n.held\n    RETURNING n.contended INTO v_contended;", "AND n.held;"),
+            ("RETURNING n.name, n.contended INTO v_name, v_contended;", "RETURNING n.name INTO v_name;"),
         ),
         "a lost wake-up",
         ("release and two asks",),
@@ -152,13 +153,15 @@ BUGS = (
         "ask",
         (
             (
-                """    UPDATE fenced.name n SET attempt = v_id, held = true
-    WHERE n.namespace = p_namespace AND n.name = p_names[1] AND NOT n.held AND NOT n.contended;
+                """    UPDATE fenced.name n SET attempt = p_id, held = true
+    WHERE n.namespace = p_namespace AND n.name = p_names[1] AND NOT n.held AND NOT n.contended
+      AND cardinality(p_names) = 1 AND current_setting('transaction_isolation') = 'read committed'
+      AND current_setting('synchronous_commit') <> 'off'
 """,
                 """    INSERT INTO fenced.name (namespace, name, attempt, held)
-    SELECT p_namespace, p_names[1], v_id, true WHERE NOT EXISTS (
+    SELECT p_namespace, p_names[1], p_id, true WHERE NOT EXISTS (
       SELECT FROM fenced.name n WHERE n.namespace = p_namespace AND n.name = p_names[1] AND (n.held OR n.contended))
-    ON CONFLICT (namespace, name) DO UPDATE SET attempt = excluded.attempt, held = true;
+    ON CONFLICT (namespace, name) DO UPDATE SET attempt = excluded.attempt, held = true
 """,
             ),
         ),
@@ -197,7 +200,7 @@ BUGS = (
     Bug(
         "no tombstone",
         "Whoever withdraws only what is there: the ask that comes later makes a ghost.",
-        "release",
+        "release_in_line",
         (
             (
                 "  IF NOT FOUND AND p_state = 'withdrawn' THEN\n",
@@ -211,7 +214,7 @@ BUGS = (
         "barging",
         "python-redis-lock #58: a free name goes to who comes by, not to the head of the queue.",
         "ask",
-        (("AND NOT n.held AND NOT n.contended;", "AND NOT n.held;"),),
+        (("AND NOT n.held AND NOT n.contended\n", "AND NOT n.held\n"),),
         "no order explains",
         ("release, and the waiter looks again",),
     ),

@@ -13,7 +13,7 @@ import fenced
 from fenced.authorities.postgresql import CONNECTIONS_MAX, PostgresqlAuthority
 from fenced.contracts import Authority, Colour, Runtime
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
-from fenced.model import Ended, Granted, Kept, Released, Unknown
+from fenced.model import Ended, Granted, Kept, Released, Unknown, grant_id
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, run
 from fenced.testing.kit import asking, granted
@@ -166,6 +166,31 @@ def test_a_holder_needs_usage_of_the_schema_and_no_more(
     )
     assert step(app.raise_floor(10**6)) >= 10**6 > token
     step(app.close())
+
+
+def test_a_stamp_does_not_suffice_to_release(
+    postgresql_server: PostgresqlServer, postgresql_url: str, role: str
+) -> None:
+    """Who may call our functions and knows a lease's public id can neither renew nor release nor repeat it."""
+    database = database_of(postgresql_url)
+    postgresql_server.execute(f"GRANT USAGE ON SCHEMA fenced TO {role}", database)
+    authority = opened(postgresql_url)
+    ask = asking(RUNTIME, "orders")
+    step(granted(authority, ask))
+    public, guess = grant_id(ask.secret), RUNTIME.secret()
+    with psycopg.connect(postgresql_server.url(database, role), autocommit=True) as thief:
+        row = thief.execute(
+            "SELECT fenced.release(1, %s, %s, 'released', '600 s')", (public, guess)
+        ).fetchone()
+        assert row == ("gone",)
+        rows = thief.execute("SELECT * FROM fenced.renew(1, %s, %s, '10 s', '600 s')", ([public], [guess]))
+        assert rows.fetchall() == []
+        row = thief.execute(
+            "SELECT fenced.ask(1, %s, %s, '{orders}', '10 s', '0', '10 s', '600 s', false, 9, '', '[]')",
+            (public, guess),
+        ).fetchone()
+        assert row == ("misuse",)
+    assert step(authority.renew([ask.secret], 1.0)) == [Kept(10.0)]
 
 
 def test_who_may_not_create_is_told_so(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:

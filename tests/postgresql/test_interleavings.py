@@ -78,14 +78,23 @@ class Call:
 
 
 def public(attempt: str) -> str:
-    """A story's attempts are called by their secrets."""
+    """A story's attempts are called by their secrets; in the server the id stands for the secret, too."""
     return grant_id(attempt)
 
 
 def ask(attempt: str, *names: str, ttl: float = TTL) -> Call:
     wish = Ask(attempt, names, ttl, Holder(public(attempt), attempt, "host", 1), wait=True)
     parameters = (
-        *(NAMESPACE, attempt, answers.names_text(names).decode(), f"{ttl} s", "0", "10 s", "600 s"),
+        *(
+            NAMESPACE,
+            public(attempt),
+            public(attempt),
+            answers.names_text(names).decode(),
+            f"{ttl} s",
+            "0",
+            "10 s",
+            "600 s",
+        ),
         *("t", "10000", "woken", answers.holder_text(wish.holder).decode()),
     )
     label = f"ask {attempt} {','.join(names)}"
@@ -93,17 +102,17 @@ def ask(attempt: str, *names: str, ttl: float = TTL) -> Call:
 
 
 def renew(attempt: str) -> Call:
-    parameters = (NAMESPACE, f"{{{attempt}}}", "10 s", "600 s")
+    parameters = (NAMESPACE, *[f"{{{public(attempt)}}}"] * 2, "10 s", "600 s")
     return Call(f"renew {attempt}", "renew", parameters, lambda model: model.renew([attempt])[0], attempt)
 
 
 def release(attempt: str) -> Call:
-    parameters = (NAMESPACE, attempt, "released", "600 s")
+    parameters = (NAMESPACE, public(attempt), public(attempt), "released", "600 s")
     return Call(f"release {attempt}", "release", parameters, lambda model: model.release(attempt), attempt)
 
 
 def withdraw(attempt: str) -> Call:
-    parameters = (NAMESPACE, attempt, "withdrawn", "600 s")
+    parameters = (NAMESPACE, public(attempt), public(attempt), "withdrawn", "600 s")
     return Call(f"withdraw {attempt}", "release", parameters, lambda model: model.withdraw(attempt), attempt)
 
 

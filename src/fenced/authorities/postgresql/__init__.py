@@ -192,6 +192,7 @@ class PostgresqlAuthority:
         rows = await self._run(
             "ask",
             self._namespace,
+            public.encode(),
             ask.secret.encode(),
             answers.names_text(ask.names),
             answers.interval(ask.ttl),
@@ -210,9 +211,11 @@ class PostgresqlAuthority:
         return answer
 
     async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+        publics = [grant_id(secret) for secret in secrets]
         rows = await self._run(
             "renew",
             self._namespace,
+            answers.array(publics),
             answers.array(secrets),
             _PLACE,
             _REMEMBER,
@@ -221,7 +224,7 @@ class PostgresqlAuthority:
             certain=True,
         )
         found = {_text(public): _text(answer) for public, answer in rows}
-        return [answers.renewed(found.get(grant_id(secret))) for secret in secrets]
+        return [answers.renewed(found.get(public)) for public in publics]
 
     async def release(self, secret: str) -> ReleaseAnswer:
         return await self._end(secret, b"released")
@@ -230,8 +233,9 @@ class PostgresqlAuthority:
         return await self._end(secret, b"withdrawn")
 
     async def _end(self, secret: str, state: bytes) -> ReleaseAnswer:
-        self._waiting.discard(grant_id(secret))
-        rows = await self._run("release", self._namespace, secret.encode(), state, _REMEMBER)
+        public = grant_id(secret)
+        self._waiting.discard(public)
+        rows = await self._run("release", self._namespace, public.encode(), secret.encode(), state, _REMEMBER)
         return answers.released(_text(rows[0][0]))
 
     # Waiting.

@@ -15,13 +15,13 @@ SELECT current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_r
 SELECT * FROM fenced.enter($1, $2, $3);
 
 -- ask: Grant, queue or refuse.
-SELECT fenced.ask($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
+SELECT fenced.ask($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- release: Give back, or leave the queue.
-SELECT fenced.release($1, $2, $3, $4);
+SELECT fenced.release($1, $2, $3, $4, $5);
 
 -- renew: Keep alive, all at once.
-SELECT * FROM fenced.renew($1, $2, $3, $4);
+SELECT * FROM fenced.renew($1, $2, $3, $4, $5);
 
 -- ready: Which waiters could be granted.
 SELECT fenced.ready($1, $2);

@@ -37,14 +37,15 @@ CREATE TABLE fenced.name (
 
 -- One row per ask, by its public id: waiting, granted, or ended and remembered for a while.
 CREATE TABLE fenced.attempt (
-  id         uuid PRIMARY KEY,
+  id         uuid PRIMARY KEY,           -- the public one, which is in every stamp
+  secret     uuid NOT NULL,              -- renewing and releasing need it
   namespace  integer NOT NULL,
   state      text NOT NULL,              -- waiting, granted, released, withdrawn, expired, revoked
   names      text[] COLLATE "C" NOT NULL,
   ttl        interval NOT NULL,
   lock_delay interval NOT NULL,
   ticket     bigint NOT NULL,            -- 0: never stood in a queue
-  token      bigint NOT NULL,
+  token      bigint NOT NULL CHECK (token <= 9007199254740991),
   expires    timestamptz NOT NULL,
   forget     timestamptz NOT NULL,
   wake       text NOT NULL,              -- the channel that its client listens on
@@ -93,13 +94,6 @@ BEGIN
   END IF;
   RETURN known;
 END $$;
-
--- The public id that an attempt's secret leads to. Who may call our functions still needs the secret of a lease to
--- renew or release it: the id is in every stamp.
-CREATE FUNCTION fenced.grant_id(p_secret text) RETURNS uuid
-LANGUAGE sql IMMUTABLE AS $$
-  SELECT encode(substring(sha256(convert_to('fenced grant:' || p_secret, 'UTF8')) FOR 16), 'hex')::uuid
-$$;
 
 -- Seconds as the client reads them.
 CREATE FUNCTION fenced.seconds(span interval) RETURNS text
@@ -251,43 +245,48 @@ BEGIN
 END $$;
 
 -- Grant, queue or refuse. The same attempt gets the same grant.
+--
+-- The usual case is one statement: one name, which nobody holds and nobody waits for, so that no clock is needed to
+-- tell that it is free. (Every expression of plpgsql's own is set up anew in every transaction, and costs more than
+-- what it does.) Whatever else there is to say is said in line.
 CREATE FUNCTION fenced.ask(
-  p_namespace integer, p_secret text, p_names text[], p_ttl interval, p_delay interval, p_place interval,
+  p_namespace integer, p_id uuid, p_secret uuid, p_names text[], p_ttl interval, p_delay interval, p_place interval,
   p_remember interval, p_wait boolean, p_queue_max integer, p_wake text, p_holder text
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
-  v_id    uuid := fenced.grant_id(p_secret);
   v_token bigint;
-  v_now   timestamptz;
+  v_taken boolean;
 BEGIN
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    RAISE EXCEPTION USING ERRCODE = 'ZFA03', MESSAGE = 'transactions are not read committed by default';
+  WITH taken AS (
+    UPDATE fenced.name n SET attempt = p_id, held = true
+    WHERE n.namespace = p_namespace AND n.name = p_names[1] AND NOT n.held AND NOT n.contended
+      AND cardinality(p_names) = 1 AND current_setting('transaction_isolation') = 'read committed'
+      AND current_setting('synchronous_commit') <> 'off'
+    RETURNING clock_timestamp() AS at),
+  granted AS (
+    INSERT INTO fenced.attempt
+    SELECT p_id, p_secret, p_namespace, 'granted', p_names, p_ttl, p_delay, 0, s.floor + nextval('fenced.token'), t.at + p_ttl,
+      t.at + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl), '', p_holder
+    FROM taken t, fenced.namespace s
+    WHERE s.id = p_namespace AND s.lineage = current_setting('fenced.lineage', true)
+    ON CONFLICT (id) DO NOTHING RETURNING token)
+  SELECT (SELECT g.token FROM granted g), EXISTS (SELECT FROM taken) INTO v_token, v_taken;
+  IF v_token % 64 <> 0 THEN
+    RETURN 'granted ' || v_token;
+  ELSIF v_token IS NOT NULL THEN
+    PERFORM fenced.sweep(gen_random_uuid(), 200);
+    RETURN 'granted ' || v_token;
+  ELSIF v_taken THEN -- but the attempt is known, or the server is new to us
+    UPDATE fenced.name n SET held = false WHERE n.namespace = p_namespace AND n.name = p_names[1];
   END IF;
-  -- The usual case: nobody holds it, nobody waits, and no clock is needed to tell that it is free.
-  IF cardinality(p_names) = 1 AND NOT EXISTS (SELECT FROM fenced.attempt a WHERE a.id = v_id) THEN
-    UPDATE fenced.name n SET attempt = v_id, held = true
-    WHERE n.namespace = p_namespace AND n.name = p_names[1] AND NOT n.held AND NOT n.contended;
-    IF FOUND THEN
-      v_token := fenced.mint(p_namespace);
-      v_now := clock_timestamp();
-      INSERT INTO fenced.attempt VALUES (v_id, p_namespace, 'granted', p_names, p_ttl, p_delay, 0, v_token,
-        v_now + p_ttl, v_now + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl), '', p_holder)
-      ON CONFLICT (id) DO NOTHING;
-      IF FOUND THEN
-        RETURN 'granted ' || v_token;
-      END IF;
-      UPDATE fenced.name n SET held = false -- withdrawn this very moment
-      WHERE n.namespace = p_namespace AND n.name = p_names[1];
-    END IF;
-  END IF;
-  RETURN fenced.ask_in_line(p_namespace, v_id, p_names, p_ttl, p_delay, p_place, p_remember, p_wait, p_queue_max,
+  RETURN fenced.ask_in_line(p_namespace, p_id, p_secret, p_names, p_ttl, p_delay, p_place, p_remember, p_wait, p_queue_max,
     p_wake, p_holder);
 END $$;
 
 -- The same for names that are held, waited for, several or new, and for an attempt that asks again.
 CREATE FUNCTION fenced.ask_in_line(
-  p_namespace integer, p_id uuid, p_names text[], p_ttl interval, p_delay interval, p_place interval,
+  p_namespace integer, p_id uuid, p_secret uuid, p_names text[], p_ttl interval, p_delay interval, p_place interval,
   p_remember interval, p_wait boolean, p_queue_max integer, p_wake text, p_holder text
 ) RETURNS text
 LANGUAGE plpgsql AS $$
@@ -301,6 +300,9 @@ DECLARE
   v_token  bigint;
   v_ahead  bigint;
 BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RAISE EXCEPTION USING ERRCODE = 'ZFA03', MESSAGE = 'transactions are not read committed by default';
+  END IF;
   SELECT * INTO v_mine FROM fenced.attempt a WHERE a.id = p_id;
   IF v_mine.state IN ('granted', 'waiting') AND v_mine.expires <= v_now THEN
     SELECT * INTO v_mine FROM fenced.attempt a WHERE a.id = p_id FOR UPDATE; -- it may be being renewed
@@ -311,7 +313,9 @@ BEGIN
       WHERE q.namespace = p_namespace AND q.name = ANY (p_names) AND q.ticket = v_mine.ticket;
     END IF;
   END IF;
-  IF v_mine.names = '{}' THEN
+  IF v_mine.secret <> p_secret THEN
+    RETURN 'misuse';
+  ELSIF v_mine.names = '{}' THEN
     RETURN 'ended ' || v_mine.state; -- withdrawn before it arrived
   ELSIF (v_mine.namespace, v_mine.names, v_mine.ttl) <> (p_namespace, p_names, p_ttl) THEN
     RETURN 'misuse';
@@ -335,7 +339,7 @@ BEGIN
       SELECT FROM fenced.queue q WHERE q.namespace = p_namespace AND q.name = n.name)
     WHERE n.namespace = p_namespace AND n.name = ANY (p_names);
     v_token := fenced.mint(p_namespace); -- not earlier: it sweeps, and takes names away whose last attempt is over
-    INSERT INTO fenced.attempt AS a VALUES (p_id, p_namespace, 'granted', p_names, p_ttl, p_delay, 0, v_token,
+    INSERT INTO fenced.attempt AS a VALUES (p_id, p_secret, p_namespace, 'granted', p_names, p_ttl, p_delay, 0, v_token,
       v_now + p_ttl, v_now + p_ttl + p_delay + greatest(p_remember, 4 * p_ttl), '', p_holder)
     ON CONFLICT (id) DO UPDATE SET state = excluded.state, token = excluded.token, expires = excluded.expires,
       forget = excluded.forget WHERE a.state = 'waiting';
@@ -344,7 +348,7 @@ BEGIN
     END IF;
     UPDATE fenced.name n SET held = false -- withdrawn this very moment
     WHERE n.namespace = p_namespace AND n.name = ANY (p_names);
-    RETURN fenced.ask_in_line(p_namespace, p_id, p_names, p_ttl, p_delay, p_place, p_remember, p_wait, p_queue_max,
+    RETURN fenced.ask_in_line(p_namespace, p_id, p_secret, p_names, p_ttl, p_delay, p_place, p_remember, p_wait, p_queue_max,
       p_wake, p_holder);
   END IF;
 
@@ -359,11 +363,11 @@ BEGIN
     RETURN concat_ws(' ', 'busy', 0, v_ahead, fenced.held_by(p_namespace, p_names, v_now));
   ELSE
     v_ticket := nextval('fenced.ticket');
-    INSERT INTO fenced.attempt VALUES (p_id, p_namespace, 'waiting', p_names, p_ttl, p_delay, v_ticket, 0,
+    INSERT INTO fenced.attempt VALUES (p_id, p_secret, p_namespace, 'waiting', p_names, p_ttl, p_delay, v_ticket, 0,
       v_now + least(p_ttl, p_place), v_now + least(p_ttl, p_place) + greatest(p_remember, 4 * p_ttl),
       p_wake, p_holder) ON CONFLICT (id) DO NOTHING;
     IF NOT FOUND THEN -- withdrawn this very moment
-      RETURN fenced.ask_in_line(p_namespace, p_id, p_names, p_ttl, p_delay, p_place, p_remember, p_wait, p_queue_max,
+      RETURN fenced.ask_in_line(p_namespace, p_id, p_secret, p_names, p_ttl, p_delay, p_place, p_remember, p_wait, p_queue_max,
         p_wake, p_holder);
     END IF;
     INSERT INTO fenced.queue SELECT p_namespace, n, v_ticket, p_id FROM unnest(p_names) AS n;
@@ -402,64 +406,81 @@ BEGIN
   END LOOP;
 END $$;
 
--- Give a lease back or leave the queue, as `p_state` says: released, or withdrawn (which leaves a tombstone).
-CREATE FUNCTION fenced.release(p_namespace integer, p_secret text, p_state text, p_remember interval) RETURNS text
+-- Give a lease back or leave the queue, as `p_state` says: released, or withdrawn (which leaves a tombstone). Again the
+-- usual case comes first, in few words: a lease on one name.
+--
+-- It is not flushed: the next grant's commit carries it, and if a crash comes before that, its ttl ends it.
+CREATE FUNCTION fenced.release(
+  p_namespace integer, p_id uuid, p_secret uuid, p_state text, p_remember interval
+) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
-  v_id        uuid := fenced.grant_id(p_secret);
+  v_name      text;
+  v_contended boolean;
+  v_unflushed text;
+BEGIN
+  UPDATE fenced.name n SET held = false
+  WHERE n.namespace = p_namespace AND n.attempt = p_id AND n.held
+    AND n.name = (SELECT a.names[1] FROM fenced.attempt a WHERE a.id = p_id AND a.secret = p_secret AND cardinality(a.names) = 1)
+  RETURNING n.name, n.contended INTO v_name, v_contended;
+  IF FOUND THEN
+    UPDATE fenced.attempt a SET state = p_state, forget = clock_timestamp() + greatest(p_remember, 4 * a.ttl)
+    WHERE a.id = p_id AND a.state = 'granted' AND a.expires > clock_timestamp()
+    RETURNING set_config('synchronous_commit', 'off', true) INTO v_unflushed;
+    IF FOUND THEN
+      IF v_contended THEN
+        PERFORM fenced.wake_heads(p_namespace, ARRAY[v_name], clock_timestamp());
+      END IF;
+      RETURN 'released';
+    END IF;
+    UPDATE fenced.name n SET held = true WHERE n.namespace = p_namespace AND n.name = v_name; -- over, or nearly
+  END IF;
+  RETURN fenced.release_in_line(p_namespace, p_id, p_secret, p_state, p_remember);
+END $$;
+
+-- The same for waiters, for several names, for what is over, and for what is not there.
+CREATE FUNCTION fenced.release_in_line(
+  p_namespace integer, p_id uuid, p_secret uuid, p_state text, p_remember interval
+) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
   v_names     text[];
-  v_freed     boolean := false;
   v_contended boolean;
   v_ticket    bigint;
   v_state     text;
   v_now       timestamptz;
 BEGIN
-  SELECT a.names INTO v_names FROM fenced.attempt a WHERE a.id = v_id AND a.namespace = p_namespace;
+  SELECT a.names INTO v_names FROM fenced.attempt a
+  WHERE a.id = p_id AND a.secret = p_secret AND a.namespace = p_namespace;
   IF NOT FOUND AND p_state = 'withdrawn' THEN
-    INSERT INTO fenced.attempt VALUES (v_id, p_namespace, 'withdrawn', '{}', '0', '0', 0, 0, '-infinity',
+    INSERT INTO fenced.attempt VALUES (p_id, p_secret, p_namespace, 'withdrawn', '{}', '0', '0', 0, 0, '-infinity',
       clock_timestamp() + p_remember, '', '') ON CONFLICT DO NOTHING;
     IF FOUND THEN
       RETURN 'released';
     END IF;
-    SELECT a.names INTO v_names FROM fenced.attempt a WHERE a.id = v_id AND a.namespace = p_namespace;
+    SELECT a.names INTO v_names FROM fenced.attempt a
+    WHERE a.id = p_id AND a.secret = p_secret AND a.namespace = p_namespace;
   END IF;
   IF v_names IS NULL THEN
     RETURN 'gone';
   END IF;
-  IF cardinality(v_names) = 1 THEN
-    UPDATE fenced.name n SET held = false
-    WHERE n.namespace = p_namespace AND n.name = v_names[1] AND n.attempt = v_id AND n.held
-    RETURNING n.contended INTO v_contended;
-    v_freed := FOUND;
-  END IF;
-  IF NOT v_freed THEN
-    SELECT bool_or(l.contended) INTO v_contended FROM unnest(fenced.lock_names(p_namespace, v_names)) AS l;
-  END IF;
-  PERFORM FROM fenced.attempt a WHERE a.id = v_id FOR UPDATE; -- it may be being renewed
+  SELECT bool_or(l.contended) INTO v_contended FROM unnest(fenced.lock_names(p_namespace, v_names)) AS l;
+  PERFORM FROM fenced.attempt a WHERE a.id = p_id FOR UPDATE; -- it may be being renewed
   v_now := clock_timestamp();
   UPDATE fenced.attempt a SET state = p_state, forget = v_now + greatest(p_remember, 4 * a.ttl)
-  WHERE a.id = v_id AND a.state IN ('granted', 'waiting') AND a.expires > v_now
+  WHERE a.id = p_id AND a.state IN ('granted', 'waiting') AND a.expires > v_now
   RETURNING a.ticket INTO v_ticket;
   IF NOT FOUND THEN
-    IF v_freed THEN -- too late: its lock_delay counts
-      UPDATE fenced.name n SET held = true WHERE n.namespace = p_namespace AND n.name = v_names[1];
-    END IF;
-    PERFORM fenced.expire(v_id, v_now, p_remember);
-    SELECT a.state INTO v_state FROM fenced.attempt a WHERE a.id = v_id;
+    PERFORM fenced.expire(p_id, v_now, p_remember);
+    SELECT a.state INTO v_state FROM fenced.attempt a WHERE a.id = p_id;
     RETURN CASE WHEN v_state IN ('released', 'withdrawn') THEN 'released' ELSE 'ended ' || v_state END;
   END IF;
-  IF NOT v_freed THEN
-    UPDATE fenced.name n SET held = false
-    WHERE n.namespace = p_namespace AND n.name = ANY (v_names) AND n.attempt = v_id AND n.held;
-  END IF;
+  UPDATE fenced.name n SET held = false
+  WHERE n.namespace = p_namespace AND n.name = ANY (v_names) AND n.attempt = p_id AND n.held;
   IF v_contended THEN
-    IF v_ticket > 0 THEN
-      DELETE FROM fenced.queue q
-      WHERE q.namespace = p_namespace AND q.name = ANY (v_names) AND q.ticket = v_ticket;
-    END IF;
+    DELETE FROM fenced.queue q WHERE q.namespace = p_namespace AND q.name = ANY (v_names) AND q.ticket = v_ticket;
     PERFORM fenced.wake_heads(p_namespace, v_names, v_now);
   END IF;
-  -- Not flushed: the next grant's commit carries it, and if a crash comes before that, its ttl ends it.
   PERFORM set_config('synchronous_commit', 'off', true);
   RETURN 'released';
 END $$;
@@ -498,11 +519,14 @@ END $$;
 
 -- Keep leases and places alive, all at once. A row that is locked is skipped and unknown: who waits for a lock
 -- would renew what has expired meanwhile.
-CREATE FUNCTION fenced.renew(p_namespace integer, p_secrets text[], p_place interval, p_remember interval)
-RETURNS TABLE (id text, answer text)
+CREATE FUNCTION fenced.renew(
+  p_namespace integer, p_ids uuid[], p_secrets uuid[], p_place interval, p_remember interval
+) RETURNS TABLE (id text, answer text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  v_ids    uuid[] := ARRAY (SELECT fenced.grant_id(s) FROM unnest(p_secrets) AS s);
+  v_ids    uuid[] := ARRAY (
+    SELECT m.id FROM unnest(p_ids, p_secrets) AS m (id, secret)
+    WHERE m.secret = (SELECT a.secret FROM fenced.attempt a WHERE a.id = m.id));
   v_locked uuid[];
   v_now    timestamptz;
 BEGIN
