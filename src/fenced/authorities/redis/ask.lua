@@ -2,22 +2,37 @@
 
 local realm, ttl, delay, about, public = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[5], ARGV[6]
 
--- The plain case, with the fewest words: one name, nobody stands at it, nothing is new about the server. A token for
--- an attempt that turns out to be known is taken back before anybody has seen it, and the attempt looked at below.
+-- The plain cases, with the fewest words: one name, nothing is new about the server, and either nobody stands at the
+-- name or this attempt is the first in line. A token that turns out not to be due is taken back before anybody has
+-- seen it, and the attempt is looked at below.
 local name = match(about, '^([^%z\1]+)\1')
-if name and not call('ZREVRANGEBYLEX', PLACES, '(' .. name .. '\1', '[' .. name .. '\0', 'LIMIT', '0', '1')[1] then
+local first = name and call('ZRANGEBYLEX', PLACES, '[' .. name .. '\0', '(' .. name .. '\1', 'LIMIT', '0', '1')[1]
+if name and (not first or sub(first, -32) == public and sub(first, -49, -34) ~= HOLDER_TICKET) then
   local info, known = call('INFO', 'replication'), call('HMGET', META, 'realm', 'lineage')
+  local mine = first and call('HGET', ATTEMPTS, public)
+  local mine_until, mine_ttl, ticket = now + 1, ttl, 0
+  if mine then
+    local _
+    mine_until, _, _, mine_ttl, _, ticket = struct.unpack(HEAD, mine)
+  end
   if
     known[1] == realm
     and find(info, 'role:master\r\nconnected_slaves:0\r', 1, true)
     and find(info, 'master_replid:' .. known[2], 1, true)
+    and mine_until > now
+    and mine_ttl == ttl
+    and (not mine or sub(mine, HEAD_BYTES + 1, HEAD_BYTES + #name + 1) == name .. '\1')
   then
     local token, expires = call('HINCRBY', META, 'token', '1'), now + ttl
     local kept = max(REMEMBER_MIN, 4 * ttl)
-    local record = struct.pack(HEAD, expires, expires + delay + kept, 'g', ttl, delay, 0, token) .. about
-    if token <= TOKEN_MAX and call('HSETNX', ATTEMPTS, public, record) == 1 then
+    local record = struct.pack(HEAD, expires, expires + delay + kept, 'g', ttl, delay, ticket, token) .. about
+    if token <= TOKEN_MAX and call(mine and 'HSET' or 'HSETNX', ATTEMPTS, public, record) == (mine and 0 or 1) then
       call('ZADD', PLACES, '0', name .. '\0' .. HOLDER_TICKET .. '\0' .. public)
-      call('ZADD', FORGET, clock[1] + math.floor(kept / 1000000), public)
+      if mine then
+        call('ZREM', PLACES, first)
+      else
+        call('ZADD', FORGET, clock[1] + math.floor(kept / 1000000), public)
+      end
       if token % SWEEP_EVERY == 0 then
         -- include prelude.lua
         sweep(3 * SWEEP_EVERY)

@@ -3,17 +3,22 @@
 local public, ending = ARGV[1], ARGV[2]
 local raw = call('HGET', ATTEMPTS, public)
 
--- Plainly over: it holds one name, for which nobody waits.
+-- Plainly over: it holds one name, for which nobody waits, or the first who waits is alive.
 if raw then
   local expires, _, state, ttl = struct.unpack('>I8I8c1I8', raw)
   local name = match(raw, '^([^%z\1]+)\1', HEAD_BYTES + 1)
   if state == 'g' and expires > now and name then
     local from, to = '[' .. name .. '\0' .. FIRST_TICKET, '(' .. name .. '\1'
-    if not call('ZRANGEBYLEX', PLACES, from, to, 'LIMIT', '0', '1')[1] then
+    local first = call('ZRANGEBYLEX', PLACES, from, to, 'LIMIT', '0', '1')[1]
+    local head = first and call('HGET', ATTEMPTS, sub(first, -32))
+    if not first or struct.unpack('>I8', head) > now then
       local forget = now + max(REMEMBER_MIN, 4 * ttl)
-      local head = struct.pack('>I8I8c1', expires, forget, ending) .. sub(raw, 18, HEAD_BYTES)
-      call('HSET', ATTEMPTS, public, head .. name .. NOBODY)
+      call('HSET', ATTEMPTS, public, struct.pack('>I8I8c1', expires, forget, ending) .. sub(raw, 18))
       call('ZREM', PLACES, name .. '\0' .. HOLDER_TICKET .. '\0' .. public)
+      if first then
+        local channel = match(head, '\1([^\1]*)\1', HEAD_BYTES + 1)
+        call('PUBLISH', sub(META, 1, -5) .. 'wake:' .. channel, sub(first, -32))
+      end
       return 1
     end
   end
