@@ -1,6 +1,7 @@
 """What PostgreSQL adds to the kit: privileges, poolers, locks that others hold, and settings that do not fit."""
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -44,13 +45,12 @@ class PooledHarness(Harness):
         self._url = pooler.url(database)
 
 
+POOLED = [check for check in AUTHORITY_CHECKS if check.name != "tokens_rise_over_a_restart"]
+
+
 # proves authority postgresql: any-pooler
 @pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize(
-    "check",
-    [check for check in AUTHORITY_CHECKS if check.name != "tokens_rise_over_a_restart"],
-    ids=lambda check: check.name,
-)
+@pytest.mark.parametrize("check", POOLED, ids=lambda check: check.name)
 def test_the_kit_behind_pgbouncer_in_transaction_mode(
     check: Check[AuthorityHarness],
     colour: Colour,
@@ -242,11 +242,34 @@ def test_what_cannot_work_is_misconfigured(postgresql_server: PostgresqlServer, 
     )
     with pytest.raises(Misconfigured, match="read committed"):
         opened(postgresql_url)
+    postgresql_server.execute(f'ALTER DATABASE "{database}" RESET default_transaction_isolation')
+    postgresql_server.execute(f'ALTER DATABASE "{database}" SET client_min_messages = "error"')
+    with pytest.raises(Misconfigured, match="client_min_messages"):
+        opened(postgresql_url)
     ascii_only = f"{database}_ascii"
     postgresql_server.execute(f"CREATE DATABASE {ascii_only} ENCODING 'SQL_ASCII' TEMPLATE template0")
     with pytest.raises(Misconfigured, match="UTF8"):
         opened(postgresql_server.url(ascii_only))
     postgresql_server.drop_database(ascii_only)
+
+
+def test_an_address_is_libpqs_own(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
+    """Options go through as they are, and a silent host does not use up the time of the next one."""
+    database = database_of(postgresql_url)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ports = f"{silent.getsockname()[1]},{postgresql_server.port}"
+        url = (
+            f"postgresql://postgres@127.0.0.1,127.0.0.1/{database}?port={ports}&connect_timeout=1"
+            "&application_name=two%20words&options=-c%20work_mem%3D1234kB"
+        )
+        began = time.monotonic()
+        authority = opened(url)
+        assert time.monotonic() - began < 4
+    rows = postgresql_server.execute(
+        f"SELECT application_name FROM pg_stat_activity WHERE datname = '{database}'"
+    )
+    assert ("two words",) in rows
+    step(authority.close())
 
 
 def test_a_newer_schema_is_left_alone(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
@@ -269,11 +292,18 @@ def test_without_create_nothing_is_made(postgresql_url: str) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    ["postgresql://host/db#part", "postgresql://[::1", "postgresql://h/d?x", "postgresql://h/\0"],
+    [
+        "postgresql://host/db?password=hunter2#part",
+        "postgresql://[::1",
+        "postgresql://h/d?password=hunter2&x",
+        "postgresql://h/\0",
+        "postgresql://app:hunter/2@h/d",
+    ],
 )
 def test_bad_addresses_are_misuse(bad: str) -> None:
-    with pytest.raises(Misuse, match="postgresql://user@host"):
+    with pytest.raises(Misuse, match="postgresql://user:password@host") as caught:
         PostgresqlAuthority(bad, RUNTIME)
+    assert "hunter" not in str(caught.value)
 
 
 def test_secrets_are_never_shown(postgresql_server: PostgresqlServer) -> None:

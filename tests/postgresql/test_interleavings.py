@@ -128,7 +128,8 @@ def raise_floor(above: int) -> Call:
 
 
 def tidy() -> Call:
-    return Call("tidy", "tidy", (), lambda model: model.tidy())
+    parameters = ("00000000-0000-0000-0000-000000000000", "1000")
+    return Call("tidy", "tidy", parameters, lambda model: model.tidy())
 
 
 def passing(seconds: float) -> Step:
@@ -227,6 +228,7 @@ STORIES = [
     Story("force and renewal at the expiry", 30, ENDING, ((RENEW,), (FORCE,), [LATE])),
     Story("force twice", 6, (A, B), ((FORCE,), (FORCE,))),
     Story("raise and ask", 15, (), ((A,), (raise_floor(100), BY))),
+    Story("raise, and an ask behind a lock", 60, IDLE, (X_LOCKED, [A], [raise_floor(2)], [BY])),
     Story("raise twice and ask twice", 12, (), ([raise_floor(100)], [raise_floor(50)], [A, BY])),
     Story("raise, and a waiter's ask", 30, (*HELD, A), ([release("z")], (raise_floor(100),), (A,))),
     Story("tidy and two asks, name expired", 90, (*EXPIRED, LONG_AGO), ((tidy(),), (A,), (B,))),

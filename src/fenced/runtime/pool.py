@@ -28,6 +28,14 @@ class Connection(Protocol):
 C = TypeVar("C", bound=Connection)
 
 
+class _Turn(Generic[C]):
+    """Somebody who waits: it is given a connection, or the room for a new one."""
+
+    def __init__(self, wakeup: Wakeup) -> None:
+        self.wakeup = wakeup
+        self.connection: C | None = None
+
+
 class Pool(Generic[C]):
     """At most `limit` connections; who finds none waits for its turn, first come, first served."""
 
@@ -43,26 +51,27 @@ class Pool(Generic[C]):
     def forked(self) -> None:
         """Start without connections; those of a parent process are left as they are."""
         self._idle: list[C] = []
-        self._open: set[C] = set()
         self._count = 0
-        self._turns: deque[Wakeup] = deque()
+        self._turns: deque[_Turn[C]] = deque()
         self._lock = self._runtime.lock()
+        self._closed = False
 
     async def request(self, work: Callable[[C], Awaitable[T]], until: float, *, repeatable: bool = True) -> T:
-        """Do `work` on a connection. A `FencedError` of it is an answer; `Broken` is not."""
+        """Do `work` on a connection. A `FencedError` of it is an answer; `Broken` is not.
+
+        Once a try has broken, no later error is a definite no: the first may have been carried out.
+        """
         doubt: Broken | None = None
         while True:
             try:
                 connection = await self._take(until)
-            except Unavailable as error:
-                if doubt is None:
-                    raise
-                raise Indeterminate(f"{doubt}; then: {error}") from error
+            except FencedError as error:
+                raise _doubted(error, doubt) from error
             try:
                 result = await work(connection)
-            except FencedError:
+            except FencedError as error:
                 self._give(connection)
-                raise
+                raise _doubted(error, doubt) from error
             except Broken as error:
                 self._drop(connection)
                 self.close_idle()  # what broke one has most likely broken all
@@ -77,63 +86,67 @@ class Pool(Generic[C]):
                 return result
 
     async def _take(self, until: float) -> C:
-        while True:
-            with self._lock:
-                if self._idle:
-                    return self._idle.pop()
-                if self._count < self._limit:
-                    self._count += 1
-                    break
-                turn = self._runtime.wakeup()
+        turn: _Turn[C] | None = None
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            if self._count < self._limit:
+                self._count += 1
+            else:
+                turn = _Turn(self._runtime.wakeup())
                 self._turns.append(turn)
-            try:
-                came = await self._runtime.wait(turn, until)
-            except BaseException:
-                self._leave(turn)
-                raise
-            if not came:
-                self._leave(turn)
-                raise Unavailable(f"{self._where}: all {self._limit} connections are busy")
+        if turn is not None and (connection := await self._await(turn, until)) is not None:
+            return connection
         try:
             connection = await self._connect(until)
         except BaseException:
-            self._gone()
+            self._pass_on(None)
             raise
-        self._open.add(connection)
         return connection
 
-    def _leave(self, turn: Wakeup) -> None:
-        """Stop waiting; a turn that came just now goes to the next."""
+    async def _await(self, turn: _Turn[C], until: float) -> C | None:
+        """Wait for a connection, or for the room for a new one (None)."""
+        try:
+            if await self._runtime.wait(turn.wakeup, until):
+                return turn.connection
+        except BaseException:
+            if not self._leave(turn):
+                self._pass_on(turn.connection)
+            raise
+        if self._leave(turn):
+            raise Unavailable(f"{self._where}: all {self._limit} connections are busy")
+        return turn.connection  # it came at the last moment
+
+    def _leave(self, turn: _Turn[C]) -> bool:
+        """Stop waiting; False if the turn has come meanwhile."""
         with self._lock:
             if turn in self._turns:
                 self._turns.remove(turn)
-                return
-        self._next()
-
-    def _next(self) -> None:
-        with self._lock:
-            turn = self._turns.popleft() if self._turns else None
-        if turn is not None:
-            turn.set()
+                return True
+        return False
 
     def _give(self, connection: C) -> None:
-        if connection in self._open:
-            self._idle.append(connection)
-            if self._turns:
-                self._next()
-        else:  # the pool was closed meanwhile
-            connection.close()
+        if self._closed:
+            self._drop(connection)
+        else:
+            self._pass_on(connection)
 
     def _drop(self, connection: C) -> None:
         connection.close()
-        if connection in self._open:
-            self._open.discard(connection)
-            self._gone()
+        self._pass_on(None)
 
-    def _gone(self) -> None:
+    def _pass_on(self, connection: C | None) -> None:
+        """A connection, or the room for one, goes to whoever has waited longest."""
         with self._lock:
-            self._count -= 1
-        self._next()
+            turn = self._turns.popleft() if self._turns else None
+            if turn is not None:
+                turn.connection = connection
+            elif connection is not None:
+                self._idle.append(connection)
+            else:
+                self._count -= 1
+        if turn is not None:
+            turn.wakeup.set()
 
     def close_idle(self) -> None:
         """Close the connections that nobody uses now."""
@@ -146,7 +159,9 @@ class Pool(Generic[C]):
 
     def close(self) -> None:
         """Close all connections; one that is in use is closed when it is given back."""
+        self._closed = True
         self.close_idle()
-        with self._lock:
-            self._count -= len(self._open)
-            self._open.clear()
+
+
+def _doubted(error: FencedError, doubt: Broken | None) -> FencedError:
+    return error if doubt is None else Indeterminate(f"{doubt}; then: {error}")

@@ -15,7 +15,7 @@ from fenced import sqlfile, timing
 from fenced.authorities.postgresql import address, answers
 from fenced.authorities.postgresql.session import Row, Session
 from fenced.contracts import Runtime, Trait
-from fenced.errors import Indeterminate, Misconfigured, Unavailable
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -40,6 +40,8 @@ LOOK_SECONDS = 0.25
 """How often a client that cannot listen looks whether one of its waiters could be granted."""
 
 _QUEUE_MAX = b"10000"
+_FIRST_ID = b"00000000-0000-0000-0000-000000000000"
+_TIDY_AT_ONCE = b"1000"
 _PLACE = answers.interval(timing.WAITER_TTL_MAX)
 _REMEMBER = answers.interval(timing.REMEMBER_SECONDS_MIN)
 
@@ -130,13 +132,18 @@ class PostgresqlAuthority:
 
     async def _check(self, create: bool) -> None:
         """What the database must be like, and have; creates what is missing if it may."""
-        version, encoding, isolation = await self._found()
+        version, encoding, isolation, messages = await self._found()
         if encoding != "UTF8":
             raise Misconfigured(f"{self.url}: the database's encoding is {encoding}; names need UTF8")
         if isolation != "read committed":
             raise Misconfigured(
                 f"{self.url}: default_transaction_isolation is {isolation!r}; for this role or database, "
                 "set it to 'read committed'"
+            )
+        if messages in ("error", "fatal", "panic"):
+            raise Misconfigured(
+                f"{self.url}: client_min_messages is {messages!r}, which hides that a commit was not replicated; for "
+                "this role or database, set it to 'warning' or lower"
             )
         while version < SCHEMA_VERSION:
             if not create:
@@ -147,13 +154,13 @@ class PostgresqlAuthority:
                 f"{self.url} has schema {version}, this fenced knows {SCHEMA_VERSION}: upgrade fenced"
             )
 
-    async def _found(self) -> tuple[int, str, str]:
-        ((there, encoding, isolation),) = await self._run("installed")
+    async def _found(self) -> tuple[int, str, str, str]:
+        ((there, encoding, isolation, messages),) = await self._run("installed")
         version = 0
         if there == b"t":
             ((number,),) = await self._run("version")
             version = int(_text(number))
-        return version, _text(encoding), _text(isolation)
+        return version, _text(encoding), _text(isolation), _text(messages)
 
     async def _install(self, version: int) -> int:
         """One step of the schema, in one transaction; the version that is there afterwards."""
@@ -166,7 +173,7 @@ class PostgresqlAuthority:
                 f"{error}. The schema is not there yet: connect once as a role that may create it"
             ) from error
         except Unavailable:
-            found, _, _ = await self._found()
+            found, *_ = await self._found()
             if found < version:  # not even by somebody else meanwhile
                 raise
             return found
@@ -188,7 +195,16 @@ class PostgresqlAuthority:
     async def ask(self, ask: Ask) -> AskAnswer:
         public = grant_id(ask.secret)
         if ask.wait:
-            self._waiting.add(public)  # before it is sent: who begins to listen meanwhile wakes it
+            self._waiting.add(public)  # before it is sent: who begins to listen meanwhile looks for it
+        answer: AskAnswer | None = None
+        try:
+            answer = await self._ask(ask, public)
+        finally:
+            if not isinstance(answer, Waiting):
+                self._waiting.discard(public)
+        return answer
+
+    async def _ask(self, ask: Ask, public: str) -> AskAnswer:
         rows = await self._run(
             "ask",
             self._namespace,
@@ -205,10 +221,7 @@ class PostgresqlAuthority:
             answers.holder_text(ask.holder),
             certain=True,
         )
-        answer = answers.asked(_text(rows[0][0]), ask.ttl)
-        if not isinstance(answer, Waiting):
-            self._waiting.discard(public)
-        return answer
+        return answers.asked(_text(rows[0][0]), ask.ttl)
 
     async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
         publics = [grant_id(secret) for secret in secrets]
@@ -245,7 +258,11 @@ class PostgresqlAuthority:
             return await self._look_round(until)
         if self._ear is None:
             await self._begin_to_listen()
-            return await self._ready()  # of what happened before we listened nobody told us
+            try:
+                return await self._ready()  # of what happened before we listened nobody told us
+            except FencedError:
+                self._stop_listening()  # and look again next time
+                raise
         try:
             return await self._ear.notified(until)
         except Unavailable:
@@ -318,8 +335,12 @@ class PostgresqlAuthority:
         return int(_text(floor))
 
     async def tidy(self) -> int:
-        ((gone,),) = await self._run("tidy", seconds=INSTALL_SECONDS)
-        return int(_text(gone))
+        forgotten, after = 0, _FIRST_ID
+        while after:
+            ((gone, last),) = await self._run("tidy", after, _TIDY_AT_ONCE)
+            forgotten += int(_text(gone))
+            after = last or b""
+        return forgotten
 
     async def close(self) -> None:
         self._nudged.set()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-from fenced.errors import Misuse, redacted, shown
+from fenced.errors import Misuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +22,34 @@ def parse(url: str) -> Address:
     """Take our own `listen=` out of a URL that libpq understands otherwise.
 
     `listen=off` uses no connection for listening. `listen=HOST:PORT` goes round a connection pooler for that
-    one connection; everything else of the address stays as it is.
+    one connection; everything else of the address stays as it is. What does not parse is not quoted: it may be a
+    piece of a password.
     """
     try:
         parts = urlsplit(url)
-        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        raise _wrong(url) from None
-    if "\0" in url or parts.scheme != "postgresql" or parts.fragment:
-        raise _wrong(url)
-    choice = dict(query).pop("listen", "")
-    rest = urlencode([(key, value) for key, value in query if key != "listen"])
+        raise _wrong() from None
+    if "\0" in url or parts.scheme != "postgresql" or parts.fragment or "@" in parts.path:
+        raise _wrong()
+    options = parts.query.split("&") if parts.query else []
+    if not all(key and value for key, _, value in (option.partition("=") for option in options)):
+        raise _wrong()
+    choice = "".join(unquote(option[7:]) for option in options if option.startswith("listen="))
+    rest = "&".join(option for option in options if not option.startswith("listen="))
     conninfo = urlunsplit(parts._replace(query=rest))
+    user, at, host = parts.netloc.rpartition("@")
     listen: str | None = conninfo
     if choice == "off":
         listen = None
     elif choice:
-        user, at, _ = parts.netloc.rpartition("@")
+        if any(option.startswith(("host=", "hostaddr=", "port=")) for option in options):
+            raise Misuse("listen=HOST:PORT goes with a host before the path, not with one behind the ?")
         listen = urlunsplit(parts._replace(netloc=user + at + choice, query=rest))
-    host = parts.netloc.rpartition("@")[2]
     return Address(conninfo, listen, f"postgresql://{host}{parts.path}")
 
 
-def _wrong(url: str) -> Misuse:
-    return Misuse(f"a PostgreSQL address is postgresql://user@host:5432/database, not {shown(redacted(url))}")
+def _wrong() -> Misuse:
+    return Misuse(
+        "a PostgreSQL address is postgresql://user:password@host:5432/database?option=value, "
+        "with special characters as %xx"
+    )

@@ -1,6 +1,6 @@
 -- installed: Whether our schema is there, and what a database must be like.
 SELECT to_regprocedure('fenced.version()') IS NOT NULL, current_setting('server_encoding'),
-  current_setting('default_transaction_isolation');
+  current_setting('default_transaction_isolation'), current_setting('client_min_messages');
 
 -- version: The schema's version.
 SELECT fenced.version();
@@ -32,8 +32,8 @@ SELECT fenced.force_release($1, $2, $3);
 -- raise_floor: Every later token is above this.
 SELECT fenced.raise_floor($1, $2);
 
--- tidy: Forget what is over.
-SELECT fenced.tidy();
+-- tidy: Forget what is over, a page at a time.
+SELECT * FROM fenced.tidy($1, $2);
 
 -- survey: Names that are held, delayed or waited for.
 SELECT fenced.survey($1, $2, $3);

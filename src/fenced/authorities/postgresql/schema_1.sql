@@ -202,6 +202,15 @@ BEGIN
   RETURN NULL;
 END $$;
 
+-- This transaction's commit is flushed, and waits for synchronous standbys, whatever the setting says.
+CREATE FUNCTION fenced.flushed() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+END $$;
+
 -- Lock the rows of these names, in order; those that are missing are made.
 CREATE FUNCTION fenced.lock_names(p_namespace integer, p_names text[]) RETURNS fenced.name[]
 LANGUAGE plpgsql AS $$
@@ -238,9 +247,7 @@ BEGIN
   IF v_token % 64 = 0 THEN
     PERFORM fenced.sweep(gen_random_uuid(), 200);
   END IF;
-  IF current_setting('synchronous_commit') = 'off' THEN
-    PERFORM set_config('synchronous_commit', 'on', true); -- a token is never handed out unflushed
-  END IF;
+  PERFORM fenced.flushed();
   RETURN v_token;
 END $$;
 
@@ -262,7 +269,7 @@ BEGIN
     UPDATE fenced.name n SET attempt = p_id, held = true
     WHERE n.namespace = p_namespace AND n.name = p_names[1] AND NOT n.held AND NOT n.contended
       AND cardinality(p_names) = 1 AND current_setting('transaction_isolation') = 'read committed'
-      AND current_setting('synchronous_commit') <> 'off'
+      AND current_setting('synchronous_commit') NOT IN ('off', 'local')
     RETURNING clock_timestamp() AS at),
   granted AS (
     INSERT INTO fenced.attempt
@@ -322,6 +329,7 @@ BEGIN
   ELSIF v_mine.state = 'granted' THEN
     -- Written again, so that this commit waits for all that the first one should have waited for.
     UPDATE fenced.attempt SET holder = holder WHERE id = p_id;
+    PERFORM fenced.flushed();
     RETURN concat_ws(' ', 'granted', v_mine.token, fenced.seconds(v_mine.expires - v_now));
   ELSIF v_mine.state <> 'waiting' THEN
     RETURN 'ended ' || v_mine.state;
@@ -424,7 +432,8 @@ BEGIN
     AND n.name = (SELECT a.names[1] FROM fenced.attempt a WHERE a.id = p_id AND a.secret = p_secret AND cardinality(a.names) = 1)
   RETURNING n.name, n.contended INTO v_name, v_contended;
   IF FOUND THEN
-    UPDATE fenced.attempt a SET state = p_state, forget = clock_timestamp() + greatest(p_remember, 4 * a.ttl)
+    PERFORM FROM fenced.attempt a WHERE a.id = p_id FOR UPDATE; -- it may be locked or being renewed: then the clock
+    UPDATE fenced.attempt a SET state = CASE p_state WHEN 'withdrawn' THEN 'withdrawn' ELSE 'released' END, forget = clock_timestamp() + greatest(p_remember, 4 * a.ttl)
     WHERE a.id = p_id AND a.state = 'granted' AND a.expires > clock_timestamp()
     RETURNING set_config('synchronous_commit', 'off', true) INTO v_unflushed;
     IF FOUND THEN
@@ -467,7 +476,7 @@ BEGIN
   SELECT bool_or(l.contended) INTO v_contended FROM unnest(fenced.lock_names(p_namespace, v_names)) AS l;
   PERFORM FROM fenced.attempt a WHERE a.id = p_id FOR UPDATE; -- it may be being renewed
   v_now := clock_timestamp();
-  UPDATE fenced.attempt a SET state = p_state, forget = v_now + greatest(p_remember, 4 * a.ttl)
+  UPDATE fenced.attempt a SET state = CASE p_state WHEN 'withdrawn' THEN 'withdrawn' ELSE 'released' END, forget = v_now + greatest(p_remember, 4 * a.ttl)
   WHERE a.id = p_id AND a.state IN ('granted', 'waiting') AND a.expires > v_now
   RETURNING a.ticket INTO v_ticket;
   IF NOT FOUND THEN
@@ -541,8 +550,8 @@ BEGIN
   PERFORM FROM fenced.attempt a WHERE a.id = ANY (v_locked) AND a.state = 'granted' LIMIT 1;
   IF NOT FOUND THEN
     PERFORM set_config('synchronous_commit', 'off', true); -- places only
-  ELSIF current_setting('synchronous_commit') = 'off' THEN
-    PERFORM set_config('synchronous_commit', 'on', true);
+  ELSE
+    PERFORM fenced.flushed();
   END IF;
   RETURN QUERY
     SELECT replace(a.id::text, '-', ''), CASE
@@ -592,19 +601,21 @@ BEGIN
 END $$;
 
 -- Every later token is above this. Also takes the present history for this namespace's own.
+--
+-- A grant reads the floor by the snapshot of its statement, which may be older than its locks. So this waits until every
+-- grant that is under way is over, and lets the next ones begin when the new floor can be seen: they all hold a lock on
+-- the table, taken before their snapshots.
 CREATE FUNCTION fenced.raise_floor(p_namespace integer, p_above bigint) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
   v_last  bigint;
   v_floor bigint;
 BEGIN
-  PERFORM FROM fenced.namespace n WHERE n.id = p_namespace FOR UPDATE;
+  LOCK TABLE fenced.namespace IN ACCESS EXCLUSIVE MODE;
   SELECT CASE WHEN t.is_called THEN t.last_value ELSE 0 END INTO v_last FROM fenced.token t;
   UPDATE fenced.namespace n SET floor = greatest(n.floor, p_above - v_last), lineage = fenced.lineage()
   WHERE n.id = p_namespace RETURNING n.floor INTO v_floor;
-  IF current_setting('synchronous_commit') = 'off' THEN
-    PERFORM set_config('synchronous_commit', 'on', true);
-  END IF;
+  PERFORM fenced.flushed();
   RETURN v_floor + v_last;
 END $$;
 
@@ -643,25 +654,30 @@ BEGIN
   RETURN v_gone;
 END $$;
 
--- The same for the whole table, and for names that were locked or waited for when their turn came.
-CREATE FUNCTION fenced.tidy() RETURNS bigint
+-- The same page by page, so that nobody waits long for a name: how many were forgotten, and behind which id to go on.
+-- The last page also takes names along that were locked or waited for when their turn came.
+CREATE FUNCTION fenced.tidy(p_after uuid, p_limit integer) RETURNS TABLE (gone bigint, last uuid)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_idle record;
-  v_gone bigint := fenced.sweep('00000000-0000-0000-0000-000000000000', 2147483647);
 BEGIN
-  FOR v_idle IN
-    SELECT n.namespace, n.name FROM fenced.name n LEFT JOIN fenced.attempt a ON a.id = n.attempt WHERE a.id IS NULL
-  LOOP
-    PERFORM FROM fenced.name n
-    WHERE n.namespace = v_idle.namespace AND n.name = v_idle.name FOR UPDATE SKIP LOCKED;
-    IF FOUND THEN -- the lock is taken: what the next statement sees cannot change
-      DELETE FROM fenced.name n WHERE n.namespace = v_idle.namespace AND n.name = v_idle.name
-        AND NOT EXISTS (SELECT FROM fenced.attempt a WHERE a.id = n.attempt)
-        AND NOT EXISTS (SELECT FROM fenced.queue q WHERE q.namespace = n.namespace AND q.name = n.name);
-    END IF;
-  END LOOP;
-  RETURN v_gone;
+  SELECT a.id INTO last FROM fenced.attempt a WHERE a.id > p_after ORDER BY a.id OFFSET p_limit - 1 LIMIT 1;
+  gone := fenced.sweep(p_after, p_limit);
+  IF last IS NULL THEN
+    FOR v_idle IN
+      SELECT n.namespace, n.name FROM fenced.name n
+      WHERE NOT EXISTS (SELECT FROM fenced.attempt a WHERE a.id = n.attempt) LIMIT p_limit
+    LOOP
+      PERFORM FROM fenced.name n
+      WHERE n.namespace = v_idle.namespace AND n.name = v_idle.name FOR UPDATE SKIP LOCKED;
+      IF FOUND THEN -- the lock is taken: what the next statement sees cannot change
+        DELETE FROM fenced.name n WHERE n.namespace = v_idle.namespace AND n.name = v_idle.name
+          AND NOT EXISTS (SELECT FROM fenced.attempt a WHERE a.id = n.attempt)
+          AND NOT EXISTS (SELECT FROM fenced.queue q WHERE q.namespace = n.namespace AND q.name = n.name);
+      END IF;
+    END LOOP;
+  END IF;
+  RETURN NEXT;
 END $$;
 
 -- One name as people want to see it, as JSON.

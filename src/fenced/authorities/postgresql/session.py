@@ -10,10 +10,11 @@ import contextlib
 import os
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import DiagnosticField, PollingStatus
 from psycopg.pq.abc import PGconn, PGresult
 
@@ -50,14 +51,30 @@ class Session:
 
     @classmethod
     async def connect(cls, conninfo: str, runtime: Runtime, where: str, until: float) -> Session:
-        """Connect; Unavailable when that fails or takes too long, Misconfigured when it cannot succeed."""
+        """Connect; Unavailable when that fails or takes too long, Misconfigured when it cannot succeed.
+
+        Of several hosts each gets its share of the time: one that is silent must not use up all of it.
+        """
         try:
             text = make_conninfo(conninfo, client_encoding="UTF8", fallback_application_name="fenced")
-        except psycopg.Error:
+            hosts = _one_by_one(conninfo_to_dict(text))
+        except (psycopg.Error, ValueError):
             # Without the cause: it quotes the address.
             raise Misconfigured(f"{where}: libpq does not understand this address") from None
+        while True:
+            host = hosts.pop(0)
+            share = (until - runtime.now()) / (len(hosts) + 1)
+            share = min(share, float(host.get("connect_timeout") or share) or share)
+            try:
+                return await cls._connect(make_conninfo("", **host), runtime, where, runtime.now() + share)
+            except (Unavailable, Misconfigured):
+                if not hosts:
+                    raise
+
+    @classmethod
+    async def _connect(cls, conninfo: str, runtime: Runtime, where: str, until: float) -> Session:
         # In a worker where that matters: it looks names up, which may take a while.
-        connection = await runtime.call(pq.PGconn.connect_start, text.encode())
+        connection = await runtime.call(pq.PGconn.connect_start, conninfo.encode())
         session = cls(connection, runtime, where)
         try:
             await session._finish_connecting(until)
@@ -158,7 +175,8 @@ class Session:
         """What an error of the server means. Its transaction was rolled back, unless the server went away."""
         code = _text(result.error_field(DiagnosticField.SQLSTATE))
         message = f"{self._where}: {_text(result.error_field(DiagnosticField.MESSAGE_PRIMARY))} ({code})"
-        if not code or code.startswith(_CONNECTION_LOST):
+        severity = result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED)
+        if not code or severity in (b"FATAL", b"PANIC") or code.startswith(_CONNECTION_LOST):
             return Broken(message)
         if code in _PREPARED_ELSEWHERE:
             return _PreparedElsewhere()
@@ -214,6 +232,16 @@ class Session:
 
     def close(self) -> None:
         self._connection.finish()
+
+
+def _one_by_one(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same address for each of its hosts."""
+    lists = {key: str(options[key]).split(",") for key in ("host", "hostaddr", "port") if options.get(key)}
+    count = max((len(values) for values in lists.values()), default=1)
+    columns = {key: values * count if len(values) == 1 else values for key, values in lists.items()}
+    return [
+        {**options, **{key: values[number] for key, values in columns.items()}} for number in range(count)
+    ]
 
 
 def _text(message: bytes | str | None) -> str:

@@ -51,7 +51,7 @@ def _parsed(url: str) -> dict[str, Any]:
     except ValueError:  # its text may show a piece of a password
         raise Misuse(f"this is not an address of a Redis server; one looks like {_FORM}") from None
     if not url.startswith("unix:") and not re.fullmatch(r"(/\d*)?", path):
-        raise Misuse(f"the database of a Redis server is a number, not {shown(path[1:])}")
+        raise Misuse(f"the database of a Redis server is a number; an address looks like {_FORM}")
     options.pop("connection_class", None)
     for name in list(options):
         if name in _OURS:

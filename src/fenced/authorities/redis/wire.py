@@ -26,7 +26,7 @@ from fenced.errors import Misuse
 from fenced.runtime.pool import Broken
 
 SECONDS_MIN = 0.001
-TOLERANCE_SECONDS = 0.01
+TOLERANCE_SECONDS = 0.02
 """How much later than its deadline a blocking request may end, so that most need no new alarm."""
 
 READ_BYTES = 65_536
@@ -95,11 +95,12 @@ class BlockingWire:
         """Let the kernel keep the deadline: Python would poll before each call. TLS has to be kept by Python."""
         if isinstance(sock, ssl.SSLSocket):
             sock.settimeout(left)
-        elif not 0.9 * self._allowed <= left <= self._allowed:
+        elif not self._allowed - TOLERANCE_SECONDS <= left <= self._allowed:
+            self._allowed = left + TOLERANCE_SECONDS / 2
+            timeval = struct.pack("ll", int(self._allowed), int(self._allowed % 1 * 1e6))
             sock.settimeout(None)
             for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                sock.setsockopt(socket.SOL_SOCKET, way, struct.pack("ll", int(left), int(left % 1 * 1e6)))
-            self._allowed = left
+                sock.setsockopt(socket.SOL_SOCKET, way, timeval)
 
     async def exchange(self, request: bytes, until: float) -> Any:
         if self._link._sock is None:
@@ -115,11 +116,7 @@ class BlockingWire:
                 except Incomplete:
                     more = sock.recv(READ_BYTES)
                     data = data + more if more else b""
-        except (
-            OSError,
-            AttributeError,
-            ValueError,
-        ) as error:  # closed by another thread, or not the protocol
+        except (OSError, AttributeError, ValueError) as error:  # closed meanwhile, or another protocol
             raise Broken(f"{self._where}: {error}") from error
         raise Broken(f"{self._where} closed the connection")
 
