@@ -192,6 +192,23 @@ def test_a_namespace_that_lost_its_counter_is_not_made_anew(
     assert not redis_server.execute("EXISTS", key(authority, "meta"))
 
 
+def test_records_that_somebody_deleted_hang_nobody(
+    authority: RedisAuthority, redis_server: RedisServer
+) -> None:
+    """A waiter's record is gone and its place is left, by somebody else's HDEL: the place is taken for dead."""
+    attempts = key(authority, "attempts")
+    holder, lost, other = (asking(RUNTIME, "orders", wait=True) for _ in range(3))
+    step(granted(authority, holder))
+    for ask in (lost, other):
+        assert isinstance(step(authority.ask(ask)), Waiting)
+    redis_server.execute("HDEL", attempts, grant_id(lost.secret))
+    assert step(authority.release(holder.secret)) == Released()
+    step(granted(authority, other))
+    redis_server.execute("HDEL", attempts, grant_id(other.secret))
+    step(granted(authority, asking(RUNTIME, "orders")))
+    assert isinstance(step(authority.ask(lost)), Waiting)
+
+
 def test_without_create_nothing_is_made(redis_server: RedisServer) -> None:
     made = RedisAuthority.at(redis_server.url(), RUNTIME, secrets.token_hex(8))
     with pytest.raises(Misconfigured, match="no namespace"):

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fenced.errors import Indeterminate, Unavailable
+from fenced.errors import Indeterminate, Misconfigured, Unavailable
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.pool import Broken, Pool
 
@@ -112,6 +112,38 @@ def test_a_connection_with_a_request_cut_short_is_not_used_again() -> None:
         await scene.request("c", nothing)
         await scene.request("d", nothing)
         assert len(scene.made) == 3 and not scene.made[2].closed
+
+    story(play)
+
+
+def test_a_definite_no_after_a_doubt_is_a_doubt() -> None:
+    """What broke may have been carried out; that the repetition was refused says nothing about it."""
+
+    async def play(scene: Story) -> None:
+        errors = [Broken("lost"), Misconfigured("forbidden by now")]
+
+        async def work(connection: Connection) -> None:
+            raise errors.pop(0)
+
+        with pytest.raises(Indeterminate, match="lost; then: forbidden"):
+            await scene.pool.request(work, scene.runtime.now() + 5)
+
+    story(play)
+
+
+def test_nobody_starves_behind_those_who_come_back() -> None:
+    """A connection goes to who has waited longest, not to the one who gave it back and asks again."""
+
+    async def play(scene: Story) -> None:
+        served: list[str] = []
+
+        async def again_and_again(name: str) -> None:
+            for _ in range(20):
+                await scene.request(name, nothing)
+                served.append(name)
+
+        await asyncio.gather(*(again_and_again(name) for name in "abc"))
+        assert set(served[:9]) == set("abc")
 
     story(play)
 

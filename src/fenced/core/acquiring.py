@@ -305,6 +305,9 @@ class Desk:
             self.emit(events.ReleaseFailed(hold.names, hold.token, hold.grant, why))
             if not raised and hold.remaining() <= 0:
                 raise hold.lost_error() from error
+        except BaseException:
+            self._let_go(hold)  # cancelled, and nobody knows what became of it
+            raise
 
     def abandon(self, hold: Hold) -> None:
         """The body was collected and not run to its end: nobody acts under this lease, let it lapse."""

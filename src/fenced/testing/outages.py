@@ -204,6 +204,20 @@ async def nobody_there_is_a_definite_no(h: OutageHarness) -> None:
 
 
 @check()
+async def a_later_no_does_not_undo_a_doubt(h: OutageHarness) -> None:
+    """The reply is lost and the next try is refused: unknown, since the first may have been carried out."""
+    a, onlooker = await h.authority(), await h.direct()
+    await _warm(h, a)
+    ask = asking(h.runtime, "orders")
+    h.proxy.refuse()  # new connections only
+    h.proxy.on(h.words["ask"], Fault.LOSE_REPLY)
+    await raises(Indeterminate, a.ask(ask))
+    await _holds(onlooker, ask)
+    h.proxy.heal()
+    ensure(await a.withdraw(ask.secret) == Released(), "it can be given back")
+
+
+@check()
 async def a_wake_up_lost_on_the_way_is_made_good(h: OutageHarness) -> None:
     """All connections of a waiter break while it waits: it is granted all the same, soon after the release."""
     one, two = desk(await h.direct(), h.runtime), desk(await h.authority(), h.runtime)

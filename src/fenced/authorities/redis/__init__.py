@@ -15,7 +15,7 @@ from fenced.authorities.redis.resp import ErrorReply
 from fenced.authorities.redis.scripts import Script, bulks, command, scripts_of, us
 from fenced.authorities.redis.wire import Wire, new_wire
 from fenced.contracts import Runtime, Trait
-from fenced.errors import Misconfigured, Misuse
+from fenced.errors import FencedError, Misconfigured, Misuse
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -206,10 +206,19 @@ class RedisAuthority:
     # The operations.
 
     async def ask(self, ask: Ask) -> AskAnswer:
-        until = self._runtime.now() + CALL_SECONDS
         public = grant_id(ask.secret)
         if ask.wait:
             self._waiting.add(public)  # before it is sent: who begins to listen meanwhile looks for it
+        answer: AskAnswer | None = None
+        try:
+            answer = await self._asked(ask, public)
+        finally:
+            if not isinstance(answer, Waiting):
+                self._waiting.discard(public)
+        return answer
+
+    async def _asked(self, ask: Ask, public: str) -> AskAnswer:
+        until = self._runtime.now() + CALL_SECONDS
         request = b"%b%b\r\n" % (
             _asking(
                 self._ask_opening,
@@ -221,29 +230,23 @@ class RedisAuthority:
                 self._ears.address,
                 ask.holder,
             ),
-            grant_id(ask.secret).encode(),
+            public.encode(),
         )
 
         async def work(wire: Wire) -> Any:
-            reply = await wire.exchange(request, until)
-            if type(reply) is int:  # the plain case: granted just now, and there are no replicas
-                return reply
-            reply = await self._heeded(wire, self._ask, request, reply, until)
+            reply = await self._run(wire, self._ask, request, until)
             if type(reply) is not int and reply[0] == b"granted" and reply[3] > 0:
                 await self._confirmed(wire, until)
             return reply
 
         reply = await self._pool.request(work, until)
         if type(reply) is int:
-            self._waiting.discard(public)
             return Granted(reply, ask.ttl, ask.ttl)
         if reply[0] == b"other":
             raise Misuse("the same attempt was used before with other names or another ttl")
         answer = replies.asked(reply, ask.ttl)
         if answer is None:
             raise replies.denied(reply, self.url)
-        if not isinstance(answer, Waiting):
-            self._waiting.discard(public)
         return answer
 
     async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
@@ -285,7 +288,11 @@ class RedisAuthority:
         await self._ears.listen(self._runtime.now() + CALL_SECONDS)
         # Of what happened before we listened nobody told us.
         waiting = list(self._waiting)
-        answers = await self._renew(self._pool, waiting, CALL_SECONDS)
+        try:
+            answers = await self._renew(self._pool, waiting, CALL_SECONDS)
+        except FencedError:
+            self._ears.close()  # and look again next time
+            raise
         return [
             public
             for public, answer in zip(waiting, answers, strict=True)

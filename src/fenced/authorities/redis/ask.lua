@@ -7,32 +7,33 @@ local realm, ttl, delay, about, public = ARGV[1], tonumber(ARGV[2]), tonumber(AR
 -- seen it, and the attempt is looked at below.
 local name = match(about, '^([^%z\1]+)\1')
 local first = name and call('ZRANGEBYLEX', PLACES, '[' .. name .. '\0', '(' .. name .. '\1', 'LIMIT', '0', '1')[1]
-if name and (not first or sub(first, -32) == public and sub(first, -49, -34) ~= HOLDER_TICKET) then
+local head = first and sub(first, -32) == public and sub(first, -49, -34) ~= HOLDER_TICKET
+local mine = head and call('HGET', ATTEMPTS, public)
+local ticket = 0
+local due = name and not first
+if mine then
+  local expires, _, _, mine_ttl, _, mine_ticket = struct.unpack(HEAD, mine)
+  ticket = mine_ticket
+  due = expires > now and mine_ttl == ttl and sub(mine, HEAD_BYTES + 1, HEAD_BYTES + #name + 1) == name .. '\1'
+end
+if due then
   local info, known = call('INFO', 'replication'), call('HMGET', META, 'realm', 'lineage')
-  local mine = first and call('HGET', ATTEMPTS, public)
-  local mine_until, mine_ttl, ticket = now + 1, ttl, 0
-  if mine then
-    local _
-    mine_until, _, _, mine_ttl, _, ticket = struct.unpack(HEAD, mine)
-  end
   if
     known[1] == realm
     and find(info, 'role:master\r\nconnected_slaves:0\r', 1, true)
     and find(info, 'master_replid:' .. known[2], 1, true)
-    and mine_until > now
-    and mine_ttl == ttl
-    and (not mine or sub(mine, HEAD_BYTES + 1, HEAD_BYTES + #name + 1) == name .. '\1')
   then
     local token, expires = call('HINCRBY', META, 'token', '1'), now + ttl
     local kept = max(REMEMBER_MIN, 4 * ttl)
     local record = struct.pack(HEAD, expires, expires + delay + kept, 'g', ttl, delay, ticket, token) .. about
-    if token <= TOKEN_MAX and call(mine and 'HSET' or 'HSETNX', ATTEMPTS, public, record) == (mine and 0 or 1) then
-      call('ZADD', PLACES, '0', name .. '\0' .. HOLDER_TICKET .. '\0' .. public)
+    if token <= TOKEN_MAX and (mine or call('HSETNX', ATTEMPTS, public, record) == 1) then
       if mine then
+        call('HSET', ATTEMPTS, public, record)
         call('ZREM', PLACES, first)
       else
         call('ZADD', FORGET, clock[1] + math.floor(kept / 1000000), public)
       end
+      call('ZADD', PLACES, '0', name .. '\0' .. HOLDER_TICKET .. '\0' .. public)
       if token % SWEEP_EVERY == 0 then
         -- include prelude.lua
         sweep(3 * SWEEP_EVERY)

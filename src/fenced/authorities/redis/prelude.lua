@@ -73,7 +73,9 @@ local function look(names, ticket)
       local last = call('ZREVRANGEBYLEX', PLACES, to, from, 'LIMIT', 0, 1)[1]
       if not last then break end -- neither held nor waited for
       local other = read(sub(last, -32))
-      if sub(last, -49, -34) == HOLDER_TICKET then
+      if not other then -- somebody deleted its record
+        call('ZREM', PLACES, last)
+      elseif sub(last, -49, -34) == HOLDER_TICKET then
         other.at = name
         claims[#claims + 1] = other
         free = max(free, other.expires + other.delay)
@@ -87,8 +89,10 @@ local function look(names, ticket)
           free = max(free, claim.expires + claim.delay)
         end
         break
+      else
+        finish(other, 'e')
+        call('ZREM', PLACES, last)
       end
-      finish(other, 'e')
     end
   end
   return free, claims
@@ -104,7 +108,7 @@ local function free_names(a, held)
       local first = call('ZRANGEBYLEX', PLACES, from, to, 'LIMIT', 0, 1)[1]
       if not first then break end
       local head = read(sub(first, -32))
-      if head.expires > now then
+      if head and head.expires > now then
         if not told[head.public] then
           told[head.public] = true
           local channel = match(head.about, '\1([^\1]*)\1')
@@ -112,7 +116,8 @@ local function free_names(a, held)
         end
         break
       end
-      finish(head, 'e')
+      if head then finish(head, 'e') end
+      call('ZREM', PLACES, first)
     end
   end
 end

@@ -11,7 +11,7 @@ if raw then
     local from, to = '[' .. name .. '\0' .. FIRST_TICKET, '(' .. name .. '\1'
     local first = call('ZRANGEBYLEX', PLACES, from, to, 'LIMIT', '0', '1')[1]
     local head = first and call('HGET', ATTEMPTS, sub(first, -32))
-    if not first or struct.unpack('>I8', head) > now then
+    if not first or head and struct.unpack('>I8', head) > now then
       local forget = now + max(REMEMBER_MIN, 4 * ttl)
       call('HSET', ATTEMPTS, public, struct.pack('>I8I8c1', expires, forget, ending) .. sub(raw, 18))
       call('ZREM', PLACES, name .. '\0' .. HOLDER_TICKET .. '\0' .. public)

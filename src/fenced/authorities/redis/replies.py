@@ -73,7 +73,11 @@ _MEANINGS: dict[str, tuple[type[FencedError], str]] = {
     "MOVED": (Misconfigured, "another node of its cluster has this namespace; name that one"),
 }
 
-_SAID = {"max number of clients": "MAXCLIENTS", "user executing the script": "NOPERM"}
+_SAID = {
+    "max number of clients": "MAXCLIENTS",
+    "unauthenticated": "NOAUTH",
+    "user executing the script": "NOPERM",
+}
 """Refusals that come without a code of their own."""
 
 
