@@ -13,37 +13,45 @@ from pathlib import Path
 from typing import Any
 
 import fenced
-from evidence import power_cut
+from evidence import power_cut, server_cut
+from fenced.testing.servers import PostgresqlServer, RedisServer
 from fenced.testing.simulation import simulate
 
 FOLDER = Path(__file__).parents[1] / "docs" / "evidence"
 STORM_SECONDS = 60
+SERVER_STORM_SECONDS = 30
 WORLDS = 10_000
+
+
+def _storm(seconds: int, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "fenced", "drill", "storm", "--json", "--seconds", str(seconds)]
+    done = subprocess.run([*command, "--seed", "1", *options], capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout)
+    keys = ("acknowledged", "refused", "lost_updates", "stale_admitted", "verdict", "seed")
+    return {key: told.get(key) for key in keys}
 
 
 def storms() -> dict[str, Any]:
     """The storm with the guard, and the control without it: too weak faults would prove nothing."""
-    figures = {}
-    for guard in ("guarded", "none"):
-        options = ["--guard", "none"] if guard == "none" else []
-        command = [
-            sys.executable,
-            "-m",
-            "fenced",
-            "drill",
-            "storm",
-            "--json",
-            "--seconds",
-            str(STORM_SECONDS),
-        ]
-        done = subprocess.run(
-            [*command, "--seed", "1", *options], capture_output=True, text=True, check=False
-        )
-        told = json.loads(done.stdout)
-        keys = ("acknowledged", "refused", "lost_updates", "stale_admitted", "verdict", "seed")
-        figures[guard] = {key: told.get(key) for key in keys}
-    lost = figures["none"]["lost_updates"] / figures["none"]["acknowledged"]
-    return {**figures, "lost_without_guard": round(lost, 4), "seconds_each": STORM_SECONDS}
+    guarded, none = _storm(STORM_SECONDS), _storm(STORM_SECONDS, "--guard", "none")
+    lost = none["lost_updates"] / none["acknowledged"]
+    return {
+        "guarded": guarded,
+        "none": none,
+        "lost_without_guard": round(lost, 4),
+        "seconds_each": STORM_SECONDS,
+    }
+
+
+def server_storms() -> dict[str, Any]:
+    """The storm with leases from PostgreSQL and Redis, and the SQLite guard."""
+    found = {}
+    for server in (PostgresqlServer(), RedisServer()):
+        with server:
+            found[type(server).__name__.removesuffix("Server").lower()] = _storm(
+                SERVER_STORM_SECONDS, "--authority", server.url()
+            )
+    return {**found, "seconds_each": SERVER_STORM_SECONDS}
 
 
 def worlds() -> dict[str, Any]:
@@ -64,7 +72,9 @@ def bench() -> dict[str, Any]:
 
 FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "power_cut": power_cut.run,
+    "server_cut": server_cut.run,
     "storms": storms,
+    "server_storms": server_storms,
     "worlds": worlds,
     "bench": bench,
 }
