@@ -45,7 +45,7 @@ CREATE TABLE fenced.attempt (
   ttl        interval NOT NULL,
   lock_delay interval NOT NULL,
   ticket     bigint NOT NULL,            -- 0: never stood in a queue
-  token      bigint NOT NULL CHECK (token <= 9007199254740991),
+  token      bigint NOT NULL,
   expires    timestamptz NOT NULL,
   forget     timestamptz NOT NULL,
   wake       text NOT NULL,              -- the channel that its client listens on
@@ -279,11 +279,13 @@ BEGIN
     WHERE s.id = p_namespace AND s.lineage = current_setting('fenced.lineage', true)
     ON CONFLICT (id) DO NOTHING RETURNING token)
   SELECT (SELECT g.token FROM granted g), EXISTS (SELECT FROM taken) INTO v_token, v_taken;
-  IF v_token % 64 <> 0 THEN
+  IF v_token % 64 <> 0 AND v_token <= 9007199254740991 THEN
     RETURN 'granted ' || v_token;
-  ELSIF v_token IS NOT NULL THEN
+  ELSIF v_token <= 9007199254740991 THEN
     PERFORM fenced.sweep(gen_random_uuid(), 200);
     RETURN 'granted ' || v_token;
+  ELSIF v_token IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'ZFA02', MESSAGE = 'the tokens of this namespace are used up';
   ELSIF v_taken THEN -- but the attempt is known, or the server is new to us
     UPDATE fenced.name n SET held = false WHERE n.namespace = p_namespace AND n.name = p_names[1];
   END IF;

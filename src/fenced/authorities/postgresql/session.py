@@ -185,7 +185,7 @@ class Session:
                 f"{message}. A standby was promoted, or this was restored from a backup, and tokens may be missing "
                 "here that guards have seen: run `fenced authority raise --above N` first"
             )
-        if code in ("ZFA02", "23514"):  # by our own words, or by the check on the column
+        if code == "ZFA02":
             return Misconfigured(f"{message}; start a new namespace")
         if code == "ZFA03":
             return Misconfigured(
