@@ -9,17 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
 
 import fenced
-from fenced.authorities.memory import MemoryStore
 from fenced.authorities.redis import RedisAuthority
 from fenced.authorities.redis.replies import RIGHTS
 from fenced.authorities.redis.scripts import tag
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
-from fenced.model import TOKEN_MAX, Ask, Busy, Granted, Holder, Kept, Released, Waiting, grant_id
+from fenced.model import TOKEN_MAX, Busy, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.faults import Proxy
 from fenced.testing.kit import asking, granted
@@ -376,105 +372,3 @@ def test_a_forked_child_leaves_its_parents_connections_alone(redis_server: Redis
         client.acquire("c").release()
         lease.release()
         assert set(client._authority._wires) == wires, "no connection had to be made anew"
-
-
-# Against the model.
-
-
-NAMES = ["a", "b", "c"]
-SECRETS = [f"{i:032x}" for i in range(6)]
-HOLDER = Holder("0" * 32, "label", "host", 1)
-
-
-def plain(answer: object) -> object:
-    """An answer without what may differ: times that went by, and the dead in the middle of a queue."""
-    match answer:
-        case Waiting(check_in, _, held_by):
-            return ("waiting", check_in <= 1e-3, held_by.token if held_by else None)
-        case Granted(token, _, ttl):
-            return ("granted", token, ttl)
-        case Busy(_, held_by):
-            return ("busy", held_by and held_by.token)
-        case Kept():
-            return "kept"
-        case _:
-            return answer
-
-
-class AgainstTheModel(RuleBasedStateMachine):
-    """The same story is told to the model, on the same wall clock; time passes by moving what is stored."""
-
-    server: RedisServer
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ahead = 0.0
-        self.real = RedisAuthority.at(self.server.url(), RUNTIME, secrets.token_hex(8))
-        self.model = MemoryStore(lambda: time.time() + self.ahead, realm=step(self.real.open()).realm)
-
-    def teardown(self) -> None:
-        step(self.real.close())
-
-    def both(self, real: Any, model: Any) -> None:
-        outcomes = []
-        for call in (lambda: step(real()), model):
-            try:
-                outcomes.append(call())
-            except FencedError as error:
-                outcomes.append(type(error))
-        if isinstance(outcomes[0], list):
-            outcomes = [[plain(each) for each in outcome] for outcome in outcomes]
-        assert plain(outcomes[0]) == plain(outcomes[1]), outcomes
-
-    @rule(
-        secret=st.sampled_from(SECRETS),
-        names=st.sets(st.sampled_from(NAMES), min_size=1, max_size=2),
-        ttl=st.sampled_from([1.0, 1.0, 1.0, 30.0]),
-        wait=st.booleans(),
-        delay=st.sampled_from([0.0, 0.0, 2.0]),
-    )
-    def ask(self, secret: str, names: set[str], ttl: float, wait: bool, delay: float) -> None:
-        ask = Ask(secret, tuple(sorted(names)), ttl, HOLDER, wait, delay)
-        self.both(lambda: self.real.ask(ask), lambda: self.model.ask(ask))
-
-    @rule(chosen=st.lists(st.sampled_from(SECRETS), max_size=6, unique=True))
-    def renew(self, chosen: list[str]) -> None:
-        self.both(lambda: self.real.renew(chosen, 5.0), lambda: self.model.renew(chosen))
-
-    @rule(secret=st.sampled_from(SECRETS))
-    def release(self, secret: str) -> None:
-        self.both(lambda: self.real.release(secret), lambda: self.model.release(secret))
-
-    @rule(secret=st.sampled_from(SECRETS))
-    def withdraw(self, secret: str) -> None:
-        self.both(lambda: self.real.withdraw(secret), lambda: self.model.withdraw(secret))
-
-    @rule(name=st.sampled_from(NAMES))
-    def force_release(self, name: str) -> None:
-        self.both(lambda: self.real.force_release(name), lambda: self.model.force_release(name))
-
-    @rule(above=st.integers(0, 40))
-    def raise_floor(self, above: int) -> None:
-        self.both(lambda: self.real.raise_floor(above), lambda: self.model.raise_floor(above))
-
-    @rule(milliseconds=st.sampled_from([100, 400, 1100, 2500, 11_000, 700_000]))
-    def pass_time(self, milliseconds: int) -> None:
-        from tests.conformance.authorities.test_redis import PASS_TIME
-
-        self.ahead += milliseconds / 1e3
-        keys = [key(self.real, part) for part in ("attempts", "forget")]
-        self.server.execute("EVAL", PASS_TIME, 2, *keys, milliseconds * 1000)
-        self.both(self.real.tidy, self.model.tidy)
-
-    @rule()
-    def look(self) -> None:
-        real = [(v.name, v.held_by and v.held_by.token, len(v.waiters)) for v in step(self.real.survey())]
-        model = [(v.name, v.held_by and v.held_by.token, len(v.waiters)) for v in self.model.survey("", 100)]
-        assert real == model
-
-
-def test_against_the_model(redis_server: RedisServer) -> None:
-    AgainstTheModel.server = redis_server
-    case = AgainstTheModel.TestCase()
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-    case.runTest()

@@ -1,0 +1,179 @@
+"""Authorities behind a network give the answers of the reference model, through any story that Hypothesis invents.
+
+The server's clock is nobody's to set: time passes by moving what is stored back. Tokens need not be the model's
+own, since a server may skip some; they must rise when the model's do, and be the same when the model's are.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from fenced import registry
+from fenced.authorities.memory import MemoryStore
+from fenced.authorities.redis.scripts import tag
+from fenced.errors import FencedError
+from fenced.model import Ask, Busy, Granted, HeldBy, Holder, Kept, Waiting
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing.servers import PostgresqlServer, RedisServer
+from tests.conformance.authorities.test_postgresql import LATER
+from tests.conformance.authorities.test_redis import PASS_TIME
+from tests.planted.bugs import Barging, EveryAskIsNew, LockDelayAfterRelease, RenewalRevives
+
+NAMES = ["a", "b", "c"]
+SECRETS = [f"{i:032x}" for i in range(6)]
+HOLDER = Holder("0" * 32, "label", "host", 1)
+SLACK_SECONDS = 0.02
+"""What goes by between the two clocks' readings; times in the stories keep clear of it."""
+
+
+class AgainstTheModel(RuleBasedStateMachine):
+    url: str
+    oracle: type[MemoryStore] = MemoryStore
+    later: Callable[[str, int], None]
+    """Moves the times of a namespace back by so many milliseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead = 0.0
+        self.namespace = secrets.token_hex(8)
+        self.real = registry.authority(self.url, BlockingRuntime(), self.namespace)
+        step(self.real.open())
+        self.model = self.oracle(lambda: time.time() + self.ahead)
+        self.tokens = {0: 0}
+        # Attempts are remembered under their secrets, in all namespaces: each story has its own.
+        self.secret = {name: secrets.token_hex(16) for name in SECRETS}
+
+    def teardown(self) -> None:
+        step(self.real.close())
+
+    def same_token(self, real: int, model: int) -> bool:
+        if real in self.tokens:
+            return self.tokens[real] == model
+        rises = real > max(self.tokens) and model > max(self.tokens.values())
+        self.tokens[real] = model
+        return rises
+
+    def same_holder(self, real: HeldBy | None, model: HeldBy | None) -> bool:
+        if real is None or model is None:
+            return real is model
+        return self.same_token(real.token, model.token) and real.grant == model.grant
+
+    def same(self, real: object, model: object) -> bool:
+        match real, model:
+            case Granted(token, remaining, ttl), Granted(other, left, other_ttl):
+                return self.same_token(token, other) and abs(remaining - left) < 1 and ttl == other_ttl
+            case Waiting(check_in, _, held_by), Waiting(other_check_in, _, other):
+                looks = (check_in <= SLACK_SECONDS) == (other_check_in <= SLACK_SECONDS)
+                return looks and self.same_holder(held_by, other)
+            case Busy(_, held_by), Busy(_, other):
+                return self.same_holder(held_by, other)
+            case Kept(remaining), Kept(left):
+                return abs(remaining - left) < 1
+            case list(), list():
+                return len(real) == len(model) and all(map(self.same, real, model))
+            case _:
+                return real == model
+
+    def both(self, real: Coroutine[Any, Any, object], model: Callable[[], object]) -> None:
+        outcomes: list[object] = []
+        for call in (lambda: step(real), model):
+            try:
+                outcomes.append(call())
+            except FencedError as error:
+                outcomes.append(type(error))
+        assert self.same(*outcomes), outcomes
+
+    @rule(
+        who=st.sampled_from(SECRETS),
+        names=st.sets(st.sampled_from(NAMES), min_size=1, max_size=2),
+        ttl=st.sampled_from([1.0, 1.0, 1.0, 30.0]),
+        wait=st.booleans(),
+        delay=st.sampled_from([0.0, 0.0, 2.0]),
+    )
+    def ask(self, who: str, names: set[str], ttl: float, wait: bool, delay: float) -> None:
+        ask = Ask(self.secret[who], tuple(sorted(names)), ttl, HOLDER, wait, delay)
+        self.both(self.real.ask(ask), lambda: self.model.ask(ask))
+
+    @rule(who=st.lists(st.sampled_from(SECRETS), min_size=1, max_size=6, unique=True))
+    def renew(self, who: list[str]) -> None:
+        chosen = [self.secret[each] for each in who]
+        self.both(self.real.renew(chosen, 5.0), lambda: self.model.renew(chosen))
+
+    @rule(who=st.sampled_from(SECRETS))
+    def release(self, who: str) -> None:
+        self.both(self.real.release(self.secret[who]), lambda: self.model.release(self.secret[who]))
+
+    @rule(who=st.sampled_from(SECRETS))
+    def withdraw(self, who: str) -> None:
+        self.both(self.real.withdraw(self.secret[who]), lambda: self.model.withdraw(self.secret[who]))
+
+    @rule(name=st.sampled_from(NAMES))
+    def force_release(self, name: str) -> None:
+        real, model = step(self.real.force_release(name)), self.model.force_release(name)
+        assert (real is None) == (model is None) and self.same_token(real or 0, model or 0)
+
+    @rule(above=st.integers(0, 40))
+    def raise_floor(self, above: int) -> None:
+        self.model.raise_floor(max(self.tokens.values()) + above)
+        assert step(self.real.raise_floor(max(self.tokens) + above)) >= max(self.tokens) + above
+
+    @rule(milliseconds=st.sampled_from([100, 400, 1100, 2500, 11_000, 700_000]))
+    def pass_time(self, milliseconds: int) -> None:
+        """What is over is forgotten at once, on both sides: servers also sweep by themselves, the model does not."""
+        self.ahead += milliseconds / 1e3
+        type(self).later(self.namespace, milliseconds)
+        step(self.real.tidy())
+        self.model.tidy()
+
+    @rule()
+    def look(self) -> None:
+        real, model = step(self.real.survey()), self.model.survey("", 100)
+        assert [(v.name, len(v.waiters)) for v in real] == [(v.name, len(v.waiters)) for v in model]
+        assert all(self.same_holder(a.held_by, b.held_by) for a, b in zip(real, model, strict=True))
+
+
+def tell_stories(
+    url: str, later: Callable[[str, int], None], oracle: type[MemoryStore] = MemoryStore
+) -> None:
+    AgainstTheModel.url, AgainstTheModel.later, AgainstTheModel.oracle = url, staticmethod(later), oracle
+    case = AgainstTheModel.TestCase()
+    stories = settings(max_examples=60, stateful_step_count=40, deadline=None, report_multiple_bugs=False)
+    planted = settings(stories, phases=[Phase.generate], database=None)  # found is enough
+    case.settings = stories if oracle is MemoryStore else planted
+    case.runTest()
+
+
+def redis_later(redis_server: RedisServer) -> Callable[[str, int], None]:
+    def later(namespace: str, milliseconds: int) -> None:
+        keys = [f"fenced:{{{tag(namespace)}}}:{part}" for part in ("attempts", "forget")]
+        redis_server.execute("EVAL", PASS_TIME, 2, *keys, milliseconds * 1000)
+
+    return later
+
+
+def test_redis(redis_server: RedisServer) -> None:
+    tell_stories(redis_server.url(), redis_later(redis_server))
+
+
+@pytest.mark.parametrize("bug", [Barging, EveryAskIsNew, LockDelayAfterRelease, RenewalRevives])
+def test_the_stories_can_fail(bug: type[MemoryStore], redis_server: RedisServer) -> None:
+    """An oracle with a planted bug is contradicted."""
+    with pytest.raises(AssertionError):
+        tell_stories(redis_server.url(), redis_later(redis_server), bug)
+
+
+@pytest.mark.timeout(180)
+def test_postgresql(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
+    def later(namespace: str, milliseconds: int) -> None:
+        postgresql_server.execute(LATER.format(milliseconds * 1000), urlsplit(postgresql_url).path[1:])
+
+    tell_stories(postgresql_url, later)
