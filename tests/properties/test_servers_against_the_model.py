@@ -32,7 +32,7 @@ NAMES = ["a", "b", "c"]
 SECRETS = [f"{i:032x}" for i in range(6)]
 HOLDER = Holder("0" * 32, "label", "host", 1)
 SLACK_SECONDS = 0.02
-"""What goes by between the two clocks' readings; times in the stories keep clear of it."""
+"""What may go by between the two readings of the clock. Every other time in the stories is whole seconds away."""
 
 
 class AgainstTheModel(RuleBasedStateMachine):
@@ -95,9 +95,9 @@ class AgainstTheModel(RuleBasedStateMachine):
     @rule(
         who=st.sampled_from(SECRETS),
         names=st.sets(st.sampled_from(NAMES), min_size=1, max_size=2),
-        ttl=st.sampled_from([1.0, 1.0, 1.0, 30.0]),
+        ttl=st.sampled_from([10.0, 10.0, 10.0, 30.0]),
         wait=st.booleans(),
-        delay=st.sampled_from([0.0, 0.0, 2.0]),
+        delay=st.sampled_from([0.0, 0.0, 20.0]),
     )
     def ask(self, who: str, names: set[str], ttl: float, wait: bool, delay: float) -> None:
         ask = Ask(self.secret[who], tuple(sorted(names)), ttl, HOLDER, wait, delay)
@@ -126,7 +126,7 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.model.raise_floor(max(self.tokens.values()) + above)
         assert step(self.real.raise_floor(max(self.tokens) + above)) >= max(self.tokens) + above
 
-    @rule(milliseconds=st.sampled_from([100, 400, 1100, 2500, 11_000, 700_000]))
+    @rule(milliseconds=st.sampled_from([1000, 4000, 11_000, 25_000, 700_000]))
     def pass_time(self, milliseconds: int) -> None:
         """What is over is forgotten at once, on both sides: servers also sweep by themselves, the model does not."""
         self.ahead += milliseconds / 1e3
@@ -147,7 +147,8 @@ def tell_stories(
     AgainstTheModel.url, AgainstTheModel.later, AgainstTheModel.oracle = url, staticmethod(later), oracle
     case = AgainstTheModel.TestCase()
     stories = settings(max_examples=60, stateful_step_count=40, deadline=None, report_multiple_bugs=False)
-    planted = settings(stories, phases=[Phase.generate], database=None)  # found is enough
+    # The same stories each time, and as many as it takes; found is enough.
+    planted = settings(stories, max_examples=2000, derandomize=True, phases=[Phase.generate], database=None)
     case.settings = stories if oracle is MemoryStore else planted
     case.runTest()
 
