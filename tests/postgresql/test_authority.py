@@ -11,10 +11,11 @@ import psycopg
 import pytest
 
 import fenced
+from fenced.authorities import postgresql
 from fenced.authorities.postgresql import CONNECTIONS_MAX, PostgresqlAuthority
 from fenced.contracts import Authority, Colour, Runtime
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
-from fenced.model import Ended, Granted, Kept, Released, Unknown, grant_id
+from fenced.model import Busy, Ended, Granted, Kept, Released, Unknown, grant_id
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, run
 from fenced.testing.kit import asking, granted
@@ -100,6 +101,29 @@ def test_a_holder_behind_a_lock_is_unknown_and_never_revived(postgresql_url: str
         assert time.monotonic() - began < 0.4
         time.sleep(0.6)
     assert step(authority.renew([ask.secret], 1.0)) == [Ended("expired")]
+
+
+def test_a_release_behind_a_lock_is_too_late_and_delays(postgresql_url: str) -> None:
+    """It reads the clock after its wait: the lease expired meanwhile, and its lock_delay counts."""
+    authority = opened(postgresql_url)
+    ask = asking(RUNTIME, "orders", ttl=0.5, lock_delay=30.0)
+    step(granted(authority, ask))
+    with psycopg.connect(postgresql_url) as other:
+        other.execute("SELECT FROM fenced.attempt FOR UPDATE")
+        threading.Timer(0.8, other.rollback).start()
+        assert step(authority.release(ask.secret)) == Ended("expired")
+    assert isinstance(step(authority.ask(asking(RUNTIME, "orders"))), Busy)
+
+
+def test_clean_up_goes_page_by_page(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgresql, "_TIDY_AT_ONCE", b"2")
+    authority = opened(postgresql_url)
+    for number in range(5):
+        step(authority.release(_held(authority, f"orders/{number}")))
+    with psycopg.connect(postgresql_url, autocommit=True) as other:
+        other.execute("UPDATE fenced.attempt SET forget = now()")
+        assert step(authority.tidy()) == 5
+        assert other.execute("SELECT count(*) FROM fenced.name").fetchone() == (0,)
 
 
 def test_a_name_that_is_locked_for_long_is_unavailable(postgresql_url: str) -> None:

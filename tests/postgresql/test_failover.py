@@ -56,9 +56,11 @@ def test_a_grant_is_flushed_even_where_the_server_is_lazy() -> None:
 
 
 # proves authority postgresql: commit-warnings
-def test_a_cancelled_wait_for_the_standby_makes_the_grant_unknown() -> None:
+@pytest.mark.parametrize("setting", ["on", "off", "local"])
+def test_a_cancelled_wait_for_the_standby_makes_the_grant_unknown(setting: str) -> None:
     """The server says success and warns; the standby that may be promoted has never heard of the grant."""
     with PostgresqlServer() as primary, Proxy(primary.host, primary.port) as wire:
+        primary.execute(f"ALTER DATABASE postgres SET synchronous_commit = '{setting}'")
         authority = opened(primary)
         before = token_of(authority)
         standby = primary.standby(synchronous=True, through=wire)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +48,7 @@ class Endpoint(Protocol):
     def port(self) -> int: ...
 
 
-class Server:
+class Server(ABC):
     """One server, stopped or running; its folder and its port stay the same from start to start.
 
     Without `folder` it makes a temporary one, and removes it on leaving the context. A folder that was given
@@ -73,15 +74,15 @@ class Server:
 
     # For subclasses.
 
+    @abstractmethod
     def command(self) -> list[str]:
         """The program and its arguments, running in the foreground."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answers(self) -> bool:
         """Whether the server does its work; called again and again while it starts."""
-        raise NotImplementedError
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - most need nothing
         """Write what the server needs before each start."""
 
     def own(self, path: Path) -> None:
