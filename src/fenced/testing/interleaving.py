@@ -54,23 +54,17 @@ class Stuck(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a session does: a statement with `$1` parameters, or a call of our own."""
+    """One thing that a session does: a statement with `$1` parameters."""
 
     label: str
-    statement: str = ""
+    statement: str
     parameters: tuple[object, ...] = ()
-    call: Callable[[], object] | None = None
     about: Any = None
     """Whatever the judge wants to know of it."""
 
 
 def sql(statement: str, *parameters: object, label: str | None = None, about: Any = None) -> Step:
-    return Step(label or " ".join(statement.split()), statement, parameters, None, about)
-
-
-def act(label: str, call: Callable[[], object], about: Any = None) -> Step:
-    """A step beside the database, such as letting time pass. It must not wait for a session's lock."""
-    return Step(label, "", (), call, about)
+    return Step(label or " ".join(statement.split()), statement, parameters, about)
 
 
 COMMIT = sql("COMMIT")
@@ -228,7 +222,7 @@ class _Session:
     def start(self, event: Event) -> None:
         step = event.step
         self.event = event
-        self.running = self._thread.submit(_call if step.call else self._execute, step)
+        self.running = self._thread.submit(self._execute, step)
 
     def _execute(self, step: Step) -> Outcome:
         try:
@@ -251,12 +245,6 @@ class _Session:
 
 def _newest_first(session: _Session) -> int:
     return -session.event.began if session.event else 0
-
-
-def _call(step: Step) -> Outcome:
-    assert step.call is not None
-    step.call()
-    return Outcome()
 
 
 class Explorer:

@@ -19,7 +19,6 @@ from fenced.testing.faults import Fault, Proxy
 from fenced.testing.kit import Checks, asking, desk, ensure, granted, raises, until
 from fenced.testing.servers import Server
 
-OPERATIONS = ("ask", "renew", "release")
 CUTS = (Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.LOSE_REPLY)
 
 
@@ -30,7 +29,7 @@ class OutageHarness(Protocol):
     server: Server
     proxy: Proxy
     words: Mapping[str, bytes]
-    """For each of OPERATIONS: bytes that its request holds, and no other's."""
+    """For `ask`, `renew` and `release`: bytes that its request holds, and no other's."""
 
     async def authority(self) -> Authority:
         """A client that goes through the proxy, opened."""
