@@ -20,6 +20,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
     },
     "fenced.guards": {
         "memory": "fenced.guards.memory:MemoryGuard",
+        "postgresql": "fenced.guards.postgresql.values:PostgresqlGuard",
         "sqlite": "fenced.guards.sqlite:SqliteGuard",
     },
 }
@@ -52,7 +53,7 @@ def _find(kind: Kind, url: object) -> Any:
         try:
             return getattr(importlib.import_module(module), name)
         except ImportError as error:
-            extra = module.rpartition(".")[2]
+            extra = module.split(".")[2]
             raise Misconfigured(
                 f"{scheme}: needs a driver ({error}): pip install 'fenced[{extra}]'"
             ) from error

@@ -15,6 +15,7 @@ from fenced.contracts import Record, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule, Ruling, Verdict
 from fenced.errors import Conflict, Contended, InvalidStamp, Misuse, redacted, shown
 from fenced.guards.answers import check_pattern
+from fenced.guards.spec import Spec
 from fenced.guards.sqlite import install
 from fenced.guards.sqlite.fencing import Fence, Guarded, translate
 from fenced.guards.sqlite.keys import Run
@@ -73,7 +74,7 @@ class SqliteGuard:
         self.url = f"sqlite:///{path}"
         self._path = path
         self._runtime = runtime
-        self._spec = install.Spec(_TABLE, "{name}", rule)
+        self._spec = Spec(_TABLE, "{name}", rule)
         self._mode = Mode.parse(mode)
         self._fence = Fence(_TABLE, mandatory)
         self._idle: list[sqlite3.Connection] = []
@@ -109,10 +110,10 @@ class SqliteGuard:
         if not there:
             await self._install(session, self._spec, self._mode)
         elif self._fence.mandatory and there[0][1] == 0:  # it was opened as cooperative before
-            await self._install(session, install.Spec(_TABLE, self._spec.name, there[0][0]), None)
+            await self._install(session, Spec(_TABLE, self._spec.name, there[0][0]), None)
         await session.run("COMMIT")
 
-    async def _install(self, session: PlainSession, spec: install.Spec, mode: Mode | None) -> None:
+    async def _install(self, session: PlainSession, spec: Spec, mode: Mode | None) -> None:
         for statement in await install.script(spec, mode, session.run, mandatory=self._fence.mandatory):
             await session.run(statement)
 

@@ -1,0 +1,896 @@
+-- Schema 1 of the PostgreSQL guard. Runs once in a database, by whoever may create a schema there; afterwards USAGE
+-- on schema fenced_guard is all that a writer needs, since announce and the triggers run as their owner.
+--
+-- The stamps of a transaction travel in the setting `fenced.stamp`, local to it. Only `announce` puts them there,
+-- once it has locked their fences, and every line begins with the transaction's id: what is left from another
+-- transaction means nothing. The lines:
+--
+--   XID/NAME         the stamp is admitted for NAME, and its fence is locked until this transaction ends
+--   XID|GUARD/NAME   GUARD has decided about NAME: a write under rule once or sequenced, or let through and noted
+--   XID*GUARD        GUARD lets rows without a stamp through; noted
+--   XID@TOKEN        a token that was admitted, for rows that carry it in their epoch column
+--   XID STAMP        a stamp, as it was announced; `?` for what was no stamp
+--
+-- A row trigger's condition looks for its own line, in the executor, without calling a function of ours. Everything
+-- else goes through `decide`. What is called in every transaction is one statement where possible, as plpgsql sets
+-- every further expression up anew in each transaction.
+
+CREATE SCHEMA fenced_guard;
+
+CREATE FUNCTION fenced_guard.version() RETURNS integer LANGUAGE sql AS 'SELECT 1';
+
+-- What the guards of this database trust, in one row.
+CREATE TABLE fenced_guard.trust (
+  one       boolean PRIMARY KEY DEFAULT true CHECK (one),
+  realm     text,                                    -- the one authority whose stamps count; NULL: the first that comes
+  max_jump  bigint,                                  -- how far above a mark a token may be; NULL: as far as it likes
+  sample    double precision NOT NULL DEFAULT 0,     -- the share of admitted operations that is recorded
+  proof     boolean NOT NULL DEFAULT false,          -- whether a mark rises by a signed stamp alone
+  secret    text NOT NULL DEFAULT gen_random_uuid()  -- seals the setting where callers are not trusted
+);
+INSERT INTO fenced_guard.trust DEFAULT VALUES;
+
+-- Who may sign stamps. HMAC-SHA256 or Ed25519; both kinds may be there, and old keys beside new ones.
+CREATE TABLE fenced_guard.key (
+  id      text COLLATE "C" PRIMARY KEY,
+  kind    text NOT NULL CHECK (kind IN ('hmac', 'ed25519')),
+  secret  bytea NOT NULL,                            -- of ed25519 the public key
+  added   timestamptz NOT NULL DEFAULT clock_timestamp(),
+  revoked timestamptz
+);
+
+-- The highest stamp admitted for each name: the fence. Falls by `reset` alone, which is written down.
+CREATE TABLE fenced_guard.mark (
+  name      text COLLATE "C" PRIMARY KEY,
+  token     bigint NOT NULL,
+  grant_id  text COLLATE "C" NOT NULL,
+  seq       bigint NOT NULL,
+  operation xid8,                                    -- the transaction that wrote, for its further statements
+  stamp     text COLLATE "C" NOT NULL                -- whose it is, as text
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
+
+-- The guarded tables. The rule is part of the guard, so that no writer can choose a weaker one.
+CREATE TABLE fenced_guard.guard (
+  guard     text COLLATE "C" PRIMARY KEY,            -- schema.table
+  template  text NOT NULL,
+  rule      text NOT NULL CHECK (rule IN ('retry', 'once', 'sequenced')),
+  mandatory boolean NOT NULL,
+  epoch     text,                                    -- the column that keeps the token of the last write
+  epoch_made boolean NOT NULL DEFAULT false,         -- whether the installation made that column
+  refused   text NOT NULL,                           -- a sequence: counts refusals, which roll back all else
+  installed timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- The stage of the rollout, by guard and name pattern; the longest pattern counts.
+CREATE TABLE fenced_guard.mode (
+  guard   text COLLATE "C" NOT NULL,
+  pattern text COLLATE "C" NOT NULL,
+  likes   text COLLATE "C" NOT NULL,                 -- the pattern for LIKE
+  mode    text NOT NULL,
+  percent double precision NOT NULL DEFAULT 0,
+  since   timestamptz NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (guard, pattern)
+);
+
+-- Emergencies: until then, names that match are let through and recorded, whatever the mode says.
+CREATE TABLE fenced_guard.override (
+  id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  guard   text COLLATE "C" NOT NULL,
+  pattern text COLLATE "C" NOT NULL,
+  likes   text COLLATE "C" NOT NULL,
+  until   timestamptz NOT NULL,
+  who     text NOT NULL,
+  why     text NOT NULL
+);
+
+-- What operators did.
+CREATE TABLE fenced_guard.history (
+  id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+  who         text NOT NULL DEFAULT session_user,
+  application text NOT NULL DEFAULT current_setting('application_name'),
+  guard       text COLLATE "C",
+  what        text NOT NULL,
+  detail      jsonb NOT NULL
+);
+
+-- The audit. Only ever inserted into, so that no writer waits for another's count; the newest 10,000 are kept one by
+-- one, older ones as sums in `tally`.
+CREATE SEQUENCE fenced_guard.record_id;
+CREATE TABLE fenced_guard.record (
+  id          bigint PRIMARY KEY DEFAULT nextval('fenced_guard.record_id'),
+  at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+  guard       text COLLATE "C" NOT NULL,
+  name        text COLLATE "C",
+  stamp       text COLLATE "C",
+  token       bigint,                                -- the mark as it was
+  grant_id    text COLLATE "C",
+  seq         bigint,
+  verdict     text NOT NULL,
+  ruling      text NOT NULL,                         -- refuse, record, count; admit for a sample
+  mode        text NOT NULL,
+  who         text NOT NULL DEFAULT session_user,
+  application text NOT NULL DEFAULT current_setting('application_name'),
+  query       text
+);
+CREATE TABLE fenced_guard.tally (
+  guard       text COLLATE "C" NOT NULL,
+  verdict     text NOT NULL,
+  ruling      text NOT NULL,
+  mode        text NOT NULL,
+  who         text NOT NULL,
+  application text NOT NULL,
+  count       bigint NOT NULL,
+  PRIMARY KEY (guard, verdict, ruling, mode, who, application)
+);
+
+-- Values under names, for programs without tables of their own. Guarded like any other table.
+CREATE TABLE fenced_guard.value (
+  name    text COLLATE "C" PRIMARY KEY,
+  value   text,
+  version bigint NOT NULL
+);
+
+-- Stamps.
+
+CREATE TYPE fenced_guard.stamp AS (text text, realm text, token bigint, seq bigint, grant_id text, names text[]);
+
+-- A name out of a stamp: percent-encoded bytes of UTF-8.
+CREATE FUNCTION fenced_guard.decoded(p_name text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF strpos(p_name, '%') = 0 THEN
+    RETURN p_name;
+  END IF;
+  RETURN (
+    SELECT convert_from(string_agg(coalesce(decode(m[1], 'hex'), convert_to(m[2], 'UTF8')), ''::bytea ORDER BY n), 'UTF8')
+    FROM regexp_matches(p_name, '%([0-9A-F]{2})|([^%]+)', 'g') WITH ORDINALITY AS found (m, n)
+  );
+END $$;
+
+-- The one canonical text form; NULL for anything else.
+CREATE FUNCTION fenced_guard.parse(p_text text) RETURNS fenced_guard.stamp
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  part  text[] := string_to_array(p_text, ':');
+  names text[];
+  found fenced_guard.stamp;
+BEGIN
+  IF p_text IS NULL OR p_text !~ '^1:[0-9a-f]{16}:[1-9][0-9]{0,15}:(-|0|[1-9][0-9]{0,15}):[0-9a-f]{32}:[A-Za-z0-9_.~/,%-]+$'
+     OR part[3]::bigint > 9007199254740991 OR (part[4] <> '-' AND part[4]::bigint > 9007199254740991) THEN
+    RETURN NULL;
+  END IF;
+  names := string_to_array(part[6], ',');
+  IF strpos(part[6], '%') > 0 THEN
+    IF part[6] ~ '%(?![0-9A-F]{2})|%(2[DEF]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[01][0-9A-F]|7F)' THEN
+      RETURN NULL;
+    END IF;
+    BEGIN
+      names := ARRAY(SELECT fenced_guard.decoded(n) FROM unnest(names) WITH ORDINALITY AS u (n, o) ORDER BY o);
+    EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+      RETURN NULL;
+    END;
+  END IF;
+  IF cardinality(names) > 64 OR (',' || part[6] || ',') ~ '[,/](\.{0,2})[,/]'
+     OR names <> ARRAY(SELECT DISTINCT n COLLATE "C" FROM unnest(names) AS n ORDER BY 1)
+     OR (SELECT max(octet_length(n)) FROM unnest(names) AS n) > 200 THEN
+    RETURN NULL;
+  END IF;
+  found := (p_text, part[2], part[3]::bigint, nullif(part[4], '-')::bigint, part[5], names);
+  RETURN found;
+END $$;
+
+-- What the setting holds for this transaction: nothing of another one's, nothing that somebody else put there where
+-- callers are not trusted. Begins and ends with a line's end.
+CREATE FUNCTION fenced_guard.carried() RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_lines text := current_setting('fenced.stamp', true);
+  v_mark  text := E'\n' || pg_current_xact_id();
+BEGIN
+  IF v_lines IS NULL OR NOT starts_with(v_lines, v_mark) THEN
+    RETURN E'\n';
+  END IF;
+  IF (SELECT proof FROM fenced_guard.trust) THEN
+    -- The last line is a seal over the others.
+    IF right(v_lines, 33) <> fenced_guard.seal(left(v_lines, -33)) THEN
+      RETURN E'\n';
+    END IF;
+    v_lines := left(v_lines, -33);
+  END IF;
+  RETURN v_lines;
+END $$;
+
+CREATE FUNCTION fenced_guard.seal(p_lines text) RETURNS text
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+  SELECT md5(t.secret || md5(t.secret || p_lines)) || E'\n' FROM fenced_guard.trust t
+$$;
+
+-- Put lines into the setting. A trailing seal keeps a line of its own from looking like one of ours.
+CREATE FUNCTION fenced_guard.carry(p_lines text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_lines text := fenced_guard.carried() || p_lines;
+BEGIN
+  IF (SELECT proof FROM fenced_guard.trust) THEN
+    v_lines := v_lines || fenced_guard.seal(v_lines);
+  END IF;
+  PERFORM set_config('fenced.stamp', v_lines, true);
+END $$;
+
+-- The decision, as `fenced.decision.judge` makes it: what the operation is, and the mark that then stands, if it rises.
+CREATE FUNCTION fenced_guard.judge(
+  m fenced_guard.mark, s fenced_guard.stamp, p_rule text, p_announce boolean, p_operation xid8,
+  OUT verdict text, OUT rises boolean
+) LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_seq bigint := coalesce(s.seq, 0);
+BEGIN
+  verdict := 'admit';
+  rises := false;
+  IF s.token < m.token THEN
+    verdict := 'stale';
+  ELSIF s.token = m.token AND s.grant_id <> m.grant_id THEN
+    verdict := 'reused';
+  ELSIF NOT p_announce AND p_rule <> 'retry' AND v_seq = 0 THEN
+    verdict := 'invalid';  -- a write needs a seq of its own; 0 and none announce
+  ELSIF m.token IS NULL OR s.token > m.token THEN
+    rises := true;
+  ELSIF p_announce OR p_rule = 'retry' OR p_operation = m.operation THEN
+    rises := false;
+  ELSIF p_rule = 'once' THEN
+    rises := m.seq = 0;
+    verdict := CASE WHEN rises THEN 'admit' ELSE 'duplicate' END;
+  ELSE
+    rises := v_seq > m.seq;
+    verdict := CASE WHEN rises THEN 'admit' WHEN v_seq = m.seq THEN 'applied' ELSE 'out_of_order' END;
+  END IF;
+END $$;
+
+-- Whether a token that would raise a mark can be one: not above what the authority has minted, if that is in this
+-- database; not further above the mark than allowed; signed, if proofs are required.
+CREATE FUNCTION fenced_guard.plausible(s fenced_guard.stamp, p_mark bigint, p_proof text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  t fenced_guard.trust;
+  v_last bigint;
+BEGIN
+  SELECT * INTO t FROM fenced_guard.trust;
+  IF to_regclass('fenced.namespace') IS NOT NULL AND to_regclass('fenced.token') IS NOT NULL THEN
+    SELECT n.floor + CASE WHEN q.is_called THEN q.last_value ELSE 0 END INTO v_last
+    FROM fenced.namespace n, fenced.token q WHERE n.realm = s.realm;
+    IF s.token > v_last THEN
+      RETURN false;
+    END IF;
+  END IF;
+  IF t.max_jump IS NOT NULL AND s.token > coalesce(p_mark, 0) + t.max_jump THEN
+    RETURN false;
+  END IF;
+  RETURN NOT t.proof OR fenced_guard.proven(s, p_proof);
+END $$;
+
+-- A proof is `KEY:SIGNATURE` in hexadecimal, over the stamp without its seq.
+CREATE FUNCTION fenced_guard.proven(s fenced_guard.stamp, p_proof text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  k fenced_guard.key;
+  v_signed bytea := convert_to(regexp_replace(s.text, '^((?:[^:]*:){3})[^:]*', '\1-'), 'UTF8');
+  v_signature bytea;
+BEGIN
+  SELECT * INTO k FROM fenced_guard.key WHERE id = split_part(p_proof, ':', 1) AND revoked IS NULL;
+  IF NOT FOUND OR split_part(p_proof, ':', 2) !~ '^([0-9a-f]{64}|[0-9a-f]{128})$' THEN
+    RETURN false;
+  END IF;
+  v_signature := decode(split_part(p_proof, ':', 2), 'hex');
+  IF k.kind = 'hmac' THEN
+    RETURN fenced_guard.hmac_sha256(k.secret, v_signed) = v_signature;
+  END IF;
+  RETURN fenced_guard.ed25519_verifies(k.secret, v_signed, v_signature);
+END $$;
+
+CREATE FUNCTION fenced_guard.hmac_sha256(p_key bytea, p_message bytea) RETURNS bytea
+LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_key   bytea := CASE WHEN length(p_key) > 64 THEN sha256(p_key) ELSE p_key END;
+  v_inner bytea := decode(repeat('36', 64), 'hex');
+  v_outer bytea := decode(repeat('5c', 64), 'hex');
+BEGIN
+  FOR i IN 0 .. length(v_key) - 1 LOOP
+    v_inner := set_byte(v_inner, i, get_byte(v_inner, i) # get_byte(v_key, i));
+    v_outer := set_byte(v_outer, i, get_byte(v_outer, i) # get_byte(v_key, i));
+  END LOOP;
+  RETURN sha256(v_outer || sha256(v_inner || p_message));
+END $$;
+
+-- Modes and records.
+
+-- What the stage of the rollout says about a name. An override lets through, and is recorded like shadow.
+CREATE FUNCTION fenced_guard.mode_of(p_guard text, p_name text, OUT mode text, OUT refuses boolean, OUT requires boolean)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_name text := coalesce(p_name, '');
+  v_percent double precision;
+BEGIN
+  SELECT m.mode, m.percent INTO mode, v_percent FROM fenced_guard.mode m
+  WHERE m.guard = p_guard AND v_name LIKE m.likes ORDER BY length(m.pattern) DESC, m.pattern DESC LIMIT 1;
+  mode := coalesce(mode, CASE WHEN p_guard IS NULL THEN 'enforce' ELSE 'observe' END);
+  requires := mode = 'require';
+  refuses := requires OR mode = 'enforce' OR (
+    mode LIKE 'canary%' AND p_name IS NOT NULL
+    AND ('x' || left(encode(sha256(convert_to(v_name, 'UTF8')), 'hex'), 8))::bit(32)::bigint < v_percent / 100 * 4294967296
+  );
+  IF refuses AND EXISTS (
+    SELECT 1 FROM fenced_guard.override o
+    WHERE o.guard = p_guard AND v_name LIKE o.likes AND o.until > clock_timestamp()
+  ) THEN
+    mode := 'override';
+    refuses := false;
+    requires := false;
+  END IF;
+END $$;
+
+-- Write a decision down, without ever failing or waiting: what cannot be recorded is counted at least.
+CREATE SEQUENCE fenced_guard.unrecorded;
+CREATE FUNCTION fenced_guard.note(
+  p_guard text, p_name text, p_stamp text, p_verdict text, p_ruling text, p_mode text
+) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_id bigint := nextval('fenced_guard.record_id');
+BEGIN
+  LOCK TABLE fenced_guard.record IN ROW EXCLUSIVE MODE NOWAIT;
+  INSERT INTO fenced_guard.record (id, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, query)
+  SELECT v_id, coalesce(p_guard, ''), p_name, p_stamp, m.token, m.grant_id, m.seq, p_verdict, p_ruling, p_mode,
+    left(current_query(), 200)
+  FROM (SELECT 1) AS always LEFT JOIN fenced_guard.mark m ON m.name = p_name;
+  IF v_id % 1000 = 0 AND current_setting('transaction_isolation') = 'read committed' THEN
+    PERFORM fenced_guard.tidy(v_id - 10000);
+  END IF;
+EXCEPTION WHEN OTHERS THEN
+  PERFORM nextval('fenced_guard.unrecorded');
+END $$;
+
+-- Add up old records. One at a time; whoever comes second leaves it to the first.
+CREATE FUNCTION fenced_guard.tidy(p_before bigint) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_count bigint;
+BEGIN
+  IF NOT pg_try_advisory_xact_lock(hashtextextended('fenced_guard.tidy', 0)) THEN
+    RETURN 0;
+  END IF;
+  WITH old AS (
+    DELETE FROM fenced_guard.record WHERE id <= p_before RETURNING guard, verdict, ruling, mode, who, application
+  ), summed AS (
+    INSERT INTO fenced_guard.tally AS t (guard, verdict, ruling, mode, who, application, count)
+    SELECT guard, verdict, ruling, mode, who, application, count(*) FROM old GROUP BY 1, 2, 3, 4, 5, 6
+    ON CONFLICT (guard, verdict, ruling, mode, who, application) DO UPDATE SET count = t.count + excluded.count
+  )
+  SELECT count(*) INTO v_count FROM old;
+  RETURN v_count;
+END $$;
+
+CREATE FUNCTION fenced_guard.sqlstate_of(p_verdict text) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT 'ZF0' || lpad(array_position(ARRAY[
+    'stale', 'duplicate', 'out_of_order', 'reused', 'uncovered', 'foreign', 'missing', 'invalid', 'forged', 'applied',
+    'contended', 'announce', 'lost'
+  ], p_verdict)::text, 2, '0')
+$$;
+
+-- Refuse. The count survives the roll-back that follows, and so does the message in the write-ahead log.
+CREATE FUNCTION fenced_guard.refuse(p_guard text, p_name text, p_stamp text, p_verdict text, p_mode text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  m fenced_guard.mark;
+  v_token text := split_part(p_stamp, ':', 3);
+  v_detail text;
+  v_says text;
+BEGIN
+  SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name;
+  v_detail := json_build_object(
+    'verdict', p_verdict, 'guard', p_guard, 'name', p_name, 'stamp', p_stamp, 'mark', m.token, 'holder', m.grant_id,
+    'seq', m.seq, 'mode', p_mode, 'who', session_user, 'application', current_setting('application_name')
+  );
+  v_says := CASE p_verdict
+    WHEN 'stale' THEN format('token %s is stale: %s has been seen', v_token, m.token)
+    WHEN 'duplicate' THEN 'this grant has made its one operation (rule once)'
+    WHEN 'out_of_order' THEN 'a later operation of the same lease was applied before (rule sequenced)'
+    WHEN 'reused' THEN format('token %s was seen from another grant: the authority lost its history', v_token)
+    WHEN 'uncovered' THEN format('not covered by the lease that was announced (token %s)', v_token)
+    WHEN 'foreign' THEN 'the stamp is of another authority than the one trusted here'
+    WHEN 'missing' THEN 'the write carries no stamp'
+    WHEN 'invalid' THEN 'not a stamp that this rule can use'
+    WHEN 'forged' THEN format('token %s is not proven, or above anything the authority can have minted', v_token)
+    WHEN 'applied' THEN 'this operation was applied before; nothing was done'
+  END;
+  IF p_verdict <> 'applied' THEN
+    PERFORM nextval((SELECT refused FROM fenced_guard.guard WHERE guard = p_guard)::regclass);
+    PERFORM pg_logical_emit_message(false, 'fenced', v_detail);
+  END IF;
+  RAISE EXCEPTION USING
+    ERRCODE = fenced_guard.sqlstate_of(p_verdict),
+    MESSAGE = format('fenced: %s: %s', coalesce(p_name, 'a row of ' || p_guard), v_says),
+    DETAIL = v_detail,
+    HINT = CASE p_verdict WHEN 'missing' THEN
+      'Take a lease, begin, and announce its stamp first: SELECT fenced_guard.announce(...). An operator may let '
+      || 'writes through for a while: fenced guard override.' ELSE '' END;
+END $$;
+
+-- What is done about a verdict that is not `admit`: refuse, or write down that it was not done.
+CREATE FUNCTION fenced_guard.rule_on(p_guard text, p_name text, p_stamp text, p_verdict text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v record;
+BEGIN
+  SELECT * INTO v FROM fenced_guard.mode_of(p_guard, p_name);
+  IF p_verdict = 'applied' OR (p_verdict = 'missing' AND v.requires) OR (p_verdict <> 'missing' AND v.refuses) THEN
+    PERFORM fenced_guard.refuse(p_guard, p_name, p_stamp, p_verdict, v.mode);
+  END IF;
+  PERFORM fenced_guard.note(p_guard, p_name, p_stamp, p_verdict, CASE
+    WHEN v.mode = 'observe' OR (p_verdict = 'missing' AND v.mode NOT IN ('shadow', 'override')) THEN 'count'
+    ELSE 'record' END, v.mode);
+END $$;
+
+-- Announcing.
+
+-- Decide about one name: lock its fence, judge, raise the mark. Returns the verdict.
+--
+-- `p_step`: `alone`, in a transaction that ends with it and reads nothing; `announce`, a write will follow; `write`.
+-- `p_gently`: whatever the isolation is.
+CREATE FUNCTION fenced_guard.admit(
+  s fenced_guard.stamp, p_name text, p_rule text, p_step text, p_proof text, p_gently boolean DEFAULT false
+) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  m fenced_guard.mark;
+  v record;
+  v_realm text;
+  v_operation xid8 := CASE p_step WHEN 'write' THEN pg_current_xact_id() END;
+  v_seq bigint := CASE p_step WHEN 'write' THEN coalesce(s.seq, 0) ELSE 0 END;
+BEGIN
+  SELECT realm INTO v_realm FROM fenced_guard.trust;
+  IF s.realm <> v_realm THEN
+    RETURN 'foreign';
+  ELSIF NOT p_name = ANY (s.names) THEN
+    RETURN 'uncovered';
+  END IF;
+  LOOP
+    SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name;
+    IF m.token = s.token AND p_rule = 'retry' THEN
+      SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR SHARE;
+    ELSIF m.token <= s.token THEN  -- a mark above it stays above it, locked or not
+      SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;
+    END IF;
+    SELECT * INTO v FROM fenced_guard.judge(m, s, p_rule, p_step <> 'write', v_operation);
+    IF v.verdict = 'admit' AND p_step = 'announce' AND p_rule <> 'retry' AND coalesce(s.seq, 0) = 0 THEN
+      RETURN 'invalid';  -- as the write that follows would be
+    ELSIF NOT v.rises THEN
+      RETURN v.verdict;
+    ELSIF (m.token IS NULL OR m.token < s.token) AND NOT fenced_guard.plausible(s, m.token, p_proof) THEN
+      RETURN 'forged';
+    ELSIF (m.token IS NULL OR m.token < s.token) AND p_step <> 'alone' AND NOT p_gently
+      AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+      -- This transaction's snapshot is older than the lock: it may not see what the last holder wrote.
+      RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('announce'), MESSAGE = format(
+        'fenced: %s: at %s a new token is announced and committed on its own, before the transaction begins',
+        p_name, current_setting('transaction_isolation'));
+    END IF;
+    IF v_realm IS NULL THEN
+      UPDATE fenced_guard.trust SET realm = s.realm WHERE realm IS NULL;
+      IF NOT FOUND THEN
+        RETURN fenced_guard.admit(s, p_name, p_rule, p_step, p_proof, p_gently);
+      END IF;
+    END IF;
+    IF m.name IS NOT NULL THEN
+      UPDATE fenced_guard.mark SET token = s.token, grant_id = s.grant_id, stamp = s.text, operation = v_operation, seq = v_seq
+      WHERE name = p_name;
+      RETURN 'admit';
+    END IF;
+    INSERT INTO fenced_guard.mark (name, token, grant_id, seq, operation, stamp)
+    VALUES (p_name, s.token, s.grant_id, v_seq, v_operation, s.text)
+    ON CONFLICT (name) DO NOTHING;
+    IF FOUND THEN
+      RETURN 'admit';
+    END IF;
+  END LOOP;
+END $$;
+
+-- The same where nothing may wait or fail: observe, shadow, and the names that a canary leaves out.
+CREATE FUNCTION fenced_guard.admit_gently(
+  s fenced_guard.stamp, p_name text, p_rule text, p_step text, p_proof text
+) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_before text := current_setting('lock_timeout');
+  v_verdict text;
+BEGIN
+  PERFORM set_config('lock_timeout', '1', true);
+  v_verdict := fenced_guard.admit(s, p_name, p_rule, p_step, p_proof, true);
+  PERFORM set_config('lock_timeout', v_before, true);
+  RETURN v_verdict;
+EXCEPTION WHEN OTHERS THEN
+  RETURN 'contended';
+END $$;
+
+-- End a transaction that its holder has left open, when the lease is over; never later than the program's own limit.
+CREATE FUNCTION fenced_guard.limit_idling(p_left bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_own bigint;
+BEGIN
+  SELECT setting::bigint INTO v_own FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout';
+  IF v_own = 0 OR v_own > p_left THEN
+    PERFORM set_config('idle_in_transaction_session_timeout', p_left::text, true);
+  END IF;
+END $$;
+
+-- Lock the fences of these stamps, sorted by name, and let this transaction write under them.
+--
+-- Stamps are separated by spaces. `p_left`: the milliseconds that the lease has left. `p_guard`: whose rule and modes
+-- count; without one, everything is enforced. `p_names`: only these, encoded and separated by commas as in a stamp.
+-- `p_exclusive`: no other transaction of the same lease meanwhile, for rules once and sequenced. `p_still_held`: the
+-- authority is in this database and says so. `p_proofs`: one for each stamp.
+CREATE FUNCTION fenced_guard.announce(
+  p_stamps text, p_left bigint DEFAULT NULL, p_guard text DEFAULT NULL, p_names text DEFAULT NULL,
+  p_exclusive boolean DEFAULT false, p_still_held boolean DEFAULT false, p_proofs text DEFAULT NULL
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_sample double precision;
+BEGIN
+  -- One stamp, one plain name, whose mark it is already: one statement, and nothing is written.
+  SELECT held.sample,
+    set_config('fenced.stamp', concat(
+      CASE WHEN starts_with(current_setting('fenced.stamp', true), E'\n' || held.xid)
+        THEN current_setting('fenced.stamp', true) ELSE E'\n' END,
+      held.xid, '/', held.name, E'\n', held.xid, '@', held.token, E'\n', held.xid, ' ', p_stamps, E'\n'), true),
+    CASE WHEN p_left IS NULL THEN NULL
+      WHEN current_setting('idle_in_transaction_session_timeout') = '0'
+        THEN set_config('idle_in_transaction_session_timeout', p_left::text, true)
+      ELSE fenced_guard.limit_idling(p_left)::text END
+  INTO v_sample
+  FROM (
+    SELECT m.name, m.token, pg_current_xact_id()::text AS xid, t.sample
+    FROM fenced_guard.mark m, fenced_guard.trust t
+    WHERE m.name = split_part(p_stamps, ':', 6) AND strpos(m.name, '%') = 0
+      AND m.token::text = split_part(p_stamps, ':', 3) AND m.grant_id = split_part(p_stamps, ':', 5)
+      AND t.realm = split_part(p_stamps, ':', 2) AND NOT t.proof
+      AND p_names IS NULL AND NOT p_exclusive AND NOT p_still_held
+    FOR SHARE OF m SKIP LOCKED
+  ) AS held;
+  IF v_sample IS NULL THEN
+    PERFORM fenced_guard.announce_slowly(p_stamps, p_left, p_guard, p_names, p_exclusive, p_still_held, p_proofs, false);
+  ELSIF v_sample > 0 AND random() < v_sample THEN
+    PERFORM fenced_guard.note(p_guard, split_part(p_stamps, ':', 6), p_stamps, 'admit', 'admit', 'sample');
+  END IF;
+END $$;
+
+-- Raise the marks, in a transaction that ends with this: reads that begin after it are fenced.
+CREATE FUNCTION fenced_guard.announce_alone(
+  p_stamps text, p_guard text DEFAULT NULL, p_names text DEFAULT NULL, p_proofs text DEFAULT NULL
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM fenced_guard.announce_slowly(p_stamps, NULL, p_guard, p_names, false, false, p_proofs, true);
+END $$;
+
+-- Every case that is not the usual one.
+CREATE FUNCTION fenced_guard.announce_slowly(
+  p_stamps text, p_left bigint, p_guard text, p_names text, p_exclusive boolean, p_still_held boolean, p_proofs text,
+  p_alone boolean
+) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_xid    text := pg_current_xact_id();
+  v_texts  text[] := string_to_array(p_stamps, ' ');
+  v_proofs text[] := string_to_array(p_proofs, ' ');
+  v_stamps fenced_guard.stamp[];
+  v_only   text[] := ARRAY(SELECT fenced_guard.decoded(n) FROM unnest(string_to_array(p_names, ',')) AS n);
+  v_lines  text := '';
+  v_new    text := '';
+  v_wanted bigint;
+  v_held   bigint;
+  v_verdict text;
+  v_step   text;
+  v_rule   text;
+  v_mode   record;
+  w        record;
+BEGIN
+  -- A guard without triggers decides about the write now.
+  SELECT rule, CASE WHEN p_alone THEN 'alone' WHEN mandatory THEN 'announce' ELSE 'write' END INTO v_rule, v_step
+  FROM fenced_guard.guard WHERE guard = p_guard;
+  IF p_guard IS NOT NULL AND v_rule IS NULL THEN
+    RAISE EXCEPTION USING ERRCODE = 'undefined_object',
+      MESSAGE = format('fenced: no guard is installed for %s', p_guard), HINT = 'Run: fenced guard install';
+  END IF;
+  v_step := coalesce(v_step, CASE WHEN p_alone THEN 'alone' ELSE 'announce' END);
+  v_rule := CASE WHEN p_exclusive AND v_rule IS NULL THEN 'sequenced' ELSE coalesce(v_rule, 'retry') END;
+  FOR i IN 1 .. cardinality(v_texts) LOOP
+    v_stamps[i] := fenced_guard.parse(v_texts[i]);
+    v_lines := v_lines || v_xid || ' ' || CASE WHEN v_stamps[i] IS NULL THEN '?' ELSE v_texts[i] END || E'\n';
+    IF v_stamps[i] IS NULL THEN
+      PERFORM fenced_guard.rule_on(p_guard, v_only[1], left(v_texts[i], 1000), 'invalid');
+      FOR w IN SELECT n FROM unnest(v_only) AS n LOOP
+        v_new := v_new || v_xid || '|' || coalesce(p_guard, '') || '/' || w.n || E'\n';
+      END LOOP;
+    ELSIF p_still_held THEN
+      PERFORM fenced_guard.still_held(v_stamps[i]);
+    END IF;
+  END LOOP;
+
+  -- Whose marks they are already, all at once, however many.
+  IF v_rule = 'retry' AND p_names IS NULL THEN
+    SELECT count(*) INTO v_wanted FROM unnest(v_stamps) AS s, unnest(s.names);
+    SELECT count(*), string_agg(v_xid || '/' || name, E'\n') INTO v_held, v_new FROM (
+      SELECT m.name FROM unnest(v_stamps) AS s, unnest(s.names) AS n (name), fenced_guard.mark m, fenced_guard.trust t
+      WHERE m.name = n.name AND m.token = s.token AND m.grant_id = s.grant_id AND t.realm = s.realm
+      FOR SHARE OF m SKIP LOCKED
+    ) AS held;
+    v_new := v_new || E'\n';
+  END IF;
+
+  -- One by one, sorted, so that two announcements never wait for each other in a circle.
+  IF v_held IS DISTINCT FROM v_wanted OR v_wanted IS NULL THEN
+    v_new := '';
+    FOR w IN
+      SELECT n.name, s.stamp, v_proofs[s.i] AS proof
+      FROM (SELECT i, v_stamps[i] AS stamp FROM generate_subscripts(v_stamps, 1) AS i) AS s
+      CROSS JOIN LATERAL unnest(CASE WHEN p_names IS NULL THEN (s.stamp).names ELSE v_only END) AS n (name)
+      WHERE (s.stamp).token IS NOT NULL
+        AND (p_names IS NULL OR n.name = ANY ((s.stamp).names)
+          OR (s.i = 1 AND NOT EXISTS (SELECT 1 FROM unnest(v_stamps) AS o WHERE n.name = ANY (o.names))))
+      ORDER BY n.name COLLATE "C"
+    LOOP
+      SELECT * INTO v_mode FROM fenced_guard.mode_of(p_guard, w.name);
+      IF v_mode.refuses THEN
+        v_verdict := fenced_guard.admit(w.stamp, w.name, v_rule, v_step, w.proof);
+      ELSE
+        v_verdict := fenced_guard.admit_gently(w.stamp, w.name, v_rule, v_step, w.proof);
+      END IF;
+      IF v_verdict = 'admit' THEN
+        v_new := v_new || v_xid || '/' || w.name || E'\n';
+      ELSIF v_verdict = 'contended' THEN
+        v_new := v_new || v_xid || '|' || coalesce(p_guard, '') || '/' || w.name || E'\n';
+      ELSE
+        PERFORM fenced_guard.rule_on(p_guard, w.name, (w.stamp).text, v_verdict);
+        v_new := v_new || v_xid || '|' || coalesce(p_guard, '') || '/' || w.name || E'\n';
+      END IF;
+    END LOOP;
+  END IF;
+  IF p_alone THEN
+    RETURN;
+  END IF;
+  SELECT v_new || string_agg(DISTINCT v_xid || '@' || s.token || E'\n', '') INTO v_new FROM unnest(v_stamps) AS s;
+  PERFORM fenced_guard.carry(concat(v_new, v_lines));
+  IF p_left IS NOT NULL THEN
+    PERFORM fenced_guard.limit_idling(p_left);
+  END IF;
+END $$;
+
+-- The authority in this database says that the lease is still held; renewals are not kept waiting.
+CREATE FUNCTION fenced_guard.still_held(s fenced_guard.stamp) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_expires timestamptz;
+BEGIN
+  IF to_regclass('fenced.attempt') IS NULL OR NOT EXISTS (SELECT 1 FROM fenced.namespace WHERE realm = s.realm) THEN
+    RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+      MESSAGE = 'fenced: still_held needs the authority in the same database';
+  END IF;
+  SELECT expires INTO v_expires FROM fenced.attempt
+  WHERE id = s.grant_id::uuid AND state = 'granted' AND token = s.token FOR KEY SHARE;
+  IF v_expires IS NULL OR v_expires <= clock_timestamp() THEN
+    RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('lost'),
+      MESSAGE = format('fenced: the lease of %s (token %s) is over', array_to_string(s.names, ', '), s.token);
+  END IF;
+END $$;
+
+-- Writing.
+
+-- Decide about a row that no line of the setting lets through. `p_name` is NULL for all rows at once.
+CREATE FUNCTION fenced_guard.decide(p_guard text, p_name text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_xid   text := pg_current_xact_id();
+  v_lines text := fenced_guard.carried();
+  v_rule  text;
+  v_verdict text;
+  v_mode  record;
+  v_text  text;
+  s       fenced_guard.stamp;
+BEGIN
+  SELECT rule INTO v_rule FROM fenced_guard.guard WHERE guard = p_guard;
+  IF strpos(v_lines, concat(E'\n', v_xid, '|', p_guard, '/', p_name, E'\n')) > 0
+     OR (v_rule = 'retry' AND strpos(v_lines, concat(E'\n', v_xid, '/', p_name, E'\n')) > 0)
+     OR strpos(v_lines, concat(E'\n', v_xid, '*', p_guard, E'\n')) > 0 THEN
+    RETURN;
+  END IF;
+  IF strpos(v_lines, E'\n' || v_xid || ' ') = 0 THEN
+    v_verdict := 'missing';
+  ELSE
+    v_verdict := CASE WHEN strpos(v_lines, E'\n' || v_xid || E' ?\n') > 0 THEN 'invalid' ELSE 'uncovered' END;
+    FOR v_text IN SELECT split_part(line, ' ', 2) FROM string_to_table(v_lines, E'\n') AS line
+                  WHERE starts_with(line, v_xid || ' ') LOOP
+      s := fenced_guard.parse(v_text);
+      EXIT WHEN p_name = ANY (s.names);
+      s.names := NULL;
+    END LOOP;
+    IF s.names IS NOT NULL THEN
+      SELECT * INTO v_mode FROM fenced_guard.mode_of(p_guard, p_name);
+      v_verdict := fenced_guard.admit_briefly(s, p_name, v_rule, v_mode.refuses);
+    END IF;
+  END IF;
+  IF v_verdict = 'admit' THEN
+    PERFORM fenced_guard.carry(concat(v_xid, CASE WHEN v_rule <> 'retry' THEN '|' || p_guard END, '/', p_name, E'\n'));
+    RETURN;
+  ELSIF v_verdict <> 'contended' THEN
+    PERFORM fenced_guard.rule_on(p_guard, p_name, v_text, v_verdict);
+  END IF;
+  -- Let through. Once per transaction and name is enough; without a stamp once per transaction, if no name needs one.
+  PERFORM fenced_guard.carry(CASE
+    WHEN v_verdict = 'missing' AND NOT EXISTS (
+      SELECT 1 FROM fenced_guard.mode WHERE guard = p_guard AND mode = 'require'
+    ) THEN concat(v_xid, '*', p_guard, E'\n')
+    ELSE concat(v_xid, '|', p_guard, '/', p_name, E'\n') END);
+END $$;
+
+-- A fence that this transaction has not locked, or not enough: rows are locked already, so it waits only a moment.
+CREATE FUNCTION fenced_guard.admit_briefly(s fenced_guard.stamp, p_name text, p_rule text, p_refuses boolean) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_before text := current_setting('lock_timeout');
+  v_verdict text;
+BEGIN
+  IF NOT p_refuses THEN
+    RETURN fenced_guard.admit_gently(s, p_name, p_rule, 'write', NULL);
+  END IF;
+  PERFORM set_config('lock_timeout', '100', true);
+  v_verdict := fenced_guard.admit(s, p_name, p_rule, 'write', NULL);
+  PERFORM set_config('lock_timeout', v_before, true);
+  RETURN v_verdict;
+EXCEPTION WHEN lock_not_available THEN
+  RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('contended'),
+    MESSAGE = format('fenced: %s: its fence is locked by another transaction, and was not announced in this one', p_name);
+END $$;
+
+-- The token under which this transaction writes a name; NULL when the name is not admitted in it.
+CREATE FUNCTION fenced_guard.token_for(p_name text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_xid   text := pg_current_xact_id();
+  v_lines text := fenced_guard.carried();
+BEGIN
+  IF strpos(v_lines, concat(E'\n', v_xid, '/', p_name, E'\n')) = 0 THEN
+    RETURN NULL;
+  END IF;
+  RETURN (SELECT token FROM fenced_guard.mark WHERE name = p_name);
+END $$;
+
+-- The mark of a name, for onlookers.
+CREATE FUNCTION fenced_guard.peek(p_name text, OUT token bigint, OUT grant_id text, OUT seq bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  SELECT m.token, m.grant_id, m.seq INTO token, grant_id, seq FROM fenced_guard.mark m WHERE m.name = p_name;
+END $$;
+
+-- A refusal as its writer tells it, once the refused transaction is rolled back and cannot keep a record.
+CREATE FUNCTION fenced_guard.report(p_detail text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  d json := p_detail::json;
+BEGIN
+  INSERT INTO fenced_guard.record (guard, name, stamp, token, grant_id, seq, verdict, ruling, mode)
+  SELECT left(d ->> 'guard', 200), left(d ->> 'name', 200), left(d ->> 'stamp', 1000), (d ->> 'mark')::bigint,
+    left(d ->> 'holder', 32), (d ->> 'seq')::bigint, left(d ->> 'verdict', 20), 'refuse', left(d ->> 'mode', 20)
+  WHERE d ->> 'guard' IS NOT NULL;
+END $$;
+
+-- What operators do. Each leaves a line in the history.
+
+CREATE FUNCTION fenced_guard.likes(p_pattern text) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT replace(replace(replace(replace(p_pattern, '\', '\\'), '%', '\%'), '_', '\_'), '*', '%')
+$$;
+
+CREATE FUNCTION fenced_guard.set_mode(p_guard text, p_mode text, p_pattern text DEFAULT '*') RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_before text;
+BEGIN
+  IF p_mode !~ '^(observe|shadow|canary\([0-9]+(\.[0-9]+)?%\)|enforce|require)$' THEN
+    RAISE EXCEPTION 'fenced: a mode is observe, shadow, canary(P%%), enforce or require, not %', left(p_mode, 100);
+  ELSIF NOT EXISTS (SELECT 1 FROM fenced_guard.guard WHERE guard = p_guard) THEN
+    RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('fenced: no guard is installed for %s', p_guard);
+  END IF;
+  SELECT mode INTO v_before FROM fenced_guard.mode WHERE guard = p_guard AND pattern = p_pattern FOR UPDATE;
+  INSERT INTO fenced_guard.mode (guard, pattern, likes, mode, percent)
+  VALUES (p_guard, p_pattern, fenced_guard.likes(p_pattern), p_mode,
+    coalesce(substring(p_mode FROM '\(([0-9.]+)%')::double precision, 0))
+  ON CONFLICT (guard, pattern) DO UPDATE
+    SET mode = excluded.mode, percent = excluded.percent, since = clock_timestamp();
+  INSERT INTO fenced_guard.history (guard, what, detail)
+  VALUES (p_guard, 'mode', jsonb_build_object('pattern', p_pattern, 'before', v_before, 'after', p_mode));
+END $$;
+
+-- Forget the mode of a pattern: the next longer one counts again.
+CREATE FUNCTION fenced_guard.unset_mode(p_guard text, p_pattern text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_before text;
+BEGIN
+  DELETE FROM fenced_guard.mode WHERE guard = p_guard AND pattern = p_pattern AND pattern <> '*'
+  RETURNING mode INTO v_before;
+  IF v_before IS NULL THEN
+    RETURN false;
+  END IF;
+  INSERT INTO fenced_guard.history (guard, what, detail)
+  VALUES (p_guard, 'mode', jsonb_build_object('pattern', p_pattern, 'before', v_before, 'after', NULL));
+  RETURN true;
+END $$;
+
+CREATE FUNCTION fenced_guard.override_for(p_guard text, p_span interval, p_why text, p_pattern text DEFAULT '*')
+RETURNS timestamptz
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_until timestamptz := clock_timestamp() + p_span;
+BEGIN
+  IF NOT EXISTS (SELECT 1 FROM fenced_guard.guard WHERE guard = p_guard) THEN
+    RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('fenced: no guard is installed for %s', p_guard);
+  ELSIF p_span NOT BETWEEN interval '1 second' AND interval '24 hours' OR coalesce(btrim(p_why), '') = '' THEN
+    RAISE EXCEPTION 'fenced: an override says why, and ends by itself within 24 hours';
+  END IF;
+  INSERT INTO fenced_guard.override (guard, pattern, likes, until, who, why)
+  VALUES (p_guard, p_pattern, fenced_guard.likes(p_pattern), v_until, session_user, p_why);
+  INSERT INTO fenced_guard.history (guard, what, detail)
+  VALUES (p_guard, 'override', jsonb_build_object('pattern', p_pattern, 'until', v_until, 'why', p_why));
+  RETURN v_until;
+END $$;
+
+CREATE FUNCTION fenced_guard.end_overrides(p_guard text) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_count bigint;
+BEGIN
+  UPDATE fenced_guard.override SET until = clock_timestamp() WHERE guard = p_guard AND until > clock_timestamp();
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  INSERT INTO fenced_guard.history (guard, what, detail)
+  SELECT p_guard, 'override ended', jsonb_build_object('count', v_count) WHERE v_count > 0;
+  RETURN v_count;
+END $$;
+
+-- Forget a mark: a name that a wrong token wedged. Every token is admitted next.
+CREATE FUNCTION fenced_guard.reset(p_name text, p_why text) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  m fenced_guard.mark;
+BEGIN
+  IF coalesce(btrim(p_why), '') = '' THEN
+    RAISE EXCEPTION 'fenced: a reset says why';
+  END IF;
+  DELETE FROM fenced_guard.mark WHERE name = p_name RETURNING * INTO m;
+  IF m.name IS NOT NULL THEN
+    INSERT INTO fenced_guard.history (what, detail) VALUES ('reset', jsonb_build_object(
+      'name', p_name, 'token', m.token, 'grant', m.grant_id, 'stamp', m.stamp, 'why', p_why));
+  END IF;
+  RETURN m.token;
+END $$;
+
+-- Trust this authority from now on, and no other.
+CREATE FUNCTION fenced_guard.adopt(p_realm text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_before text;
+BEGIN
+  SELECT realm INTO v_before FROM fenced_guard.trust FOR UPDATE;
+  UPDATE fenced_guard.trust SET realm = p_realm;
+  INSERT INTO fenced_guard.history (what, detail)
+  VALUES ('adopt', jsonb_build_object('before', v_before, 'after', p_realm));
+END $$;
+
+-- Writers call these; everything else is the owner's.
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fenced_guard FROM PUBLIC;
+GRANT USAGE ON SCHEMA fenced_guard TO PUBLIC;
+GRANT EXECUTE ON FUNCTION fenced_guard.version(), fenced_guard.announce(text, bigint, text, text, boolean, boolean, text),
+  fenced_guard.announce_alone(text, text, text, text), fenced_guard.decide(text, text),
+  fenced_guard.peek(text), fenced_guard.report(text) TO PUBLIC;
