@@ -30,6 +30,7 @@ from fenced.guards.sqlite.fencing import Fence as SqliteFence
 from fenced.guards.sqlite.fencing import Guarded, covers, translate, verdict_in
 from fenced.guards.sqlite.sessions import PlainSession, Source, commit, reenter
 from fenced.model import Stamp, check_name
+from fenced.proofs import Proof
 from fenced.runtime.blocking import step
 from fenced.sql.clauses import AsyncClause, PlainClause
 from fenced.sql.engines import BLOCKING, SUSPENDING, Table, table_on
@@ -92,6 +93,9 @@ def _announcement(
         tuple(check_name(name) for name in names),
         min(left) if left else None,
         still_held,
+        tuple(one.text if isinstance(one, Proof) else "-" for one in fences)
+        if any(isinstance(one, Proof) for one in fences)
+        else (),
     )
 
 
@@ -144,7 +148,11 @@ class Guard(_GuardFace):
 
         `still_held`: refused unless the authority, in the same database, says that the lease is held.
         """
-        if isinstance(connection, sqlite3.Connection) and not still_held and not isinstance(fence, list):
+        if (
+            isinstance(connection, sqlite3.Connection)
+            and not still_held
+            and not isinstance(fence, list | Proof)
+        ):
             return self._sqlite_transaction(connection, fence, names)  # type: ignore[return-value]
         told = _announcement(fence, names, write_stamp, still_held)
         return Transaction(connection, self._on(connection), told)

@@ -62,18 +62,45 @@ def _asyncpg(connection: Any) -> tuple[type[Any], Any]:
     return PostgresqlTable, AsyncpgSession(connection)
 
 
+def _alchemy(connection: Any) -> tuple[type[Any], Any]:
+    from fenced.guards.postgresql.alchemy import AlchemySession, AlchemyTable
+
+    return AlchemyTable, AlchemySession(connection)
+
+
+def _async_alchemy(connection: Any) -> tuple[type[Any], Any]:
+    from fenced.guards.postgresql.alchemy import AlchemyTable, AsyncAlchemySession
+
+    return AlchemyTable, AsyncAlchemySession(connection)
+
+
+def _django(connection: Any) -> tuple[type[Any], Any]:
+    from fenced.guards.postgresql.django import DjangoSession
+    from fenced.guards.postgresql.tables import PostgresqlTable
+
+    return PostgresqlTable, DjangoSession(connection)
+
+
 Known = dict[tuple[str, str], Callable[[Any], tuple[type[Any], Any]]]
 """By the package and the name of a connection's class, or of one that it inherits from."""
 
 BLOCKING: Known = {
     ("sqlite3", "Connection"): _sqlite,
     ("psycopg", "Connection"): _psycopg,
+    ("sqlalchemy", "Connection"): _alchemy,
+    ("sqlalchemy", "Session"): _alchemy,
+    ("sqlalchemy", "scoped_session"): lambda scoped: _alchemy(scoped()),
+    ("django", "DatabaseWrapper"): _django,
+    ("django", "ConnectionProxy"): _django,
 }
 SUSPENDING: Known = {
     ("aiosqlite", "Connection"): _aiosqlite,
     ("psycopg", "AsyncConnection"): _async_psycopg,
     ("asyncpg", "Connection"): _asyncpg,
     ("asyncpg", "PoolConnectionProxy"): _asyncpg,
+    ("sqlalchemy", "AsyncConnection"): _async_alchemy,
+    ("sqlalchemy", "AsyncSession"): _async_alchemy,
+    ("sqlalchemy", "async_scoped_session"): lambda scoped: _async_alchemy(scoped()),
 }
 
 

@@ -492,6 +492,19 @@ async def marks_last(h: GuardHarness) -> None:
 
 
 @check()
+async def the_highest_mark_is_known(h: GuardHarness) -> None:
+    """What an authority must be raised above: the highest token of all names, not the latest, not a refused one."""
+    guard = await h.guard()
+    ensure(await guard.highest() == 0, "no mark, no token")
+    await guard.announce(stamp(9, 0, "a"))
+    await guard.write(stamp(5), NAME, "A")
+    await raises(Uncovered, guard.write(stamp(99, 1, "other"), NAME, "B"))
+    ensure(await guard.highest() == 9, "of all names")
+    await guard.write(stamp(10, 1, "b"), "b", "ten, not a text below nine")
+    ensure(await guard.highest() == 10, "as a number")
+
+
+@check()
 async def rules_are_the_guards_not_the_writers(h: GuardHarness) -> None:
     """A guard knows its own rule after a restart."""
     guard: Guard = await h.guard("once")

@@ -18,6 +18,7 @@ from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.guards.spec import Spec, literal, may_meet
 
 SCHEMA = Path(__file__).with_name("schema_1.sql")
+ED25519 = Path(__file__).with_name("ed25519.sql")
 SCHEMA_VERSION = 1
 OWN_TABLE = "fenced_guard.value"
 LOCK_TIMEOUT = "2s"
@@ -26,16 +27,6 @@ LOCK_TIMEOUT = "2s"
 _TEXTS = frozenset({"text", "varchar", "bpchar", "name"})
 _PLAIN = frozenset({"int2", "int4", "int8", "uuid"})
 _IDENTIFIER_BYTES_MAX = 63
-_TRIGGERS = (
-    "fenced_insert",
-    "fenced_update",
-    "fenced_delete",
-    "fenced_truncate",
-    "fenced_epoch_insert",
-    "fenced_epoch_update",
-)
-
-_CARRIED = "current_setting('fenced.stamp', true)"
 
 Run = Callable[..., Awaitable[list[tuple[Any, ...]]]]
 
@@ -69,6 +60,8 @@ class Table:
     """The type of each column, without domains: a `pg_type.typname`, or `enum`."""
     generated: frozenset[str]
     partitions: tuple[str, ...]
+    children: bool = False
+    """Whether tables inherit from it, the old way; its triggers see nothing of their rows."""
 
 
 async def look_at(spec: Spec, session: Runs) -> Table:
@@ -77,14 +70,15 @@ async def look_at(spec: Spec, session: Runs) -> Table:
     if schema == "fenced_guard" and guard != OWN_TABLE:
         raise Misuse(f"{guard!r} is one of fenced's own tables")
     found = await session.run(
-        "SELECT c.oid::bigint, c.relkind::text, c.relispartition FROM pg_catalog.pg_class c "
+        "SELECT c.oid::bigint, c.relkind::text, c.relispartition, "
+        "EXISTS (SELECT 1 FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid) FROM pg_catalog.pg_class c "
         f"JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
         f"WHERE n.nspname = {literal(schema)} AND c.relname = {literal(table)}"
     )
     if not found:
         hint = "" if "." in spec.table else "; a table of another schema is named schema.table"
         raise Misconfigured(f"there is no table {guard}{hint}")
-    oid, kind, is_partition = found[0]
+    oid, kind, is_partition, has_children = found[0]
     if kind not in ("r", "p"):
         raise Unsupported(f"{guard} is no table; a guard sits on the table behind it")
     if is_partition:
@@ -106,6 +100,7 @@ async def look_at(spec: Spec, session: Runs) -> Table:
         {name: kind for name, kind, _ in columns},
         frozenset(name for name, _, generated in columns if generated),
         tuple(name for (name,) in partitions),
+        has_children and kind == "r",
     )
     _check_columns(spec, found_table)
     return found_table
@@ -142,16 +137,21 @@ class _Names:
         return [self._value(row, piece) if column else literal(piece) for piece, column in self.spec.pieces]
 
     def _value(self, row: str, column: str) -> str:
+        value = self._text(row, column)
+        if self._table.kinds[column] in _PLAIN:
+            return value
+        if not self.spec.whole:
+            value = f"replace(replace({value}, '%', '%25'), '/', '%2F')"
+        # No name holds a line's end; it must not look like the end of a line of the setting.
+        return rf"replace({value}, E'\n', E'\r')"
+
+    def _text(self, row: str, column: str) -> str:
+        """A column as text; what `concat` writes for everybody alike, as it is."""
         value = f'{row}."{column}"'
         if self._table.kinds[column] in _PLAIN:
             return value
-        if self._table.kinds[column] != "text":
-            value += "::text"
-        if (
-            self.spec.whole
-        ):  # no name holds a line's end; it must not look like the end of a line of the setting
-            return rf"replace({value}, E'\n', E'\r')"
-        return f"replace(replace({value}, '%', '%25'), '/', '%2F')"
+        # A cast of an enum may be its owner's, and would run as the guard's.
+        return f"concat({value})" if self._table.kinds[column] == "enum" else f"{value}::text"
 
     def name(self, row: str) -> str:
         return f"concat({', '.join(self.parts(row))})"
@@ -165,8 +165,9 @@ class _Names:
     def moved(self) -> str:
         changes = []
         for column in self.spec.columns:
-            as_bytes = "" if self._table.kinds[column] in _PLAIN else '::text COLLATE "C"'
-            changes.append(f'OLD."{column}"{as_bytes} IS DISTINCT FROM NEW."{column}"{as_bytes}')
+            old, new = (self._text(row, column) for row in ("OLD", "NEW"))
+            as_bytes = "" if self._table.kinds[column] in _PLAIN else ' COLLATE "C"'
+            changes.append(f"{old}{as_bytes} IS DISTINCT FROM {new}{as_bytes}")
         return " OR ".join(changes)
 
     @property
@@ -174,30 +175,41 @@ class _Names:
         return _not_carried(literal(f"*{self.guard}"))
 
     @property
+    def epoch_changed(self) -> str:
+        return f'OLD."{self.spec.epoch}" IS DISTINCT FROM NEW."{self.spec.epoch}"'
+
+    @property
     def epoch_unknown(self) -> str:
         """True unless the row carries a token of this transaction, which only an admitted write has put there."""
-        column = f'"{self.spec.epoch}"'
-        unknown = [f"OLD.{column} IS DISTINCT FROM NEW.{column}", _not_carried("'@'", f"NEW.{column}")]
+        value = f'NEW."{self.spec.epoch}"'
+        setting = f"concat('fenced.token', {value} % 16)"
+        unknown = [self.epoch_changed, _not_carried("'@'", value, setting=setting)]
         return " OR ".join([*unknown, *([self.moved] if self.spec.columns else [])])
 
-    def conditions(self) -> dict[str, str]:
-        """When each kind of write has to be decided."""
-        updated = self.closed("NEW")
-        if self.spec.columns:
-            updated = f"({updated} OR (({self.moved}) AND {self.closed('OLD')}))"
-        if self.spec.epoch is not None and self.spec.rule == "retry":
-            updated = f"({self.epoch_unknown}) AND {updated}"
-        return {
-            "INSERT": f"{self.closed('NEW')} AND {self.not_free}",
-            "UPDATE": f"{updated} AND {self.not_free}",
-            "DELETE": f"{self.closed('OLD')} AND {self.not_free}",
+    def conditions(self) -> dict[str, tuple[str, str]]:
+        """The triggers: on what, and when a row has to be decided. The server reads a condition anew for every
+        statement, so each is as short as it can be."""
+        written = f"{self.closed('NEW')} AND {self.not_free}"
+        found = {
+            "fenced_insert": ("INSERT", written),
+            "fenced_update": ("UPDATE", written),
+            "fenced_delete": ("DELETE", f"{self.closed('OLD')} AND {self.not_free}"),
         }
+        if self.spec.columns:
+            found["fenced_moved"] = ("UPDATE", self.moved)
+        if self.by_epoch:  # decided before the row is written, unless that changes it
+            found["fenced_update"] = ("UPDATE", self.epoch_changed)
+        return found
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether a row's epoch can say that its name is open."""
+        return self.spec.epoch is not None and self.spec.rule == "retry"
 
 
-def _not_carried(*line: str) -> str:
-    return (
-        rf"coalesce(strpos({_CARRIED}, concat(E'\n', pg_current_xact_id(), {', '.join(line)}, E'\n')), 0) = 0"
-    )
+def _not_carried(*line: str, setting: str = "'fenced.stamp'") -> str:
+    looked_for = rf"concat(E'\n', pg_current_xact_id(), {', '.join(line)}, E'\n')"
+    return f"(strpos(current_setting({setting}, true), {looked_for}) > 0) IS NOT TRUE"
 
 
 async def schema(session: Runs) -> list[str]:
@@ -211,7 +223,7 @@ async def schema(session: Runs) -> list[str]:
         raise Misconfigured(f"a guarded database is encoded in UTF8, not in {encoding}")
     if version < 140000:
         raise Unsupported("a guard needs PostgreSQL 14 or later")
-    return [SCHEMA.read_text()]
+    return [SCHEMA.read_text(), ED25519.read_text()]
 
 
 async def is_there(session: Runs) -> bool:
@@ -235,6 +247,10 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
         table = Table({"name": "text", "value": "text", "version": "int8"}, frozenset(), ())
     else:
         table = await look_at(spec, session)
+    if table.children:
+        raise Unsupported(
+            f"tables inherit from {guard_of(spec)}, and triggers on it do not see their rows; partitions are fine"
+        )
     proof = False
     if not created:
         await _refuse_mixed_rules(spec, session)
@@ -243,11 +259,12 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
     makes_epoch = spec.epoch is not None and spec.epoch not in table.kinds
     columns = [f'ALTER TABLE {quoted(guard)} ADD COLUMN "{spec.epoch}" bigint'] if makes_epoch else []
     return [
+        "SET LOCAL search_path = pg_catalog, pg_temp",  # a trigger's condition means what it meant when it was made
         *created,
         f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
         *columns,
         *_registration(spec, mandatory, makes_epoch, mode),
-        *(_triggers(_Names(spec, table), table, proof) if mandatory else _without_triggers(guard, table)),
+        *(_triggers(_Names(spec, table), table, proof) if mandatory else _without_triggers(guard)),
     ]
 
 
@@ -280,23 +297,28 @@ def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | N
 
 
 def _triggers(names: _Names, table: Table, proof: bool) -> list[str]:
-    """With `proof` no row passes by the setting alone: the function looks whether it is sealed."""
+    """With `proof` no row passes by the setting alone: the function looks whether what it says is so."""
     guard, spec = names.guard, names.spec
     row, whole, epoch = (_object(guard, what) for what in ("row", "truncate", "epoch"))
     everything = literal(spec.name) if not spec.columns else "NULL"
+    left = (
+        f"TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND ({names.moved}))" if spec.columns else "TG_OP = 'DELETE'"
+    )
     statements = [
         _function(
             row,
             f"IF TG_OP <> 'DELETE' THEN PERFORM fenced_guard.decide({literal(guard)}, {names.name('NEW')}); END IF;\n"
-            f"  IF TG_OP <> 'INSERT' THEN PERFORM fenced_guard.decide({literal(guard)}, {names.name('OLD')}); END IF;\n"
+            f"  IF {left} THEN PERFORM fenced_guard.decide({literal(guard)}, {names.name('OLD')}); END IF;\n"
             "  RETURN NULL;",
         ),
         _function(whole, f"PERFORM fenced_guard.decide({literal(guard)}, {everything});\n  RETURN NULL;"),
     ]
-    for event, condition in names.conditions().items():
-        when = "" if proof else f"WHEN ({condition}) "
+    if not spec.columns:
+        statements.append(f"DROP TRIGGER IF EXISTS fenced_moved ON {quoted(guard)}")
+    for trigger, (event, condition) in names.conditions().items():
+        when = "" if proof and trigger != "fenced_moved" else f"WHEN ({condition}) "
         statements.append(
-            f"CREATE OR REPLACE TRIGGER fenced_{event.lower()} AFTER {event} ON {quoted(guard)} "
+            f"CREATE OR REPLACE TRIGGER {trigger} AFTER {event} ON {quoted(guard)} "
             f"FOR EACH ROW {when}EXECUTE FUNCTION {row}()"
         )
     statements += [
@@ -304,25 +326,32 @@ def _triggers(names: _Names, table: Table, proof: bool) -> list[str]:
         f"FOR EACH STATEMENT EXECUTE FUNCTION {whole}()"
         for target in (guard, *table.partitions)
     ]
-    return [*statements, *_epoch_triggers(names, epoch)]
+    return [*statements, *_epoch_triggers(names, epoch, proof)]
 
 
-def _epoch_triggers(names: _Names, function: str) -> list[str]:
+def _epoch_triggers(names: _Names, function: str, proof: bool) -> list[str]:
     guard, spec = names.guard, names.spec
     if spec.epoch is None:
         return [
             f"DROP TRIGGER IF EXISTS fenced_epoch_insert ON {quoted(guard)}",
             f"DROP TRIGGER IF EXISTS fenced_epoch_update ON {quoted(guard)}",
         ]
+    decided = ""
+    if names.by_epoch:
+        decided = (
+            f"IF TG_OP = 'UPDATE' THEN PERFORM fenced_guard.decide({literal(guard)}, {names.name('OLD')}); END IF;\n"
+            f"  PERFORM fenced_guard.decide({literal(guard)}, {names.name('NEW')});\n  "
+        )
     body = (
-        f'NEW."{spec.epoch}" := coalesce(fenced_guard.token_for({names.name("NEW")}), NEW."{spec.epoch}");\n'
+        f'{decided}NEW."{spec.epoch}" := coalesce(fenced_guard.token_for({names.name("NEW")}), NEW."{spec.epoch}");\n'
         "  RETURN NEW;"
     )
+    when = "" if proof else f"WHEN ({names.epoch_unknown}) "
     head = "CREATE OR REPLACE TRIGGER fenced_epoch_{} BEFORE {} ON " + quoted(guard) + " FOR EACH ROW "
     return [
         _function(function, body),
         head.format("insert", "INSERT") + f"EXECUTE FUNCTION {function}()",
-        head.format("update", "UPDATE") + f"WHEN ({names.epoch_unknown}) EXECUTE FUNCTION {function}()",
+        head.format("update", "UPDATE") + f"{when}EXECUTE FUNCTION {function}()",
     ]
 
 
@@ -334,11 +363,10 @@ def _function(name: str, body: str) -> str:
     )
 
 
-def _without_triggers(guard: str, table: Table) -> list[str]:
+def _without_triggers(guard: str) -> list[str]:
+    """The triggers go with their functions, wherever they are: also from a partition that was detached."""
     return [
-        *(f"DROP TRIGGER IF EXISTS {trigger} ON {quoted(guard)}" for trigger in _TRIGGERS),
-        *(f"DROP TRIGGER IF EXISTS fenced_truncate ON {quoted(name)}" for name in table.partitions),
-        *(f"DROP FUNCTION IF EXISTS {_object(guard, what)}()" for what in ("row", "truncate", "epoch")),
+        f"DROP FUNCTION IF EXISTS {_object(guard, what)}() CASCADE" for what in ("row", "truncate", "epoch")
     ]
 
 
@@ -353,11 +381,10 @@ async def uninstall(spec: Spec, session: Runs) -> list[str]:
     if not found:
         raise Misconfigured(f"no guard is installed for {guard}")
     epoch, made = found[0]
-    table = await look_at(Spec(spec.table, "x"), session)
-    dropped = [f'ALTER TABLE {quoted(guard)} DROP COLUMN "{epoch}"'] if made else []
+    dropped = [f'ALTER TABLE IF EXISTS {quoted(guard)} DROP COLUMN IF EXISTS "{epoch}"'] if made else []
     return [
         f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
-        *_without_triggers(guard, table),
+        *_without_triggers(guard),
         *dropped,
         f"DROP SEQUENCE IF EXISTS {_object(guard, 'refused')}",
         f"INSERT INTO fenced_guard.history (guard, what, detail) VALUES ({literal(guard)}, 'uninstall', '{{}}')",

@@ -41,14 +41,16 @@ CONTENDED = "ZF011"
 ANNOUNCE_FIRST = "ZF012"
 NOT_HELD = "ZF013"
 SERIALIZATION = "40001"
+DEADLOCK = "40P01"
+FAILED = "25P02"
 
 _MEANING: dict[str, tuple[type[FencedError], str]] = {
     CONTENDED: (Contended, ""),
     ANNOUNCE_FIRST: (Conflict, "; announce() does that"),
     SERIALIZATION: (Conflict, ""),
-    "40P01": (Contended, ""),
+    DEADLOCK: (Contended, ""),
     "55P03": (Contended, ""),
-    "25P02": (Misuse, "; roll back first"),
+    FAILED: (Misuse, "; roll back first"),
     "25006": (Misconfigured, "; a guarded write needs a primary and a read-write transaction"),
     "25P03": (
         Unavailable,
@@ -81,6 +83,15 @@ def sqlstate_of(error: BaseException) -> str | None:
         if isinstance(state, str):
             return state
     return None
+
+
+def broken(error: BaseException) -> bool:
+    """Whether the connection is gone. A driver says so without a SQLSTATE, too; other errors are the program's."""
+    state = sqlstate_of(error)
+    if state is not None:
+        return state[:2] in ("08", "57") or state == "25P03"
+    kinds = {kind.__name__ for found in _causes(error) for kind in type(found).__mro__}
+    return not kinds.isdisjoint({"OperationalError", "InterfaceError", "OSError"})
 
 
 def detail_of(error: BaseException) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Each method is a coroutine so that one implementation of the fence serves all; t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -161,5 +162,8 @@ class AsyncpgSession:
             raise Aborted
 
     async def rollback(self) -> None:
+        if self.state() == "idle":
+            with suppress(Exception):  # a statement that was cancelled may have begun: after this it shows
+                await self.connection.execute("SELECT 1")
         if self.state() == "open":
             await self.connection.execute("ROLLBACK")

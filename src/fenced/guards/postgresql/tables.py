@@ -16,7 +16,10 @@ from fenced.guards.answers import check_pattern
 from fenced.guards.postgresql import install
 from fenced.guards.postgresql.refusals import (
     ANNOUNCE_FIRST,
+    DEADLOCK,
+    FAILED,
     SERIALIZATION,
+    broken,
     detail_of,
     refusal_in,
     sqlstate_of,
@@ -32,32 +35,24 @@ LEFT_MIN = 1.0
 """The shortest limit on idling in a transaction that is set, in seconds."""
 
 
-def _names_text(announcement: Announcement) -> str:
-    return ",".join(quote(check_name(name), safe="/") for name in announcement.names)
-
-
-def _options(announcement: Announcement) -> str:
-    options = f", p_names => '{_names_text(announcement)}'" if announcement.names else ""
-    if announcement.proofs:
-        options += f", p_proofs => {literal(' '.join(announcement.proofs))}"
-    return options
-
-
 def _announce(announcement: Announcement, guard: str, *, exclusive: bool) -> str:
-    """The call; its texts hold nothing that would have to be quoted."""
-    stamps = " ".join(map(str, announcement.stamps))
+    """The call; its texts hold nothing that would have to be quoted. Defaults would be looked up every time."""
+    stamps, names, proofs = _texts(announcement)
     left = "NULL" if announcement.left is None else int(max(announcement.left, LEFT_MIN) * 1000)
-    options = _options(announcement)
-    if exclusive:
-        options += ", p_exclusive => true"
-    if announcement.still_held:
-        options += ", p_still_held => true"
-    return f"SELECT fenced_guard.announce('{stamps}', {left}, '{guard}'{options})"
+    options = f"{names}, {exclusive}, {announcement.still_held}, {proofs}"
+    return f"SELECT fenced_guard.announce('{stamps}', {left}, '{guard}', {options})"
 
 
 def _announce_alone(announcement: Announcement, guard: str) -> str:
-    stamps = " ".join(map(str, announcement.stamps))
-    return f"SELECT fenced_guard.announce_alone('{stamps}', '{guard}'{_options(announcement)})"
+    stamps, names, proofs = _texts(announcement)
+    return f"SELECT fenced_guard.announce_alone('{stamps}', '{guard}', {names}, {proofs})"
+
+
+def _texts(announcement: Announcement) -> tuple[str, str, str]:
+    """The stamps, and as literals the names and the proofs."""
+    names = ",".join(quote(check_name(name), safe="/") for name in announcement.names)
+    proofs = literal(" ".join(announcement.proofs)) if announcement.proofs else "NULL"
+    return " ".join(map(str, announcement.stamps)), f"'{names}'" if names else "NULL", proofs
 
 
 class PostgresqlTable:
@@ -92,9 +87,9 @@ class PostgresqlTable:
         try:
             statements = await look
         except Exception as error:
-            await _forget(self._session)
-            raise _wrapped(error) from error
-        await _forget(self._session)
+            await forget(self._session)
+            raise wrapped(error) from error
+        await forget(self._session)
         return statements
 
     async def _alone(self, statements: Sequence[str]) -> None:
@@ -102,14 +97,14 @@ class PostgresqlTable:
         try:
             await self._session.alone(statements)
         except BaseException as error:
-            await _forget(self._session)
+            await forget(self._session)
             if isinstance(error, Exception):
-                raise _wrapped(error) from error
+                raise wrapped(error) from error
             raise
 
     async def set_mode(self, mode: str, pattern: str) -> None:
         parsed = Mode.parse(mode)
-        arguments = f"{literal(self.guard)}, '{parsed}', {_text(check_pattern(pattern))}"
+        arguments = f"{literal(self.guard)}, '{parsed}', {text_literal(check_pattern(pattern))}"
         await self._alone([f"SELECT fenced_guard.set_mode({arguments})"])
 
     async def adopt(self, realm: str) -> None:
@@ -137,20 +132,20 @@ class PostgresqlTable:
                 await work()
                 return
             except BaseException as error:
-                await _forget(self._session)
+                await forget(self._session)
                 if not isinstance(error, Exception):
                     raise
                 state = sqlstate_of(error)
                 if state == ANNOUNCE_FIRST and first is not None:
                     await self.announce(first)
-                elif state != SERIALIZATION:
+                elif state not in (SERIALIZATION, DEADLOCK):
                     await self._refused(error)
                 last = error
         raise Contended(f"newer commits came between {REPEATS} times: {last}") from last
 
     async def _refused(self, error: Exception) -> NoReturn:
         """Raise what our own statement's failure means; a refusal is written down first."""
-        meaning = _wrapped(error)
+        meaning = wrapped(error)
         await self._report(error, meaning)
         raise meaning from error
 
@@ -161,19 +156,35 @@ class PostgresqlTable:
         try:
             await self._session.run(_announce(announcement, self.guard, exclusive=self._exclusive))
         except Exception as error:
-            raise _wrapped(error) from error
+            raise wrapped(error) from error
 
     async def clear(self, announcement: Announcement) -> None:
-        """Take the stamps out again: what follows in this transaction carries none."""
-        if self._session.state() == "open":
-            await self._session.run("SELECT set_config('fenced.stamp', '', true)")
+        """Take these stamps out again, and no others: what follows in this transaction does not carry them."""
+        if self._session.state() != "open":
+            return
+        names = announcement.names or tuple(name for stamp in announcement.stamps for name in stamp.names)
+        lines = [f"{before}{name}" for before in ("/", f"|{self.guard}/") for name in names]
+        for stamp in announcement.stamps:
+            lines += [f" {stamp}", f"@{stamp.token}"]
+        own = ", ".join(map(text_literal, lines))
+        kept = ", ".join(
+            f"set_config('{setting}', (SELECT string_agg(line, E'\\n' ORDER BY n) FROM string_to_table("
+            f"current_setting('{setting}', true), E'\\n') WITH ORDINALITY AS u (line, n) "
+            f"WHERE regexp_replace(line, '^[0-9]+', '') NOT IN ({own})), true)"
+            for setting in ("fenced.stamp", *{f"fenced.token{stamp.token % 16}" for stamp in announcement.stamps})
+        )
+        try:
+            await self._session.run(f"SELECT {kept}")
+        except Exception as error:
+            if sqlstate_of(error) != FAILED:  # a transaction that failed writes nothing more
+                raise
 
     async def leave(self, error: BaseException | None) -> None:
         """Commit, or roll back; a refusal leaves as its typed error, anything else as it is."""
         if error is None:
             await self._commit()
             return
-        await _forget(self._session)
+        await forget(self._session)
         await self._explain(error)
 
     async def _commit(self) -> None:
@@ -186,16 +197,17 @@ class PostgresqlTable:
                 "nothing was committed: a statement failed inside the block, and the error was swallowed"
             ) from None
         except BaseException as error:
-            await _forget(self._session)
+            await forget(self._session)
             if isinstance(error, Exception):
                 await self._explain(error)
-                state = sqlstate_of(error)
-                if state is None or state[:2] in ("08", "57"):
+                if broken(error):
                     raise typed(error, committing=True) from error
             raise
 
     async def _explain(self, error: BaseException) -> None:
         """Raise the typed form of what a statement of the program met, if it is ours to say."""
+        if isinstance(error, FencedError):
+            return  # said, and written down, by another block inside this one
         refused = refusal_in(error)
         if refused is not None:
             await self._report(error, refused)
@@ -215,26 +227,26 @@ class PostgresqlTable:
             await self._session.alone([f"SELECT fenced_guard.report(E'{text}')"])
         except Exception as failed:  # noqa: BLE001 - the refusal itself matters more
             refused.add_note(f"(this refusal could not be recorded: {failed})")
-            await _forget(self._session)
+            await forget(self._session)
 
     async def peek(self, name: str, at_least: int) -> Mark | None:
         ours = self._session.state() == "idle"
         try:
             ((token, grant, seq),) = await self._session.run(
-                f"SELECT token, grant_id, seq FROM fenced_guard.peek({_text(check_name(name))})"
+                f"SELECT token, grant_id, seq FROM fenced_guard.peek({text_literal(check_name(name))})"
             )
         except Exception as error:
             if ours:
-                await _forget(self._session)
-            raise _wrapped(error) from error
+                await forget(self._session)
+            raise wrapped(error) from error
         if ours:
-            await _forget(self._session)
+            await forget(self._session)
         if at_least and (token is None or token < at_least):
             raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
         return Mark(token, grant, seq) if token is not None else None
 
 
-def _text(text: str) -> str:
+def text_literal(text: str) -> str:
     """A literal that means the same whatever the session is set to."""
     return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
@@ -247,13 +259,13 @@ def _refuse_open_transaction(session: Session) -> None:
         raise Misuse("this connection is in a transaction; commit or roll back first")
 
 
-async def _forget(session: Session) -> None:
+async def forget(session: Session) -> None:
     """Roll back. A connection on which that fails is gone, and its transaction with it."""
     with suppress(Exception):
         await session.rollback()
 
 
-def _wrapped(error: Exception) -> FencedError:
+def wrapped(error: Exception) -> FencedError:
     if isinstance(error, FencedError):
         return error
     if isinstance(error, (TypeError, AttributeError, NameError)):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _Session = PsycopgSession | AsyncPsycopgSession
 
+IDLE_SECONDS = 5.0
+"""Our own transactions never wait for the program: one that idles this long belongs to a process that was stopped."""
 TRIES = 50
 """How often an operation of ours is made again that met another one at the same rows."""
 _READ = f"SELECT value, version FROM {OWN_TABLE} WHERE name = %s"
@@ -38,6 +40,7 @@ RETURNING version"""
 _MISS = f"SELECT fenced_guard.decide('{OWN_TABLE}', %s)"
 _INSTALLED = "SELECT rule, mandatory FROM fenced_guard.guard WHERE guard = %s"
 _MARK = "SELECT token, grant_id, seq FROM fenced_guard.mark WHERE name = %s"
+_HIGHEST = "SELECT coalesce(max(token), 0) FROM fenced_guard.mark"
 _RECORDS = """
 SELECT extract(epoch FROM at)::float8, name, stamp, token, grant_id, seq, verdict, ruling, mode
 FROM fenced_guard.record WHERE guard = %s AND ruling IN ('record', 'refuse') ORDER BY id"""
@@ -203,7 +206,7 @@ class PostgresqlGuard:
         if stamp is None:
             await session.begin("SELECT 1")
         else:
-            await table.enter(Announcement((stamp,), tuple(values)))
+            await table.enter(Announcement((stamp,), tuple(values), IDLE_SECONDS))
         try:
             if stamp is None and not self._mandatory:
                 for name in values:
@@ -243,6 +246,10 @@ class PostgresqlGuard:
     async def mark(self, name: str) -> Mark | None:
         rows = await self._on_session(_run, _MARK, (name,))
         return Mark(*rows[0]) if rows else None
+
+    async def highest(self) -> int:
+        ((token,),) = await self._on_session(_run, _HIGHEST, ())
+        return int(token)
 
     async def records(self) -> list[Record]:
         return [_record(row) for row in await self._on_session(_run, _RECORDS, (OWN_TABLE,))]

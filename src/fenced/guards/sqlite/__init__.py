@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
+from urllib.parse import quote
 
 from fenced.contracts import Record, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule, Ruling, Verdict
-from fenced.errors import Conflict, Contended, InvalidStamp, Misuse, redacted, shown
+from fenced.errors import Conflict, Contended, InvalidStamp, Misconfigured, Misuse, redacted, shown
 from fenced.guards.answers import check_pattern
 from fenced.guards.spec import Spec
 from fenced.guards.sqlite import install
@@ -39,6 +41,7 @@ _ADOPT = "UPDATE fenced_guard SET realm = ?"
 _RECORDS = """
 SELECT time, name, stamp, token, grant_id, seq, verdict, ruling, mode
 FROM fenced_record WHERE guard = ? ORDER BY id"""
+_HIGHEST = "SELECT coalesce(max(token), 0) FROM fenced_mark"
 _TALLY = "SELECT verdict, mode, count FROM fenced_tally WHERE guard = ?"
 BUSY_SECONDS = 10.0
 
@@ -220,6 +223,18 @@ class SqliteGuard:
 
     async def mark(self, name: str) -> Mark | None:
         return await self._on_session(self._fence.mark, name)
+
+    async def highest(self) -> int:
+        return await self._runtime.call(self._highest)
+
+    def _highest(self) -> int:
+        """On a connection that creates nothing."""
+        try:
+            with closing(sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True)) as db:
+                (highest,) = db.execute(_HIGHEST).fetchone()
+        except sqlite3.Error as error:
+            raise Misconfigured(f"the marks in {self._path} cannot be read: {error}") from error
+        return int(highest)
 
     async def records(self) -> list[Record]:
         return [_record(row) for row in await self._on_session(_run, _RECORDS, (_TABLE,))]
