@@ -484,6 +484,18 @@ def test_a_holder_that_stops_inside_its_transaction_is_ended_with_its_lease(
     successor.close()
 
 
+# proves guard postgresql: bounded-pause
+def test_a_holder_that_stops_in_the_middle_of_a_copy_is_waited_for(db: Db, postgresql_url: str) -> None:
+    db.execute("SET lock_timeout = '600ms'")
+    with psycopg.connect(postgresql_url) as held:
+        held.execute(f"SELECT fenced_guard.announce('{stamp(5, 1, 'orders/7')}', 200)".encode())
+        with held.cursor().copy("COPY orders FROM STDIN") as copy:
+            with pytest.raises(fenced.Contended), PLAIN.transaction(db, stamp(6, 1, "orders/7")):
+                raise AssertionError("three times as long as the lease had left")
+            copy.write(b"7\t5\t\\N\t\\N\n")
+    assert qty(db, 7) == 5
+
+
 def test_still_held(db: Db, postgresql_url: str) -> None:
     """Asked of the authority in the transaction itself; renewals go on meanwhile."""
     with (

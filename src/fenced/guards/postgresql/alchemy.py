@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, TextClause, event, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -163,12 +164,17 @@ def _execute(connection: Connection, sql: str, parameters: Sequence[object] = ()
     if sql.startswith("SELECT fenced_guard.announce("):
         _expect_failures(connection)
         call, values = _bound(sql)
-        result = connection.execute(text(call), values)
+        result = connection.execute(_text(call), values)
     elif parameters:
         result = connection.exec_driver_sql(sql, tuple(parameters))
     else:
         result = connection.exec_driver_sql(sql, execution_options={"no_parameters": True})
     return [tuple(row) for row in result] if result.returns_rows else []
+
+
+@lru_cache(maxsize=64)
+def _text(call: str) -> TextClause:
+    return text(call)
 
 
 def _bound(call: str) -> tuple[str, dict[str, object]]:

@@ -183,6 +183,13 @@ BEGIN
     EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
       RETURN NULL;
     END;
+    IF EXISTS (
+      SELECT 1 FROM unnest(names) AS n  -- controls, marks that turn text round, white space at the ends of segments
+      WHERE n ~ '[\u0080-\u009F\u061C\u200E\u200F\u2028-\u202E\u2066-\u2069\uFEFF]'
+        OR n ~ '(^|/)[ \u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]|[ \u00A0\u1680\u2000-\u200A\u202F\u205F\u3000](/|$)'
+    ) THEN
+      RETURN NULL;
+    END IF;
   END IF;
   IF cardinality(names) > 64 OR (',' || part[6] || ',') ~ '[,/](\.{0,2})[,/]'
      OR names <> ARRAY(SELECT DISTINCT n COLLATE "C" FROM unnest(names) AS n ORDER BY 1)
@@ -668,8 +675,8 @@ BEGIN
   FROM (
     SELECT l.names, l.token, concat('fenced.token', l.token % 16) AS setting, pg_current_xact_id()::text AS xid, t.sample
     FROM fenced_guard.lease l, fenced_guard.trust t
-    WHERE l.grant_id = split_part(p_stamps, ':', 5) AND l.names = split_part(p_stamps, ':', 6)
-      AND l.token::text = split_part(p_stamps, ':', 3) AND t.realm = split_part(p_stamps, ':', 2)
+    WHERE l.grant_id = split_part(p_stamps, ':', 5) AND split_part(p_stamps, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
+      AND p_stamps = concat('1:', t.realm, ':', l.token, ':', split_part(p_stamps, ':', 4), ':', l.grant_id, ':', l.names)
       AND strpos(l.names, '%') = 0 AND p_names IS NULL AND NOT p_exclusive AND NOT p_still_held
     FOR SHARE OF l SKIP LOCKED
   ) AS held;
@@ -729,8 +736,8 @@ BEGIN
   BEGIN
     SELECT count(*), array_agg(token) INTO v_count, v_tokens FROM (
       SELECT l.token FROM unnest(p_texts) AS wanted, fenced_guard.lease l, fenced_guard.trust t
-      WHERE l.grant_id = split_part(wanted, ':', 5) AND l.names = split_part(wanted, ':', 6)
-        AND l.token::text = split_part(wanted, ':', 3) AND t.realm = split_part(wanted, ':', 2)
+      WHERE l.grant_id = split_part(wanted, ':', 5) AND split_part(wanted, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
+        AND wanted = concat('1:', t.realm, ':', l.token, ':', split_part(wanted, ':', 4), ':', l.grant_id, ':', l.names)
       FOR SHARE OF l SKIP LOCKED
     ) AS held;
     IF v_count < cardinality(p_texts) THEN  -- let go of the others: who waits for marks next must hold no lease
@@ -799,10 +806,18 @@ BEGIN
   END LOOP;
   PERFORM fenced_guard.unmake_leases(v_grants);
   IF p_rule = 'retry' AND (p_step = 'alone' OR current_setting('transaction_isolation') <> 'serializable') THEN
-    INSERT INTO fenced_guard.lease (grant_id, token, names)
-    SELECT v_stamps[i].grant_id, v_stamps[i].token, split_part(p_texts[i], ':', 6)
-    FROM generate_subscripts(v_stamps, 1) AS i WHERE v_counts[i] = cardinality(v_stamps[i].names)
-    ON CONFLICT (grant_id) DO NOTHING;
+    DECLARE
+      v_before text := current_setting('lock_timeout');
+    BEGIN
+      PERFORM set_config('lock_timeout', '1', true);
+      INSERT INTO fenced_guard.lease (grant_id, token, names)
+      SELECT v_stamps[i].grant_id, v_stamps[i].token, split_part(p_texts[i], ':', 6)
+      FROM generate_subscripts(v_stamps, 1) AS i WHERE v_counts[i] = cardinality(v_stamps[i].names)
+      ON CONFLICT (grant_id) DO NOTHING;
+      PERFORM set_config('lock_timeout', v_before, true);
+    EXCEPTION WHEN lock_not_available OR serialization_failure THEN
+      NULL;  -- another transaction of the lease is at it
+    END;
   END IF;
   IF p_step <> 'alone' THEN
     PERFORM fenced_guard.carry(array_to_string(v_lines, '') || (

@@ -171,7 +171,10 @@ class PostgresqlTable:
             f"set_config('{setting}', (SELECT string_agg(line, E'\\n' ORDER BY n) FROM string_to_table("
             f"current_setting('{setting}', true), E'\\n') WITH ORDINALITY AS u (line, n) "
             f"WHERE regexp_replace(line, '^[0-9]+', '') NOT IN ({own})), true)"
-            for setting in ("fenced.stamp", *{f"fenced.token{stamp.token % 16}" for stamp in announcement.stamps})
+            for setting in (
+                "fenced.stamp",
+                *{f"fenced.token{stamp.token % 16}" for stamp in announcement.stamps},
+            )
         )
         try:
             await self._session.run(f"SELECT {kept}")

@@ -59,7 +59,8 @@ class PostgresqlGuard:
         Trait("mandatory", "Triggers decide every write to the table, also one typed into psql."),
         Trait(
             "bounded-pause",
-            "A transaction whose holder stopped inside it is ended by the server when its lease is over.",
+            "A transaction that its holder left idle is ended by the server when its lease is over; one that waits in "
+            "the middle of a COPY, or for a result to be read, is not.",
         ),
         Trait(
             "prepared-blocks",
@@ -72,7 +73,11 @@ class PostgresqlGuard:
             "shell-unrecorded",
             "A refusal is recorded in full only when it leaves our wrapper; else by the server's log.",
         ),
-        Trait("owner-bypass", "Whoever owns the table, or may disable triggers, can go round the guard."),
+        Trait(
+            "owner-bypass",
+            "Whoever owns the table, or may make or disable triggers, can go round the guard; without proofs so can "
+            "whoever writes its setting by hand.",
+        ),
     )
 
     def __init__(
