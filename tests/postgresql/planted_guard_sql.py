@@ -182,7 +182,7 @@ BUGS = (
             "announce_each": (
                 (
                     "(w.stamp).text, v_verdict);\n",
-                    "(w.stamp).text, v_verdict); UPDATE fenced_guard.mark SET token = (w.stamp).token WHERE name = w.name;\n",
+                    "(w.stamp).text, v_verdict);\n        UPDATE fenced_guard.mark SET token = (w.stamp).token;\n",
                 ),
             )
         },
@@ -198,13 +198,6 @@ BUGS = (
                 ("OR s.token > m.token THEN", "OR s.token::text > m.token::text THEN"),
             ),
         },
-    ),
-    Bug(
-        "observing at SERIALIZABLE",
-        "A draft of ours: marks that rose in the program's own transactions made others' COMMIT fail.",
-        "nothing was to fail",
-        (("three names, three holders, observe, marks before: []", IsolationLevel.SERIALIZABLE),),
-        {"admit": (("= 'serializable' THEN", "= 'never' THEN"),)},
     ),
     Bug(
         "the epoch of a part",

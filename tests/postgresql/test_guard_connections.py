@@ -223,6 +223,13 @@ def test_what_the_program_must_leave_to_the_wrapper(db: Db, postgresql_url: str,
                 async with writer.transaction(stamp(5)):
                     await writer.run("ROLLBACK")
                     await writer.run(UPDATE)
+            PLAIN.set_mode(
+                db, "enforce"
+            )  # there it would be let through, and must not be committed as if announced
+            with pytest.raises(Misuse, match="another one began"):
+                async with writer.transaction(stamp(5)):
+                    await writer.run("ROLLBACK")
+                    await writer.run(UPDATE)
         assert (qty(db), writer.idle()) == (0, True)
 
     tell(story, driver, postgresql_url)

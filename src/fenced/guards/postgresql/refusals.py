@@ -40,6 +40,7 @@ SQLSTATES: dict[str, Verdict] = {
 CONTENDED = "ZF011"
 ANNOUNCE_FIRST = "ZF012"
 NOT_HELD = "ZF013"
+ENDED = "ZF014"
 SERIALIZATION = "40001"
 DEADLOCK = "40P01"
 FAILED = "25P02"
@@ -47,6 +48,7 @@ FAILED = "25P02"
 _MEANING: dict[str, tuple[type[FencedError], str]] = {
     CONTENDED: (Contended, ""),
     ANNOUNCE_FIRST: (Conflict, "; announce() does that"),
+    ENDED: (Misuse, "; nothing of it was committed. Leave that to the wrapper"),
     SERIALIZATION: (Conflict, ""),
     DEADLOCK: (Contended, ""),
     "55P03": (Contended, ""),

@@ -469,7 +469,7 @@ CREATE FUNCTION fenced_guard.sqlstate_of(p_verdict text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT 'ZF0' || lpad(array_position(ARRAY[
     'stale', 'duplicate', 'out_of_order', 'reused', 'uncovered', 'foreign', 'missing', 'invalid', 'forged', 'applied',
-    'contended', 'announce', 'lost'
+    'contended', 'announce', 'lost', 'ended'
   ], p_verdict)::text, 2, '0')
 $$;
 
@@ -569,9 +569,6 @@ BEGIN
       RETURN;
     ELSIF NOT v.rises THEN
       verdict := v.verdict;
-      RETURN;
-    ELSIF p_gently AND p_step <> 'alone' AND current_setting('transaction_isolation') = 'serializable' THEN
-      verdict := 'contended';  -- a mark that rose here could fail the program's own COMMIT, or another's
       RETURN;
     ELSIF (m.token IS NULL OR m.token < s.token) AND p_step <> 'alone' AND NOT p_gently
       AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -944,6 +941,16 @@ BEGIN
   RETURN (SELECT token FROM fenced_guard.mark WHERE name = p_name);
 END $$;
 
+-- Asked before COMMIT on connections that begin by themselves: is it the announced transaction that is committed?
+CREATE FUNCTION fenced_guard.still_stamped() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF (strpos(current_setting('fenced.stamp', true), concat(E'\n', pg_current_xact_id_if_assigned(), ' ')) > 0) IS NOT TRUE THEN
+    RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('ended'),
+      MESSAGE = 'fenced: the transaction was ended inside the guarded block, and another one began';
+  END IF;
+END $$;
+
 -- The mark of a name, for onlookers.
 CREATE FUNCTION fenced_guard.peek(p_name text, OUT token bigint, OUT grant_id text, OUT seq bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1174,4 +1181,4 @@ REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fenced_guard FROM PUBLIC;
 GRANT USAGE ON SCHEMA fenced_guard TO PUBLIC;
 GRANT EXECUTE ON FUNCTION fenced_guard.version(), fenced_guard.announce(text, bigint, text, text, boolean, boolean, text),
   fenced_guard.announce_alone(text, text, text, text), fenced_guard.decide(text, text),
-  fenced_guard.peek(text), fenced_guard.report(text) TO PUBLIC;
+  fenced_guard.still_stamped(), fenced_guard.peek(text), fenced_guard.report(text) TO PUBLIC;

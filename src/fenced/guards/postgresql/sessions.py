@@ -44,6 +44,10 @@ _STATES: tuple[State, ...] = ("idle", "closed", "open", "failed", "closed")
 """By libpq's transaction status: idle, active, in a transaction, in a failed one, unknown."""
 
 
+_STILL_STAMPED_COMMIT = b"SELECT fenced_guard.still_stamped(); COMMIT"
+"""COMMIT, unless the program has ended the announced transaction and the connection has begun another by itself."""
+
+
 def _begin(connection: Any) -> str:
     """BEGIN as this connection is set up."""
     words = ["BEGIN"]
@@ -59,10 +63,11 @@ def _begin(connection: Any) -> str:
 class PsycopgSession:
     """A psycopg connection. Where it does not commit by itself (autocommit off), it also begins by itself."""
 
-    __slots__ = ("connection",)
+    __slots__ = ("_commit", "connection")
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
+        self._commit = b"COMMIT"
 
     def state(self) -> State:
         return _STATES[self.connection.info.transaction_status]
@@ -70,6 +75,7 @@ class PsycopgSession:
     async def begin(self, announce: str) -> None:
         begin = f"{_begin(self.connection)}; " if self.connection.autocommit else ""
         self.connection.execute((begin + announce).encode())
+        self._commit = b"COMMIT" if begin else _STILL_STAMPED_COMMIT
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         from psycopg.rows import tuple_row
@@ -79,6 +85,7 @@ class PsycopgSession:
             return cursor.fetchall() if cursor.description else []
 
     async def alone(self, statements: Sequence[str]) -> None:
+        self._commit = b"COMMIT"
         if self.connection.autocommit:
             await self.run("BEGIN")
         for statement in statements:
@@ -86,7 +93,12 @@ class PsycopgSession:
         await self.commit()
 
     async def commit(self) -> None:
-        if self.connection.execute(b"COMMIT").statusmessage != "COMMIT":
+        if self.state() == "failed":
+            raise Aborted
+        cursor = self.connection.execute(self._commit)
+        while cursor.nextset():
+            pass
+        if cursor.statusmessage != "COMMIT":
             raise Aborted
 
     async def rollback(self) -> None:
@@ -97,10 +109,11 @@ class PsycopgSession:
 class AsyncPsycopgSession:
     """A psycopg connection for asyncio."""
 
-    __slots__ = ("connection",)
+    __slots__ = ("_commit", "connection")
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self.connection = connection
+        self._commit = b"COMMIT"
 
     def state(self) -> State:
         return _STATES[self.connection.info.transaction_status]
@@ -108,6 +121,7 @@ class AsyncPsycopgSession:
     async def begin(self, announce: str) -> None:
         begin = f"{_begin(self.connection)}; " if self.connection.autocommit else ""
         await self.connection.execute((begin + announce).encode())
+        self._commit = b"COMMIT" if begin else _STILL_STAMPED_COMMIT
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         from psycopg.rows import tuple_row
@@ -117,6 +131,7 @@ class AsyncPsycopgSession:
             return await cursor.fetchall() if cursor.description else []
 
     async def alone(self, statements: Sequence[str]) -> None:
+        self._commit = b"COMMIT"
         if self.connection.autocommit:
             await self.run("BEGIN")
         for statement in statements:
@@ -124,7 +139,12 @@ class AsyncPsycopgSession:
         await self.commit()
 
     async def commit(self) -> None:
-        if (await self.connection.execute(b"COMMIT")).statusmessage != "COMMIT":
+        if self.state() == "failed":
+            raise Aborted
+        cursor = await self.connection.execute(self._commit)
+        while cursor.nextset():
+            pass
+        if cursor.statusmessage != "COMMIT":
             raise Aborted
 
     async def rollback(self) -> None:

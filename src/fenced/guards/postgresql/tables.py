@@ -196,6 +196,7 @@ class PostgresqlTable:
         try:
             await self._session.commit()
         except Aborted:
+            await forget(self._session)
             raise Misuse(
                 "nothing was committed: a statement failed inside the block, and the error was swallowed"
             ) from None
