@@ -529,6 +529,14 @@ END $$;
 
 -- Announcing.
 
+CREATE FUNCTION fenced_guard.announce_first(p_name text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('announce'), MESSAGE = format(
+    'fenced: %s: at %s a new token is announced and committed on its own, before the transaction begins',
+    p_name, current_setting('transaction_isolation'));
+END $$;
+
 -- Decide about one name: lock its fence, judge, raise the mark. `replaced` is the grant whose mark it was: its lease has
 -- to be unmade.
 --
@@ -573,9 +581,7 @@ BEGIN
     ELSIF (m.token IS NULL OR m.token < s.token) AND p_step <> 'alone' AND NOT p_gently
       AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
       -- This transaction's snapshot is older than the lock: it may not see what the last holder wrote.
-      RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('announce'), MESSAGE = format(
-        'fenced: %s: at %s a new token is announced and committed on its own, before the transaction begins',
-        p_name, current_setting('transaction_isolation'));
+      PERFORM fenced_guard.announce_first(p_name);
     ELSIF (m.token IS NULL OR m.token < s.token) AND NOT fenced_guard.plausible(s, p_proof) THEN
       verdict := 'forged';
       RETURN;
@@ -609,6 +615,16 @@ BEGIN
   DELETE FROM fenced_guard.lease WHERE grant_id = ANY (p_grants);
 END $$;
 
+-- Whether a mark would rise in a SERIALIZABLE transaction, whose COMMIT could fail by it.
+CREATE FUNCTION fenced_guard.would_conflict(s fenced_guard.stamp, p_name text, p_rule text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN current_setting('transaction_isolation') = 'serializable' AND p_name = ANY (s.names)
+    AND (p_rule = 'retry' OR s.seq > 0)  -- else it is invalid, and nothing rises
+    AND NOT EXISTS (SELECT 1 FROM fenced_guard.mark WHERE name = p_name AND token >= s.token)
+    AND NOT EXISTS (SELECT 1 FROM fenced_guard.trust WHERE realm <> s.realm);
+END $$;
+
 -- The same where nothing may wait or fail: observe, shadow, and the names that a canary leaves out.
 CREATE FUNCTION fenced_guard.admit_gently(
   s fenced_guard.stamp, p_name text, p_rule text, p_step text, p_proof text
@@ -619,6 +635,9 @@ DECLARE
   v_verdict text;
   v_replaced text;
 BEGIN
+  IF p_step <> 'alone' AND fenced_guard.would_conflict(s, p_name, p_rule) THEN
+    RETURN 'contended';
+  END IF;
   PERFORM set_config('lock_timeout', '1', true);
   SELECT * INTO v_verdict, v_replaced FROM fenced_guard.admit(s, p_name, p_rule, p_step, p_proof, true);
   PERFORM fenced_guard.unmake_leases(ARRAY[v_replaced]) WHERE v_replaced IS NOT NULL;
@@ -645,10 +664,12 @@ END $$;
 -- Stamps are separated by spaces. `p_left`: the milliseconds that the lease has left. `p_guard`: whose rule and modes
 -- count; without one, everything is enforced. `p_names`: only these, encoded and separated by commas as in a stamp.
 -- `p_exclusive`: no other transaction of the same lease meanwhile, for rules once and sequenced. `p_still_held`: the
--- authority is in this database and says so. `p_proofs`: one for each stamp.
+-- authority is in this database and says so. `p_proofs`: one for each stamp. `p_repeats`: who is told to announce on its
+-- own first (ZF012) can do so, in every mode.
 CREATE FUNCTION fenced_guard.announce(
   p_stamps text, p_left bigint DEFAULT NULL, p_guard text DEFAULT NULL, p_names text DEFAULT NULL,
-  p_exclusive boolean DEFAULT false, p_still_held boolean DEFAULT false, p_proofs text DEFAULT NULL
+  p_exclusive boolean DEFAULT false, p_still_held boolean DEFAULT false, p_proofs text DEFAULT NULL,
+  p_repeats boolean DEFAULT false
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -678,7 +699,8 @@ BEGIN
     FOR SHARE OF l SKIP LOCKED
   ) AS held;
   IF v_sample IS NULL THEN
-    PERFORM fenced_guard.announce_slowly(p_stamps, p_left, p_guard, p_names, p_exclusive, p_still_held, p_proofs, false);
+    PERFORM fenced_guard.announce_slowly(
+      p_stamps, p_left, p_guard, p_names, p_exclusive, p_still_held, p_proofs, false, p_repeats);
   ELSIF v_sample > 0 AND random() < v_sample THEN
     PERFORM fenced_guard.note(p_guard, split_part(p_stamps, ':', 6), p_stamps, 'admit', 'admit', 'sample');
   END IF;
@@ -690,13 +712,13 @@ CREATE FUNCTION fenced_guard.announce_alone(
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM fenced_guard.announce_slowly(p_stamps, NULL, p_guard, p_names, false, false, p_proofs, true);
+  PERFORM fenced_guard.announce_slowly(p_stamps, NULL, p_guard, p_names, false, false, p_proofs, true, false);
 END $$;
 
 -- Every case that is not the usual one.
 CREATE FUNCTION fenced_guard.announce_slowly(
   p_stamps text, p_left bigint, p_guard text, p_names text, p_exclusive boolean, p_still_held boolean, p_proofs text,
-  p_alone boolean
+  p_alone boolean, p_repeats boolean
 ) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -715,7 +737,8 @@ BEGIN
   v_rule := CASE WHEN p_exclusive AND v_rule IS NULL THEN 'sequenced' ELSE coalesce(v_rule, 'retry') END;
   IF v_rule <> 'retry' OR p_names IS NOT NULL OR p_still_held OR NOT fenced_guard.announce_whole(v_texts, p_alone) THEN
     PERFORM fenced_guard.announce_each(
-      v_texts, p_guard, v_rule, v_step, string_to_array(p_names, ','), p_still_held, string_to_array(p_proofs, ' '));
+      v_texts, p_guard, v_rule, v_step, string_to_array(p_names, ','), p_still_held, string_to_array(p_proofs, ' '),
+      p_repeats);
   END IF;
   IF p_left IS NOT NULL THEN
     PERFORM fenced_guard.limit_idling(p_left);
@@ -753,7 +776,8 @@ END $$;
 
 -- Name by name, sorted, so that two announcements never wait for each other in a circle.
 CREATE FUNCTION fenced_guard.announce_each(
-  p_texts text[], p_guard text, p_rule text, p_step text, p_names text[], p_still_held boolean, p_proofs text[]
+  p_texts text[], p_guard text, p_rule text, p_step text, p_names text[], p_still_held boolean, p_proofs text[],
+  p_repeats boolean
 ) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -788,6 +812,8 @@ BEGIN
     IF (SELECT refuses FROM fenced_guard.mode_of(p_guard, w.name)) THEN
       SELECT * INTO v_verdict, v_replaced FROM fenced_guard.admit(w.stamp, w.name, p_rule, p_step, w.proof);
       v_grants := v_grants || v_replaced;
+    ELSIF p_repeats AND p_step <> 'alone' AND fenced_guard.would_conflict(w.stamp, w.name, p_rule) THEN
+      PERFORM fenced_guard.announce_first(w.name);
     ELSE
       v_verdict := fenced_guard.admit_gently(w.stamp, w.name, p_rule, p_step, w.proof);
     END IF;
@@ -1179,6 +1205,6 @@ END $$;
 -- Writers call these; everything else is the owner's.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fenced_guard FROM PUBLIC;
 GRANT USAGE ON SCHEMA fenced_guard TO PUBLIC;
-GRANT EXECUTE ON FUNCTION fenced_guard.version(), fenced_guard.announce(text, bigint, text, text, boolean, boolean, text),
+GRANT EXECUTE ON FUNCTION fenced_guard.version(), fenced_guard.announce(text, bigint, text, text, boolean, boolean, text, boolean),
   fenced_guard.announce_alone(text, text, text, text), fenced_guard.decide(text, text),
   fenced_guard.still_stamped(), fenced_guard.peek(text), fenced_guard.report(text) TO PUBLIC;
