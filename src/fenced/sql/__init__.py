@@ -18,14 +18,12 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from fenced.client import AsyncLease, Lease
-from fenced.contracts import Trait
 from fenced.decision import Mark, Rule
 from fenced.errors import AlreadyApplied, Misuse, Refused, Unsupported
 from fenced.guarding import Fence, announcement, write_stamp
 from fenced.guards.answers import error_for
 from fenced.guards.postgresql.refusals import refusal_in
 from fenced.guards.spec import Announcement, Spec, check_identifier
-from fenced.guards.sqlite import SqliteGuard
 from fenced.guards.sqlite.fencing import Fence as SqliteFence
 from fenced.guards.sqlite.fencing import Guarded, covers, translate, verdict_in
 from fenced.guards.sqlite.sessions import PlainSession, Source, commit, reenter
@@ -51,13 +49,6 @@ def refusal(error: BaseException) -> Refused | AlreadyApplied | None:
 
 class _GuardFace:
     """What both guards share: which table, which name, which rule."""
-
-    traits: tuple[Trait, ...] = (
-        Trait(
-            "as-durable-as-you", "Marks are committed with your rows, as durably as your connection commits."
-        ),
-        *(trait for trait in SqliteGuard.traits if trait.key != "durable-marks"),
-    )
 
     def __init__(
         self, *, table: str, name: str, rule: Rule = "retry", mandatory: bool = True, epoch: str | None = None
