@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from kazoo.client import KazooClient
 
-from fenced.testing.servers import Pgbouncer, PostgresqlServer, RedisServer
+from fenced.testing.servers import Pgbouncer, PostgresqlServer, RedisServer, ZooKeeperServer
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +31,28 @@ def pgbouncer(postgresql_server: PostgresqlServer) -> Iterator[Pgbouncer]:
 def redis_server() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_client(zookeeper_server: ZooKeeperServer) -> Iterator[KazooClient]:
+    """Another make of client, for what a test does behind the back of ours."""
+    client = KazooClient(f"{zookeeper_server.host}:{zookeeper_server.port}")
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+@pytest.fixture
+def zookeeper_url(zookeeper_server: ZooKeeperServer) -> str:
+    """The shared server: a test keeps to a namespace of its own."""
+    return zookeeper_server.url()
 
 
 @pytest.fixture

@@ -1,0 +1,236 @@
+"""One ZooKeeper session after another, for all leases of one ttl: what one created goes when it ends.
+
+How long the holder may believe. The server counts a session's time from the last sign of life that reached the
+*leader*. Who is connected to a follower is heard there at once, but the follower tells the leader only twice a
+tick, and a session lasts for two ticks at least: so the leader may count from up to a quarter of the session's time
+earlier. Therefore a session is asked for a third longer than the lease, signs of life are requests that the
+leader itself answers, and a session that was silent for more than that quarter is confirmed by a new connection,
+of which the leader is told before it is accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from fenced.authorities.zookeeper import jute
+from fenced.authorities.zookeeper.address import Address
+from fenced.authorities.zookeeper.tree import Attempt
+from fenced.authorities.zookeeper.wire import Hub, Wire, dial
+from fenced.contracts import Runtime, Wakeup
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.runtime.pool import Broken
+
+T = TypeVar("T")
+
+LEASE_SHARE = 0.75
+"""Of a session's time, what its leases are promised."""
+SILENCE_SHARE = 0.2575
+"""After so much of its time without a sign of life a session is confirmed anew. With what the holder gives away
+for clocks that run at different speeds (1 %), this and the lease make the whole."""
+
+_NOBODY = b"\0" * 16
+
+
+class Over(Exception):
+    """The session that the work was for is over, and with it all that it had created."""
+
+
+class Session:
+    """The session that now serves leases of one ttl, and the attempts that it carries."""
+
+    def __init__(
+        self, address: Address, runtime: Runtime, hub: Hub, ttl: float, heard: Callable[[str], None]
+    ) -> None:
+        self.asked = ttl
+        self.ttl = ttl
+        self.seconds = 0.0
+        self.id = 0
+        self.confirmed = -math.inf
+        """The instant before the last request was sent to which the leader has answered."""
+        self.attempts: dict[str, Attempt] = {}
+        self.busy = 0
+        """How many callers use it now."""
+        self.due = math.inf
+        """No attempt expires before."""
+        self.leftovers: list[bytes] = []
+        """Deletions that are due; they go ahead of the next requests, whatever is answered."""
+        self._watched: dict[str, set[str]] = {}
+        """Which attempts want to know when this node is gone."""
+        self._address = address
+        self._runtime = runtime
+        self._hub = hub
+        self._heard = heard
+        self._password = _NOBODY
+        self._wire: Wire | None = None
+        self._seen = 0
+        self._lock = runtime.lock()
+        self._connecting = False
+        self._queue: list[Wakeup] = []
+
+    # Working.
+
+    async def request(self, work: Callable[[], Awaitable[T]], until: float, *, repeatable: bool = True) -> T:
+        """Do `work`, which exchanges requests. Once a try has broken, no later error is a definite no."""
+        self.busy += 1
+        try:
+            return await self._repeat(work, until, repeatable)
+        finally:
+            self.busy -= 1
+
+    async def _repeat(self, work: Callable[[], Awaitable[T]], until: float, repeatable: bool) -> T:
+        doubt: Broken | None = None
+        while True:
+            try:
+                return await work()
+            except Over:
+                doubt = None  # what was created is gone again: there is no doubt any more
+                if self._runtime.now() >= until:
+                    raise Unavailable(f"{self._address.url}: the session is over") from None
+            except FencedError as error:
+                raise _doubted(error, doubt) from error
+            except Broken as error:
+                if doubt is not None or not repeatable or self._runtime.now() >= until:
+                    raise Indeterminate(str(error)) from error
+                doubt = error
+
+    async def exchange(self, *requests: bytes, until: float, confirms: bool = True) -> list[jute.Reply]:
+        """Requests on a connection of this session. `confirms`: one of them is answered by the leader."""
+        wire = await self._connected(until)
+        ahead, self.leftovers = self.leftovers, []
+        sent = self._runtime.now()
+        try:
+            replies = await wire.exchange([*ahead, *requests], until)
+        except BaseException:
+            self.leftovers = ahead + self.leftovers
+            raise
+        for reply in replies:
+            if reply.error == jute.SESSION_EXPIRED:
+                self._end()
+                raise Over
+        self._seen = max(self._seen, wire.zxid)
+        if confirms:
+            self.confirmed = max(self.confirmed, sent)
+        return replies[len(ahead) :]
+
+    # Connecting.
+
+    async def _connected(self, until: float) -> Wire:
+        while True:
+            with self._lock:
+                wire = self._wire
+                if wire is not None and not wire.closed and not self._silent():
+                    return wire
+                turn = None
+                if self._connecting:
+                    turn = self._runtime.wakeup()
+                    self._queue.append(turn)
+                self._connecting = True
+            if turn is not None:
+                if not await self._runtime.wait(turn, until):
+                    raise Unavailable(f"{self._address.url}: no connection in time")
+                continue
+            try:
+                return await self._connect(until)
+            finally:
+                with self._lock:
+                    self._connecting = False
+                    queue, self._queue = self._queue, []
+                for turn in queue:
+                    turn.set()
+
+    def _silent(self) -> bool:
+        return self._runtime.now() - self.confirmed > self.seconds * SILENCE_SHARE
+
+    async def _connect(self, until: float) -> Wire:
+        """Reach one of the members, in an order that is drawn anew; each gets its share of the time."""
+        if self._wire is not None:
+            self._wire.close("replaced by a new connection")
+            self._wire = None
+        members = sorted(self._address.members, key=lambda _: self._runtime.random())
+        failures: list[FencedError] = []
+        while members:
+            member = members.pop()
+            share = (until - self._runtime.now()) / (len(members) + 1)
+            try:
+                return await self._join(member, self._runtime.now() + share)
+            except (Unavailable, Misconfigured) as error:
+                failures.append(error)
+        wrong = next((error for error in failures if isinstance(error, Misconfigured)), None)
+        raise wrong or Unavailable(f"{self._address.url}: {'; '.join(map(str, failures))}")
+
+    async def _join(self, member: tuple[str, int], until: float) -> Wire:
+        asked = math.ceil(self.asked / LEASE_SHARE * 1000)
+        hello = jute.Connected(asked, self.id, self._password)
+        sent = self._runtime.now()
+        link, session = await dial(self._address, member, self._runtime, hello, self._seen, until)
+        if session.timeout <= 0:
+            link.close()
+            self._end()
+            raise Over
+        self.id, self._password = session.session, session.password
+        self.seconds = session.timeout / 1000
+        self.ttl = self.asked if session.timeout == asked else self.seconds * LEASE_SHARE
+        self.confirmed = sent
+        where = f"{member[0]}:{member[1]}"
+        self._wire = wire = Wire(link, self._hub, self._runtime, where, self._told)
+        return wire
+
+    # What the server says by itself.
+
+    def watch(self, path: str, public: str) -> bool:
+        """Have this attempt told when the node is gone; False: nobody watches it yet, ask the server to tell us."""
+        there = path in self._watched
+        self._watched.setdefault(path, set()).add(public)
+        return there
+
+    def gone(self, path: str) -> None:
+        """The node that was to be watched is not there."""
+        self._told(jute.Event(jute.DELETED, path))
+
+    def _told(self, event: jute.Event | None) -> None:
+        if event is None:  # the connection is gone, and with it all that was watched
+            self._watched.clear()
+            for attempt in list(self.attempts.values()):
+                attempt.watched = False
+                if attempt.state == "waiting":
+                    self._look_again(attempt.public)
+        elif event.kind == jute.DELETED:
+            for public in self._watched.pop(event.path, ()):
+                mine = self.attempts.get(public)
+                if mine is not None and event.path in mine.places.values():
+                    mine.vanished = True
+                self._look_again(public)
+
+    def _look_again(self, public: str) -> None:
+        if (attempt := self.attempts.get(public)) is not None:
+            attempt.watched = False
+        self._heard(public)
+
+    def _end(self) -> None:
+        """The session is over: so is all that it carried. The next request begins a new one."""
+        self.id, self._password, self.confirmed = 0, _NOBODY, -math.inf
+        self.leftovers.clear()
+        self._watched.clear()
+        attempts, self.attempts = self.attempts, {}
+        for attempt in attempts.values():
+            if attempt.places:  # another one had perhaps not even been sent, and is asked for again
+                attempt.end("expired", self._runtime.now())
+            self._heard(attempt.public)
+        if (wire := self._wire) is not None:
+            wire.close("the session is over")
+
+    def close(self) -> None:
+        """Leases that are still held expire by themselves; a session without any is ended at once."""
+        wire, self._wire = self._wire, None
+        if wire is not None and not wire.closed:
+            if any(not attempt.over for attempt in self.attempts.values()):
+                wire.close()
+            else:
+                wire.farewell()
+        self.confirmed = -math.inf
+
+
+def _doubted(error: FencedError, doubt: Broken | None) -> FencedError:
+    return error if doubt is None else Indeterminate(f"{doubt}; then: {error}")

@@ -1,0 +1,150 @@
+"""ZooKeeper: one server, or an ensemble whose members can be cut off from each other; with or without TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+
+from fenced.testing.servers.base import (
+    HOST,
+    MissingProgram,
+    Server,
+    ServerFailed,
+    find_program,
+    make_certificates,
+)
+
+SETTINGS = {
+    "tickTime": "100",  # sessions end on ticks, and a new leader is found within a few of them
+    "initLimit": "50",
+    "syncLimit": "10",
+    "minSessionTimeout": "100",
+    "maxSessionTimeout": str(48 * 3600 * 1000),
+    "maxClientCnxns": "0",
+    "admin.enableServer": "false",
+    "4lw.commands.whitelist": "*",
+    "preAllocSize": "64",
+    "standaloneEnabled": "true",
+}
+JAR = Path("/usr/share/java/zookeeper.jar")
+MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+JAVA_OPTIONS = (
+    "-Xms32m",
+    "-Xmx128m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dzookeeper.nio.numSelectorThreads=1",
+    "-Dzookeeper.nio.numWorkerThreads=2",
+    "-Dzookeeper.commitProcessor.numWorkerThreads=1",
+)
+
+
+class ZooKeeperServer(Server):
+    """One member, alone or of an ensemble. `settings` are lines of zoo.cfg, by their first word.
+
+    With `tls` it speaks nothing else, under a certificate of its own that `ca_path` vouches for.
+    """
+
+    name = "zookeeper"
+
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        tls: bool = False,
+        number: int | None = None,
+    ) -> None:
+        super().__init__(folder)
+        self.settings = {**SETTINGS, **(settings or {})}
+        self.tls = tls
+        self.number = number
+        self.data = self.folder / "data"
+        self.ca_path = self.folder / "tls" / "ca.crt"
+
+    def url(self, chroot: str = "") -> str:
+        options = f"?ssl_ca_certs={self.ca_path}" if self.tls else ""
+        return f"zookeeper://{self.host}:{self.port}{chroot}{options}"
+
+    def tell(self, word: str) -> str:
+        """What it answers to a four-letter word."""
+        with contextlib.ExitStack() as stack:
+            link = stack.enter_context(socket.create_connection((self.host, self.port), timeout=5))
+            if self.tls:
+                context = ssl.create_default_context(cafile=str(self.ca_path))
+                link = stack.enter_context(context.wrap_socket(link, server_hostname=self.host))
+            link.sendall(word.encode())
+            said = b""
+            while data := link.recv(65536):
+                said += data
+        return said.decode()
+
+    @property
+    def mode(self) -> str:
+        """`standalone`, `leader`, `follower`, or `` while it serves nobody."""
+        try:
+            lines = self.tell("srvr").splitlines()
+        except OSError:
+            return ""
+        return next((line.partition(": ")[2] for line in lines if line.startswith("Mode:")), "")
+
+    # Backups.
+
+    def backup(self, path: str | os.PathLike[str]) -> None:
+        """Copy the data of the stopped server to a new folder, for `restore`."""
+        if self.running:
+            raise ServerFailed("stop the server first: its files change while they are copied")
+        shutil.copytree(self.data, path)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Put the data of a backup in the place of the stopped server's. The backup stays usable."""
+        if self.running:
+            raise ServerFailed("stop the server first: it would not see the change")
+        shutil.rmtree(self.data, ignore_errors=True)
+        shutil.copytree(path, self.data)
+
+    # The process.
+
+    def prepare(self) -> None:
+        self.data.mkdir(exist_ok=True)
+        if self.number is not None:
+            (self.data / "myid").write_text(f"{self.number}\n")
+        port = {"clientPort": str(self.port), "clientPortAddress": HOST}
+        if self.tls:
+            if not self.ca_path.exists():
+                _make_certificates(self.ca_path.parent)
+            port = {
+                "secureClientPort": str(self.port),
+                "secureClientPortAddress": HOST,
+                "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+                "ssl.keyStore.location": str(self.ca_path.parent / "server.pem"),
+                "ssl.trustStore.location": str(self.ca_path),
+                "ssl.clientAuth": "want",
+            }
+        told = {"dataDir": str(self.data), **port, **self.settings}
+        lines = [f"{name}={value}" for name, value in told.items()]
+        (self.folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
+
+    def command(self) -> list[str]:
+        java = find_program("java", "default-jre-headless")
+        if not JAR.exists():
+            raise MissingProgram(
+                "zookeeper is not installed here; this does it: apt-get install -y zookeeper"
+            )
+        return [java, *JAVA_OPTIONS, "-cp", str(JAR), MAIN, str(self.folder / "zoo.cfg")]
+
+    def answers(self) -> bool:
+        return self.mode != ""
+
+
+def _make_certificates(folder: Path) -> None:
+    """An authority of our own, and a certificate of it for loopback, in one file with its key."""
+    make_certificates(folder)
+    both = (folder / "server.key").read_text() + (folder / "server.crt").read_text()
+    (folder / "server.pem").write_text(both)
