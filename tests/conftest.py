@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from kazoo.client import KazooClient
 
 from fenced.testing.servers import Pgbouncer, PostgresqlServer, RedisServer, ZooKeeperServer
 
@@ -37,16 +36,6 @@ def redis_server() -> Iterator[RedisServer]:
 def zookeeper_server() -> Iterator[ZooKeeperServer]:
     with ZooKeeperServer() as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def zookeeper_client(zookeeper_server: ZooKeeperServer) -> Iterator[KazooClient]:
-    """Another make of client, for what a test does behind the back of ours."""
-    client = KazooClient(f"{zookeeper_server.host}:{zookeeper_server.port}")
-    client.start()
-    yield client
-    client.stop()
-    client.close()
 
 
 @pytest.fixture

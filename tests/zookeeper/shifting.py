@@ -7,18 +7,14 @@ would have done it. Times that are stored are moved back.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable
 from typing import TypeVar
-
-from kazoo.client import KazooClient
 
 from fenced.authorities.zookeeper import ZooKeeperAuthority, jute
 from fenced.authorities.zookeeper.address import Address
 from fenced.authorities.zookeeper.session import Session
-from fenced.authorities.zookeeper.wire import dial
 from fenced.contracts import Colour, Readable, Runtime, Wakeup
-from fenced.runtime.blocking import BlockingRuntime, step
+from tests.zookeeper.raw import Raw
 
 T = TypeVar("T")
 
@@ -48,26 +44,13 @@ class Shifted:
 
 
 def end_session(session: Session, address: Address) -> None:
-    """What the server does when it has heard nothing for too long."""
-    runtime = BlockingRuntime()
-    hello = jute.Connected(10_000, session.id, session._password)
-
-    async def end() -> None:
-        until = runtime.now() + 5
-        link, told = await dial(address, address.members[0], runtime, hello, 0, until)
-        with link:
-            if told.timeout > 0:
-                link.setblocking(True)
-                link.sendall(jute.frame(struct.pack(">i", 1) + jute.close()))
-                while link.recv(4096):
-                    pass
-
-    step(end())
+    known = jute.Connected(10_000, session.id, session._password)
+    host, port = address.members[0]
+    with Raw(f"zookeeper://{host}:{port}", known) as client:
+        client.end_session()
 
 
-def pass_time(
-    seconds: float, runtime: Shifted, authorities: Iterable[ZooKeeperAuthority], client: KazooClient
-) -> None:
+def pass_time(seconds: float, runtime: Shifted, authorities: Iterable[ZooKeeperAuthority], url: str) -> None:
     runtime.ahead += seconds
     roots = set()
     for authority in authorities:
@@ -75,19 +58,22 @@ def pass_time(
         for session in authority._sessions.values():
             if session.id and session.confirmed + session.ttl <= runtime.now():
                 end_session(session, authority._address)
-    for root in roots:
-        _move_back(client, root, seconds)
+    with Raw(url) as client:
+        for root in roots:
+            _move_back(client, root, seconds)
+        client.end_session()
 
 
-def _move_back(client: KazooClient, root: str, seconds: float) -> None:
-    for tomb in client.get_children(f"{root}/t"):
-        told = json.loads(client.get(f"{root}/t/{tomb}")[0])
-        told["remember"] -= seconds
-        client.set(f"{root}/t/{tomb}", json.dumps(told).encode())
-    for name in client.get_children(f"{root}/n"):
-        for child in client.get_children(f"{root}/n/{name}"):
+def _move_back(client: Raw, root: str, seconds: float) -> None:
+    def move(path: str, key: str) -> None:
+        told = json.loads(client.get(path)[0])
+        if told[key] is not None:
+            told[key] -= seconds
+            client.set(path, json.dumps(told).encode())
+
+    for tomb in client.children(f"{root}/t"):
+        move(f"{root}/t/{tomb}", "remember")
+    for name in client.children(f"{root}/n"):
+        for child in client.children(f"{root}/n/{name}"):
             if child.startswith("~"):
-                told = json.loads(client.get(f"{root}/n/{name}/{child}")[0])
-                if told["until"] is not None:
-                    told["until"] -= seconds
-                    client.set(f"{root}/n/{name}/{child}", json.dumps(told).encode())
+                move(f"{root}/n/{name}/{child}", "until")

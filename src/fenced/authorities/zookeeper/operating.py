@@ -214,13 +214,13 @@ class Operating(Base):
         until = now + 12 * CALL_SECONDS
         await self._settle(now, until)
         session = self._any_session()
-        forgotten = self._forget_old(now)
 
         async def work() -> int:
             tombs = await self._tidy_tombs(session, until)
             return tombs + await self._tidy_delays(session, until)
 
-        return forgotten + await session.request(work, until)
+        ended = await session.request(work, until)
+        return ended + self._forget_old(now)  # last: they tell when a delay began
 
     async def _tidy_tombs(self, session: Session, until: float) -> int:
         clock, reply = await session.exchange(

@@ -151,10 +151,9 @@ class Attempt:
         if self.over:
             return
         self.state = state
-        delayed = (
-            self.expires + self.lock_delay if state == "expired" and math.isfinite(self.expires) else now
-        )
-        self.forget = max(now, delayed) + timing.remember_for(self.ttl)
+        if state == "expired" and math.isfinite(self.expires):
+            now = self.expires + self.lock_delay
+        self.forget = now + timing.remember_for(self.ttl)
 
 
 class Record(NamedTuple):

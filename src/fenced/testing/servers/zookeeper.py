@@ -8,7 +8,10 @@ import shutil
 import socket
 import ssl
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from fenced.testing.servers.base import (
     HOST,
@@ -16,8 +19,12 @@ from fenced.testing.servers.base import (
     Server,
     ServerFailed,
     find_program,
+    free_port,
     make_certificates,
 )
+
+if TYPE_CHECKING:
+    from fenced.testing.faults import Proxy
 
 SETTINGS = {
     "tickTime": "100",  # sessions end on ticks, and a new leader is found within a few of them
@@ -32,6 +39,8 @@ SETTINGS = {
     "standaloneEnabled": "true",
 }
 JAR = Path("/usr/share/java/zookeeper.jar")
+WORD_SECONDS = 0.5
+"""A server that is about to start accepts connections, and then may never answer on them."""
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 JAVA_OPTIONS = (
     "-Xms32m",
@@ -75,7 +84,7 @@ class ZooKeeperServer(Server):
     def tell(self, word: str) -> str:
         """What it answers to a four-letter word."""
         with contextlib.ExitStack() as stack:
-            link = stack.enter_context(socket.create_connection((self.host, self.port), timeout=5))
+            link = stack.enter_context(socket.create_connection((self.host, self.port), timeout=WORD_SECONDS))
             if self.tls:
                 context = ssl.create_default_context(cafile=str(self.ca_path))
                 link = stack.enter_context(context.wrap_socket(link, server_hostname=self.host))
@@ -141,6 +150,88 @@ class ZooKeeperServer(Server):
 
     def answers(self) -> bool:
         return self.mode != ""
+
+
+class ZooKeeperEnsemble:
+    """Three members, or another odd number, with a proxy on every way from one of them to another.
+
+    Through these ways members follow a leader. They elect one on ways of their own, which cannot be cut: who is cut
+    off knows who leads, and cannot follow.
+    """
+
+    def __init__(self, count: int = 3, settings: Mapping[str, str] | None = None) -> None:
+        from fenced.testing.faults import Proxy  # which itself needs this package
+
+        ports = [(free_port(), free_port()) for _ in range(count)]
+        self.members = []
+        self._ways: dict[tuple[int, int], Proxy] = {}
+        for mine in range(count):
+            lines = {}
+            for other, (following, electing) in enumerate(ports):
+                if other != mine:
+                    way = self._ways[mine, other] = Proxy(HOST, following)
+                    following = way.port
+                lines[f"server.{other + 1}"] = f"{HOST}:{following}:{electing}"
+            self.members.append(ZooKeeperServer({**(settings or {}), **lines}, number=mine + 1))
+
+    def url(self, chroot: str = "") -> str:
+        listed = ",".join(f"{member.host}:{member.port}" for member in self.members)
+        return f"zookeeper://{listed}{chroot}"
+
+    def start(self, *members: ZooKeeperServer) -> None:
+        """Start these, or all that do not run, together: one alone answers nobody."""
+        chosen = members or [member for member in self.members if not member.running]
+        with ThreadPoolExecutor(len(chosen) or 1) as threads:
+            list(threads.map(ZooKeeperServer.start, chosen))
+
+    def restart(self) -> None:
+        for member in self.members:
+            member.stop()
+        self.start()
+
+    def leader(self) -> ZooKeeperServer:
+        """Who leads now; waits until somebody does."""
+        self.members[0].wait_until(lambda: self._with_mode("leader") != [], "there is a leader")
+        return self._with_mode("leader")[0]
+
+    def followers(self) -> list[ZooKeeperServer]:
+        return self._with_mode("follower")
+
+    def _with_mode(self, mode: str) -> list[ZooKeeperServer]:
+        return [member for member in self.members if member.running and member.mode == mode]
+
+    def cut_off(self, member: ZooKeeperServer) -> None:
+        """Nothing passes any more between this one and the others; connections stay open."""
+        for way in self._ways_of(member):
+            way.black_hole(drop=True)
+
+    def heal(self, member: ZooKeeperServer) -> None:
+        for way in self._ways_of(member):
+            way.heal()
+            way.reset()
+
+    def _ways_of(self, member: ZooKeeperServer) -> list[Proxy]:
+        mine = self.members.index(member)
+        return [way for ends, way in self._ways.items() if mine in ends]
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+        for way in self._ways.values():
+            way.stop()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _make_certificates(folder: Path) -> None:
