@@ -29,8 +29,13 @@ GROUPS = {
     "startup": "bench.startup",
     "redis": "bench.on_redis",
     "postgresql": "bench.on_postgresql",
+    "zookeeper": "bench.on_zookeeper",
 }
-PACKAGES = {"redis": "redis python-redis-lock", "postgresql": "'psycopg[binary]'"}
+PACKAGES = {
+    "redis": "redis python-redis-lock",
+    "postgresql": "'psycopg[binary]'",
+    "zookeeper": "kazoo",
+}
 """What a group compares with. Imported only when it is measured: the others need none of it."""
 
 QUICK = Effort(0.5)
@@ -46,7 +51,9 @@ def conditions() -> dict[str, object]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": os.cpu_count(),
         "peers": {
-            name: version for name in ("redis", "python-redis-lock", "psycopg") if (version := _version(name))
+            name: version
+            for name in ("redis", "python-redis-lock", "psycopg", "kazoo")
+            if (version := _version(name))
         },
     }
 

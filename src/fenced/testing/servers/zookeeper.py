@@ -103,6 +103,10 @@ class ZooKeeperServer(Server):
             return ""
         return next((line.partition(": ")[2] for line in lines if line.startswith("Mode:")), "")
 
+    @property
+    def version(self) -> str:
+        return self.tell("srvr").partition("version: ")[2].partition("-")[0]
+
     # Backups.
 
     def backup(self, path: str | os.PathLike[str]) -> None:
@@ -169,9 +173,9 @@ class ZooKeeperEnsemble:
             lines = {}
             for other, (following, electing) in enumerate(ports):
                 if other != mine:
-                    way = self._ways[mine, other] = Proxy(HOST, following)
-                    following = way.port
-                lines[f"server.{other + 1}"] = f"{HOST}:{following}:{electing}"
+                    self._ways[mine, other] = Proxy(HOST, following)
+                way = self._ways.get((mine, other))
+                lines[f"server.{other + 1}"] = f"{HOST}:{way.port if way else following}:{electing}"
             self.members.append(ZooKeeperServer({**(settings or {}), **lines}, number=mine + 1))
 
     def url(self, chroot: str = "") -> str:
