@@ -82,16 +82,23 @@ class ZooKeeperAuthority(Operating):
             if not isinstance(entered, tuple):
                 return entered
             found = entered
+        elif (space := self._first_by_now(session, mine)) is not None:
+            answer = await self._grant(session, mine, space, start, until)
+            if answer is not None:
+                return answer
         while not mine.over:
             queues, space = found or await self._look(session, mine.names, until)
             found = None
+            if space is None:
+                continue
             if mine.over or any(mine.public not in queue.publics for queue in queues.values()):
                 self._drop(session, mine, "revoked")
                 break
             ahead = max(queue.publics.index(mine.public) for queue in queues.values())
             delay = await self._delayed(session, mine.public, queues, until)
+            mine.forced = max(queue.changed for queue in queues.values())
             if not ahead and not delay:
-                answer = await self._grant(session, mine, queues, space, start, until)
+                answer = await self._grant(session, mine, space, start, until)
                 if answer is not None:
                     return answer
             elif not mine.queued and (not wait or ahead > QUEUE_MAX):
@@ -104,9 +111,14 @@ class ZooKeeperAuthority(Operating):
                     return waiting
         return Ended(mine.state)
 
+    def _first_by_now(self, session: Session, mine: Attempt) -> Space | None:
+        """We were told that nobody is ahead any more, and need not look: the namespace as it is now."""
+        told = mine.queued and mine.watched and not mine.behind and not mine.vanished
+        return session.space if told and mine.state == "waiting" and not self._stale(session) else None
+
     async def _enter(
         self, session: Session, mine: Attempt, until: float
-    ) -> AskAnswer | tuple[dict[str, Queue], Space]:
+    ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
         """Take a place in every queue, in one transaction; what the queues look like then."""
         paths, acl, public = self._paths, self._acl, mine.public
         session.attempts[public] = mine
@@ -120,11 +132,11 @@ class ZooKeeperAuthority(Operating):
                 jute.set_data(paths.attempt(public), text),
             ]
             for name in mine.names:
-                path = paths.new_place(name, public)
+                path = paths.new_place(name, public, mine.lock_delay > 0)
                 nodes.append(jute.create(path, b"", acl, jute.EPHEMERAL_SEQUENTIAL))
-            sent = self._runtime.now()
+            sent, changes = self._runtime.now(), session.changes
             replies = await session.exchange(
-                jute.multi([*containers, *nodes]), *self._looking(mine.names), until=until
+                jute.multi([*containers, *nodes]), *self._looking(session, mine.names), until=until
             )
             results = self._results(replies[0])
             failed = jute.failure(results)
@@ -152,16 +164,14 @@ class ZooKeeperAuthority(Operating):
         self._know(mine.names)
         if mine.over:  # withdrawn while it was under way
             session.leftovers += self._deletions(mine)
-        return self._looked(mine.names, replies[1:])
+        return self._looked(session, mine.names, replies[1:], changes)
 
     async def _recognise(
         self, session: Session, mine: Attempt, until: float
-    ) -> AskAnswer | tuple[dict[str, Queue], Space]:
+    ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
         """The attempt is known already: ours, whose reply was lost; somebody else's; or withdrawn."""
-        replies = await session.exchange(
-            jute.get_data(self._paths.attempt(mine.public)), *self._looking(mine.names), until=until
-        )
-        record = self._record(replies[0])
+        (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
+        record = self._record(reply)
         if record is None:
             return await self._enter(session, mine, until)
         if record.owner == 0:
@@ -173,7 +183,7 @@ class ZooKeeperAuthority(Operating):
         if (record.names, record.asked) != (mine.names, mine.ttl):
             self._forget(session, mine)
             raise Misuse("the same attempt was used before with other names or another ttl")
-        queues, space = self._looked(mine.names, replies[1:])
+        queues, space = await self._look(session, mine.names, until)
         if record.owner != session.id:
             self._forget(session, mine)
             return self._of_another(mine, record, queues, space)
@@ -198,15 +208,13 @@ class ZooKeeperAuthority(Operating):
         self,
         session: Session,
         mine: Attempt,
-        queues: dict[str, Queue],
         space: Space,
         start: float,
         until: float,
     ) -> AskAnswer | None:
         """We are first everywhere. None: look again."""
         if mine.state == "waiting":
-            changed = max(queue.changed for queue in queues.values())
-            if mine.zxid < max(changed, space.changed if space.version else 0):
+            if mine.zxid < max(mine.forced, space.changed if space.version else 0):
                 # The floor was raised, or the name taken by force, while we stood in the queue.
                 await self._mint(session, mine, until)
                 return None
@@ -214,7 +222,7 @@ class ZooKeeperAuthority(Operating):
                 await self._announce_delay(session, mine, until)
             token = mine.zxid + space.added(mine.zxid)
             mine.token = token if token < TOKEN_MAX else await self._last_token(session, mine, until)
-            mine.state, mine.vanished, mine.watched = "granted", False, False
+            mine.state = "granted"
             mine.expires = session.confirmed + session.ttl
         if mine.expires <= self._runtime.now():
             self._drop(session, mine, "expired")
@@ -278,16 +286,17 @@ class ZooKeeperAuthority(Operating):
         until: float,
     ) -> Waiting | None:
         """Watch whoever is directly ahead, and nobody else. None: somebody has gone, look again."""
-        watches: list[str] = []
-        mine.watched = True
+        mine.watched, mine.behind = True, {}
+        paths = list(mine.places.values())
         for name, queue in queues.items():
             at = queue.publics.index(mine.public)
             if at:
                 path = self._paths.place(name, queue.children[at - 1])
-                if not session.watch(path, mine.public):
-                    watches.append(path)
+                mine.behind[name] = (path, at == 1)
+                paths.append(path)
+        watches = [path for path in paths if not session.watch(path, mine.public)]
         held_by, ahead, check_in = await self._whom(session, mine, queues, space, watches, until)
-        if not mine.watched:
+        if not mine.watched or not (mine.behind or delay):
             return None
         if delay:
             mine.watched = False  # nobody tells when that is over
@@ -403,7 +412,7 @@ class ZooKeeperAuthority(Operating):
             waiting = await self._stand(session, mine, queues, space, delay, until)
             if waiting is not None:
                 return waiting
-        return Waiting(session.ttl)
+        return Waiting(session.ttl if mine.behind else 0.0)
 
     async def _adopt(self, public: str, until: float) -> RenewAnswer:
         """Who renews an attempt that another session carries takes it over into its own, where it stands."""
@@ -430,7 +439,9 @@ class ZooKeeperAuthority(Operating):
         attempt, text = self._paths.attempt(mine.public), record_text(mine, session.ttl)
         moves = [jute.delete(attempt), jute.create(attempt, text, self._acl, jute.EPHEMERAL)]
         for path in mine.places.values():
-            moves += (jute.delete(path), jute.create(path, b"", self._acl, jute.EPHEMERAL))
+            # Who waits behind is told that this is no ordinary end.
+            moves += (jute.set_data(path, b""), jute.delete(path))
+            moves.append(jute.create(path, b"", self._acl, jute.EPHEMERAL))
         sent = self._runtime.now()
         (reply,) = await session.exchange(jute.multi(moves), until=until)
         if jute.failure(self._results(reply)) is not None:
@@ -485,13 +496,12 @@ class ZooKeeperAuthority(Operating):
 
     async def _placed(self, session: Session, mine: Attempt, until: float) -> bool:
         """Whether an ask whose reply never came was carried out."""
-        replies = await session.exchange(
-            jute.get_data(self._paths.attempt(mine.public)), *self._looking(mine.names), until=until
-        )
-        record = self._record(replies[0])
+        (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
+        record = self._record(reply)
         if record is None or record.owner != session.id:
             return False
-        mine.places = self._places(mine, self._looked(mine.names, replies[1:])[0])
+        queues, _ = await self._look(session, mine.names, until)
+        mine.places = self._places(mine, queues)
         return True
 
     async def _end_unknown(self, session: Session, public: str, state: str, until: float) -> ReleaseAnswer:

@@ -73,7 +73,15 @@ class Base:
                 if not idle.attempts and not idle.busy:
                     del self._sessions[other]
                     idle.close()
-            session = Session(self._address, self._runtime, self._hub, ttl, self._wake)
+            session = Session(
+                self._address,
+                self._runtime,
+                self._hub,
+                ttl,
+                root=self._paths.root,
+                heard=self._wake,
+                granted=self._granted,
+            )
             session = self._sessions.setdefault(ttl, session)
         return session
 
@@ -84,6 +92,11 @@ class Base:
     def _wake(self, public: str) -> None:
         self._heard[public] = None
         self._ear.set()
+
+    def _granted(self, public: str) -> Attempt | None:
+        """An attempt of ours that was first in all its queues."""
+        mine = self._memory.get(public)
+        return mine if mine is not None and mine.token else None
 
     # What we remember.
 
@@ -144,15 +157,22 @@ class Base:
 
     # Looking.
 
-    def _looking(self, names: Sequence[str]) -> list[bytes]:
+    def _looking(self, session: Session, names: Sequence[str]) -> list[bytes]:
         lists = [jute.get_children(self._paths.name(name)) for name in names]
-        return [*lists, jute.get_data(self._paths.root)]
+        return lists if session.space is not None else [*lists, jute.get_data(self._paths.root, watch=True)]
 
-    def _looked(self, names: Sequence[str], replies: Sequence[jute.Reply]) -> tuple[dict[str, Queue], Space]:
-        queues = {name: self._queue(reply) for name, reply in zip(names, replies[:-1], strict=True)}
-        if replies[-1].error:
-            raise refused(replies[-1].error, self.url)
-        return queues, space_of(*jute.data_of(replies[-1].body), self.url)
+    def _looked(
+        self, session: Session, names: Sequence[str], replies: Sequence[jute.Reply], changes: int
+    ) -> tuple[dict[str, Queue], Space | None]:
+        """What the replies to `_looking` say; None: the namespace has changed meanwhile, look again."""
+        queues = {name: self._queue(reply) for name, reply in zip(names, replies, strict=False)}
+        if len(replies) > len(names):
+            if replies[-1].error:
+                raise refused(replies[-1].error, self.url)
+            space = space_of(*jute.data_of(replies[-1].body), self.url)
+            session.keep_space(space, changes)
+            return queues, space
+        return queues, session.space
 
     def _queue(self, reply: jute.Reply) -> Queue:
         if reply.error == jute.NO_NODE:
@@ -165,12 +185,17 @@ class Base:
         self, session: Session, names: Sequence[str], until: float, *, newest: bool = False
     ) -> tuple[dict[str, Queue], Space]:
         """The queues, and the namespace as it is then. `newest`: with all that was done before this call."""
+        while True:
+            ahead = [jute.sync(self._paths.root)] if newest or self._stale(session) else []
+            changes, looking = session.changes, self._looking(session, names)
+            replies = await session.exchange(*ahead, *looking, until=until, confirms=bool(ahead))
+            queues, space = self._looked(session, names, replies[len(ahead) :], changes)
+            if space is not None:
+                return queues, space
+
+    def _stale(self, session: Session) -> bool:
         stale = min(session.ttl * STALE_SHARE, STALE_SECONDS)
-        ahead = []
-        if newest or self._runtime.now() - session.confirmed > stale:
-            ahead = [jute.sync(self._paths.root)]
-        replies = await session.exchange(*ahead, *self._looking(names), until=until, confirms=bool(ahead))
-        return self._looked(names, replies[len(ahead) :])
+        return self._runtime.now() - session.confirmed > stale
 
     def _places(self, mine: Attempt, queues: dict[str, Queue]) -> dict[str, str]:
         return {

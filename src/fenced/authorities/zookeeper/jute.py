@@ -21,8 +21,8 @@ AUTH_FAILED = -115
 
 XID_EVENT = -1
 XID_AUTH = -4
-DELETED = 2
-"""The type of a watch event: the node is gone."""
+DELETED, CHANGED = 2, 3
+"""Types of watch events: the node is gone; its data were written."""
 
 _CREATE, _CREATE2, _DELETE, _GET_DATA, _SET_DATA = 1, 15, 2, 4, 5
 _SYNC, _GET_CHILDREN2, _MULTI, _CREATE_CONTAINER, _AUTH, _CLOSE = 9, 12, 14, 19, 100, -11

@@ -169,7 +169,9 @@ class Operating(Base):
             queues, _ = await self._look(session, record.names, until)
             forced.places = self._places(forced, queues)
             forced.delaying = any(public in queue.delays for queue in queues.values())
+            # The names remember that they were taken; those who wait behind are told by the places.
             marks = [jute.set_data(self._paths.name(each), b"") for each in record.names]
+            marks += [jute.set_data(path, b"") for path in forced.places.values()]
             done, after = await session.exchange(
                 jute.multi([*marks, *self._deletions(forced)]), jute.get_data(self._paths.root), until=until
             )
@@ -178,7 +180,7 @@ class Operating(Base):
             if failed is None and results[0].stat is not None:
                 if mine is not None:
                     self._drop(self._session(mine.ttl), mine, "revoked", done=True)
-                _, space = self._looked((), [after])
+                space = space_of(*jute.data_of(after.body), self.url)
                 zxid = results[0].stat.mzxid
                 return zxid + space.added(zxid)
             if failed is not None and failed[1] != jute.NO_NODE:
@@ -195,7 +197,9 @@ class Operating(Base):
                 _, reply = await session.exchange(
                     jute.sync(self._paths.root), jute.get_data(self._paths.root), until=until
                 )
-                _, space = self._looked((), [reply])
+                if reply.error:
+                    raise refused(reply.error, self.url)
+                space = space_of(*jute.data_of(reply.body), self.url)
                 added = space.added(reply.zxid + 1)
                 if reply.zxid + added >= above:
                     return min(reply.zxid + added, TOKEN_MAX - 1)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from fenced.authorities.zookeeper import jute
 from fenced.authorities.zookeeper.address import Address
-from fenced.authorities.zookeeper.tree import Attempt
+from fenced.authorities.zookeeper.tree import Attempt, Space, owner_of
 from fenced.authorities.zookeeper.wire import Hub, Wire, dial
 from fenced.contracts import Runtime, Wakeup
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
@@ -41,7 +41,15 @@ class Session:
     """The session that now serves leases of one ttl, and the attempts that it carries."""
 
     def __init__(
-        self, address: Address, runtime: Runtime, hub: Hub, ttl: float, heard: Callable[[str], None]
+        self,
+        address: Address,
+        runtime: Runtime,
+        hub: Hub,
+        ttl: float,
+        *,
+        root: str,
+        heard: Callable[[str], None],
+        granted: Callable[[str], Attempt | None],
     ) -> None:
         self.asked = ttl
         self.ttl = ttl
@@ -61,7 +69,11 @@ class Session:
         self._address = address
         self._runtime = runtime
         self._hub = hub
+        self._root = root
         self._heard = heard
+        self._granted = granted
+        self._space: Space | None = None
+        self._changes = 0
         self._password = _NOBODY
         self._wire: Wire | None = None
         self._seen = 0
@@ -177,6 +189,29 @@ class Session:
         self._wire = wire = Wire(link, self._hub, self._runtime, where, self._told)
         return wire
 
+    # The namespace, as far as it is watched.
+
+    @property
+    def space(self) -> Space | None:
+        """What the root says; None when it may have changed. Changes are told before anything that follows them."""
+        return self._space
+
+    @property
+    def changes(self) -> int:
+        """How often it may have changed."""
+        return self._changes
+
+    def keep_space(self, space: Space, changes: int) -> None:
+        """Remember what was read under a watch, unless a change was told since `changes` was looked at."""
+        with self._lock:
+            if self._changes == changes:
+                self._space = space
+
+    def _forget_space(self) -> None:
+        with self._lock:
+            self._changes += 1
+            self._space = None
+
     # What the server says by itself.
 
     def watch(self, path: str, public: str) -> bool:
@@ -191,17 +226,39 @@ class Session:
 
     def _told(self, event: jute.Event | None) -> None:
         if event is None:  # the connection is gone, and with it all that was watched
+            self._forget_space()
             self._watched.clear()
             for attempt in list(self.attempts.values()):
                 attempt.watched = False
                 if attempt.state == "waiting":
                     self._look_again(attempt.public)
-        elif event.kind == jute.DELETED:
+        elif event.path == self._root:
+            self._forget_space()
+        else:
             for public in self._watched.pop(event.path, ()):
-                mine = self.attempts.get(public)
-                if mine is not None and event.path in mine.places.values():
-                    mine.vanished = True
-                self._look_again(public)
+                if (mine := self.attempts.get(public)) is not None:
+                    self._changed(mine, event)
+
+    def _changed(self, mine: Attempt, event: jute.Event) -> None:
+        """Something happened to a place of ours, or to the one directly ahead of it.
+
+        We are first without asking if the one ahead is simply gone and was first itself. Who takes a name by force, or
+        takes an attempt over into another session, writes to the place before it deletes it.
+        """
+        if event.path in mine.places.values():
+            mine.vanished = True
+            return self._look_again(mine.public)
+        public, delays = owner_of(event.path)
+        for name, (path, first) in list(mine.behind.items()):
+            if path == event.path:
+                other = self._granted(public)
+                if event.kind != jute.DELETED or delays or not (first or other):
+                    return self._look_again(mine.public)
+                mine.forced = max(mine.forced, other.forced if other else 0)
+                del mine.behind[name]
+        if not mine.behind:
+            self._heard(mine.public)
+        return None
 
     def _look_again(self, public: str) -> None:
         if (attempt := self.attempts.get(public)) is not None:

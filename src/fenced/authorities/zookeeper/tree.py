@@ -3,6 +3,7 @@
     CHROOT/fenced/NAMESPACE      the realm, and by how much tokens are above transaction numbers
         a/ID                     an attempt, by its public id: names, ttl, holder; ephemeral. A withdrawn one stays
         n/NAME/ID-NUMBER         its place in the queue of a name; ephemeral. The lowest number holds the name
+        n/NAME/ID~-NUMBER        the same, of one with a lock_delay
         n/NAME/~ID               a lease with a lock_delay holds or held the name; stays until the delay is over
         t/ID                     an attempt was withdrawn by somebody who did not make it; when it may be forgotten
         clock                    written to read the leader's clock
@@ -31,6 +32,7 @@ RAISES_MAX = 64
 
 _WRAP = 2**31
 _DELAY = "~"
+_ID = 32
 
 
 class Paths:
@@ -58,9 +60,9 @@ class Paths:
     def name(self, name: str) -> str:
         return f"{self.names}/{quote(name, safe='')}"
 
-    def new_place(self, name: str, public: str) -> str:
-        """What the server completes by a number."""
-        return f"{self.names}/{quote(name, safe='')}/{public}-"
+    def new_place(self, name: str, public: str, delays: bool) -> str:
+        """What the server completes by a number. It tells those behind whether a lock_delay may follow."""
+        return f"{self.names}/{quote(name, safe='')}/{public}{_DELAY if delays else ''}-"
 
     def place(self, name: str, child: str) -> str:
         return f"{self.names}/{quote(name, safe='')}/{child}"
@@ -135,7 +137,11 @@ class Attempt:
     queued: bool = False
     """It was told to wait."""
     watched: bool = False
-    """It will be told when its places change: those ahead while it waits, its own while it holds."""
+    """It will be told of everything that happens to its own places, and while it waits to those directly ahead."""
+    behind: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """By name, the node directly ahead, and whether that is the first one in the queue."""
+    forced: int = 0
+    """The last transaction, as far as it knows, that made one of its names or took it by force."""
     vanished: bool = False
     """A place of its own is gone, and it was not us."""
     delaying: bool = False
@@ -201,6 +207,12 @@ def record_of(data: bytes, stat: Stat) -> Record:
 # Queues.
 
 
+def owner_of(path: str) -> tuple[str, bool]:
+    """Whose place a node is, and whether a lock_delay may follow when it is gone."""
+    child = path.rpartition("/")[2]
+    return child[:_ID], child[_ID] == _DELAY
+
+
 class Queue(NamedTuple):
     """The places at one name, first come first, and who left a lock_delay behind."""
 
@@ -222,8 +234,8 @@ def queue_of(children: Sequence[str], stat: Stat) -> Queue:
         if child.startswith(_DELAY):
             delays.append(child[1:])
         else:
-            public, _, number = child.partition("-")
-            places.append((int(number), public, child))
+            number = child[_ID:].removeprefix(_DELAY)[1:]
+            places.append((int(number), child[:_ID], child))
     if places:
         places.sort()
         if places[-1][0] - places[0][0] > _WRAP:  # the server's counter of 32 bits began anew below zero
