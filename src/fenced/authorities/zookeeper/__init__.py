@@ -91,9 +91,8 @@ class ZooKeeperAuthority(Operating):
             found = None
             if space is None:
                 continue
-            if mine.over or any(mine.public not in queue.publics for queue in queues.values()):
-                self._drop(session, mine, "revoked")
-                break
+            if any(mine.public not in queue.publics for queue in queues.values()):
+                return await self._revoked(session, mine, until)
             ahead = max(queue.publics.index(mine.public) for queue in queues.values())
             delay = await self._delayed(session, mine.public, queues, until)
             mine.forced = max(queue.changed for queue in queues.values())
@@ -157,13 +156,13 @@ class ZooKeeperAuthority(Operating):
                 raise refused(error, self.url)
         placed = results[len(containers) :]
         assert placed[1].stat is not None
-        mine.zxid = placed[1].stat.mzxid
+        mine.zxid, mine.version = placed[1].stat.mzxid, placed[1].stat.version
         mine.places = {name: done.path for name, done in zip(mine.names, placed[2:], strict=True)}
         mine.expires = sent + timing.waiter_ttl(mine.ttl)
         session.due = min(session.due, mine.expires)
         self._know(mine.names)
         if mine.over:  # withdrawn while it was under way
-            session.leftovers += self._deletions(mine)
+            session.leftovers.append(jute.multi(self._deletions(mine)))
         return self._looked(session, mine.names, replies[1:], changes)
 
     async def _recognise(
@@ -187,7 +186,7 @@ class ZooKeeperAuthority(Operating):
         if record.owner != session.id:
             self._forget(session, mine)
             return self._of_another(mine, record, queues, space)
-        mine.zxid = record.zxid
+        mine.zxid, mine.version = record.zxid, record.version
         mine.places = self._places(mine, queues)
         mine.expires = session.confirmed + timing.waiter_ttl(mine.ttl)
         session.due = min(session.due, mine.expires)
@@ -238,7 +237,8 @@ class ZooKeeperAuthority(Operating):
         elif reply.error:
             raise refused(reply.error, self.url)
         else:
-            mine.zxid = jute.stat_of(reply.body).mzxid
+            stat = jute.stat_of(reply.body)
+            mine.zxid, mine.version = stat.mzxid, stat.version
 
     async def _announce_delay(self, session: Session, mine: Attempt, until: float) -> None:
         text = delay_text(mine.lock_delay)
@@ -269,11 +269,12 @@ class ZooKeeperAuthority(Operating):
     async def _turn_away(
         self, session: Session, mine: Attempt, queues: dict[str, Queue], space: Space, until: float
     ) -> Busy:
-        session.leftovers += self._deletions(mine)
-        self._forget(session, mine)
+        session.leftovers.append(jute.multi(self._deletions(mine)))
+        mine.places = {}  # should this try break, the next one begins anew
         held_by, ahead, _ = await self._whom(session, mine, queues, space, [], until)
         if session.leftovers:
             await session.exchange(until=until)
+        self._forget(session, mine)
         return Busy(ahead, held_by)
 
     async def _stand(
@@ -390,8 +391,7 @@ class ZooKeeperAuthority(Operating):
             if mine.over:
                 answers[mine.public] = Ended(mine.state)
             elif mine.vanished:
-                self._drop(session, mine, "revoked")
-                answers[mine.public] = Ended("revoked")
+                answers[mine.public] = await self._revoked(session, mine, until)
             elif mine.state == "granted":
                 mine.expires = sent + session.ttl
                 answers[mine.public] = Kept(session.ttl)
@@ -404,8 +404,7 @@ class ZooKeeperAuthority(Operating):
         while not mine.watched:
             queues, space = await self._look(session, mine.names, until)
             if any(mine.public not in queue.publics for queue in queues.values()):
-                self._drop(session, mine, "revoked")
-                return Ended("revoked")
+                return await self._revoked(session, mine, until)
             delay = await self._delayed(session, mine.public, queues, until)
             if not delay and not any(queue.publics.index(mine.public) for queue in queues.values()):
                 return Waiting(0.0)
@@ -447,6 +446,7 @@ class ZooKeeperAuthority(Operating):
         if jute.failure(self._results(reply)) is not None:
             return Gone()
         first = not any(queue.publics.index(mine.public) for queue in queues.values())
+        mine.version = 0
         mine.state = "granted" if first else "waiting"
         mine.queued = not first
         mine.delaying = bool(mine.lock_delay) and first
@@ -486,13 +486,12 @@ class ZooKeeperAuthority(Operating):
         doubted, mine.doubted = mine.doubted, True
         (reply,) = await session.exchange(jute.multi(self._deletions(mine)), until=until)
         failed = jute.failure(self._results(reply))
-        if failed is None or (doubted and failed[1] == jute.NO_NODE):
-            self._drop(session, mine, state, done=failed is None)
+        if failed is None or (doubted and failed == (0, jute.NO_NODE)):
+            self._drop(session, mine, state, done=True)
             return Released()
-        if failed[1] != jute.NO_NODE:
+        if failed[1] not in (jute.NO_NODE, jute.BAD_VERSION):
             raise refused(failed[1], self.url)
-        self._drop(session, mine, "revoked")
-        return Ended("revoked")
+        return await self._revoked(session, mine, until)
 
     async def _placed(self, session: Session, mine: Attempt, until: float) -> bool:
         """Whether an ask whose reply never came was carried out."""
@@ -501,7 +500,7 @@ class ZooKeeperAuthority(Operating):
         if record is None or record.owner != session.id:
             return False
         queues, _ = await self._look(session, mine.names, until)
-        mine.places = self._places(mine, queues)
+        mine.places, mine.version = self._places(mine, queues), record.version
         return True
 
     async def _end_unknown(self, session: Session, public: str, state: str, until: float) -> ReleaseAnswer:

@@ -27,7 +27,7 @@ from fenced.authorities.zookeeper.tree import (
 from fenced.authorities.zookeeper.wire import Hub
 from fenced.contracts import Runtime
 from fenced.errors import FencedError
-from fenced.model import HeldBy, check_name
+from fenced.model import Ended, HeldBy, check_name
 
 CALL_SECONDS = 5.0
 REMEMBERED_MAX = 16_384
@@ -69,10 +69,6 @@ class Base:
     def _session(self, ttl: float) -> Session:
         session = self._sessions.get(ttl)
         if session is None:
-            for other, idle in list(self._sessions.items()):
-                if not idle.attempts and not idle.busy:
-                    del self._sessions[other]
-                    idle.close()
             session = Session(
                 self._address,
                 self._runtime,
@@ -127,6 +123,7 @@ class Base:
     async def _settle(self, now: float, until: float) -> None:
         """End what nobody renewed in time, although the session that carries it goes on."""
         self._expire(now)
+        until = now + (until - now) / 4
         for session in list(self._sessions.values()):
             if session.leftovers:
                 with contextlib.suppress(FencedError):  # then later, or with the session
@@ -145,15 +142,26 @@ class Base:
         """It is over; what there is of it goes with the next request, unless that is done already."""
         mine.end(state, self._runtime.now())
         session.attempts.pop(mine.public, None)
-        if not done:
-            session.leftovers += self._deletions(mine)
+        if not done and mine.places:
+            session.leftovers.append(jute.multi(self._deletions(mine)))
 
     def _deletions(self, mine: Attempt) -> list[bytes]:
-        """Its nodes. An expiry leaves those of its lock_delay behind."""
-        paths = [*mine.places.values(), self._paths.attempt(mine.public)]
+        """All its nodes, if it still is ours. An expiry leaves those of its lock_delay behind."""
+        paths = list(mine.places.values())
         if mine.delaying and mine.state != "expired":
             paths += [self._paths.delay(name, mine.public) for name in mine.names]
-        return [jute.delete(path) for path in paths]
+        own = jute.delete(self._paths.attempt(mine.public), mine.version)
+        return [own, *(jute.delete(path) for path in paths)]
+
+    async def _revoked(self, session: Session, mine: Attempt, until: float) -> Ended:
+        """A place of ours is gone: by force, by hand, or because another session took the attempt over."""
+        (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
+        record = self._record(reply)
+        if record is not None and record.owner == session.id:
+            rest = [self._paths.attempt(mine.public), *mine.places.values()]
+            session.leftovers.extend(jute.delete(path) for path in rest)
+        self._drop(session, mine, "revoked", done=True)
+        return Ended(mine.state)
 
     # Looking.
 

@@ -11,6 +11,7 @@ of which the leader is told before it is accepted.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -58,11 +59,9 @@ class Session:
         self.confirmed = -math.inf
         """The instant before the last request was sent to which the leader has answered."""
         self.attempts: dict[str, Attempt] = {}
-        self.busy = 0
-        """How many callers use it now."""
         self.due = math.inf
         """No attempt expires before."""
-        self.leftovers: list[bytes] = []
+        self.leftovers: deque[bytes] = deque()
         """Deletions that are due; they go ahead of the next requests, whatever is answered."""
         self._watched: dict[str, set[str]] = {}
         """Which attempts want to know when this node is gone."""
@@ -76,7 +75,6 @@ class Session:
         self._changes = 0
         self._password = _NOBODY
         self._wire: Wire | None = None
-        self._seen = 0
         self._lock = runtime.lock()
         self._connecting = False
         self._queue: list[Wakeup] = []
@@ -85,13 +83,6 @@ class Session:
 
     async def request(self, work: Callable[[], Awaitable[T]], until: float, *, repeatable: bool = True) -> T:
         """Do `work`, which exchanges requests. Once a try has broken, no later error is a definite no."""
-        self.busy += 1
-        try:
-            return await self._repeat(work, until, repeatable)
-        finally:
-            self.busy -= 1
-
-    async def _repeat(self, work: Callable[[], Awaitable[T]], until: float, repeatable: bool) -> T:
         doubt: Broken | None = None
         while True:
             try:
@@ -110,18 +101,18 @@ class Session:
     async def exchange(self, *requests: bytes, until: float, confirms: bool = True) -> list[jute.Reply]:
         """Requests on a connection of this session. `confirms`: one of them is answered by the leader."""
         wire = await self._connected(until)
-        ahead, self.leftovers = self.leftovers, []
+        ahead = [self.leftovers.popleft() for _ in range(len(self.leftovers))]
         sent = self._runtime.now()
         try:
             replies = await wire.exchange([*ahead, *requests], until)
         except BaseException:
-            self.leftovers = ahead + self.leftovers
+            self.leftovers.extendleft(reversed(ahead))
             raise
         for reply in replies:
             if reply.error == jute.SESSION_EXPIRED:
                 self._end()
                 raise Over
-        self._seen = max(self._seen, wire.zxid)
+        self._hub.seen = max(self._hub.seen, wire.zxid)
         if confirms:
             self.confirmed = max(self.confirmed, sent)
         return replies[len(ahead) :]
@@ -176,7 +167,7 @@ class Session:
         asked = math.ceil(self.asked / LEASE_SHARE * 1000)
         hello = jute.Connected(asked, self.id, self._password)
         sent = self._runtime.now()
-        link, session = await dial(self._address, member, self._runtime, hello, self._seen, until)
+        link, session = await dial(self._address, member, self._runtime, hello, self._hub.seen, until)
         if session.timeout <= 0:
             link.close()
             self._end()

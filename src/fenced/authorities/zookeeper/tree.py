@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from fenced import timing
-from fenced.authorities.zookeeper.jute import Stat
+from fenced.authorities.zookeeper.jute import ANY_VERSION, Stat
 from fenced.errors import Misconfigured
 from fenced.model import Holder
 
@@ -132,6 +132,8 @@ class Attempt:
     zxid: int = 0
     """The transaction that its token comes from."""
     token: int = 0
+    version: int = ANY_VERSION
+    """Of its own node; another one says that somebody has taken the attempt over."""
     expires: float = math.inf
     forget: float = math.inf
     queued: bool = False
@@ -174,6 +176,7 @@ class Record(NamedTuple):
     """The transaction that its token comes from."""
     owner: int
     """The session that it ends with; 0: nobody's, it was withdrawn before it came."""
+    version: int
 
 
 def record_text(attempt: Attempt, ttl: float) -> bytes:
@@ -191,7 +194,7 @@ def record_text(attempt: Attempt, ttl: float) -> bytes:
 
 def record_of(data: bytes, stat: Stat) -> Record:
     if not stat.ephemeral_owner:
-        return Record((), 0.0, 0.0, 0.0, Holder("", "", "", 0), stat.mzxid, 0)
+        return Record((), 0.0, 0.0, 0.0, Holder("", "", "", 0), stat.mzxid, 0, stat.version)
     told = json.loads(data)
     return Record(
         tuple(told["names"]),
@@ -201,6 +204,7 @@ def record_of(data: bytes, stat: Stat) -> Record:
         Holder(*told["holder"]),
         told.get("zxid", stat.mzxid),
         stat.ephemeral_owner,
+        stat.version,
     )
 
 

@@ -40,11 +40,17 @@ class Hub:
         for end in (self._bell, self._button):
             end.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ, None)
+        self.seen = 0
+        """The newest transaction that this client has seen: a server that knows less does not serve it."""
         self._taken = False
         self._waiting: dict[Wakeup, None] = {}
 
     def add(self, wire: Wire) -> None:
-        self._selector.register(wire.socket, selectors.EVENT_READ, wire)
+        try:
+            self._selector.register(wire.socket, selectors.EVENT_READ, wire)
+        except (OSError, ValueError, RuntimeError) as error:
+            wire.socket.close()
+            raise Unavailable("this client is closed") from error
 
     def remove(self, wire: Wire) -> None:
         with contextlib.suppress(KeyError, ValueError, OSError):
