@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SETTINGS = {
     "tickTime": "100",  # sessions end on ticks, and a new leader is found within a few of them
-    "initLimit": "50",
+    "initLimit": "10",  # so long a new leader waits for followers who came before it listened, and went again
     "syncLimit": "10",
     "minSessionTimeout": "100",
     "maxSessionTimeout": str(48 * 3600 * 1000),
@@ -51,6 +51,7 @@ JAVA_OPTIONS = (
     "-Dzookeeper.nio.numSelectorThreads=1",
     "-Dzookeeper.nio.numWorkerThreads=2",
     "-Dzookeeper.commitProcessor.numWorkerThreads=1",
+    "-Dznode.container.checkIntervalMs=1000",  # idle names go within seconds; by default within minutes
 )
 
 
