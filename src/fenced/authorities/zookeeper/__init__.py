@@ -201,7 +201,7 @@ class ZooKeeperAuthority(Operating):
             return Ended("revoked")
         if any(places):
             return Waiting(record.ttl, max(places) - 1)
-        return Granted(record.zxid + space.added(record.zxid), 0.0, record.ttl)
+        return Granted(space.token(record.zxid), 0.0, record.ttl)
 
     async def _grant(
         self,
@@ -219,7 +219,7 @@ class ZooKeeperAuthority(Operating):
                 return None
             if mine.lock_delay and not mine.delaying:
                 await self._announce_delay(session, mine, until)
-            token = mine.zxid + space.added(mine.zxid)
+            token = space.token(mine.zxid)
             mine.token = token if token < TOKEN_MAX else await self._last_token(session, mine, until)
             mine.state = "granted"
             mine.expires = session.confirmed + session.ttl
@@ -261,6 +261,7 @@ class ZooKeeperAuthority(Operating):
         if jute.data_of(read.body)[0] != mine.public.encode():
             self._drop(session, mine, "withdrawn")
             self._forget(session, mine)
+            await session.exchange(until=until)
             raise Misconfigured(
                 f"{self.url}: the tokens of this namespace are used up; start a new namespace"
             )
@@ -295,7 +296,7 @@ class ZooKeeperAuthority(Operating):
                 path = self._paths.place(name, queue.children[at - 1])
                 mine.behind[name] = (path, at == 1)
                 paths.append(path)
-        watches = [path for path in paths if not session.watch(path, mine.public)]
+        watches = session.watch(mine, paths)
         held_by, ahead, check_in = await self._whom(session, mine, queues, space, watches, until)
         if not mine.watched or not (mine.behind or delay):
             return None
@@ -315,7 +316,7 @@ class ZooKeeperAuthority(Operating):
         """Who holds, how many wait ahead, and when to look at the latest if nobody says a word."""
         now = self._runtime.now()
         heads = {name: queue.publics[0] for name, queue in queues.items() if queue.publics[0] != mine.public}
-        remote = [head for head in dict.fromkeys(heads.values()) if head not in self._memory]
+        remote = [head for head in dict.fromkeys(heads.values()) if self._live(head) is None]
         reads = [jute.get_data(self._paths.attempt(head)) for head in remote]
         records: dict[str, Record] = {}
         if watches or reads:
@@ -329,14 +330,14 @@ class ZooKeeperAuthority(Operating):
             head = heads.get(name)
             if head is None:
                 continue
-            known = self._memory.get(head)
+            known = self._live(head)
             if known is not None and known.state == "waiting":
                 ahead = max(ahead, at)
             else:
                 ahead = max(ahead, at - 1)
                 held_by = held_by or self._held_by(head, records.get(head), space, now)
             for public in queue.publics[:at]:
-                if (other := self._memory.get(public)) is not None:
+                if (other := self._live(public)) is not None:
                     check_in = max(check_in, other.expires - now)
                 else:
                     record = records.get(public)
@@ -379,7 +380,7 @@ class ZooKeeperAuthority(Operating):
         for mine in live:
             if mine.state == "granted" and not mine.watched:
                 mine.watched = True
-                watches += [path for path in mine.places.values() if not session.watch(path, mine.public)]
+                watches += session.watch(mine, mine.places.values())
         sent = self._runtime.now()
         *replies, kept = await session.exchange(
             *self._watching(watches), jute.sync(self._paths.keep), until=until
@@ -450,7 +451,7 @@ class ZooKeeperAuthority(Operating):
         mine.state = "granted" if first else "waiting"
         mine.queued = not first
         mine.delaying = bool(mine.lock_delay) and first
-        mine.token = mine.zxid + space.added(mine.zxid)
+        mine.token = space.token(mine.zxid)
         mine.expires = sent + (session.ttl if first else timing.waiter_ttl(mine.ttl))
         session.attempts[mine.public] = mine
         session.due = min(session.due, mine.expires)

@@ -89,6 +89,11 @@ class Base:
         self._heard[public] = None
         self._ear.set()
 
+    def _live(self, public: str) -> Attempt | None:
+        """An attempt of our own that is not over."""
+        mine = self._memory.get(public)
+        return mine if mine is not None and not mine.over else None
+
     def _granted(self, public: str) -> Attempt | None:
         """An attempt of ours that was first in all its queues."""
         mine = self._memory.get(public)
@@ -226,14 +231,13 @@ class Base:
 
     def _held_by(self, public: str, record: Record | None, space: Space, now: float) -> HeldBy | None:
         """Who is first in a queue holds the name. How long still, only its own client knows."""
-        if (mine := self._memory.get(public)) is not None:
+        if (mine := self._live(public)) is not None:
             if mine.state != "granted":
                 return None
             return HeldBy(mine.holder, mine.token, public, max(0.0, mine.expires - now))
         if record is None or record.owner == 0:
             return None
-        token = record.zxid + space.added(record.zxid)
-        return HeldBy(record.holder, token, public, record.ttl)
+        return HeldBy(record.holder, space.token(record.zxid), public, record.ttl)
 
     # Watching.
 
@@ -245,6 +249,8 @@ class Base:
         for path, reply in zip(paths, replies, strict=False):
             if reply.error:
                 session.gone(path)
+            else:
+                session.seen(path, jute.data_of(reply.body)[1].ephemeral_owner)
 
     # Delays.
 

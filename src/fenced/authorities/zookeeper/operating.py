@@ -125,7 +125,7 @@ class Operating(Base):
             free_in = await self._delayed(session, "", {name: queue}, until)
         waiters = []
         for public in waiting:
-            record, mine = records[public], self._memory.get(public)
+            record, mine = records[public], self._live(public)
             left = record.ttl if mine is None else max(0.0, mine.expires - now)
             waiters.append(Waiter(record.holder, record.names, left))
         return NameView(
@@ -152,7 +152,7 @@ class Operating(Base):
             if not queues[name].publics:
                 return None
             public = queues[name].publics[0]
-            mine = self._memory.get(public)
+            mine = self._live(public)
             if mine is not None and mine.state != "granted":
                 return None
             (reply,) = await session.exchange(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from fenced.authorities.zookeeper import jute
@@ -205,11 +205,25 @@ class Session:
 
     # What the server says by itself.
 
-    def watch(self, path: str, public: str) -> bool:
-        """Have this attempt told when the node is gone; False: nobody watches it yet, ask the server to tell us."""
-        there = path in self._watched
-        self._watched.setdefault(path, set()).add(public)
-        return there
+    def watch(self, mine: Attempt, paths: Iterable[str]) -> list[str]:
+        """Have an attempt told what happens to these nodes; those for which the server must be asked.
+
+        It is asked for an own place also if another attempt watches that: it may not be our own any more.
+        """
+        new = []
+        for path in paths:
+            told = self._watched.setdefault(path, set())
+            if not told or (path in mine.places.values() and mine.public not in told):
+                new.append(path)
+            told.add(mine.public)
+        return new
+
+    def seen(self, path: str, owner: int) -> None:
+        """Whose session a node that is watched belongs to: one of ours may have been taken over."""
+        for public in self._watched.get(path, ()):
+            mine = self.attempts.get(public)
+            if mine is not None and owner != self.id and path in mine.places.values():
+                mine.vanished = True
 
     def gone(self, path: str) -> None:
         """The node that was to be watched is not there."""

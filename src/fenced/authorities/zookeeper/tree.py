@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote
 from fenced import timing
 from fenced.authorities.zookeeper.jute import ANY_VERSION, Stat
 from fenced.errors import Misconfigured
-from fenced.model import Holder
+from fenced.model import TOKEN_MAX, Holder
 
 SCHEMA = 1
 RAISES_MAX = 64
@@ -89,6 +89,10 @@ class Space(NamedTuple):
     def added(self, zxid: int) -> int:
         """What makes a token of a transaction number."""
         return next((added for since, added in reversed(self.raises) if since < zxid), 0)
+
+    def token(self, zxid: int) -> int:
+        """The token that a transaction stands for; the last one, if the numbers are used up."""
+        return min(zxid + self.added(zxid), TOKEN_MAX)
 
     def raised(self, added: int) -> bytes:
         """The same, with so much added from now on. Since when, the node itself will tell."""

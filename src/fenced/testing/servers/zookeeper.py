@@ -38,7 +38,10 @@ SETTINGS = {
     "preAllocSize": "64",
     "standaloneEnabled": "true",
 }
-JAR = Path("/usr/share/java/zookeeper.jar")
+JARS = Path("/usr/share/java")
+JAR = JARS / "zookeeper.jar"
+NETTY = ("codec", "resolver", "transport-native-unix-common")
+"""Parts of Netty that Debian's package forgets to name, and that TLS needs."""
 WORD_SECONDS = 0.5
 """A server that is about to start accepts connections, and then may never answer on them."""
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -138,7 +141,9 @@ class ZooKeeperServer(Server):
                 "secureClientPortAddress": HOST,
                 "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
                 "ssl.keyStore.location": str(self.ca_path.parent / "server.pem"),
+                "ssl.keyStore.type": "PEM",
                 "ssl.trustStore.location": str(self.ca_path),
+                "ssl.trustStore.type": "PEM",
                 "ssl.clientAuth": "want",
             }
         told = {"dataDir": str(self.data), **port, **self.settings}
@@ -151,7 +156,8 @@ class ZooKeeperServer(Server):
             raise MissingProgram(
                 "zookeeper is not installed here; this does it: apt-get install -y zookeeper"
             )
-        return [java, *JAVA_OPTIONS, "-cp", str(JAR), MAIN, str(self.folder / "zoo.cfg")]
+        classpath = ":".join([str(JAR), *(str(JARS / f"netty-{part}.jar") for part in NETTY)])
+        return [java, *JAVA_OPTIONS, "-cp", classpath, MAIN, str(self.folder / "zoo.cfg")]
 
     def answers(self) -> bool:
         return self.mode != ""
