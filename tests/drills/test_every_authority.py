@@ -12,7 +12,7 @@ from fenced.registry import BUILT_IN
 
 pytestmark = pytest.mark.xdist_group("drills")
 
-SERVERS = {"postgresql": "postgresql_url", "redis": "redis_url"}
+SERVERS = {"postgresql": "postgresql_url", "redis": "redis_url", "zookeeper": "zookeeper_url"}
 ELSEWHERE = {"memory", "rediss", "sqlite"}
 """In one process only; the same class as `redis`; the default of every other drill test."""
 

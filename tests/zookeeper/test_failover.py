@@ -296,3 +296,9 @@ def test_a_restored_backup_repeats_tokens_unless_the_floor_is_raised(tmp_path: P
             step(authority.raise_floor(late[-1]))
             assert token_of(authority) > late[-1]
         step(old.close())
+
+
+# proves authority zookeeper: settings-unseen
+def test_a_member_that_does_not_sync_cannot_be_told() -> None:
+    with ZooKeeperServer({"forceSync": "no"}) as server, opened(server.url(), "default") as authority:
+        assert step(authority.open()).doubts == ()

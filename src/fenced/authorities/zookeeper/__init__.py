@@ -49,7 +49,51 @@ class ZooKeeperAuthority(Operating):
     """A client's door to one namespace of an ensemble."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
-        Trait("sessions", "A session carries all leases of one ttl: many leases cost one keep-alive."),
+        Trait(
+            "majority",
+            "A token is handed out when a majority has its transaction on disk: a killed leader takes none with it.",
+        ),
+        Trait(
+            "transaction-numbers",
+            "A token is the number of a transaction (zxid). An election skips 2**32 of them: there is room for 2**21.",
+        ),
+        Trait(
+            "sessions",
+            "Leases of one ttl share a session that lasts a third longer: so soon the server frees what a crash left.",
+        ),
+        Trait(
+            "server-ttl",
+            "The server bounds the time of sessions, 2 to 20 ticks by default; a grant says which ttl it really has.",
+        ),
+        Trait(
+            "leader-confirmed",
+            "Only what the leader answers prolongs a lease: a follower that is cut off keeps nobody believing.",
+        ),
+        Trait(
+            "pushed", "A release or an expiry wakes the head of the queue; waiters that are idle ask nothing."
+        ),
+        Trait("revoked", "A lease whose nodes somebody deletes is lost as `revoked`, with the next renewal."),
+        Trait(
+            "own-memory",
+            "What is over only its own client remembers; who renews another client's lease takes it over.",
+        ),
+        Trait(
+            "delay-noticed",
+            "A lock_delay counts from when its own client, or else the next who looks, notices the expiry.",
+        ),
+        Trait("idle-names", "Names that nobody uses are removed by the server itself; tokens go on."),
+        Trait(
+            "own-nodes",
+            "With credentials the nodes can be read and written by them alone; without, by everybody.",
+        ),
+        Trait(
+            "settings-unseen",
+            "Whether the members really sync (`forceSync`) cannot be asked: it is taken for granted.",
+        ),
+        Trait(
+            "restore-unnoticed",
+            "There is no cluster id: only clients that have seen more notice a restored ensemble. Raise the floor.",
+        ),
     )
 
     @classmethod
