@@ -107,6 +107,29 @@ def test_a_waiter_behind_a_name_taken_by_force_is_granted_above_it(pair: Pair, s
     assert all(a < b for a, b in itertools.pairwise(tokens)), tokens
 
 
+@pytest.mark.parametrize("what", ["force", "raise"])
+@pytest.mark.parametrize("same_client", [True, False])
+def test_a_newer_number_is_newer_than_those_behind(pair: Pair, same_client: bool, what: str) -> None:
+    """The first waiter takes a newer number. One that came between has an older one, and must not be granted it."""
+    one, two = pair
+    holder, early, late = (asking(RUNTIME, "orders", wait=True) for _ in range(3))
+    step(granted(one, holder))
+    assert isinstance(step(one.ask(early)), Waiting)
+    if what == "force":
+        step(two.force_release("orders"))
+    else:
+        step(two.raise_floor(step(two.open()).last_token + 100))
+    other = one if same_client else two
+    assert isinstance(step(other.ask(late)), Waiting)
+    if what == "raise":
+        assert step(one.release(holder.secret)) == Released()
+    first = step(granted(one, early)).token
+    assert step(one.renew([early.secret], 2.0)) == [Kept(10.0)]
+    assert step(one.release(early.secret)) == Released()
+    woken(other, grant_id(late.secret))
+    assert step(granted(other, late)).token > first
+
+
 def test_force_that_goes_unnoticed_would_be_caught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: whoever was ahead is gone, and how does not matter."""
     told = Session._changed

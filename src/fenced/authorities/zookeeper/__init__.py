@@ -273,16 +273,21 @@ class ZooKeeperAuthority(Operating):
         return Granted(mine.token, min(session.ttl, mine.expires - start), session.ttl)
 
     async def _mint(self, session: Session, mine: Attempt, until: float) -> None:
+        """Take a newer number, and leave it at the names: those behind us must not be granted below it."""
         mine.zxid = 0
-        text = record_text(mine, session.ttl)
-        (reply,) = await session.exchange(jute.set_data(self._paths.attempt(mine.public), text), until=until)
-        if reply.error == jute.NO_NODE:
-            self._drop(session, mine, "revoked")
-        elif reply.error:
-            raise refused(reply.error, self.url)
-        else:
-            stat = jute.stat_of(reply.body)
-            mine.zxid, mine.version = stat.mzxid, stat.version
+        writes = [jute.set_data(self._paths.attempt(mine.public), record_text(mine, session.ttl))]
+        writes += [jute.set_data(self._paths.name(name), b"") for name in mine.names]
+        writes += [jute.set_data(path, b"") for path in mine.places.values()]  # which tells who waits behind
+        (reply,) = await session.exchange(jute.multi(writes), until=until)
+        results = self._results(reply)
+        failed = jute.failure(results)
+        if failed is not None:
+            if failed[1] != jute.NO_NODE:
+                raise refused(failed[1], self.url)
+            await self._revoked(session, mine, until)
+        elif (stat := results[0].stat) is not None:
+            mine.zxid = mine.forced = stat.mzxid
+            mine.version = stat.version
 
     async def _announce_delay(self, session: Session, mine: Attempt, until: float) -> None:
         text = delay_text(mine.lock_delay)

@@ -247,11 +247,11 @@ class Session:
     def _changed(self, mine: Attempt, event: jute.Event) -> None:
         """Something happened to a place of ours, or to the one directly ahead of it.
 
-        We are first without asking if the one ahead is simply gone and was first itself. Who takes a name by force, or
-        takes an attempt over into another session, writes to the place before it deletes it.
+        We are first without asking if the one ahead is simply gone and was first itself. Who takes a name by force,
+        takes an attempt over into another session, or takes a newer number, writes to the place: then we look.
         """
         if event.path in mine.places.values():
-            mine.vanished = True
+            mine.vanished = mine.vanished or event.kind == jute.DELETED
             return self._look_again(mine.public)
         public, delays = owner_of(event.path)
         for name, (path, first) in list(mine.behind.items()):
