@@ -130,6 +130,29 @@ def test_a_newer_number_is_newer_than_those_behind(pair: Pair, same_client: bool
     assert step(granted(other, late)).token > first
 
 
+def test_a_newer_number_is_noticed_between_the_look_and_the_watch(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    holder, early, late = (asking(RUNTIME, "orders", wait=True) for _ in range(3))
+    step(granted(one, holder))
+    assert isinstance(step(one.ask(early)), Waiting)
+    step(one.force_release("orders"))
+    tokens = []
+    stand = two._stand
+
+    async def stand_late(*rest: Any) -> Any:
+        if not tokens:
+            tokens.append((await granted(one, early)).token)
+        return await stand(*rest)
+
+    monkeypatch.setattr(two, "_stand", stand_late)
+    assert isinstance(step(two.ask(late)), Waiting)
+    assert step(one.release(early.secret)) == Released()
+    woken(two, grant_id(late.secret))
+    assert step(granted(two, late)).token > tokens[0]
+
+
 def test_force_that_goes_unnoticed_would_be_caught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: whoever was ahead is gone, and how does not matter."""
     told = Session._changed

@@ -267,7 +267,7 @@ class ZooKeeperAuthority(Operating):
             mine.token = token if token < TOKEN_MAX else await self._last_token(session, mine, until)
             mine.state = "granted"
             mine.expires = session.confirmed + session.ttl
-        if mine.expires <= self._runtime.now():
+        if mine.expires <= self._runtime.now() or session.attempts.get(mine.public) is not mine:
             self._drop(session, mine, "expired")
             return None
         return Granted(mine.token, min(session.ttl, mine.expires - start), session.ttl)

@@ -250,7 +250,7 @@ class Base:
             if reply.error:
                 session.gone(path)
             else:
-                session.seen(path, jute.data_of(reply.body)[1].ephemeral_owner)
+                session.seen(path, jute.data_of(reply.body)[1])
 
     # Delays.
 

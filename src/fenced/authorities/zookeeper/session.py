@@ -102,16 +102,16 @@ class Session:
         """Requests on a connection of this session. `confirms`: one of them is answered by the leader."""
         wire = await self._connected(until)
         ahead = [self.leftovers.popleft() for _ in range(len(self.leftovers))]
-        sent = self._runtime.now()
+        sent, session = self._runtime.now(), self.id
         try:
             replies = await wire.exchange([*ahead, *requests], until)
         except BaseException:
             self.leftovers.extendleft(reversed(ahead))
             raise
-        for reply in replies:
-            if reply.error == jute.SESSION_EXPIRED:
-                self._end()
-                raise Over
+        if any(reply.error == jute.SESSION_EXPIRED for reply in replies) and session == self.id:
+            self._end()
+        if session != self.id:  # found out here, or by another caller: what we asked for went with it
+            raise Over
         self._hub.seen = max(self._hub.seen, wire.zxid)
         if confirms:
             self.confirmed = max(self.confirmed, sent)
@@ -218,12 +218,16 @@ class Session:
             told.add(mine.public)
         return new
 
-    def seen(self, path: str, owner: int) -> None:
-        """Whose session a node that is watched belongs to: one of ours may have been taken over."""
+    def seen(self, path: str, stat: jute.Stat) -> None:
+        """What was known of a node when its watch began: before that nobody told us."""
         for public in self._watched.get(path, ()):
             mine = self.attempts.get(public)
-            if mine is not None and owner != self.id and path in mine.places.values():
-                mine.vanished = True
+            if mine is None:
+                continue
+            if path not in mine.places.values():
+                mine.forced = max(mine.forced, stat.mzxid)  # the one ahead may have taken a newer number
+            elif stat.ephemeral_owner != self.id:
+                mine.vanished = True  # taken over
 
     def gone(self, path: str) -> None:
         """The node that was to be watched is not there."""
