@@ -127,10 +127,10 @@ def test_a_frozen_leader_is_left(ensemble: ZooKeeperEnsemble) -> None:
     namespace = secrets.token_hex(8)
     leader = ensemble.leader()
     with client(ensemble.url(), namespace) as one:
-        held = hold(one, ttl=6)
+        held = hold(one, ttl=3)
         leader.freeze()
         try:
-            limit = time.monotonic() + 9
+            limit = time.monotonic() + 5
             while time.monotonic() < limit:
                 held.check()
                 time.sleep(0.05)

@@ -22,7 +22,7 @@ from fenced.authorities.zookeeper.tree import (
     tomb_text,
 )
 from fenced.contracts import Runtime, Trait
-from fenced.errors import FencedError, Misconfigured, Misuse
+from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
 from fenced.model import (
     TOKEN_MAX,
     Ask,
@@ -114,7 +114,12 @@ class ZooKeeperAuthority(Operating):
         elif mine.names and (mine.names, mine.ttl) != (ask.names, ask.ttl):
             raise Misuse("the same attempt was used before with other names or another ttl")
         session = self._session(ask.ttl)
-        return await session.request(lambda: self._asked(session, mine, ask.wait, start, until), until)
+        try:
+            return await session.request(lambda: self._asked(session, mine, ask.wait, start, until), until)
+        except (Unavailable, Misconfigured, Misuse):
+            if not mine.places:
+                self._forget(session, mine)
+            raise
 
     async def _asked(
         self, session: Session, mine: Attempt, wait: bool, start: float, until: float
@@ -148,7 +153,7 @@ class ZooKeeperAuthority(Operating):
                 return await self._turn_away(session, mine, queues, space, until)
             else:
                 mine.queued = True
-                mine.expires = self._runtime.now() + timing.waiter_ttl(mine.ttl)
+                mine.expires = self._runtime.now() + session.place_seconds
                 waiting = await self._stand(session, mine, queues, space, delay, until)
                 if waiting is not None:
                     return waiting
@@ -164,7 +169,9 @@ class ZooKeeperAuthority(Operating):
     ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
         """Take a place in every queue, in one transaction; what the queues look like then."""
         paths, acl, public = self._paths, self._acl, mine.public
-        session.attempts[public] = mine
+        if not session.id:
+            await session.exchange(until=until)  # so that its ttl is known
+        session.expect(mine, self._runtime.now() + session.place_seconds)
         make = [name for name in mine.names if name not in self._known]
         while True:
             containers = [jute.create_container(paths.name(name), acl) for name in make]
@@ -177,7 +184,7 @@ class ZooKeeperAuthority(Operating):
             for name in mine.names:
                 path = paths.new_place(name, public, mine.lock_delay > 0)
                 nodes.append(jute.create(path, b"", acl, jute.EPHEMERAL_SEQUENTIAL))
-            sent, changes = self._runtime.now(), session.changes
+            changes = session.changes
             replies = await session.exchange(
                 jute.multi([*containers, *nodes]), *self._looking(session, mine.names), until=until
             )
@@ -202,8 +209,6 @@ class ZooKeeperAuthority(Operating):
         assert placed[1].stat is not None
         mine.zxid, mine.version = placed[1].stat.mzxid, placed[1].stat.version
         mine.places = {name: done.path for name, done in zip(mine.names, placed[2:], strict=True)}
-        mine.expires = sent + timing.waiter_ttl(mine.ttl)
-        session.due = min(session.due, mine.expires)
         self._know(mine.names)
         if mine.over:  # withdrawn while it was under way
             session.leftovers.append(jute.multi(self._deletions(mine)))
@@ -232,8 +237,7 @@ class ZooKeeperAuthority(Operating):
             return self._of_another(mine, record, queues, space)
         mine.zxid, mine.version = record.zxid, record.version
         mine.places = self._places(mine, queues)
-        mine.expires = session.confirmed + timing.waiter_ttl(mine.ttl)
-        session.due = min(session.due, mine.expires)
+        session.expect(mine, session.confirmed + session.place_seconds)
         return queues, space
 
     def _of_another(self, mine: Attempt, record: Record, queues: dict[str, Queue], space: Space) -> AskAnswer:
@@ -265,9 +269,10 @@ class ZooKeeperAuthority(Operating):
                 await self._announce_delay(session, mine, until)
             token = space.token(mine.zxid)
             mine.token = token if token < TOKEN_MAX else await self._last_token(session, mine, until)
-            mine.state = "granted"
-            mine.expires = session.confirmed + session.ttl
-        if mine.expires <= self._runtime.now() or session.attempts.get(mine.public) is not mine:
+            if session.attempts.get(mine.public) is mine:  # else the session has ended meanwhile
+                mine.state = "granted"
+                session.expect(mine, session.confirmed + session.ttl)
+        if mine.state != "granted" or mine.expires <= self._runtime.now():
             self._drop(session, mine, "expired")
             return None
         return Granted(mine.token, min(session.ttl, mine.expires - start), session.ttl)
@@ -446,7 +451,7 @@ class ZooKeeperAuthority(Operating):
                 mine.expires = sent + session.ttl
                 answers[mine.public] = Kept(session.ttl)
             else:
-                mine.expires = sent + timing.waiter_ttl(mine.ttl)
+                mine.expires = sent + session.place_seconds
                 answers[mine.public] = await self._waits(session, mine, until)
         return answers | {mine.public: Ended(mine.state) for mine in batch if mine.over}
 
@@ -501,9 +506,7 @@ class ZooKeeperAuthority(Operating):
         mine.queued = not first
         mine.delaying = bool(mine.lock_delay) and first
         mine.token = space.token(mine.zxid)
-        mine.expires = sent + (session.ttl if first else timing.waiter_ttl(mine.ttl))
-        session.attempts[mine.public] = mine
-        session.due = min(session.due, mine.expires)
+        session.expect(mine, sent + (session.ttl if first else session.place_seconds))
         self._remember(mine)
         return Kept(session.ttl) if first else Waiting(session.ttl)
 
@@ -542,16 +545,6 @@ class ZooKeeperAuthority(Operating):
         if failed[1] not in (jute.NO_NODE, jute.BAD_VERSION):
             raise refused(failed[1], self.url)
         return await self._revoked(session, mine, until)
-
-    async def _placed(self, session: Session, mine: Attempt, until: float) -> bool:
-        """Whether an ask whose reply never came was carried out."""
-        (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
-        record = self._record(reply)
-        if record is None or record.owner != session.id:
-            return False
-        queues, _ = await self._look(session, mine.names, until)
-        mine.places, mine.version = self._places(mine, queues), record.version
-        return True
 
     async def _end_unknown(self, session: Session, public: str, state: str, until: float) -> ReleaseAnswer:
         """End an attempt that we did not make. One that is withdrawn before it comes leaves its tombstone."""

@@ -105,7 +105,7 @@ class Base:
         self._memory[attempt.public] = attempt
         if len(self._memory) > REMEMBERED_MAX:
             for public, old in list(self._memory.items())[: REMEMBERED_MAX // 8]:
-                if old.over:
+                if old.over or not old.places:
                     self._memory.pop(public, None)
 
     def _forget_old(self, now: float) -> int:
@@ -127,21 +127,34 @@ class Base:
 
     async def _settle(self, now: float, until: float) -> None:
         """End what nobody renewed in time, although the session that carries it goes on."""
-        self._expire(now)
         until = now + (until - now) / 4
         for session in list(self._sessions.values()):
-            if session.leftovers:
+            work = functools.partial(self._expire, session, now, until)
+            if session.due <= now or session.leftovers:
                 with contextlib.suppress(FencedError):  # then later, or with the session
-                    await session.request(functools.partial(session.exchange, until=until), until)
+                    await session.request(work, until)
 
-    def _expire(self, now: float) -> None:
-        for session in list(self._sessions.values()):
-            if session.due > now:
-                continue
-            for mine in list(session.attempts.values()):
-                if mine.expires <= now:
-                    self._drop(session, mine, "expired")
-            session.due = min((mine.expires for mine in list(session.attempts.values())), default=math.inf)
+    async def _expire(self, session: Session, now: float, until: float) -> None:
+        for mine in list(session.attempts.values()):
+            if mine.expires <= now and mine.places:
+                self._drop(session, mine, "expired")
+        for mine in list(session.attempts.values()):
+            if mine.expires <= now:  # nobody knows whether its ask was carried out
+                await self._placed(session, mine, until)
+                self._drop(session, mine, "expired")
+        session.due = min((mine.expires for mine in list(session.attempts.values())), default=math.inf)
+        if session.leftovers:
+            await session.exchange(until=until)
+
+    async def _placed(self, session: Session, mine: Attempt, until: float) -> bool:
+        """Whether an ask whose reply never came was carried out."""
+        (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
+        record = self._record(reply)
+        if record is None or record.owner != session.id:
+            return False
+        queues, _ = await self._look(session, mine.names, until)
+        mine.places, mine.version = self._places(mine, queues), record.version
+        return True
 
     def _drop(self, session: Session, mine: Attempt, state: str, *, done: bool = False) -> None:
         """It is over; what there is of it goes with the next request, unless that is done already."""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
+from fenced import timing
 from fenced.authorities.zookeeper import jute
 from fenced.authorities.zookeeper.address import Address
 from fenced.authorities.zookeeper.tree import Attempt, Space, owner_of
@@ -116,6 +117,17 @@ class Session:
         if confirms:
             self.confirmed = max(self.confirmed, sent)
         return replies[len(ahead) :]
+
+    def expect(self, mine: Attempt, expires: float) -> None:
+        """Carry this attempt until then, unless it is renewed."""
+        mine.expires = expires
+        self.attempts[mine.public] = mine
+        self.due = min(self.due, expires)
+
+    @property
+    def place_seconds(self) -> float:
+        """How long a place in a queue is kept that nobody renews, although the session goes on."""
+        return timing.waiter_ttl(self.ttl)
 
     # Connecting.
 
