@@ -254,6 +254,18 @@ def test_a_waiter_that_does_not_watch_its_own_place_would_be_caught(
     step(granted(one, asking(RUNTIME, "orders")))
 
 
+def test_a_place_whose_attempt_somebody_deleted_can_be_taken_by_force(pair: Pair, raw: Raw) -> None:
+    one, two = pair
+    ask = asking(RUNTIME, "orders")
+    token = step(granted(one, ask)).token
+    assert raw.delete(one._paths.attempt(grant_id(ask.secret))) == 0
+    assert isinstance(step(two.ask(asking(RUNTIME, "orders"))), Busy)
+    minted = step(two.force_release("orders"))
+    assert minted is not None and minted > token
+    assert step(one.renew([ask.secret], 2.0)) == [Ended("revoked")]
+    assert step(granted(two, asking(RUNTIME, "orders"))).token > minted
+
+
 # Sessions.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ssl
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -52,6 +53,7 @@ class Address:
         """Whether the server knows who we are, so that our nodes can be ours alone."""
         return self.credentials is not None or "ssl_certfile" in self._options
 
+    @functools.cached_property
     def context(self) -> ssl.SSLContext | None:
         """How to speak TLS; None: not at all."""
         if not self.tls:

@@ -159,21 +159,21 @@ class Operating(Base):
                 jute.get_data(self._paths.attempt(public)), until=until, confirms=False
             )
             record = self._record(reply)
-            if record is None or record.owner == 0:
-                continue
             if reply.zxid + space.added(reply.zxid) >= TOKEN_MAX - 1:
                 raise Misconfigured(
                     f"{self.url}: the tokens of this namespace are used up; start a new namespace"
                 )
-            forced = Attempt(public, record.names, record.asked)
-            queues, _ = await self._look(session, record.names, until)
+            names = record.names if record is not None else (name,)
+            forced = Attempt(public, names, 0.0)
+            queues, _ = await self._look(session, names, until)
             forced.places = self._places(forced, queues)
             forced.delaying = any(public in queue.delays for queue in queues.values())
             # The names remember that they were taken; those who wait behind are told by the places.
-            marks = [jute.set_data(self._paths.name(each), b"") for each in record.names]
+            marks = [jute.set_data(self._paths.name(each), b"") for each in names]
             marks += [jute.set_data(path, b"") for path in forced.places.values()]
+            ends = self._deletions(forced) if record is not None else self._deletions(forced)[1:]
             done, after = await session.exchange(
-                jute.multi([*marks, *self._deletions(forced)]), jute.get_data(self._paths.root), until=until
+                jute.multi([*marks, *ends]), jute.get_data(self._paths.root), until=until
             )
             results = self._results(done)
             failed = jute.failure(results)

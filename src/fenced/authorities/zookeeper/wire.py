@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import selectors
 import socket
 import ssl
@@ -287,23 +288,15 @@ async def dial(
     """A socket to one member on which the session is alive (or has a timeout of 0, and is over)."""
     where = f"{member[0]}:{member[1]}"
     try:
-        found = await runtime.call(socket.getaddrinfo, *member, 0, socket.SOCK_STREAM)
+        link = await _connect(member, runtime, until)
     except OSError as error:
         raise Unavailable(f"{where}: {error}") from error
-    link = socket.socket(*found[0][:3])
     try:
-        link.setblocking(False)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if error_number := link.connect_ex(found[0][4]):
-            if not await runtime.writable(link, until):
-                raise Unavailable(f"{where}: no connection in time")
-            if error_number := link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                raise OSError(error_number, "cannot connect")
-        if (context := address.context()) is not None:
-            link = context.wrap_socket(link, server_hostname=member[0], do_handshake_on_connect=False)
+        if address.context is not None:
+            link = address.context.wrap_socket(link, server_hostname=member[0], do_handshake_on_connect=False)
             await _nonblocking(runtime, link, link.do_handshake, until)
         return link, await _greet(link, address, runtime, hello, seen, until)
-    except ssl.SSLError as error:
+    except ssl.SSLCertVerificationError as error:
         link.close()
         raise Misconfigured(f"{where}: {error}") from error
     except (OSError, struct.error, jute.Malformed) as error:
@@ -312,6 +305,31 @@ async def dial(
     except BaseException:
         link.close()
         raise
+
+
+async def _connect(member: tuple[str, int], runtime: Runtime, until: float) -> socket.socket:
+    """A connected socket: a name may stand for several addresses, of which the first that answers is taken."""
+    found = await runtime.call(socket.getaddrinfo, *member, 0, socket.SOCK_STREAM)
+    while True:
+        family, kind, protocol, _, place = found.pop(0)
+        link = socket.socket(family, kind, protocol)
+        try:
+            link.setblocking(False)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            error = link.connect_ex(place)
+            if error and not await runtime.writable(link, until):
+                raise OSError("no connection in time")
+            if error and (error := link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+                raise OSError(error, os.strerror(error))
+        except OSError:
+            link.close()
+            if not found:
+                raise
+        except BaseException:
+            link.close()
+            raise
+        else:
+            return link
 
 
 async def _greet(
