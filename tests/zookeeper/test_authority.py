@@ -22,6 +22,7 @@ from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
 from fenced.model import TOKEN_MAX, Busy, Ended, Granted, Kept, Released, Waiting, check_name, grant_id
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing.faults import Proxy
 from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
@@ -125,6 +126,8 @@ def test_a_newer_number_is_newer_than_those_behind(pair: Pair, same_client: bool
         assert step(one.release(holder.secret)) == Released()
     first = step(granted(one, early)).token
     assert step(one.renew([early.secret], 2.0)) == [Kept(10.0)]
+    (waiting,) = step(other.renew([late.secret], 2.0))  # which looks again: something has changed ahead
+    assert isinstance(waiting, Waiting) and waiting.check_in > 0
     assert step(one.release(early.secret)) == Released()
     woken(other, grant_id(late.secret))
     assert step(granted(other, late)).token > first
@@ -281,6 +284,23 @@ def test_the_server_bounds_the_ttl_and_the_grant_says_so() -> None:
             grant = step(granted(authority, ask))
             assert (grant.ttl, grant.remaining) == (given_ttl, given_ttl)
             assert step(authority.renew([ask.secret], 1.0)) == [Kept(given_ttl)]
+
+
+def test_a_session_that_was_silent_is_confirmed_before_anything_is_granted_on_it(
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    """By a new connection, of which the leader is asked: until then it may have heard of it long ago."""
+    runtime = Shifted(RUNTIME)
+    with Proxy(zookeeper_server.host, zookeeper_server.port) as proxy:
+        url = f"zookeeper://{proxy.host}:{proxy.port}"
+        with opened(url, secrets.token_hex(8), runtime) as authority:
+            ask = asking(runtime, "orders")
+            step(granted(authority, ask))
+            connections = proxy.connections
+            for seconds, made in ((3.0, 0), (3.2, 0), (4.0, 1), (1.0, 1)):
+                runtime.ahead += seconds
+                assert step(authority.renew([ask.secret], 2.0)) == [Kept(10.0)]
+                assert proxy.connections == connections + made
 
 
 # proves authority zookeeper: revoked

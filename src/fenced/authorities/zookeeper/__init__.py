@@ -144,8 +144,8 @@ class ZooKeeperAuthority(Operating):
                 return await self._revoked(session, mine, until)
             ahead = max(queue.publics.index(mine.public) for queue in queues.values())
             delay = await self._delayed(session, mine.public, queues, until)
-            mine.forced = max(queue.changed for queue in queues.values())
             if not ahead and not delay:
+                mine.forced = max(queue.changed for queue in queues.values())
                 answer = await self._grant(session, mine, space, start, until)
                 if answer is not None:
                     return answer
@@ -341,8 +341,9 @@ class ZooKeeperAuthority(Operating):
         delay: float,
         until: float,
     ) -> Waiting | None:
-        """Watch whoever is directly ahead, and nobody else. None: somebody has gone, look again."""
+        """Watch whoever is directly ahead, and ourselves. None: somebody has gone, look again."""
         mine.watched, mine.behind = True, {}
+        mine.forced = max(queue.changed for queue in queues.values())
         paths = list(mine.places.values())
         for name, queue in queues.items():
             at = queue.publics.index(mine.public)
@@ -412,7 +413,9 @@ class ZooKeeperAuthority(Operating):
             mine = self._memory.get(public)
             if mine is None:
                 answers[public] = await self._adopt(public, until)
-            elif not mine.over:
+            elif mine.over:
+                answers[public] = Ended(mine.state)
+            else:
                 batches.setdefault(self._session(mine.ttl), []).append(mine)
         for session, batch in batches.items():
             try:
@@ -423,7 +426,7 @@ class ZooKeeperAuthority(Operating):
             answers |= told
         if failures and all(isinstance(answer, Unknown) for answer in answers.values()):
             raise failures[0]
-        return [answers.get(public) or Ended(self._memory[public].state) for public in publics]
+        return [answers[public] for public in publics]
 
     async def _keep(self, session: Session, batch: list[Attempt], until: float) -> dict[str, RenewAnswer]:
         live = [mine for mine in batch if not mine.over and mine.places]
