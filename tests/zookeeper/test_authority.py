@@ -27,7 +27,7 @@ from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
 from tests.zookeeper.raw import Raw
-from tests.zookeeper.shifting import Shifted, pass_time
+from tests.zookeeper.shifting import Shifted, end_session, pass_time
 
 RUNTIME = BlockingRuntime()
 SECRET = "open sesame/@"
@@ -133,27 +133,46 @@ def test_a_newer_number_is_newer_than_those_behind(pair: Pair, same_client: bool
     assert step(granted(other, late)).token > first
 
 
+@pytest.mark.parametrize("same_client", [True, False])
 def test_a_newer_number_is_noticed_between_the_look_and_the_watch(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, same_client: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = pair
     holder, early, late = (asking(RUNTIME, "orders", wait=True) for _ in range(3))
     step(granted(one, holder))
     assert isinstance(step(one.ask(early)), Waiting)
     step(one.force_release("orders"))
-    tokens = []
-    stand = two._stand
+    other = one if same_client else two
+    tokens: list[int] = []
+    stand = other._stand
 
-    async def stand_late(*rest: Any) -> Any:
-        if not tokens:
+    async def stand_late(session: Session, mine: Any, *rest: Any) -> Any:
+        if mine.public == grant_id(late.secret) and not tokens:
             tokens.append((await granted(one, early)).token)
-        return await stand(*rest)
+            assert await one.renew([early.secret], 2.0) == [Kept(10.0)]
+        return await stand(session, mine, *rest)
 
-    monkeypatch.setattr(two, "_stand", stand_late)
-    assert isinstance(step(two.ask(late)), Waiting)
+    monkeypatch.setattr(other, "_stand", stand_late)
+    assert isinstance(step(other.ask(late)), Waiting)
     assert step(one.release(early.secret)) == Released()
-    woken(two, grant_id(late.secret))
-    assert step(granted(two, late)).token > tokens[0]
+    woken(other, grant_id(late.secret))
+    assert step(granted(other, late)).token > tokens[0]
+
+
+def test_a_newer_number_outlives_who_took_it(pair: Pair) -> None:
+    """Between it and the last waiter stood one that left without being granted anything."""
+    one, two = pair
+    holder, early, middle, last = (asking(RUNTIME, "orders", wait=True) for _ in range(4))
+    step(granted(one, holder))
+    for client, ask in ((one, early), (one, middle), (two, last)):
+        assert isinstance(step(client.ask(ask)), Waiting)
+    step(one.force_release("orders"))
+    first = step(granted(one, early)).token
+    assert step(one.release(early.secret)) == Released()
+    assert isinstance(step(two.ask(last)), Waiting)
+    assert step(one.withdraw(middle.secret)) == Released()
+    woken(two, grant_id(last.secret))
+    assert step(granted(two, last)).token > first
 
 
 def test_force_that_goes_unnoticed_would_be_caught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +237,42 @@ def test_who_waits_asks_nothing_and_is_told_in_order(zookeeper_server: ZooKeeper
         woken(one, grant_id(following.secret))
         assert isinstance(step(one.ask(following)), Granted)
     assert received() - before <= len(asks)
+
+
+def test_one_that_leaves_the_middle_of_a_queue_lets_nobody_in(pair: Pair) -> None:
+    one, two = pair
+    holder, middle, last = (asking(RUNTIME, "orders", wait=True) for _ in range(3))
+    step(granted(one, holder))
+    assert isinstance(step(one.ask(middle)), Waiting)
+    assert isinstance(step(two.ask(last)), Waiting)
+    assert step(one.withdraw(middle.secret)) == Released()
+    woken(two, grant_id(last.secret))
+    assert isinstance(step(two.ask(last)), Waiting)
+    assert step(one.release(holder.secret)) == Released()
+    woken(two, grant_id(last.secret))
+    step(granted(two, last))
+
+
+def test_who_was_told_long_ago_asks_for_a_sign_of_life_first(zookeeper_url: str) -> None:
+    runtime = Shifted(RUNTIME)
+    with opened(zookeeper_url, secrets.token_hex(8), runtime) as one:
+        holder, waiter = asking(runtime, "orders"), asking(runtime, "orders", wait=True)
+        step(granted(one, holder))
+        assert isinstance(step(one.ask(waiter)), Waiting)
+        assert step(one.release(holder.secret)) == Released()
+        runtime.ahead += 2
+        assert step(granted(one, waiter)).remaining == 10.0
+
+
+def test_a_waiter_behind_a_lock_delay_is_not_let_in(pair: Pair) -> None:
+    one, two = pair
+    holder, waiter = asking(RUNTIME, "orders", ttl=5, lock_delay=20), asking(RUNTIME, "orders", wait=True)
+    step(granted(one, holder))
+    assert isinstance(step(two.ask(waiter)), Waiting)
+    end_session(one._session(5.0), one._address)
+    woken(two, grant_id(waiter.secret))
+    answer = step(two.ask(waiter))
+    assert isinstance(answer, Waiting) and answer.check_in == pytest.approx(20, abs=1)
 
 
 def test_a_place_that_somebody_deleted_is_no_place(pair: Pair, raw: Raw) -> None:
