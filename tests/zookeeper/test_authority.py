@@ -358,6 +358,24 @@ def test_a_session_that_was_silent_is_confirmed_before_anything_is_granted_on_it
                 assert proxy.connections == connections + made
 
 
+def test_only_what_the_leader_answers_is_a_sign_of_life(pair: Pair) -> None:
+    one, _ = pair
+    step(granted(one, asking(RUNTIME, "orders")))
+    session, root = one._session(10.0), one._paths.root
+    for request, counts in (
+        (jute.get_data(root), False),
+        (jute.get_children(root), False),
+        (jute.sync(root), True),
+        (jute.multi([jute.delete("/nothing")]), True),
+    ):
+        before = session.confirmed
+        step(session.exchange(request, until=RUNTIME.now() + 5))
+        assert (session.confirmed > before) == counts
+    before = session.confirmed
+    step(session.exchange(until=RUNTIME.now() + 5))
+    assert session.confirmed == before
+
+
 # proves authority zookeeper: revoked
 def test_a_name_that_somebody_deleted_is_revoked(pair: Pair, raw: Raw) -> None:
     """By hand, in a client of another make: the keep-alive still succeeds, the next renewal tells."""

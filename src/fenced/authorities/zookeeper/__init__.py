@@ -375,7 +375,7 @@ class ZooKeeperAuthority(Operating):
         reads = [jute.get_data(self._paths.attempt(head)) for head in remote]
         records: dict[str, Record] = {}
         if watches or reads:
-            replies = await session.exchange(*self._watching(watches), *reads, until=until, confirms=False)
+            replies = await session.exchange(*self._watching(watches), *reads, until=until)
             self._watched(session, watches, replies)
             found = zip(remote, map(self._record, replies[len(watches) :]), strict=True)
             records = {head: record for head, record in found if record is not None}

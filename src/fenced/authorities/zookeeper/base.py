@@ -214,7 +214,7 @@ class Base:
         while True:
             ahead = [jute.sync(self._paths.root)] if newest or self._stale(session) else []
             changes, looking = session.changes, self._looking(session, names)
-            replies = await session.exchange(*ahead, *looking, until=until, confirms=bool(ahead))
+            replies = await session.exchange(*ahead, *looking, until=until)
             queues, space = self._looked(session, names, replies[len(ahead) :], changes)
             if space is not None:
                 return queues, space

@@ -27,6 +27,7 @@ DELETED, CHANGED = 2, 3
 _CREATE, _CREATE2, _DELETE, _GET_DATA, _SET_DATA = 1, 15, 2, 4, 5
 _SYNC, _GET_CHILDREN2, _MULTI, _CREATE_CONTAINER, _AUTH, _CLOSE = 9, 12, 14, 19, 100, -11
 _CONTAINER = 4
+_BY_LEADER = {_CREATE2, _CREATE_CONTAINER, _DELETE, _SET_DATA, _MULTI, _SYNC}
 
 _INT = struct.Struct(">i")
 _OP = struct.Struct(">i?i")
@@ -155,6 +156,11 @@ def close() -> bytes:
 def connect(last_zxid: int, timeout: int, session: int, password: bytes) -> bytes:
     """The first payload on a connection."""
     return _CONNECT.pack(0, last_zxid, timeout, session) + _buffer(password) + b"\0"
+
+
+def by_leader(request: bytes) -> bool:
+    """Whether the leader answers this; a read is answered by whichever member we are connected to."""
+    return _INT.unpack_from(request)[0] in _BY_LEADER
 
 
 # Replies.

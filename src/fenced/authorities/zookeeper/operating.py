@@ -101,7 +101,7 @@ class Operating(Base):
         publics = dict.fromkeys(public for queue in queues.values() for public in queue.publics)
         for some in chunks(list(publics), AT_ONCE):
             reads = [jute.get_data(self._paths.attempt(public)) for public in some]
-            replies = await session.exchange(*reads, until=until, confirms=False)
+            replies = await session.exchange(*reads, until=until)
             found = zip(some, map(self._record, replies), strict=True)
             records |= {public: record for public, record in found if record is not None}
         return [await self._view(session, name, queues[name], records, space, until) for name in names]
@@ -155,9 +155,7 @@ class Operating(Base):
             mine = self._live(public)
             if mine is not None and mine.state != "granted":
                 return None
-            (reply,) = await session.exchange(
-                jute.get_data(self._paths.attempt(public)), until=until, confirms=False
-            )
+            (reply,) = await session.exchange(jute.get_data(self._paths.attempt(public)), until=until)
             record = self._record(reply)
             if reply.zxid + space.added(reply.zxid) >= TOKEN_MAX - 1:
                 raise Misconfigured(
@@ -235,7 +233,7 @@ class Operating(Base):
         now, forgotten = jute.stat_of(clock.body).mtime / 1000, 0
         for some in chunks(jute.children_of(reply.body)[0], AT_ONCE):
             reads = [jute.get_data(self._paths.tomb(public)) for public in some]
-            replies = await session.exchange(*reads, until=until, confirms=False)
+            replies = await session.exchange(*reads, until=until)
             old = []
             for public, each in zip(some, replies, strict=True):
                 if not each.error:

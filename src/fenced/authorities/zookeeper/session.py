@@ -99,8 +99,8 @@ class Session:
                     raise Indeterminate(str(error)) from error
                 doubt = error
 
-    async def exchange(self, *requests: bytes, until: float, confirms: bool = True) -> list[jute.Reply]:
-        """Requests on a connection of this session. `confirms`: one of them is answered by the leader."""
+    async def exchange(self, *requests: bytes, until: float) -> list[jute.Reply]:
+        """Requests on a connection of this session. It is confirmed if one of them is answered by the leader."""
         wire = await self._connected(until)
         ahead = [self.leftovers.popleft() for _ in range(len(self.leftovers))]
         sent, session = self._runtime.now(), self.id
@@ -114,7 +114,7 @@ class Session:
         if session != self.id:  # found out here, or by another caller: what we asked for went with it
             raise Over
         self._hub.seen = max(self._hub.seen, wire.zxid)
-        if confirms:
+        if any(map(jute.by_leader, (*ahead, *requests))):
             self.confirmed = max(self.confirmed, sent)
         return replies[len(ahead) :]
 
