@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -419,7 +420,7 @@ class ZooKeeperAuthority(Operating):
                 batches.setdefault(self._session(mine.ttl), []).append(mine)
         for session, batch in batches.items():
             try:
-                told = await session.request(lambda s=session, b=batch: self._keep(s, b, until), until)  # type: ignore[misc]
+                told = await session.request(functools.partial(self._keep, session, batch, until), until)
             except FencedError as error:
                 failures.append(error)
                 told = {mine.public: Unknown(str(error)) for mine in batch}
@@ -564,7 +565,6 @@ class ZooKeeperAuthority(Operating):
             steps = bury
             if record is not None:
                 mine = Attempt(public, record.names, record.asked, record.lock_delay)
-                mine.delaying = bool(record.lock_delay)
                 queues, _ = await self._look(session, mine.names, until)
                 mine.places = self._places(mine, queues)
                 mine.delaying = any(public in queue.delays for queue in queues.values())
