@@ -30,11 +30,13 @@ GROUPS = {
     "redis": "bench.on_redis",
     "postgresql": "bench.on_postgresql",
     "guards_postgresql": "bench.guards_postgresql",
+    "zookeeper": "bench.on_zookeeper",
 }
 PACKAGES = {
     "redis": "redis python-redis-lock",
     "postgresql": "'psycopg[binary]'",
     "guards_postgresql": "'psycopg[binary]' asyncpg",
+    "zookeeper": "kazoo",
 }
 """What a group compares with. Imported only when it is measured: the others need none of it."""
 
@@ -52,7 +54,7 @@ def conditions() -> dict[str, object]:
         "cores": os.cpu_count(),
         "peers": {
             name: version
-            for name in ("redis", "python-redis-lock", "psycopg", "asyncpg")
+            for name in ("redis", "python-redis-lock", "psycopg", "asyncpg", "kazoo")
             if (version := _version(name))
         },
     }

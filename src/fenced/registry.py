@@ -17,6 +17,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "redis": "fenced.authorities.redis:RedisAuthority",
         "rediss": "fenced.authorities.redis:RedisAuthority",
         "sqlite": "fenced.authorities.sqlite:SqliteAuthority",
+        "zookeeper": "fenced.authorities.zookeeper:ZooKeeperAuthority",
     },
     "fenced.guards": {
         "memory": "fenced.guards.memory:MemoryGuard",

@@ -13,7 +13,7 @@ from fenced.testing.servers import PostgresqlServer
 
 pytestmark = pytest.mark.xdist_group("drills")
 
-SERVERS = {"postgresql": "postgresql_url", "redis": "redis_url"}
+SERVERS = {"postgresql": "postgresql_url", "redis": "redis_url", "zookeeper": "zookeeper_url"}
 ELSEWHERE = {"memory", "rediss", "sqlite"}
 """In one process only; the same class as `redis`; the default of every other drill test."""
 

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from fenced import registry
 from fenced.authorities.memory import MemoryStore
 from fenced.authorities.redis.scripts import tag
+from fenced.authorities.zookeeper import ZooKeeperAuthority
 from fenced.errors import FencedError
 from fenced.model import Ask, Busy, Granted, HeldBy, Holder, Kept, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -27,6 +28,7 @@ from fenced.testing.servers import PostgresqlServer, RedisServer
 from tests.conformance.authorities.test_postgresql import LATER
 from tests.conformance.authorities.test_redis import PASS_TIME
 from tests.planted.bugs import Barging, EveryAskIsNew, LockDelayAfterRelease, RenewalRevives
+from tests.zookeeper.shifting import Shifted, pass_time
 
 NAMES = ["a", "b", "c"]
 SECRETS = [f"{i:032x}" for i in range(6)]
@@ -38,14 +40,15 @@ SLACK_SECONDS = 0.02
 class AgainstTheModel(RuleBasedStateMachine):
     url: str
     oracle: type[MemoryStore] = MemoryStore
-    later: Callable[[str, int], None]
-    """Moves the times of a namespace back by so many milliseconds."""
+    later: Callable[[AgainstTheModel, int], None]
+    """Lets so many milliseconds go by for the authority of a story."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ahead = 0.0
         self.namespace = secrets.token_hex(8)
-        self.real = registry.authority(self.url, BlockingRuntime(), self.namespace)
+        self.runtime = Shifted(BlockingRuntime())
+        self.real = registry.authority(self.url, self.runtime, self.namespace)
         step(self.real.open())
         self.model = self.oracle(lambda: time.time() + self.ahead)
         self.tokens = {0: 0}
@@ -130,7 +133,7 @@ class AgainstTheModel(RuleBasedStateMachine):
     def pass_time(self, milliseconds: int) -> None:
         """What is over is forgotten at once, on both sides: servers also sweep by themselves, the model does not."""
         self.ahead += milliseconds / 1e3
-        type(self).later(self.namespace, milliseconds)
+        type(self).later(self, milliseconds)
         step(self.real.tidy())
         self.model.tidy()
 
@@ -142,7 +145,7 @@ class AgainstTheModel(RuleBasedStateMachine):
 
 
 def tell_stories(
-    url: str, later: Callable[[str, int], None], oracle: type[MemoryStore] = MemoryStore
+    url: str, later: Callable[[AgainstTheModel, int], None], oracle: type[MemoryStore] = MemoryStore
 ) -> None:
     AgainstTheModel.url, AgainstTheModel.later, AgainstTheModel.oracle = url, staticmethod(later), oracle
     case = AgainstTheModel.TestCase()
@@ -153,9 +156,9 @@ def tell_stories(
     case.runTest()
 
 
-def redis_later(redis_server: RedisServer) -> Callable[[str, int], None]:
-    def later(namespace: str, milliseconds: int) -> None:
-        keys = [f"fenced:{{{tag(namespace)}}}:{part}" for part in ("attempts", "forget")]
+def redis_later(redis_server: RedisServer) -> Callable[[AgainstTheModel, int], None]:
+    def later(story: AgainstTheModel, milliseconds: int) -> None:
+        keys = [f"fenced:{{{tag(story.namespace)}}}:{part}" for part in ("attempts", "forget")]
         redis_server.execute("EVAL", PASS_TIME, 2, *keys, milliseconds * 1000)
 
     return later
@@ -174,7 +177,16 @@ def test_the_stories_can_fail(bug: type[MemoryStore], redis_server: RedisServer)
 
 @pytest.mark.timeout(180)
 def test_postgresql(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
-    def later(namespace: str, milliseconds: int) -> None:
+    def later(_: AgainstTheModel, milliseconds: int) -> None:
         postgresql_server.execute(LATER.format(milliseconds * 1000), urlsplit(postgresql_url).path[1:])
 
     tell_stories(postgresql_url, later)
+
+
+@pytest.mark.timeout(180)
+def test_zookeeper(zookeeper_url: str) -> None:
+    def later(story: AgainstTheModel, milliseconds: int) -> None:
+        assert isinstance(story.real, ZooKeeperAuthority)
+        pass_time(milliseconds / 1000, story.runtime, [story.real], zookeeper_url)
+
+    tell_stories(zookeeper_url, later)

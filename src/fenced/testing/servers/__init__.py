@@ -9,6 +9,7 @@ from fenced.testing.servers.base import Endpoint, MissingProgram, Server, Server
 from fenced.testing.servers.pgbouncer import Pgbouncer
 from fenced.testing.servers.postgresql import PostgresqlServer
 from fenced.testing.servers.redis import RedisServer
+from fenced.testing.servers.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [
     "Endpoint",
@@ -18,4 +19,6 @@ __all__ = [
     "RedisServer",
     "Server",
     "ServerFailed",
+    "ZooKeeperEnsemble",
+    "ZooKeeperServer",
 ]
