@@ -34,6 +34,7 @@ from fenced.sql.clauses import AsyncClause, PlainClause
 from fenced.sql.engines import BLOCKING, SUSPENDING, Table, table_on
 
 C = TypeVar("C")
+_LEASES = (Lease, AsyncLease)
 Fences = Fence | Sequence[Fence]
 """One lease or stamp, or several at once."""
 
@@ -74,14 +75,16 @@ def _announcement(
     fence: Fences, names: tuple[str, ...], make: Callable[[object], Stamp], still_held: bool = False
 ) -> Announcement:
     """What the fences announce. A stamp does not tell how long its lease has left; a lease does."""
+    if isinstance(fence, _LEASES):  # nearly always
+        return Announcement((make(fence),), _named(names), fence.remaining(), still_held)
     several = isinstance(fence, Sequence) and not isinstance(fence, Stamp)
     fences: Sequence[Fence] = fence if several else (fence,)  # type: ignore[assignment]
     if not fences:
         raise Misuse("a guard is told the lease that hold() gave, or several, not none")
-    left = [one.remaining() for one in fences if isinstance(one, Lease | AsyncLease)]
+    left = [one.remaining() for one in fences if isinstance(one, _LEASES)]
     return Announcement(
         tuple(make(one) for one in fences),
-        tuple(check_name(name) for name in names),
+        _named(names),
         min(left) if left else None,
         still_held,
         tuple(one.text if isinstance(one, Proof) else "-" for one in fences)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from fenced.decision import Mark
@@ -27,61 +28,71 @@ class Table(Protocol):
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
 
-def _sqlite(connection: Any) -> tuple[type[Any], Any]:
+Kind = tuple[Callable[..., Any], Callable[[Any], Any]]
+"""What makes the guard, and what makes the session that it works on."""
+
+
+def _scoped(kind: Kind) -> Kind:
+    """The session of this thread or task, for a registry of them."""
+    table, session = kind
+    return table, lambda registry: session(registry())
+
+
+def _sqlite() -> Kind:
     from fenced.guards.sqlite.sessions import PlainSession
     from fenced.guards.sqlite.tables import SqliteTable
 
-    return SqliteTable, PlainSession(connection)
+    return SqliteTable, PlainSession
 
 
-def _aiosqlite(connection: Any) -> tuple[type[Any], Any]:
+def _aiosqlite() -> Kind:
     from fenced.guards.sqlite.sessions import AioSession
     from fenced.guards.sqlite.tables import SqliteTable
 
-    return SqliteTable, AioSession(connection)
+    return SqliteTable, AioSession
 
 
-def _psycopg(connection: Any) -> tuple[type[Any], Any]:
+def _psycopg() -> Kind:
     from fenced.guards.postgresql.sessions import PsycopgSession
     from fenced.guards.postgresql.tables import PostgresqlTable
 
-    return PostgresqlTable, PsycopgSession(connection)
+    return PostgresqlTable, PsycopgSession
 
 
-def _async_psycopg(connection: Any) -> tuple[type[Any], Any]:
+def _async_psycopg() -> Kind:
     from fenced.guards.postgresql.sessions import AsyncPsycopgSession
     from fenced.guards.postgresql.tables import PostgresqlTable
 
-    return PostgresqlTable, AsyncPsycopgSession(connection)
+    return PostgresqlTable, AsyncPsycopgSession
 
 
-def _asyncpg(connection: Any) -> tuple[type[Any], Any]:
+def _asyncpg() -> Kind:
     from fenced.guards.postgresql.sessions import AsyncpgSession
     from fenced.guards.postgresql.tables import PostgresqlTable
 
-    return PostgresqlTable, AsyncpgSession(connection)
+    return PostgresqlTable, AsyncpgSession
 
 
-def _alchemy(connection: Any) -> tuple[type[Any], Any]:
+def _alchemy() -> Kind:
     from fenced.guards.postgresql.alchemy import AlchemySession, AlchemyTable
 
-    return AlchemyTable, AlchemySession(connection)
+    return AlchemyTable, AlchemySession
 
 
-def _async_alchemy(connection: Any) -> tuple[type[Any], Any]:
+def _async_alchemy() -> Kind:
     from fenced.guards.postgresql.alchemy import AlchemyTable, AsyncAlchemySession
 
-    return AlchemyTable, AsyncAlchemySession(connection)
+    return AlchemyTable, AsyncAlchemySession
 
 
-def _django(connection: Any) -> tuple[type[Any], Any]:
+def _django() -> Kind:
     from fenced.guards.postgresql.django import DjangoSession
     from fenced.guards.postgresql.tables import PostgresqlTable
 
-    return PostgresqlTable, DjangoSession(connection)
+    return PostgresqlTable, DjangoSession
 
 
-Known = dict[tuple[str, str], Callable[[Any], tuple[type[Any], Any]]]
+Known = dict[tuple[str, str], Callable[[], Kind]]
 """By the package and the name of a connection's class, or of one that it inherits from."""
 
 BLOCKING: Known = {
@@ -89,7 +100,7 @@ BLOCKING: Known = {
     ("psycopg", "Connection"): _psycopg,
     ("sqlalchemy", "Connection"): _alchemy,
     ("sqlalchemy", "Session"): _alchemy,
-    ("sqlalchemy", "scoped_session"): lambda scoped: _alchemy(scoped()),
+    ("sqlalchemy", "scoped_session"): lambda: _scoped(_alchemy()),
     ("django", "DatabaseWrapper"): _django,
     ("django", "ConnectionProxy"): _django,
 }
@@ -100,19 +111,29 @@ SUSPENDING: Known = {
     ("asyncpg", "PoolConnectionProxy"): _asyncpg,
     ("sqlalchemy", "AsyncConnection"): _async_alchemy,
     ("sqlalchemy", "AsyncSession"): _async_alchemy,
-    ("sqlalchemy", "async_scoped_session"): lambda scoped: _async_alchemy(scoped()),
+    ("sqlalchemy", "async_scoped_session"): lambda: _scoped(_async_alchemy()),
 }
 
 
 def table_on(connection: object, spec: Spec, mandatory: bool, known: Known) -> Table:
     """The guard on this connection; Unsupported for one that we do not know."""
-    for kind in type(connection).__mro__:
-        found = known.get((kind.__module__.partition(".")[0], kind.__name__))
-        if found is not None:
-            table, session = found(connection)
-            made: Table = table(spec, session, mandatory)
-            return made
-    raise _unknown(connection, known)
+    kind: Any = type(connection)
+    found = _found(kind, known is BLOCKING)
+    if found is None:
+        raise _unknown(connection, known)
+    table, session = found
+    made: Table = table(spec, session(connection), mandatory)
+    return made
+
+
+@lru_cache(maxsize=64)
+def _found(kind: type[object], blocking: bool) -> Kind | None:
+    known = BLOCKING if blocking else SUSPENDING
+    for base in kind.__mro__:
+        load = known.get((base.__module__.partition(".")[0], base.__name__))
+        if load is not None:
+            return load()
+    return None
 
 
 def _unknown(connection: object, known: Known) -> Unsupported:

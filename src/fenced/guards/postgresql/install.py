@@ -8,8 +8,10 @@ by every partition, also by one that is made later.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -124,6 +126,13 @@ def _check_columns(spec: Spec, table: Table) -> None:
         raise Misconfigured(f"the epoch column {spec.epoch!r} must be a bigint")
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A piece of a line that is the same for all rows; what is not one is an expression."""
+
+    text: str
+
+
 class _Names:
     """SQL expressions about the names of rows."""
 
@@ -132,9 +141,9 @@ class _Names:
         self.guard = guard_of(spec)
         self._table = table
 
-    def parts(self, row: str) -> list[str]:
-        """What the name of `row` (NEW or OLD) is put together from."""
-        return [self._value(row, piece) if column else literal(piece) for piece, column in self.spec.pieces]
+    def parts(self, row: str) -> list[_Text | str]:
+        """What the name of `row` (NEW or OLD) is put together from: texts, and expressions."""
+        return [self._value(row, piece) if column else _Text(piece) for piece, column in self.spec.pieces]
 
     def _value(self, row: str, column: str) -> str:
         value = self._text(row, column)
@@ -154,12 +163,14 @@ class _Names:
         return f"concat({value})" if self._table.kinds[column] == "enum" else f"{value}::text"
 
     def name(self, row: str) -> str:
-        return f"concat({', '.join(self.parts(row))})"
+        parts = (literal(part.text) if isinstance(part, _Text) else part for part in self.parts(row))
+        return f"concat({', '.join(parts)})"
 
     def closed(self, row: str) -> str:
         """True unless the setting lets this row through."""
         prefix = "/" if self.spec.rule == "retry" else f"|{self.guard}/"
-        return _not_carried(literal(prefix), *self.parts(row))
+        plain = all(self._table.kinds[column] in _PLAIN for column in self.spec.columns)
+        return _not_carried(_Text(prefix), *self.parts(row), plain=plain)
 
     @property
     def moved(self) -> str:
@@ -172,7 +183,7 @@ class _Names:
 
     @property
     def not_free(self) -> str:
-        return _not_carried(literal(f"*{self.guard}"))
+        return _not_carried(_Text(f"*{self.guard}"))
 
     @property
     def epoch_changed(self) -> str:
@@ -183,23 +194,22 @@ class _Names:
         """True unless the row carries a token of this transaction, which only an admitted write has put there."""
         value = f'NEW."{self.spec.epoch}"'
         setting = f"concat('fenced.token', {value} % 16)"
-        unknown = [self.epoch_changed, _not_carried("'@'", value, setting=setting)]
+        unknown = [self.epoch_changed, _not_carried(_Text("@"), value, setting=setting)]
         return " OR ".join([*unknown, *([self.moved] if self.spec.columns else [])])
 
     def conditions(self) -> dict[str, tuple[str, str]]:
         """The triggers: on what, and when a row has to be decided. The server reads a condition anew for every
         statement, so each is as short as it can be."""
         written = f"{self.closed('NEW')} AND {self.not_free}"
-        found = {
+        # With an epoch it is decided before the row is written, unless that changes it.
+        updated = [self.epoch_changed if self.by_epoch else f"({written})"]
+        if self.spec.columns:
+            updated.insert(0, self.moved)
+        return {
             "fenced_insert": ("INSERT", written),
-            "fenced_update": ("UPDATE", written),
+            "fenced_update": ("UPDATE", " OR ".join(updated)),
             "fenced_delete": ("DELETE", f"{self.closed('OLD')} AND {self.not_free}"),
         }
-        if self.spec.columns:
-            found["fenced_moved"] = ("UPDATE", self.moved)
-        if self.by_epoch:  # decided before the row is written, unless that changes it
-            found["fenced_update"] = ("UPDATE", self.epoch_changed)
-        return found
 
     @property
     def by_epoch(self) -> bool:
@@ -207,9 +217,34 @@ class _Names:
         return self.spec.epoch is not None and self.spec.rule == "retry"
 
 
-def _not_carried(*line: str, setting: str = "'fenced.stamp'") -> str:
-    looked_for = rf"concat(E'\n', pg_current_xact_id(), {', '.join(line)}, E'\n')"
-    return f"(strpos(current_setting({setting}, true), {looked_for}) > 0) IS NOT TRUE"
+def _not_carried(*line: _Text | str, setting: str = "'fenced.stamp'", plain: bool = True) -> str:
+    """True unless the setting holds this line. LIKE is the cheapest look there is, where no value can be a pattern."""
+    parts: list[_Text | str] = [_Text("\n"), "pg_current_xact_id()", *line, _Text("\n")]
+    if plain:
+        parts = [_Text("%"), *(_escaped(part) for part in parts), _Text("%")]
+    looked_for = f"concat({', '.join(_merged(parts))})"
+    carried = f"current_setting({setting}, true)"
+    return (
+        f"({carried} LIKE {looked_for}) IS NOT TRUE"
+        if plain
+        else f"(strpos({carried}, {looked_for}) > 0) IS NOT TRUE"
+    )
+
+
+def _escaped(part: _Text | str) -> _Text | str:
+    return _Text(re.sub(r"([\\%_])", r"\\\1", part.text)) if isinstance(part, _Text) else part
+
+
+def _merged(parts: Sequence[_Text | str]) -> list[str]:
+    """As SQL, with texts that stand side by side in one: the server reads a condition anew for every statement."""
+    found: list[str] = []
+    for is_text, group in groupby(parts, key=lambda part: isinstance(part, _Text)):
+        if is_text:
+            whole = "".join(part.text for part in group if isinstance(part, _Text))
+            found.append("E'" + whole.replace("\\", "\\\\").replace("'", "''").replace("\n", "\\n") + "'")
+        else:
+            found += [part for part in group if isinstance(part, str)]
+    return found
 
 
 async def schema(session: Runs) -> list[str]:
@@ -313,10 +348,8 @@ def _triggers(names: _Names, table: Table, proof: bool) -> list[str]:
         ),
         _function(whole, f"PERFORM fenced_guard.decide({literal(guard)}, {everything});\n  RETURN NULL;"),
     ]
-    if not spec.columns:
-        statements.append(f"DROP TRIGGER IF EXISTS fenced_moved ON {quoted(guard)}")
     for trigger, (event, condition) in names.conditions().items():
-        when = "" if proof and trigger != "fenced_moved" else f"WHEN ({condition}) "
+        when = "" if proof else f"WHEN ({condition}) "
         statements.append(
             f"CREATE OR REPLACE TRIGGER {trigger} AFTER {event} ON {quoted(guard)} "
             f"FOR EACH ROW {when}EXECUTE FUNCTION {row}()"

@@ -45,7 +45,6 @@ JOIN pg_catalog.pg_class c ON c.oid = tree.relation
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 CROSS JOIN LATERAL unnest(
   ARRAY['fenced_insert', 'fenced_update', 'fenced_delete', 'fenced_truncate']
-  || CASE WHEN tree.template LIKE '%{{%' THEN ARRAY['fenced_moved'] END
   || CASE WHEN tree.epoch IS NOT NULL THEN ARRAY['fenced_epoch_insert', 'fenced_epoch_update'] END
 ) AS e (name)
 LEFT JOIN pg_catalog.pg_trigger t ON t.tgrelid = tree.relation AND t.tgname = e.name

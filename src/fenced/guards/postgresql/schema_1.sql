@@ -54,11 +54,13 @@ CREATE TABLE fenced_guard.mark (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
 
 -- Leases whose names all carry their mark, as long as they do: who shares the lock of this one row has locked all of
--- its fences. Whoever raises one of those marks deletes it first, and so waits for those who share it.
+-- its fences. Whoever raises one of those marks deletes it, and so waits for those who share it.
 CREATE TABLE fenced_guard.lease (
   grant_id text COLLATE "C" PRIMARY KEY,
   token    bigint NOT NULL,
-  names    text COLLATE "C" NOT NULL                 -- as in the stamp
+  realm    text COLLATE "C" NOT NULL,                -- the one that is trusted
+  names    text COLLATE "C" NOT NULL,                -- as in the stamp
+  sample   double precision NOT NULL                 -- as in `trust`
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 -- The guarded tables. The rule is part of the guard, so that no writer can choose a weaker one.
@@ -676,28 +678,30 @@ DECLARE
   v_sample double precision;
 BEGIN
   -- One stamp, of a lease whose names carry its mark already: one statement, and nothing is written but a lock.
-  SELECT held.sample,
-    set_config('fenced.stamp', concat(
-      CASE WHEN starts_with(current_setting('fenced.stamp', true), E'\n' || held.xid)
-        THEN current_setting('fenced.stamp', true) ELSE E'\n' END,
-      held.xid, '/', replace(held.names, ',', concat(E'\n', held.xid, '/')), E'\n', held.xid, ' ', p_stamps, E'\n'), true),
-    set_config(held.setting, concat(
-      CASE WHEN starts_with(current_setting(held.setting, true), E'\n' || held.xid)
-        THEN current_setting(held.setting, true) ELSE E'\n' END,
-      held.xid, '@', held.token, E'\n'), true),
-    CASE WHEN p_left IS NULL THEN NULL
-      WHEN current_setting('idle_in_transaction_session_timeout') = '0'
-        THEN set_config('idle_in_transaction_session_timeout', p_left::text, true)
-      ELSE fenced_guard.limit_idling(p_left)::text END
-  INTO v_sample
-  FROM (
-    SELECT l.names, l.token, concat('fenced.token', l.token % 16) AS setting, pg_current_xact_id()::text AS xid, t.sample
-    FROM fenced_guard.lease l, fenced_guard.trust t
-    WHERE l.grant_id = split_part(p_stamps, ':', 5) AND split_part(p_stamps, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
-      AND p_stamps = concat('1:', t.realm, ':', l.token, ':', split_part(p_stamps, ':', 4), ':', l.grant_id, ':', l.names)
-      AND strpos(l.names, '%') = 0 AND p_names IS NULL AND NOT p_exclusive AND NOT p_still_held
-    FOR SHARE OF l SKIP LOCKED
-  ) AS held;
+  IF p_names IS NULL AND NOT p_exclusive AND NOT p_still_held THEN
+    SELECT held.sample,
+      set_config('fenced.stamp', concat(
+        CASE WHEN starts_with(current_setting('fenced.stamp', true), E'\n' || held.xid)
+          THEN current_setting('fenced.stamp', true) ELSE E'\n' END,
+        held.xid, '/', replace(held.names, ',', concat(E'\n', held.xid, '/')), E'\n', held.xid, ' ', p_stamps, E'\n'), true),
+      set_config(held.setting, concat(
+        CASE WHEN starts_with(current_setting(held.setting, true), E'\n' || held.xid)
+          THEN current_setting(held.setting, true) ELSE E'\n' END,
+        held.xid, '@', held.token, E'\n'), true),
+      CASE WHEN p_left IS NULL THEN NULL
+        WHEN current_setting('idle_in_transaction_session_timeout') = '0'
+          THEN set_config('idle_in_transaction_session_timeout', p_left::text, true)
+        ELSE fenced_guard.limit_idling(p_left)::text END
+    INTO v_sample
+    FROM (
+      SELECT l.names, l.token, concat('fenced.token', l.token % 16) AS setting, pg_current_xact_id()::text AS xid, l.sample
+      FROM fenced_guard.lease l
+      WHERE l.grant_id = split_part(p_stamps, ':', 5) AND split_part(p_stamps, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
+        AND p_stamps = concat('1:', l.realm, ':', l.token, ':', split_part(p_stamps, ':', 4), ':', l.grant_id, ':', l.names)
+        AND strpos(l.names, '%') = 0
+      FOR SHARE OF l SKIP LOCKED
+    ) AS held;
+  END IF;
   IF v_sample IS NULL THEN
     PERFORM fenced_guard.announce_slowly(
       p_stamps, p_left, p_guard, p_names, p_exclusive, p_still_held, p_proofs, false, p_repeats);
@@ -755,9 +759,9 @@ DECLARE
 BEGIN
   BEGIN
     SELECT count(*), array_agg(token) INTO v_count, v_tokens FROM (
-      SELECT l.token FROM unnest(p_texts) AS wanted, fenced_guard.lease l, fenced_guard.trust t
+      SELECT l.token FROM unnest(p_texts) AS wanted, fenced_guard.lease l
       WHERE l.grant_id = split_part(wanted, ':', 5) AND split_part(wanted, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
-        AND wanted = concat('1:', t.realm, ':', l.token, ':', split_part(wanted, ':', 4), ':', l.grant_id, ':', l.names)
+        AND wanted = concat('1:', l.realm, ':', l.token, ':', split_part(wanted, ':', 4), ':', l.grant_id, ':', l.names)
       FOR SHARE OF l SKIP LOCKED
     ) AS held;
     IF v_count < cardinality(p_texts) THEN  -- let go of the others: who waits for marks next must hold no lease
@@ -833,9 +837,10 @@ BEGIN
       v_before text := current_setting('lock_timeout');
     BEGIN
       PERFORM set_config('lock_timeout', '1', true);
-      INSERT INTO fenced_guard.lease (grant_id, token, names)
-      SELECT v_stamps[i].grant_id, v_stamps[i].token, split_part(p_texts[i], ':', 6)
-      FROM generate_subscripts(v_stamps, 1) AS i WHERE v_counts[i] = cardinality(v_stamps[i].names)
+      INSERT INTO fenced_guard.lease (grant_id, token, realm, names, sample)
+      SELECT v_stamps[i].grant_id, v_stamps[i].token, t.realm, split_part(p_texts[i], ':', 6), t.sample
+      FROM generate_subscripts(v_stamps, 1) AS i, fenced_guard.trust t WHERE v_counts[i] = cardinality(v_stamps[i].names)
+      FOR SHARE OF t  -- so that `adopt` comes before, or finds the row
       ON CONFLICT (grant_id) DO NOTHING;
       PERFORM set_config('lock_timeout', v_before, true);
     EXCEPTION WHEN lock_not_available OR serialization_failure THEN
@@ -1102,6 +1107,7 @@ DECLARE
 BEGIN
   SELECT realm INTO v_before FROM fenced_guard.trust FOR UPDATE;
   UPDATE fenced_guard.trust SET realm = p_realm;
+  DELETE FROM fenced_guard.lease WHERE realm <> p_realm;
   INSERT INTO fenced_guard.history (what, detail)
   VALUES ('adopt', jsonb_build_object('before', v_before, 'after', p_realm));
 END $$;
@@ -1119,6 +1125,7 @@ BEGIN
   UPDATE fenced_guard.trust SET
     max_jump = (v_before || p_change ->> 'max_jump')::bigint,
     sample = coalesce((v_before || p_change ->> 'sample')::double precision, 0);
+  UPDATE fenced_guard.lease l SET sample = t.sample FROM fenced_guard.trust t WHERE l.sample <> t.sample;
   INSERT INTO fenced_guard.history (what, detail)
   SELECT 'trust', jsonb_build_object('before', v_before, 'after',
     jsonb_build_object('max_jump', max_jump, 'sample', sample)) FROM fenced_guard.trust;
