@@ -112,36 +112,51 @@ class PostgresqlTable:
 
     async def announce(self, announcement: Announcement) -> None:
         """On its own, committed: reads that follow are fenced."""
-        statements = [
-            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",  # it reads nothing, and meets fewer conflicts
-            _announce_alone(announcement, self.guard),
-        ]
-        await self._repeated(lambda: self._session.alone(statements))
+        await self._repeated(self._announce, announcement)
+
+    async def _announce(self, announcement: Announcement, _: bool) -> None:
+        await self._session.alone(
+            [
+                "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",  # it reads nothing, and meets fewer conflicts
+                _announce_alone(announcement, self.guard),
+            ]
+        )
 
     async def enter(self, announcement: Announcement) -> None:
         """Begin, and announce first."""
         if self._session.state() != "idle":
             raise Misuse("this connection is in a transaction already: commit it first, or use announce_on")
-        statement = _announce(announcement, self.guard, exclusive=self._exclusive, repeats=True)
-        await self._repeated(lambda: self._session.begin(statement), announcement)
+        await self._repeated(self._begin, announcement)
+
+    async def _begin(self, announcement: Announcement, repeats: bool) -> None:
+        await self._session.begin(
+            _announce(announcement, self.guard, exclusive=self._exclusive, repeats=repeats)
+        )
 
     @property
     def _exclusive(self) -> bool:
         return self.spec.rule != "retry" or not self.mandatory
 
-    async def _repeated(self, work: Callable[[], Awaitable[None]], first: Announcement | None = None) -> None:
-        """Announce; again, if a newer commit came between, and on its own before, if the isolation asks for it."""
+    async def _repeated(
+        self, work: Callable[[Announcement, bool], Awaitable[None]], announcement: Announcement
+    ) -> None:
+        """Announce; again, if a newer commit came between, and on its own before, if the isolation asks for it.
+
+        Where nothing is refused it asks once: what could not be announced then is let go.
+        """
+        asks = True
         for _ in range(REPEATS):
             try:
-                await work()
+                await work(announcement, asks)
                 return
             except BaseException as error:
                 await forget(self._session)
                 if not isinstance(error, Exception):
                     raise
                 state = sqlstate_of(error)
-                if state == ANNOUNCE_FIRST and first is not None:
-                    await self.announce(first)
+                if state == ANNOUNCE_FIRST:
+                    asks = False
+                    await self.announce(announcement)
                 elif state not in (SERIALIZATION, DEADLOCK):
                     await self._refused(error)
                 last = error
