@@ -10,7 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.testing.servers import Pgbouncer, PostgresqlServer, RedisServer
+from fenced.testing.servers import EtcdServer, Pgbouncer, PostgresqlServer, RedisServer
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[EtcdServer]:
+    with EtcdServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +36,12 @@ def pgbouncer(postgresql_server: PostgresqlServer) -> Iterator[Pgbouncer]:
 def redis_server() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture
+def etcd_url(etcd_server: EtcdServer) -> str:
+    """The shared server: a test keeps to a namespace of its own."""
+    return etcd_server.url()
 
 
 @pytest.fixture

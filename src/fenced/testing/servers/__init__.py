@@ -6,12 +6,15 @@ a program that is missing is a `MissingProgram` which says how to install it.
 """
 
 from fenced.testing.servers.base import Endpoint, MissingProgram, Server, ServerFailed
+from fenced.testing.servers.etcd import EtcdCluster, EtcdServer
 from fenced.testing.servers.pgbouncer import Pgbouncer
 from fenced.testing.servers.postgresql import PostgresqlServer
 from fenced.testing.servers.redis import RedisServer
 
 __all__ = [
     "Endpoint",
+    "EtcdCluster",
+    "EtcdServer",
     "MissingProgram",
     "Pgbouncer",
     "PostgresqlServer",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
-from fenced.testing.servers.base import HOST, Endpoint, Server, ServerFailed, find_program, run_program
+from fenced.testing.servers.base import HOST, Endpoint, Server, ServerFailed, find_program
+from fenced.testing.servers.certificates import make_certificates
 
 SETTINGS = {
     "bind": HOST,
@@ -144,7 +144,7 @@ class RedisServer(Server):
     def prepare(self) -> None:
         self.data.mkdir(exist_ok=True)
         if self.tls and not self.ca_path.exists():
-            _make_certificates(self.ca_path.parent)
+            make_certificates(self.ca_path.parent)
         lines = [f"{name} {value}" for name, value in {**self._own_settings(), **self.settings}.items()]
         (self.folder / "redis.conf").write_text("\n".join(lines) + "\n")
 
@@ -188,35 +188,3 @@ class RedisServer(Server):
 def _quoted(text: str) -> str:
     """A value with blanks or odd characters, as redis.conf takes it."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _make_certificates(folder: Path) -> None:
-    """An authority of our own for a day, and a certificate of it for loopback."""
-    openssl = find_program("openssl", "openssl")
-    folder.mkdir()
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    ca = ["-x509", "-days", "2", "-addext", "keyUsage=critical,keyCertSign,cRLSign"]
-    files = ["-keyout", str(folder / "ca.key"), "-out", str(folder / "ca.crt")]
-    run_program([openssl, "req", *key, *ca, "-subj", "/CN=tests of fenced", *files])
-    files = ["-keyout", str(folder / "server.key"), "-out", str(folder / "server.csr")]
-    run_program([openssl, "req", *key, "-subj", f"/CN={HOST}", *files])
-    extensions = folder / "extensions"
-    extensions.write_text(f"subjectAltName=IP:{HOST},DNS:localhost\nauthorityKeyIdentifier=keyid\n")
-    signed = [
-        "-CA",
-        str(folder / "ca.crt"),
-        "-CAkey",
-        str(folder / "ca.key"),
-        "-CAcreateserial",
-        "-days",
-        "2",
-    ]
-    files = [
-        "-in",
-        str(folder / "server.csr"),
-        "-out",
-        str(folder / "server.crt"),
-        "-extfile",
-        str(extensions),
-    ]
-    run_program([openssl, "x509", "-req", *signed, *files])
