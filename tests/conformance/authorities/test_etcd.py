@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fenced import timing
 from fenced.authorities.etcd import EtcdAuthority
 from fenced.contracts import Authority, Runtime
 from fenced.registry import BUILT_IN
@@ -53,6 +54,12 @@ class Harness:
     async def close(self) -> None:
         await self._close()
         self._time.pass_by(1e9)  # nothing ends by itself while another check looks at revisions
+
+
+@pytest.fixture(autouse=True)
+def longer_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What bounds a waiter's silence counts the kit's seconds too."""
+    monkeypatch.setattr(timing, "WAITER_TTL_MAX", timing.WAITER_TTL_MAX * SCALE)
 
 
 @pytest.fixture(scope="session")

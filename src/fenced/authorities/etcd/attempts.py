@@ -169,7 +169,7 @@ class Attempts:
         assert mine.hold is not None
         self.live[mine.public] = mine
         self._ears.forget(mine.public)
-        left = mine.hold.until - began
+        left = min(mine.hold.until - began, float(mine.hold.seconds))
         return Granted(reply.header.revision + mine.record.offset, left, float(mine.hold.seconds))
 
     async def _enqueue(
