@@ -44,16 +44,21 @@ class Time:
 
     def __init__(self, url: str, prefix: bytes) -> None:
         self.ages: dict[int, float] = {}
+        self._bound: list[EtcdAuthority] = []
         self._url = url
         self._prefix = prefix
 
     def bind(self, authority: EtcdAuthority, runtime: Runtime) -> EtcdAuthority:
         leases = AgingLeases(authority._wire, runtime, self.ages)
         authority._leases = authority._sessions.leases = authority._looker._leases = leases
+        self._bound.append(authority)
         return authority
 
     def pass_by(self, seconds: float) -> None:
+        """On the server, and for what its clients know of their leases."""
         step(self._pass_by(seconds))
+        for lease in {lease for authority in self._bound for lease in _known(authority)}:
+            lease.confirmed -= seconds
 
     async def _pass_by(self, seconds: float) -> None:
         runtime = BlockingRuntime()
@@ -68,6 +73,13 @@ class Time:
                 if left - self.ages[lease] <= 0:
                     await wire.call(messages.LEASE_REVOKE, messages.lease_id(lease), until)
         await wire.close()
+
+
+def _known(authority: EtcdAuthority) -> set[Lease]:
+    sessions, live = authority._sessions, authority._attempts.live
+    found = {lease for session in sessions._sessions.values() for lease in session.all()}
+    found |= {lease for mine in live.values() for lease in mine.leases()}
+    return found
 
 
 class Scaled:
