@@ -29,8 +29,13 @@ GROUPS = {
     "startup": "bench.startup",
     "redis": "bench.on_redis",
     "postgresql": "bench.on_postgresql",
+    "etcd": "bench.on_etcd",
 }
-PACKAGES = {"redis": "redis python-redis-lock", "postgresql": "'psycopg[binary]'"}
+PACKAGES = {
+    "etcd": "grpcio aetcd etcd3gw",
+    "redis": "redis python-redis-lock",
+    "postgresql": "'psycopg[binary]'",
+}
 """What a group compares with. Imported only when it is measured: the others need none of it."""
 
 QUICK = Effort(0.5)
@@ -46,7 +51,9 @@ def conditions() -> dict[str, object]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": os.cpu_count(),
         "peers": {
-            name: version for name in ("redis", "python-redis-lock", "psycopg") if (version := _version(name))
+            name: version
+            for name in ("redis", "python-redis-lock", "psycopg", "grpcio", "aetcd", "etcd3gw")
+            if (version := _version(name))
         },
     }
 

@@ -170,7 +170,9 @@ def tell_stories(
 ) -> None:
     machine.url, machine.later, machine.oracle = url, staticmethod(later), oracle
     case = machine.TestCase()
-    stories = settings(max_examples=examples, stateful_step_count=40, deadline=None, report_multiple_bugs=False)
+    stories = settings(
+        max_examples=examples, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+    )
     # The same stories each time, and as many as it takes; found is enough.
     planted = settings(stories, max_examples=2000, derandomize=True, phases=[Phase.generate], database=None)
     case.settings = stories if oracle is MemoryStore else planted

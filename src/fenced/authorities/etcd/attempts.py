@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fenced.authorities.etcd import steps
 from fenced.authorities.etcd.keys import GRANTED, WAITING, About, Record
 from fenced.authorities.etcd.leases import Lease, Session, Sessions
 from fenced.authorities.etcd.looking import Looker, Sight
@@ -12,11 +13,9 @@ from fenced.authorities.etcd.messages import (
     KeyValue,
     TxnReply,
     absent,
-    delete,
     get,
-    modified_at,
-    present,
     put,
+    txn,
     valued,
 )
 from fenced.authorities.etcd.namespace import Namespace
@@ -76,6 +75,7 @@ class Attempts:
         self._ears = ears
         self._now = runtime.now
         self.live: dict[str, Attempt] = {}
+        self._held: dict[str, str] = {}
 
     # Asking.
 
@@ -90,8 +90,8 @@ class Attempts:
                 elif (mine.record.names, mine.record.ttl) != (ask.names, ask.ttl):
                     raise Misuse("the same attempt was used before with other names or another ttl")
                 elif mine.granted:
-                    self.live.pop(public, None)  # a repeated one: what is stored is the truth
-                    answer = await self._known(mine, began, until)
+                    self.forget(mine)  # a repeated one: what is stored is the truth
+                    answer = await self._known(mine, until)
                 else:
                     answer = await self._promote(mine, ask, began, until)
             except LeaseGone as gone:
@@ -106,31 +106,24 @@ class Attempts:
         """Grant it in one transaction if all its names are free; None: look again."""
         session = await self._sessions.holding(ask.holder, ask.ttl, ask.lock_delay, until)
         memory = await self._sessions.memory(ask.ttl, until)
-        space, record_key = self._space, self._keys.attempt(public)
+        space, raw = self._space, self._space.raw
         record = self._granted(Record(GRANTED, ask.names, ask.ttl, ask.lock_delay, ask.holder), session)
-        free = [absent(self._keys.under(name), self._keys.behind(name)) for name in ask.names]
-        raw = space.raw
-        reply = await space.txn(
-            [absent(record_key), valued(self._keys.meta, raw), *free],
-            self._claims(public, record, session, memory),
-            [get(record_key), get(self._keys.meta)],
-            until=until,
-        )
+        reply = await space.run(steps.grant(self._keys, public, record, memory.id, raw), until)
         if reply.succeeded:
             mine = Attempt(public, record, reply.header.revision, session.hold, session.delayed, None, memory)
             return await self._take(mine, reply, began, until)
         found, meta = reply.found[0].first, reply.found[1].first
         if found is not None:
-            return await self._stored(ask, public, found, began, until)
+            return await self._stored(ask, public, found, until)
         if space.is_new(meta) or raw != space.raw:
             return None
         space.refuse_next(reply.header)
-        sight = await self._look(ask.names, [self._keys.behind(name) for name in ask.names], until)
+        sight = await self._looker.ahead(ask.names, [self._keys.behind(name) for name in ask.names], until)
         if sight.blocker is None:
             return None  # free again
         if not ask.wait or sight.ahead >= QUEUE_MAX:
             return Busy(sight.ahead, await self._looker.held_by(sight.claim, until))
-        await self._enqueue(ask, public, session, memory, reply.header.revision, until)
+        await self._enqueue(public, record, session, memory, reply.header.revision, until)
         return None
 
     def _granted(self, record: Record, session: Session) -> Record:
@@ -146,58 +139,36 @@ class Attempts:
             offset=self._space.meta.offset,
         )
 
-    def _claims(self, public: str, record: Record, session: Session, memory: Lease) -> list[bytes]:
-        """What a grant writes: the record, and for each name a claim that lives as long as the session."""
-        assert record.holder is not None
-        about = About(
-            record.holder, record.ttl, len(record.names) > 1, record.offset, bool(record.ticket)
-        ).written()
-        writes = [put(self._keys.attempt(public), record.written(), memory.id)]
-        writes += [put(self._keys.claim(name, public), about, session.hold.id) for name in record.names]
-        if session.delayed is not None:
-            lease = session.delayed.id
-            writes += [put(self._keys.delay(name, public), about, lease) for name in record.names]
-        return writes
-
     async def _take(self, mine: Attempt, reply: TxnReply, began: float, until: float) -> Granted:
         """Hand a grant out, unless it was made in another history than the one its tokens belong to."""
         try:
             self._space.refuse_strange(reply.header)
         except FencedError:
-            await self._space.txn((), self._ends(mine, "withdrawn"), until=until)
+            assert mine.memory is not None
+            undo, _ = steps.finish(
+                self._keys, mine.public, mine.record, mine.revision, "withdrawn", mine.memory.id
+            )
+            await self._space.run(undo, until)
             raise
         assert mine.hold is not None
         self.live[mine.public] = mine
+        self._held.update(dict.fromkeys(mine.record.names, mine.public))
         self._ears.forget(mine.public)
         left = min(mine.hold.until - began, float(mine.hold.seconds))
         return Granted(reply.header.revision + mine.record.offset, left, float(mine.hold.seconds))
 
     async def _enqueue(
-        self, ask: Ask, public: str, session: Session, memory: Lease, ticket: int, until: float
+        self, public: str, record: Record, session: Session, memory: Lease, ticket: int, until: float
     ) -> None:
         """Take a place in all queues at once, under one ticket: the revision in which it was turned away.
 
         One who was turned away earlier stands ahead. If it takes its place later than we ours, it is let in before
         us all the same, and nobody who holds the name is disturbed.
         """
-        queue = await self._sessions.queueing(ask.holder, ask.ttl, until)
-        record = Record(
-            WAITING,
-            ask.names,
-            ask.ttl,
-            ask.lock_delay,
-            ask.holder,
-            queue=queue.id,
-            ticket=ticket,
-            hold=session.hold.id,
-            seconds=session.hold.seconds,
-            delayed=session.delayed.id if session.delayed is not None else 0,
-        )
-        key = self._keys.attempt(public)
-        about = About(ask.holder, ask.ttl, len(ask.names) > 1).written()
-        writes = [put(key, record.written(), memory.id)]
-        writes += [put(self._keys.place(name, ticket, public), about, queue.id) for name in ask.names]
-        reply = await self._space.txn([absent(key)], writes, until=until)
+        assert record.holder is not None
+        queue = await self._sessions.queueing(record.holder, record.ttl, until)
+        record = replace(record, state=WAITING, queue=queue.id, ticket=ticket)
+        reply = await self._space.run(steps.enqueue(self._keys, public, record, memory.id), until)
         if reply.succeeded:
             revision = reply.header.revision
             self.live[public] = Attempt(
@@ -205,56 +176,33 @@ class Attempts:
             )
 
     def _places(self, mine: Attempt) -> list[bytes]:
-        ticket = mine.record.ticket
-        return [self._keys.place(name, ticket, mine.public) for name in mine.record.names]
+        return self._keys.places_of(mine.record.names, mine.record.ticket, mine.public)
 
     async def _promote(self, mine: Attempt, ask: Ask, began: float, until: float) -> AskAnswer | None:
         """Grant it if nothing stands ahead of any of its places; None: look again."""
-        space, record_key, places = self._space, self._keys.attempt(mine.public), self._places(mine)
+        space, raw = self._space, self._space.raw
         session = await self._sessions.holding(ask.holder, ask.ttl, mine.record.delay, until)
         memory = await self._sessions.memory(ask.ttl, until)
         record = self._granted(mine.record, session)
-        raw = space.raw
-        first = [
-            absent(self._keys.under(name), place)
-            for name, place in zip(mine.record.names, places, strict=True)
-        ]
-        reply = await space.txn(
-            [
-                modified_at(record_key, mine.revision),
-                valued(self._keys.meta, raw),
-                present(places[0]),  # its session may have expired while it waited
-                *first,
-            ],
-            self._claims(mine.public, record, session, memory),
-            [get(record_key), get(self._keys.meta), get(places[0])],
-            until=until,
-        )
+        reply = await space.run(steps.promote(self._keys, mine.public, record, memory.id, raw), until)
         if reply.succeeded:
+            revision = reply.header.revision
             granted = Attempt(
-                mine.public,
-                record,
-                reply.header.revision,
-                session.hold,
-                session.delayed,
-                mine.queue,
-                memory,
+                mine.public, record, revision, session.hold, session.delayed, mine.queue, memory
             )
             return await self._take(granted, reply, began, until)
         found, meta, place = (each.first for each in reply.found)
         if found is None or found.modified != mine.revision:
-            self._forget(mine)
+            self.forget(mine)
             return Ended("expired") if found is None else None
         if space.is_new(meta) or raw != space.raw:
             return None
-        if place is None:
-            self._forget(mine)
+        if place is None:  # its session expired while it waited
+            self.forget(mine)
             return Ended("expired")
         space.refuse_next(reply.header)
         sight = await self.look_ahead(mine, until)
-        if sight.blocker is None:
-            return None
-        return await self._waiting(sight, until)
+        return None if sight.blocker is None else await self._waiting(sight, until)
 
     async def _waiting(self, sight: Sight, until: float) -> Waiting:
         """How long it may take, told by the lease of the holder, or of what else is directly ahead."""
@@ -268,19 +216,14 @@ class Attempts:
 
     async def look_ahead(self, mine: Attempt, until: float) -> Sight:
         """What stands ahead of a waiter; the one key that is directly ahead is watched from now on."""
-        sight = await self._look(mine.record.names, self._places(mine), until)
+        sight = await self._looker.ahead(mine.record.names, self._places(mine), until)
         if (target := sight.target) is not None:
             await self._ears.watch(mine.public, target)
         return sight
 
-    async def _look(self, names: tuple[str, ...], ends: list[bytes], until: float) -> Sight:
-        return await self._looker.ahead(names, ends, until)
-
     # What is stored.
 
-    async def _stored(
-        self, ask: Ask, public: str, found: KeyValue, began: float, until: float
-    ) -> AskAnswer | None:
+    async def _stored(self, ask: Ask, public: str, found: KeyValue, until: float) -> AskAnswer | None:
         """The same attempt was here before."""
         record = Record.read(found.value)
         if record.names and (record.names, record.ttl) != (ask.names, ask.ttl):
@@ -291,7 +234,7 @@ class Attempts:
         if not mine.granted:
             self.live[public] = mine
             return None
-        return await self._known(mine, began, until)
+        return await self._known(mine, until)
 
     def adopt(self, public: str, record: Record, found: KeyValue) -> Attempt | None:
         """An attempt that another client may have begun, or None if it is over."""
@@ -315,16 +258,14 @@ class Attempts:
         record = Record.read(found.value)
         return self.adopt(public, record, found), record
 
-    async def _known(self, mine: Attempt, began: float, until: float) -> AskAnswer | None:
+    async def _known(self, mine: Attempt, until: float) -> AskAnswer | None:
         """The answer to a repeated ask of an attempt that was granted."""
-        key, claim_key = self._keys.attempt(mine.public), self._keys.claim(mine.record.names[0], mine.public)
-        reply = await self._space.read([get(key), get(claim_key)], until)
-        found, claim = (each.first for each in reply.found)
+        found = await self._record_if_held(mine, until)
         if found is None:
             return Ended("expired")
         if found.modified != mine.revision:
             return None  # ended meanwhile
-        if claim is None or claim.modified != mine.revision:
+        if self._held.get(mine.record.names[0]) != mine.public:
             return Ended(await self.reason(mine, until))
         assert mine.hold is not None
         left = await self._sessions.leases.left(mine.hold.id, until)
@@ -333,35 +274,40 @@ class Attempts:
         self.live.setdefault(mine.public, mine)
         return Granted(mine.revision + mine.record.offset, float(left), float(mine.record.seconds))
 
+    async def _record_if_held(self, mine: Attempt, until: float) -> KeyValue | None:
+        """The record of an attempt; whether it has its claims is known afterwards."""
+        proof, mine_key = steps.holds(self._keys, mine.public, mine.record), self._keys.attempt(mine.public)
+        reply = await self._space.run(txn(proof, [get(mine_key)], [get(mine_key)]), until)
+        if reply.succeeded:
+            self._held.update(dict.fromkeys(mine.record.names, mine.public))
+        return reply.found[0].first
+
+    async def holds(self, mine: Attempt, keys: set[bytes], until: float) -> bool:
+        """Whether these keys, which hang on its lease, are its claims.
+
+        Another attempt of the same client may have the name by now, on the same lease.
+        """
+        names = mine.record.names
+        if not all(self._keys.claim(name) in keys for name in names):
+            return False
+        if any(name not in self._held for name in names):  # another client has made it
+            await self._record_if_held(mine, until)
+        return all(self._held.get(name) == mine.public for name in names)
+
     async def reason(self, mine: Attempt, until: float) -> str:
         """Why an attempt whose record says nothing of an end has lost its key."""
         lease = mine.hold if mine.granted else mine.queue
         assert lease is not None
         return "revoked" if await self._sessions.leases.left(lease.id, until) > 0 else "expired"
 
-    def _forget(self, mine: Attempt) -> None:
+    def forget(self, mine: Attempt) -> None:
         self.live.pop(mine.public, None)
         self._ears.forget(mine.public)
+        for name in mine.record.names:
+            if self._held.get(name) == mine.public:
+                self._held.pop(name, None)
 
     # Ending.
-
-    def _ends(self, mine: Attempt, state: str, memory: Lease | None = None) -> list[bytes]:
-        """What an end writes: the record, and that its claims and places are gone. The most urgent stands first."""
-        lease = memory or mine.memory
-        assert lease is not None
-        record = mine.record.ended(state).written()
-        return [put(self._keys.attempt(mine.public), record, lease.id), *self._frees(mine, delays=True)]
-
-    def _frees(self, mine: Attempt, *, delays: bool) -> list[bytes]:
-        names, public = mine.record.names, mine.public
-        writes = []
-        if mine.granted:
-            writes += [delete(self._keys.claim(name, public)) for name in names]
-            if delays and mine.record.delay:
-                writes += [delete(self._keys.delay(name, public)) for name in names]
-        if mine.record.ticket:
-            writes += [delete(place) for place in self._places(mine)]
-        return writes
 
     async def finish(self, secret: str, state: str, until: float) -> ReleaseAnswer:
         """End an attempt by its owner's wish."""
@@ -388,61 +334,46 @@ class Attempts:
         memory = await self._sessions.memory(0.0, until)
         key = self._keys.attempt(public)
         write = put(key, Record(state, (), 0.0).written(), memory.id)
-        reply = await self._space.txn([absent(key)], [write], until=until)
+        reply = await self._space.run(txn([absent(key)], [write]), until)
         return Released() if reply.succeeded else None
 
     async def _finish(self, mine: Attempt, state: str, until: float) -> ReleaseAnswer | None:
-        """Its keys are its own, so they are deleted whatever became of it. None: its record has changed."""
-        names, public = mine.record.names, mine.public
+        """None: its record has changed."""
         memory = await self._sessions.memory(mine.record.ttl, until)
-        key = self._keys.attempt(public)
-        proof = self._keys.claim(names[0], public) if mine.granted else self._places(mine)[0]
-        writes = self._ends(mine, state, memory)
-        reply = await self._space.txn(
-            [modified_at(key, mine.revision), present(proof)],
-            writes[:TXN_OPS_MAX],
-            [get(key), *self._frees(mine, delays=False)][:TXN_OPS_MAX],
-            until=until,
-        )
-        self._forget(mine)
+        request, rest = steps.finish(self._keys, mine.public, mine.record, mine.revision, state, memory.id)
+        reply = await self._space.run(request, until)
+        self.forget(mine)
         if reply.succeeded:
-            if rest := writes[TXN_OPS_MAX:]:
-                await self._space.txn((), rest, until=until)
+            if rest:
+                await self._space.run(txn((), rest), until)
             return Released()
         found = reply.found[0].first
-        if found is None:
-            return Gone()
-        if found.modified != mine.revision:
+        if found is None or found.modified != mine.revision:
             return None
+        for name in mine.record.names:
+            await self._space.run(steps.clear(self._keys, mine.public, mine.record, name), until)
         return Ended(await self.reason(mine, until))
 
     async def force(self, name: str, until: float) -> int | None:
         """Take a name from its holder. The token is that of the transaction that did it."""
-        sight = await self._look((name,), [self._keys.behind(name)], until)
+        space = self._space
+        sight = await self._looker.ahead((name,), [self._keys.behind(name)], until)
         if sight.claim is None:
             return None
-        public = self._keys.spot(sight.claim.key).public
+        public = About.read(sight.claim.value).public
         mine, _ = await self.load(public, until)
         if mine is None or not mine.granted:
             return None
-        reply = await self._space.read([get(self._keys.meta)], until)
-        self._space.is_new(reply.found[0].first)
-        self._space.refuse_next(reply.header)
+        reply = await space.read([get(self._keys.meta)], until)
+        space.is_new(reply.found[0].first)
+        space.refuse_next(reply.header)
         memory = await self._sessions.memory(mine.record.ttl, until)
-        writes = self._ends(mine, "revoked", memory)
-        reply = await self._space.txn(
-            [
-                modified_at(self._keys.attempt(public), mine.revision),
-                present(sight.claim.key),
-                valued(self._keys.meta, self._space.raw),
-            ],
-            writes[:TXN_OPS_MAX],
-            until=until,
-            repeatable=False,
-        )
+        writes = steps.ends(self._keys, public, mine.record, "revoked", memory.id)
+        proof = [valued(sight.claim.key, sight.claim.value), valued(self._keys.meta, space.raw)]
+        reply = await space.run(txn(proof, writes[:TXN_OPS_MAX]), until, repeatable=False)
         if not reply.succeeded:
             return None
         if rest := writes[TXN_OPS_MAX:]:
-            await self._space.txn((), rest, until=until)
-        self._space.refuse_strange(reply.header)
-        return reply.header.revision + self._space.meta.offset
+            await space.run(txn((), rest), until)
+        space.refuse_strange(reply.header)
+        return reply.header.revision + space.meta.offset

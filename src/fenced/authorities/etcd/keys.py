@@ -4,22 +4,23 @@ All keys of a namespace begin with `fenced/NAMESPACE` and a zero byte, which no 
 
     meta                          realm, lineage and offset: counting state, never deleted
     a 0 PUBLIC                    an attempt: what became of it, remembered for a while
-    n 0 NAME 0 c PUBLIC           who holds the name
-    n 0 NAME 0 d PUBLIC           it stays free until this one is gone (lock_delay)
+    n 0 NAME 0 c                  who holds the name
+    n 0 NAME 0 d                  it stays free until this is gone (lock_delay)
     n 0 NAME 0 q TICKET PUBLIC    a place in the queue; a holder that came through the queue keeps it to the end
 
 So all that stands in the way of a place is what lies before it under the same name, and a name under which
-there is no key is free. No name is a prefix of another one's keys, and names sort by their bytes.
+there is no key is free. No name is a prefix of another one's keys, and names sort by their bytes. A claim has the
+same key whosever it is: until a compaction etcd goes through all keys of a range that there ever were.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fenced.errors import InvariantBroken
-from fenced.model import Ask, Holder
+from fenced.model import Holder
 
 ROOT = b"fenced/"
 CLAIM, DELAY, PLACE = b"c", b"d", b"q"
@@ -31,7 +32,6 @@ class Spot(NamedTuple):
 
     name: str
     kind: bytes
-    public: str
 
 
 class Keys:
@@ -56,14 +56,17 @@ class Keys:
         """The first key that is behind all of a name; of the empty one, where names begin."""
         return b"%b%b\1" % (self._names, name.encode()) if name else self._names
 
-    def claim(self, name: str, public: str) -> bytes:
-        return b"%b%b\0c%b" % (self._names, name.encode(), public.encode())
+    def claim(self, name: str) -> bytes:
+        return b"%b%b\0c" % (self._names, name.encode())
 
-    def delay(self, name: str, public: str) -> bytes:
-        return b"%b%b\0d%b" % (self._names, name.encode(), public.encode())
+    def delay(self, name: str) -> bytes:
+        return b"%b%b\0d" % (self._names, name.encode())
 
     def place(self, name: str, ticket: int, public: str) -> bytes:
         return b"%b%b\0q%016x%b" % (self._names, name.encode(), ticket, public.encode())
+
+    def places_of(self, names: tuple[str, ...], ticket: int, public: str) -> list[bytes]:
+        return [self.place(name, ticket, public) for name in names]
 
     def places(self, name: str) -> bytes:
         """Where the queue of a name begins."""
@@ -74,14 +77,15 @@ class Keys:
         name, _, rest = key[len(self._names) :].rpartition(b"\0")
         if not key.startswith(self._names) or rest[:1] not in (CLAIM, DELAY, PLACE):
             raise InvariantBroken(f"a key that fenced did not make: {key!r}")
-        return Spot(name.decode(), rest[:1], rest[-32:].decode())
+        return Spot(name.decode(), rest[:1])
 
 
 # Values. They are JSON, for people who look with etcdctl.
 
 
 def _json(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    """In ASCII, and without the one character of it that is not printed but that JSON leaves as it is."""
+    return json.dumps(value, separators=(",", ":")).replace("\x7f", "\\u007f").encode()
 
 
 def _holder(told: list[Any]) -> Holder:
@@ -146,18 +150,23 @@ class Record:
         """What is remembered of it; not who it was."""
         return Record(state, self.names, self.ttl)
 
-    def waits(self, ask: Ask, ticket: int) -> Record:
-        return replace(self, state=WAITING, ticket=ticket, holder=ask.holder)
-
 
 class About(NamedTuple):
     """What a claim or a place says of its attempt. Its names, if they are many, are in the attempt's record."""
 
+    public: str
     holder: Holder
     ttl: float
     many: bool
     offset: int = 0
     queued: bool = False
+
+    @classmethod
+    def of(cls, public: str, record: Record) -> About:
+        """What is written under each name of an attempt; always the same."""
+        assert record.holder is not None
+        many, queued = len(record.names) > 1, bool(record.ticket)
+        return cls(public, record.holder, record.ttl, many, record.offset, queued)
 
     def written(self) -> bytes:
         who = self.holder
@@ -165,12 +174,13 @@ class About(NamedTuple):
         for field in ("many", "offset", "queued"):
             if value := getattr(self, field):
                 told[field] = value
-        return _json(told)
+        return b'{"grant":"%b",%b' % (self.public.encode(), _json(told)[1:])
 
     @classmethod
     def read(cls, value: bytes) -> About:
         told = json.loads(value)
         return cls(
+            told["grant"],
             _holder(told["holder"]),
             told["ttl"],
             told.get("many", False),

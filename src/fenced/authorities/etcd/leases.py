@@ -57,9 +57,7 @@ class Leases:
         lease = 1 << 62 | secrets.randbits(62)
         sent = self._now()
         try:
-            reply = await self._wire.call(
-                messages.LEASE_GRANT, messages.lease_grant(lease, seconds), until
-            )
+            reply = await self._wire.call(messages.LEASE_GRANT, messages.lease_grant(lease, seconds), until)
         except LeaseExists:
             return Lease(lease, seconds, sent)
         _, given = messages.lease_reply(reply)

@@ -76,8 +76,7 @@ class Looker:
 
     def _held_by(self, claim: KeyValue, left: float) -> HeldBy:
         about = About.read(claim.value)
-        token = claim.modified + about.offset
-        return HeldBy(about.holder, token, self._space.keys.spot(claim.key).public, max(0.0, float(left)))
+        return HeldBy(about.holder, claim.modified + about.offset, about.public, max(0.0, float(left)))
 
     # Views.
 
@@ -122,12 +121,8 @@ class Looker:
     async def _covered(self, kvs: Iterable[KeyValue], until: float) -> dict[str, tuple[str, ...]]:
         """The names of attempts that have several, by their public ids."""
         keys = self._space.keys
-        many = {
-            keys.spot(kv.key).public
-            for kv in kvs
-            if keys.spot(kv.key).kind != DELAY and About.read(kv.value).many
-        }
-        publics, found = sorted(many), dict[str, tuple[str, ...]]()
+        publics = sorted({about.public for about in (About.read(kv.value) for kv in kvs) if about.many})
+        found: dict[str, tuple[str, ...]] = {}
         for start in range(0, len(publics), TXN_OPS_MAX):
             part = publics[start : start + TXN_OPS_MAX]
             reply = await self._space.read([get(keys.attempt(public)) for public in part], until)
@@ -145,15 +140,13 @@ class Looker:
         free_in = 0.0
         waiters: list[Waiter] = []
         for kv in kvs:
-            spot = self._space.keys.spot(kv.key)
+            kind, about = self._space.keys.spot(kv.key).kind, About.read(kv.value)
             seconds = float(max(0, left[kv.lease]))
-            if spot.kind == CLAIM:
+            if kind == CLAIM:
                 held_by = self._held_by(kv, seconds)
-                names, ttl = covered.get(spot.public, (name,)), About.read(kv.value).ttl
+                names, ttl = covered.get(about.public, (name,)), about.ttl
+            elif kind == PLACE and (held_by is None or about.public != held_by.grant):
+                waiters.append(Waiter(about.holder, covered.get(about.public, (name,)), seconds))
+            if kind in (CLAIM, DELAY):
                 free_in = max(free_in, seconds)
-            elif spot.kind == DELAY:
-                free_in = max(free_in, seconds)
-            elif spot.kind == PLACE and (held_by is None or spot.public != held_by.grant):
-                about = About.read(kv.value)
-                waiters.append(Waiter(about.holder, covered.get(spot.public, (name,)), seconds))
         return NameView(name, held_by, names, ttl, free_in, tuple(waiters))

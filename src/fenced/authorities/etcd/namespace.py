@@ -27,20 +27,10 @@ class Namespace:
         self._wire = wire
         self._seen = 0
 
-    async def txn(
-        self,
-        compares: Sequence[bytes],
-        then: Sequence[bytes],
-        otherwise: Sequence[bytes] = (),
-        *,
-        until: float,
-        repeatable: bool = True,
-    ) -> TxnReply:
+    async def run(self, request: bytes, until: float, *, repeatable: bool = True) -> TxnReply:
+        """One transaction."""
         seen = self._seen
-        request = messages.txn(compares, then, otherwise)
-        reply = messages.txn_reply(
-            await self._wire.call(messages.TXN, request, until, repeatable=repeatable)
-        )
+        reply = messages.txn_reply(await self._wire.call(messages.TXN, request, until, repeatable=repeatable))
         revision = reply.header.revision
         if revision > self._seen:
             self._seen = revision
@@ -50,7 +40,7 @@ class Namespace:
 
     async def read(self, gets: Sequence[bytes], until: float) -> TxnReply:
         """Ranges, as of one revision; as many as one transaction may have."""
-        return await self.txn((), gets, until=until)
+        return await self.run(messages.txn((), gets), until)
 
     # Lineage.
 
@@ -58,7 +48,8 @@ class Namespace:
         """The revision was higher before: tell all who use this namespace, until an operator has looked."""
         marked = self.meta._replace(lineage=WENT_BACK + self.meta.lineage)
         self._seen = 0
-        await self.txn([valued(self.keys.meta, self.raw)], [put(self.keys.meta, marked.written())], until=until)
+        request = messages.txn([valued(self.keys.meta, self.raw)], [put(self.keys.meta, marked.written())])
+        await self.run(request, until)
         self._take(marked.written())
 
     def _history(self, header: Header) -> str | None:
@@ -115,7 +106,7 @@ class Namespace:
                 raise Misconfigured(f"{self._wire.url} has no namespace {self.name!r}")
             new = Meta(secrets.token_hex(8), str(reply.header.cluster), 0).written()
             nothing = absent(self.keys.start, self.keys.end)
-            reply = await self.txn([nothing], [put(key, new), get(key)], [get(key)], until=until)
+            reply = await self.run(messages.txn([nothing], [put(key, new), get(key)], [get(key)]), until)
             found = reply.found[0].first
         if found is None:
             raise Misconfigured(
@@ -131,13 +122,13 @@ class Namespace:
             reply = await self.read([get(self.keys.meta)], until)
             self.is_new(reply.found[0].first)
             header, meta = reply.header, self.meta
-            offset = max(meta.offset, above - header.revision - 1)  # the write itself takes a revision
             lineage = str(header.cluster)
-            if (offset, lineage) == (meta.offset, meta.lineage):
-                return header.revision + offset
+            if header.revision + meta.offset >= above and lineage == meta.lineage:
+                return header.revision + meta.offset
+            offset = max(meta.offset, above - header.revision - 1)  # the write itself takes a revision
             raised = Meta(meta.realm, lineage, offset, meta.raised + 1).written()
             compare = valued(self.keys.meta, self.raw)
-            reply = await self.txn([compare], [put(self.keys.meta, raised)], until=until)
+            reply = await self.run(messages.txn([compare], [put(self.keys.meta, raised)]), until)
             if reply.succeeded:
                 self._take(raised)
                 return reply.header.revision + offset

@@ -17,8 +17,13 @@ class Malformed(ValueError):
     """These bytes are no protobuf message."""
 
 
+_SMALL = [bytes([number]) for number in range(0x80)]
+
+
 def varint(number: int) -> bytes:
     """A whole number in 7-bit groups, the lowest first. Negative ones take ten bytes, as int64 does."""
+    if 0 <= number < 0x80:
+        return _SMALL[number]
     number &= _MASK
     out = bytearray()
     while number > 0x7F:
@@ -71,6 +76,8 @@ def fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint_at(raw: bytes, at: int) -> tuple[int, int]:
+    if at < len(raw) and raw[at] < 0x80:
+        return raw[at], at + 1
     number = shift = 0
     while True:
         if at >= len(raw) or shift > 63:

@@ -22,7 +22,9 @@ _WAITER_OPS = 2
 class Renewal:
     """One batch."""
 
-    def __init__(self, space: Namespace, sessions: Sessions, attempts: Attempts, ears: Ears, until: float) -> None:
+    def __init__(
+        self, space: Namespace, sessions: Sessions, attempts: Attempts, ears: Ears, until: float
+    ) -> None:
         self._space = space
         self._keys: Keys = space.keys
         self._sessions = sessions
@@ -72,7 +74,7 @@ class Renewal:
             lease = each.hold.id
             if lease not in keys:
                 keys[lease] = await self._sessions.leases.keys(lease, self._until)
-            if all(self._keys.claim(name, each.public) in keys[lease] for name in each.record.names):
+            if await self._attempts.holds(each, keys[lease], self._until):
                 self._answers[each.public] = Kept(float(each.hold.seconds))
             else:
                 lost.append(each)
@@ -108,10 +110,11 @@ class Renewal:
         """Their keys are gone: what their records say, or else why that may be."""
         for start in range(0, len(lost), TXN_OPS_MAX):
             part = lost[start : start + TXN_OPS_MAX]
-            reply = await self._space.read([get(self._keys.attempt(each.public)) for each in part], self._until)
+            reply = await self._space.read(
+                [get(self._keys.attempt(each.public)) for each in part], self._until
+            )
             for each, found in zip(part, reply.found, strict=True):
-                self._attempts.live.pop(each.public, None)
-                self._ears.forget(each.public)
+                self._attempts.forget(each)
                 self._answers[each.public] = await self._end(each, found.first and found.first.value)
 
     async def _end(self, mine: Attempt, value: bytes | None) -> RenewAnswer:

@@ -174,7 +174,10 @@ class EtcdServer(Server):
                 "trusted-ca-file": str(self.ca_path),
                 "client-cert-auth": "true",
             }
-        return [find_program("etcd", "etcd-server"), *(f"--{name}={value}" for name, value in options.items())]
+        return [
+            find_program("etcd", "etcd-server"),
+            *(f"--{name}={value}" for name, value in options.items()),
+        ]
 
     def answers(self) -> bool:
         if not self._alone:
