@@ -70,7 +70,7 @@ class Time:
             left = messages.lease_reply(reply)[1]
             if left >= 0 and any(key.startswith(self._prefix) for key in messages.attached_keys(reply)):
                 self.ages[lease] = self.ages.get(lease, 0) + seconds
-                if left - self.ages[lease] <= 0:
+                if left < self.ages[lease]:  # it is told in whole seconds, rounded down
                     await wire.call(messages.LEASE_REVOKE, messages.lease_id(lease), until)
         await wire.close()
 
@@ -78,7 +78,8 @@ class Time:
 def _known(authority: EtcdAuthority) -> set[Lease]:
     sessions, live = authority._sessions, authority._attempts.live
     found = {lease for session in sessions._sessions.values() for lease in session.all()}
-    found |= {lease for mine in live.values() for lease in mine.leases()}
+    found |= {lease for mine in live.values() for lease in (mine.hold, mine.delayed, mine.queue)}
+    found.discard(None)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What is particular to the etcd authority: its codec, addresses, rights, versions, sessions, and how little it asks."""
+"""What is particular to the etcd authority: codec, addresses, rights, versions, sessions, and how little it asks."""
 
 import json
 import logging
@@ -68,7 +68,7 @@ def test_messages_are_those_of_etcd() -> None:
     put = messages.txn([messages.absent(b"k")], [messages.put(b"k", b"v", 5)], [messages.get(b"k")])
     assert put.hex() == "0a0510011a016b" + "120a1208" + "0a016b" + "120176" + "1805" + "1a050a030a016b"
     assert messages.watch_deletion(7, b"k", 9).hex() == "0a0a" + "0a016b" + "1809" + "2a0100" + "3807"
-    reply = bytes.fromhex("0a0408051809" + "1001" + "1a0f0a0d" + "120b0a016b1006180720012a0176")
+    reply = bytes.fromhex("0a0408051809" + "1001" + "1a100a0e" + "120c0a016b1006180720012a0176")
     told = messages.txn_reply(reply)
     assert told.header == messages.Header(5, 9) and told.succeeded
     assert told.found[0].kvs == [messages.KeyValue(b"k", 6, 7, b"v", 0)]
@@ -235,16 +235,16 @@ def test_known_bugs(version: str, bugs: int) -> None:
 # proves authority etcd: sessions, whole-seconds
 def test_the_names_of_a_client_live_and_expire_together(authority: EtcdAuthority) -> None:
     """One keep-alive for all; and a ttl is what the server made of it."""
-    first, second = asking(RUNTIME, "a", ttl=0.4), asking(RUNTIME, "b", ttl=0.4)
+    first, second = asking(RUNTIME, "a", ttl=1.4), asking(RUNTIME, "b", ttl=1.4)
     second = fenced.model.Ask(second.secret, second.names, second.ttl, first.holder)
     one, two = step(granted(authority, first)), step(granted(authority, second))
-    assert one.ttl == two.ttl == 1.0 and 0 < two.remaining <= one.ttl
+    assert one.ttl == two.ttl == 2.0 and 0 < two.remaining <= one.ttl
     assert {mine.hold.id for mine in authority._attempts.live.values()} == {
         next(iter(authority._attempts.live.values())).hold.id
     }
-    for _ in range(4):
-        time.sleep(0.4)
-        assert step(authority.renew([first.secret], 5.0)) == [Kept(1.0)]
+    for _ in range(5):
+        time.sleep(0.5)
+        assert step(authority.renew([first.secret], 5.0)) == [Kept(2.0)]
     assert isinstance(step(authority.ask(asking(RUNTIME, "b"))), Busy), "the other is alive, too"
     limit = time.monotonic() + 5
     while step(authority.survey()):
@@ -315,7 +315,9 @@ def test_as_many_names_as_a_lease_may_have(authority: EtcdAuthority) -> None:
 def received(server: EtcdServer) -> int:
     with urllib.request.urlopen(f"{server.client_url}/metrics") as page:
         text = page.read().decode()
-    return round(sum(map(float, re.findall(r"^grpc_server_msg_received_total\{.*\} (\S+)$", text, re.MULTILINE))))
+    return round(
+        sum(map(float, re.findall(r"^grpc_server_msg_received_total\{.*\} (\S+)$", text, re.MULTILINE)))
+    )
 
 
 # proves authority etcd: pushed

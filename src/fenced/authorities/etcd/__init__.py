@@ -106,7 +106,8 @@ class EtcdAuthority:
 
     async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
         publics = [grant_id(secret) for secret in secrets]
-        batch = Renewal(self._space, self._sessions, self._attempts, self._ears, self._until(timeout))
+        now = self._runtime.now
+        batch = Renewal(self._space, self._sessions, self._attempts, self._ears, now, now() + timeout)
         return await batch.run(publics) if publics else []
 
     async def release(self, secret: str) -> ReleaseAnswer:

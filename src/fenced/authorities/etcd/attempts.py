@@ -57,9 +57,11 @@ class Attempt:
     def granted(self) -> bool:
         return self.record.state == GRANTED
 
-    def leases(self) -> list[Lease]:
-        """All that has to be kept alive for it, a delay before the lease that it follows."""
-        return [lease for lease in (self.delayed, self.hold, self.queue) if lease is not None]
+    def leases(self, now: float) -> list[Lease]:
+        """All that has to be kept alive for it: a delay before the lease that it follows, and not without it."""
+        lives = self.hold is not None and self.hold.until > now
+        kept = (self.delayed if lives else None, self.hold, self.queue)
+        return [lease for lease in kept if lease is not None]
 
 
 class Attempts:
@@ -84,14 +86,14 @@ class Attempts:
         public = grant_id(ask.secret)
         while True:
             mine = self.live.get(public)
+            if mine is not None and (
+                mine.granted or (mine.record.names, mine.record.ttl) != (ask.names, ask.ttl)
+            ):
+                self.forget(mine)  # a repeated one: what is stored is the truth
+                mine = None
             try:
                 if mine is None:
                     answer = await self._first(ask, public, began, until)
-                elif (mine.record.names, mine.record.ttl) != (ask.names, ask.ttl):
-                    raise Misuse("the same attempt was used before with other names or another ttl")
-                elif mine.granted:
-                    self.forget(mine)  # a repeated one: what is stored is the truth
-                    answer = await self._known(mine, until)
                 else:
                     answer = await self._promote(mine, ask, began, until)
             except LeaseGone as gone:
@@ -298,7 +300,7 @@ class Attempts:
         """Why an attempt whose record says nothing of an end has lost its key."""
         lease = mine.hold if mine.granted else mine.queue
         assert lease is not None
-        return "revoked" if await self._sessions.leases.left(lease.id, until) > 0 else "expired"
+        return "revoked" if await self._sessions.leases.left(lease.id, until) >= 0 else "expired"
 
     def forget(self, mine: Attempt) -> None:
         self.live.pop(mine.public, None)

@@ -79,7 +79,7 @@ class Leases:
         return alive
 
     async def left(self, lease: int, until: float) -> int:
-        """Whole seconds that are left of a lease, by the server's clock; 0 or less if it is gone."""
+        """Whole seconds that are left of a lease, by the server's clock; negative if it is gone."""
         reply = await self._wire.call(messages.LEASE_TIME_TO_LIVE, messages.time_to_live(lease), until)
         return messages.lease_reply(reply)[1]
 
@@ -87,7 +87,7 @@ class Leases:
         """The keys that hang on a lease; none if it is gone."""
         request = messages.time_to_live(lease, keys=True)
         reply = await self._wire.call(messages.LEASE_TIME_TO_LIVE, request, until)
-        return messages.attached_keys(reply) if messages.lease_reply(reply)[1] > 0 else set()
+        return messages.attached_keys(reply) if messages.lease_reply(reply)[1] >= 0 else set()
 
 
 class Sessions:
@@ -106,7 +106,7 @@ class Sessions:
         """A session of this length, confirmed so lately that most of it is left."""
         key = (holder.id, math.ceil(ttl), math.ceil(delay))
         session = self._sessions.get(key)
-        if session is not None:
+        if session is not None and session.hold.until > self._now():  # or else its delay would begin anew
             fresh = self._now() - session.hold.confirmed <= session.hold.seconds / 3
             if fresh or len(await self.leases.keep_alive(session.all(), until)) == len(session.all()):
                 return session

@@ -201,7 +201,7 @@ def _key_value(reply: bytes) -> KeyValue:
 
 
 def lease_reply(reply: bytes) -> tuple[int, int]:
-    """Which lease, and its time to live in seconds: 0 or less means that there is no such lease."""
+    """Which lease, and its time to live in seconds. A keep-alive says 0 of one that is gone, a question -1."""
     told = dict(fields(reply))
     return signed(whole(told.get(2, 0))), signed(whole(told.get(3, 0)))
 

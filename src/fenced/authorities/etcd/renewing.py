@@ -6,7 +6,7 @@ and a wake-up may be lost, so each waiter's target is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fenced.authorities.etcd.attempts import Attempt, Attempts
 from fenced.authorities.etcd.keys import Keys, Record
@@ -23,8 +23,15 @@ class Renewal:
     """One batch."""
 
     def __init__(
-        self, space: Namespace, sessions: Sessions, attempts: Attempts, ears: Ears, until: float
+        self,
+        space: Namespace,
+        sessions: Sessions,
+        attempts: Attempts,
+        ears: Ears,
+        now: Callable[[], float],
+        until: float,
     ) -> None:
+        self._now = now
         self._space = space
         self._keys: Keys = space.keys
         self._sessions = sessions
@@ -35,13 +42,17 @@ class Renewal:
 
     async def run(self, publics: Sequence[str]) -> list[RenewAnswer]:
         live = await self._load(publics)
-        leases = [lease for mine in live for lease in mine.leases()]
+        leases = [lease for mine in live for lease in mine.leases(self._now())]
         leases += [
             mine.memory
             for mine in live
             if mine.memory is not None and self._sessions.needs_keeping(mine.memory)
         ]
-        await self._sessions.leases.keep_alive(leases, self._until)
+        alive = await self._sessions.leases.keep_alive(leases, self._until)
+        # Of an attempt that another client has made it was not known whether it lives.
+        late = [mine.delayed for mine in live if mine.delayed and mine.delayed not in leases]
+        ours = {mine.delayed for mine in live if mine.hold is not None and mine.hold.id in alive}
+        await self._sessions.leases.keep_alive([lease for lease in late if lease in ours], self._until)
         lost = await self._held([mine for mine in live if mine.granted])
         lost += await self._queued([mine for mine in live if not mine.granted])
         await self._tell_ends(lost)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import grpc
+import grpc.aio
 
 from fenced.authorities.etcd import messages
 from fenced.authorities.etcd.address import Address
@@ -89,9 +90,13 @@ class Wire:
 
     async def stream(self, path: str, until: float) -> Stream:
         """A stream to the member whose turn it is."""
-        if self._address.user and not self._token:
-            await self._authenticate(self._end(), until)
-        return self._end().stream(path, self._metadata())
+        end = self._end()
+        try:
+            if self._address.user and not self._token:
+                await self._authenticate(end, until)
+            return end.stream(path, self._metadata())
+        except (grpc.RpcError, grpc.aio.UsageError, ValueError) as error:  # closed by another caller just now
+            raise Unavailable(f"{self.url}: {error}") from error
 
     async def _anywhere(
         self, work: Callable[[End, float, Metadata], Awaitable[T]], until: float, repeatable: bool
@@ -140,7 +145,11 @@ class Wire:
                     if renewed or not self._address.user:
                         raise Misconfigured(f"{self.url}: {over}") from error
                     self._token = ""
-            except (EOFError, ValueError) as error:  # ended without an answer; closed by another caller
+            except (
+                EOFError,
+                ValueError,
+                grpc.aio.UsageError,
+            ) as error:  # ended without an answer; closed by another caller
                 raise Broken(f"the call was ended: {error}") from error
         raise AssertionError  # the second round returns or raises
 
