@@ -12,9 +12,9 @@ from fenced.registry import BUILT_IN
 
 pytestmark = pytest.mark.xdist_group("drills")
 
-SERVERS = {"postgresql": "postgresql_url", "redis": "redis_url"}
-ELSEWHERE = {"memory", "rediss", "sqlite"}
-"""In one process only; the same class as `redis`; the default of every other drill test."""
+SERVERS = {"etcd": "etcd_url", "postgresql": "postgresql_url", "redis": "redis_url"}
+ELSEWHERE = {"etcds", "memory", "rediss", "sqlite"}
+"""The same class as `etcd`; in one process only; the same class as `redis`; the default of every other drill test."""
 
 
 def test_no_authority_is_left_out() -> None:
