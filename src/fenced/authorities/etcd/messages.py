@@ -24,6 +24,8 @@ TXN_OPS_MAX = 128
 _EQUAL, _GREATER = 0, 1
 _CREATE, _MOD, _VALUE = 1, 2, 3
 _DESCENDING = 2
+_RANGE_REPLY = b"\x0a"
+"""How the answer to a range request begins inside a transaction's; the others say nothing that is needed."""
 
 
 class Header(NamedTuple):
@@ -162,8 +164,14 @@ def header_of(reply: bytes) -> Header:
 
 
 def _header(reply: bytes) -> Header:
-    told = dict(fields(reply))
-    return Header(whole(told.get(1, 0)), signed(whole(told.get(3, 0))))
+    cluster = revision = 0
+    for field, value in fields(reply):
+        if field == 1:
+            cluster = whole(value)
+        elif field == 3:
+            revision = signed(whole(value))
+            break  # the term behind it is not needed
+    return Header(cluster, revision)
 
 
 def txn_reply(reply: bytes) -> TxnReply:
@@ -173,8 +181,8 @@ def txn_reply(reply: bytes) -> TxnReply:
             header = _header(raw(value))
         elif field == 2:
             succeeded = bool(value)
-        elif field == 3:
-            found += [found_in(raw(part)) for kind, part in fields(raw(value)) if kind == 1]
+        elif field == 3 and raw(value)[:1] == _RANGE_REPLY:
+            found += [found_in(raw(part)) for _, part in fields(raw(value))]
     return TxnReply(header, succeeded, found)
 
 

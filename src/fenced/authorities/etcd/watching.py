@@ -11,7 +11,7 @@ from fenced.authorities.etcd.wire import Wire
 from fenced.contracts import Runtime
 
 OVER_MAX = 1000
-"""After so many watches that are over a stream is opened anew: to end them one by one costs a message each."""
+"""After so many watches that are over a stream is opened anew: to end each of them costs a message."""
 
 
 class Target(NamedTuple):
@@ -84,7 +84,10 @@ class Ears:
         """Read one stream to its end."""
         try:
             while self._over < OVER_MAX and (reply := await stream.read()) is not None:
-                self._told(messages.watch_reply(reply))
+                told = messages.watch_reply(reply)
+                if told.deleted and told.watch not in self._watches:
+                    await stream.send(messages.watch_cancel(told.watch))  # a claim's key goes more than once
+                self._told(told)
         finally:
             stream.cancel()
             if self._stream is stream:
