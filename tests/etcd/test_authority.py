@@ -288,6 +288,45 @@ def etcd_server_delete(authority: EtcdAuthority, prefix: bytes) -> None:
     step(authority._space.run(request, RUNTIME.now() + 5))
 
 
+def test_a_keep_alive_that_says_zero_is_a_loss(authority: EtcdAuthority) -> None:
+    """etcd answers it without an error."""
+    until = RUNTIME.now() + 10
+    alive, gone = (step(authority._leases.grant(30, until)) for _ in range(2))
+    step(authority._wire.call(messages.LEASE_REVOKE, messages.lease_id(gone.id), until))
+    before = gone.confirmed
+    assert step(authority._leases.keep_alive([gone, alive], until)) == {alive.id}
+    assert gone.confirmed == before < alive.confirmed
+    assert step(authority._leases.left(gone.id, until)) < 0 and not step(
+        authority._leases.keys(gone.id, until)
+    )
+
+
+def test_a_session_that_was_revoked_is_replaced(authority: EtcdAuthority) -> None:
+    """A client whose lease somebody ended gets its next name on a new one."""
+    first = asking(RUNTIME, "a")
+    step(granted(authority, first))
+    lease = authority._attempts.live[grant_id(first.secret)].hold
+    step(authority._wire.call(messages.LEASE_REVOKE, messages.lease_id(lease.id), RUNTIME.now() + 5))
+    second = asking(RUNTIME, "a")
+    second = fenced.model.Ask(second.secret, second.names, second.ttl, first.holder)
+    step(granted(authority, second))
+    assert step(authority.renew([first.secret, second.secret], 5.0)) == [Ended("expired"), Kept(10.0)]
+
+
+def test_a_late_renewal_does_not_prolong_a_delay(authority: EtcdAuthority) -> None:
+    """The lease has expired, its lock_delay runs: whoever still renews it keeps nothing alive."""
+    late = asking(RUNTIME, "a", ttl=1, lock_delay=2)
+    step(granted(authority, late))
+    limit = time.monotonic() + 10
+    while step(authority.observe("a")).held_by is not None:
+        time.sleep(0.05)
+    assert step(authority.observe("a")).free_in > 0
+    while step(authority.survey()):
+        assert step(authority.renew([late.secret], 5.0)) == [Ended("expired")]
+        assert time.monotonic() < limit
+        time.sleep(0.2)
+
+
 # Many names.
 
 

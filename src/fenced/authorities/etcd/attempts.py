@@ -52,6 +52,8 @@ class Attempt:
     delayed: Lease | None = None
     queue: Lease | None = None
     memory: Lease | None = None
+    settled: bool = False
+    """Nobody is expected any more who was turned away earlier and takes a place ahead of it later."""
 
     @property
     def granted(self) -> bool:

@@ -13,7 +13,7 @@ from fenced.authorities.etcd.keys import Keys, Record
 from fenced.authorities.etcd.leases import Sessions
 from fenced.authorities.etcd.messages import TXN_OPS_MAX, get
 from fenced.authorities.etcd.namespace import Namespace
-from fenced.authorities.etcd.watching import Ears
+from fenced.authorities.etcd.watching import Ears, Target
 from fenced.model import Ended, Gone, Kept, RenewAnswer, Waiting
 
 _WAITER_OPS = 2
@@ -97,20 +97,32 @@ class Renewal:
         at_once = TXN_OPS_MAX // _WAITER_OPS
         for start in range(0, len(mine), at_once):
             part = mine[start : start + at_once]
-            gets: list[bytes] = []
-            for each in part:
-                place = self._keys.place(each.record.names[0], each.record.ticket, each.public)
-                target = self._ears.target(each.public)
-                gets += [get(place), get(target.key if target is not None else self._keys.start)]
+            gets = [read for each in part for read in self._reads(each)]
             reply = await self._space.read(gets, self._until)
-            for each, place_found, ahead in zip(part, reply.found[::2], reply.found[1::2], strict=True):
-                if place_found.first is None:
+            for each, place, ahead in zip(part, reply.found[::2], reply.found[1::2], strict=True):
+                if place.first is None:
                     lost.append(each)
+                    continue
+                if ahead.first is not None:
+                    blocked = True
+                    if not each.settled:
+                        target = Target(ahead.first.key, reply.header.revision + 1)
+                        await self._ears.watch(each.public, target)
                 else:
-                    blocked = ahead.first is not None or await self._blocked(each)
-                    assert each.queue is not None
-                    self._answers[each.public] = Waiting(float(each.queue.seconds) if blocked else 0.0)
+                    blocked = await self._blocked(each)
+                each.settled = True
+                assert each.queue is not None
+                self._answers[each.public] = Waiting(float(each.queue.seconds) if blocked else 0.0)
         return lost
+
+    def _reads(self, mine: Attempt) -> tuple[bytes, bytes]:
+        """Its place, and what it waits for: the first time what is directly ahead of it by now."""
+        name, known = mine.record.names[0], self._ears.target(mine.public)
+        place = self._keys.place(name, mine.record.ticket, mine.public)
+        if known is not None and (mine.settled or len(mine.record.names) > 1):
+            mine.settled = True
+            return get(place), get(known.key)
+        return get(place), get(self._keys.under(name), place, last=True)
 
     async def _blocked(self, mine: Attempt) -> bool:
         """What it waited for is gone, or was not known: is there anything else ahead?"""

@@ -33,6 +33,7 @@ class Ears:
         """Nobody listens yet; a parent's stream is left as it is."""
         self._targets: dict[str, Target] = {}
         self._watches: dict[int, str] = {}
+        self._watch_of: dict[str, int] = {}
         self._ids = itertools.count(1)
         self._over = 0
         self._heard: dict[str, None] = {}
@@ -45,7 +46,8 @@ class Ears:
 
     async def watch(self, public: str, target: Target) -> None:
         """Tell this waiter when its target goes."""
-        if self._targets.get(public) == target:
+        known = self._targets.get(public)
+        if known is not None and known.key == target.key and public in self._watch_of:
             return
         self._targets[public] = target
         if (stream := self._stream) is not None:
@@ -53,12 +55,14 @@ class Ears:
 
     async def _begin(self, stream: Stream, public: str, target: Target) -> None:
         watch = next(self._ids)
-        self._watches[watch] = public
+        self._watches.pop(self._watch_of.get(public, 0), None)
+        self._watches[watch], self._watch_of[public] = public, watch
         await stream.send(messages.watch_deletion(watch, target.key, target.revision))
 
     def forget(self, public: str) -> None:
         """This one waits no more."""
         self._targets.pop(public, None)
+        self._watches.pop(self._watch_of.pop(public, 0), None)
 
     async def hear(self, until: float) -> list[str]:
         if self._stream is None and self._targets and not self._closed:
@@ -74,6 +78,7 @@ class Ears:
     async def _open(self, until: float) -> None:
         stream = await self._wire.stream(messages.WATCH, until)
         self._watches.clear()
+        self._watch_of.clear()
         self._over = 0
         self._stream = stream
         self._runtime.spawn(lambda: self._pump(stream), "fenced-watch")
@@ -101,6 +106,7 @@ class Ears:
         public = self._watches.pop(reply.watch, None)
         self._over += 1
         if public is not None:
+            self._watch_of.pop(public, None)
             self._heard[public] = None
             self._wakeup.set()
 
