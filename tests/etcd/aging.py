@@ -13,11 +13,14 @@ from typing import Any
 from fenced.authorities.etcd import EtcdAuthority, messages
 from fenced.authorities.etcd.address import Address
 from fenced.authorities.etcd.leases import Lease, Leases
+from fenced.authorities.etcd.protobuf import fields, raw
 from fenced.authorities.etcd.wire import Wire
 from fenced.contracts import Runtime
 from fenced.model import Ask, AskAnswer, HeldBy, NameView, RenewAnswer
 from fenced.runtime.blocking import BlockingRuntime, step
 
+LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
+LEASE_LEASES = "/etcdserverpb.Lease/LeaseLeases"
 SCALE = 10
 CALL_SECONDS = 5.0
 
@@ -64,14 +67,15 @@ class Time:
         runtime = BlockingRuntime()
         wire = Wire(Address(self._url), runtime)
         until = runtime.now() + 4 * CALL_SECONDS
-        for lease in messages.lease_ids(await wire.call(messages.LEASE_LEASES, b"", until)):
+        reply = await wire.call(LEASE_LEASES, b"", until)
+        for lease in [dict(fields(raw(value)))[1] for field, value in fields(reply) if field == 2]:
             request = messages.time_to_live(lease, keys=True)
             reply = await wire.call(messages.LEASE_TIME_TO_LIVE, request, until)
             left = messages.lease_reply(reply)[1]
             if left >= 0 and any(key.startswith(self._prefix) for key in messages.attached_keys(reply)):
                 self.ages[lease] = self.ages.get(lease, 0) + seconds
                 if left < self.ages[lease]:  # it is told in whole seconds, rounded down
-                    await wire.call(messages.LEASE_REVOKE, messages.lease_id(lease), until)
+                    await wire.call(LEASE_REVOKE, messages.lease_id(lease), until)
         await wire.close()
 
 

@@ -24,6 +24,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
+from tests.etcd.aging import LEASE_REVOKE
 
 RUNTIME = BlockingRuntime()
 
@@ -283,7 +284,7 @@ def test_a_deleted_name_is_revoked(etcd_server: EtcdServer, authority: EtcdAutho
 
 def etcd_server_delete(authority: EtcdAuthority, prefix: bytes) -> None:
     request = messages.txn(
-        (), [messages.message(3, messages.data(1, prefix) + messages.data(2, prefix + b"\xff"))]
+        (), [protobuf.message(3, protobuf.data(1, prefix) + protobuf.data(2, prefix + b"\xff"))]
     )
     step(authority._space.run(request, RUNTIME.now() + 5))
 
@@ -292,7 +293,7 @@ def test_a_keep_alive_that_says_zero_is_a_loss(authority: EtcdAuthority) -> None
     """etcd answers it without an error."""
     until = RUNTIME.now() + 10
     alive, gone = (step(authority._leases.grant(30, until)) for _ in range(2))
-    step(authority._wire.call(messages.LEASE_REVOKE, messages.lease_id(gone.id), until))
+    step(authority._wire.call(LEASE_REVOKE, messages.lease_id(gone.id), until))
     before = gone.confirmed
     assert step(authority._leases.keep_alive([gone, alive], until)) == {alive.id}
     assert gone.confirmed == before < alive.confirmed
@@ -306,7 +307,7 @@ def test_a_session_that_was_revoked_is_replaced(authority: EtcdAuthority) -> Non
     first = asking(RUNTIME, "a")
     step(granted(authority, first))
     lease = authority._attempts.live[grant_id(first.secret)].hold
-    step(authority._wire.call(messages.LEASE_REVOKE, messages.lease_id(lease.id), RUNTIME.now() + 5))
+    step(authority._wire.call(LEASE_REVOKE, messages.lease_id(lease.id), RUNTIME.now() + 5))
     second = asking(RUNTIME, "a")
     second = fenced.model.Ask(second.secret, second.names, second.ttl, first.holder)
     step(granted(authority, second))

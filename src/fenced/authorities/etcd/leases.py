@@ -129,15 +129,6 @@ class Sessions:
         self._memories[seconds] = (lease, lease.confirmed)
         return lease
 
-    def forget(self, lease: Lease | None) -> None:
-        """The server does not know it any more."""
-        for key, session in list(self._sessions.items()):
-            if lease in session:
-                self._sessions.pop(key, None)
-        for seconds, (memory, _) in list(self._memories.items()):
-            if memory is lease:
-                self._memories.pop(seconds, None)
-
     def needs_keeping(self, memory: Lease) -> bool:
         """Whether a record that lives on would be forgotten too early."""
         return self._now() - memory.confirmed > BUCKET_SECONDS

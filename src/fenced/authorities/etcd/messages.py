@@ -7,13 +7,10 @@ from typing import NamedTuple
 
 from fenced.authorities.etcd.protobuf import data, fields, integer, message, raw, signed, whole
 
-RANGE = "/etcdserverpb.KV/Range"
 TXN = "/etcdserverpb.KV/Txn"
 LEASE_GRANT = "/etcdserverpb.Lease/LeaseGrant"
-LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
 LEASE_KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
 LEASE_TIME_TO_LIVE = "/etcdserverpb.Lease/LeaseTimeToLive"
-LEASE_LEASES = "/etcdserverpb.Lease/LeaseLeases"
 WATCH = "/etcdserverpb.Watch/Watch"
 STATUS = "/etcdserverpb.Maintenance/Status"
 AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
@@ -97,7 +94,8 @@ def _compare(result: int, target: int, key: bytes, with_what: bytes, end: bytes)
 
 def get(key: bytes, end: bytes = b"", *, limit: int = 0, last: bool = False, count: bool = False) -> bytes:
     """Read a key, or a range in the order of its bytes. `last`: the last one only. `count`: how many, only."""
-    return message(1, range_request(key, end, limit=limit, last=last, count=count))
+    order = integer(3, 1) + integer(5, _DESCENDING) if last else integer(3, limit)
+    return message(1, data(1, key) + data(2, end) + order + integer(9, count))
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> bytes:
@@ -109,13 +107,6 @@ def delete(key: bytes) -> bytes:
 
 
 # Requests.
-
-
-def range_request(
-    key: bytes, end: bytes = b"", *, limit: int = 0, last: bool = False, count: bool = False
-) -> bytes:
-    order = integer(3, 1) + integer(5, _DESCENDING) if last else integer(3, limit)
-    return data(1, key) + data(2, end) + order + integer(9, count)
 
 
 def txn(compares: Iterable[bytes], then: Iterable[bytes], otherwise: Iterable[bytes] = ()) -> bytes:
@@ -130,7 +121,7 @@ def lease_grant(lease: int, seconds: int) -> bytes:
 
 
 def lease_id(lease: int) -> bytes:
-    """A request to keep a lease alive, or to revoke it."""
+    """A request to keep a lease alive."""
     return integer(1, lease)
 
 
@@ -153,14 +144,6 @@ def authenticate(user: str, password: str) -> bytes:
 
 
 # Replies.
-
-
-def header_of(reply: bytes) -> Header:
-    """The header stands first in every reply that has one."""
-    for field, value in fields(reply):
-        if field == 1:
-            return _header(raw(value))
-    return Header(0, 0)
 
 
 def _header(reply: bytes) -> Header:
@@ -216,11 +199,6 @@ def lease_reply(reply: bytes) -> tuple[int, int]:
 
 def attached_keys(reply: bytes) -> set[bytes]:
     return {raw(value) for field, value in fields(reply) if field == 5}
-
-
-def lease_ids(reply: bytes) -> list[int]:
-    inner = [dict(fields(raw(value))) for field, value in fields(reply) if field == 2]
-    return [signed(whole(told.get(1, 0))) for told in inner]
 
 
 def watch_reply(reply: bytes) -> WatchReply:
