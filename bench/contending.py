@@ -136,11 +136,11 @@ class Drain:
 def pairs(kinds: Sequence[Kind], rounds: int) -> list[float]:
     """The median seconds of an uncontended acquire and release of each."""
     with contextlib.ExitStack() as stack:
-        locks = [lock for kind in kinds for lock in _crew(kind, stack, 1)]
+        locks = [lock for kind in kinds for lock in crew_of(kind, stack, 1)]
         return medians(*map(_pair, locks), rounds=rounds, warm_up=WARM_UP)
 
 
-def _crew(kind: Kind, stack: contextlib.ExitStack, count: int) -> list[Lock]:
+def crew_of(kind: Kind, stack: contextlib.ExitStack, count: int) -> list[Lock]:
     assert kind.crew is not None
     return kind.crew(stack, count)
 
@@ -158,7 +158,7 @@ def drains(kinds: Sequence[Kind], waiters: int, cycles: int) -> list[list[float]
     draw = random.Random(11)
     times: list[list[float]] = [[] for _ in kinds]
     with contextlib.ExitStack() as stack:
-        crews = [_crew(kind, stack, waiters + 1) for kind in kinds]
+        crews = [crew_of(kind, stack, waiters + 1) for kind in kinds]
         for lock in (lock for crew in crews for lock in crew):
             _pair(lock)()  # connects
         for kind, crew in zip(kinds, crews, strict=True):

@@ -31,13 +31,20 @@ class Effort:
         return max(1, round(count * self.share))
 
 
-def medians(*actions: Action, rounds: int, warm_up: int = WARM_UP) -> list[float]:
-    """The median seconds of each action, each called once per round, in an order that is drawn anew."""
+def medians(
+    *actions: Action, rounds: int, warm_up: int = WARM_UP, before: Action = lambda: None
+) -> list[float]:
+    """The median seconds of each action, each called once per round, in an order that is drawn anew.
+
+    `before` is called in front of each, untimed.
+    """
     for _ in range(warm_up):
         for action in actions:
+            before()
             action()
     times: list[list[float]] = [[] for _ in actions]
     for chosen in _turns(len(actions), rounds):
+        before()
         began = time.perf_counter()
         actions[chosen]()
         times[chosen].append(time.perf_counter() - began)

@@ -27,11 +27,12 @@ Count = Callable[[], int]
 """How many requests the server got from clients so far."""
 
 
-def run(key: str, url: str, count: Count) -> Iterator[Figure]:
+def run(key: str, url: str, count: Count, *, settle: float = 0.0) -> Iterator[Figure]:
+    """`settle`: so long after leases were granted a client may still do something once for each of them."""
     with fenced.Client(url) as client:
         yield from _queue(key, client, count)
     with fenced.Client(url) as client:
-        yield from _leases(key, client, count)
+        yield from _leases(key, client, count, settle)
 
 
 def _queue(key: str, client: fenced.Client, count: Count) -> Iterator[Figure]:
@@ -54,8 +55,9 @@ def _queue(key: str, client: fenced.Client, count: Count) -> Iterator[Figure]:
     yield Figure(f"{key}.requests.waiting", what, idle, "", 1.0, f"over {WAITING_SECONDS:g} s")
 
 
-def _leases(key: str, client: fenced.Client, count: Count) -> Iterator[Figure]:
+def _leases(key: str, client: fenced.Client, count: Count, settle: float) -> Iterator[Figure]:
     leases = [client.acquire(f"orders/{number}", ttl=TTL_SECONDS) for number in range(LEASES)]
+    time.sleep(settle)
     with _timed_renewals(client) as batches:
         kept = _rate(count, HOLDING_SECONDS)
     for lease in leases:

@@ -20,14 +20,19 @@ from fenced.testing.simulation import simulate
 FOLDER = Path(__file__).parents[1] / "docs" / "evidence"
 STORM_SECONDS = 60
 SERVER_STORM_SECONDS = 30
+CONTESTED_WRITES = 5_000
+"""How many contested acknowledged writes the evidence for a guard has at least."""
+STORM_SIZE = ("--holders", "6", "--names", "3")
 WORLDS = 10_000
 
 
-def _storm(seconds: int, *options: str) -> dict[str, Any]:
+def _storm(seconds: int, *options: str, seed: int = 1) -> dict[str, Any]:
     command = [sys.executable, "-m", "fenced", "drill", "storm", "--json", "--seconds", str(seconds)]
-    done = subprocess.run([*command, "--seed", "1", *options], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--seed", str(seed), *options], capture_output=True, text=True, check=False
+    )
     told = json.loads(done.stdout)
-    keys = ("acknowledged", "refused", "lost_updates", "stale_admitted", "verdict", "seed")
+    keys = ("acknowledged", "contested", "refused", "lost_updates", "stale_admitted", "verdict", "seed")
     return {key: told.get(key) for key in keys}
 
 
@@ -54,6 +59,34 @@ def server_storms() -> dict[str, Any]:
     return {**found, "seconds_each": SERVER_STORM_SECONDS}
 
 
+def guard_storms() -> dict[str, Any]:
+    """The PostgreSQL guard with leases from PostgreSQL, until enough writes were contested; and, on the same seed,
+    the control: the same guard in observe, which refuses nothing."""
+    with PostgresqlServer() as server:
+        authority = server.url(server.create_database("leases"))
+        guarded: list[dict[str, Any]] = []
+        while sum(storm["contested"] for storm in guarded) < CONTESTED_WRITES:
+            url = server.url(server.create_database())
+            options = ("--authority", authority, "--guard", url, *STORM_SIZE)
+            guarded.append(_storm(STORM_SECONDS, *options, seed=len(guarded) + 1))
+        url = server.url(server.create_database())
+        with fenced.Guard(url) as observing:
+            observing.set_mode("observe")
+        control = _storm(STORM_SECONDS, "--authority", authority, "--guard", url, *STORM_SIZE)
+    totals = {
+        key: sum(storm[key] for storm in guarded)
+        for key in ("acknowledged", "contested", "refused", "lost_updates", "stale_admitted")
+    }
+    lost = control["lost_updates"] / control["acknowledged"]
+    return {
+        "enforced": totals,
+        "observed": control,
+        "lost_in_observe": round(lost, 4),
+        "storms": len(guarded),
+        "seconds_each": STORM_SECONDS,
+    }
+
+
 def worlds() -> dict[str, Any]:
     """Seeds beyond those of `make test`; a broken promise ends the run with its seed."""
     counts: dict[str, int] = {}
@@ -75,6 +108,7 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "server_cut": server_cut.run,
     "storms": storms,
     "server_storms": server_storms,
+    "guard_storms": guard_storms,
     "worlds": worlds,
     "bench": bench,
 }

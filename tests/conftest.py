@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.testing.servers import EtcdServer, Pgbouncer, PostgresqlServer, RedisServer
+from fenced.testing.servers import EtcdServer, Pgbouncer, PostgresqlServer, RedisServer, ZooKeeperServer
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +36,18 @@ def pgbouncer(postgresql_server: PostgresqlServer) -> Iterator[Pgbouncer]:
 def redis_server() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def zookeeper_url(zookeeper_server: ZooKeeperServer) -> str:
+    """The shared server: a test keeps to a namespace of its own."""
+    return zookeeper_server.url()
 
 
 @pytest.fixture

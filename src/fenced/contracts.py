@@ -220,6 +220,12 @@ class Guard(Protocol):
 
     async def mark(self, name: str) -> Mark | None: ...
 
+    async def highest(self) -> int:
+        """The highest token among all marks, also of other tables there; 0 when there is none.
+
+        May be asked before `open`, and creates nothing: Misconfigured where there is no guard.
+        """
+
     async def records(self) -> list[Record]: ...
 
     async def tally(self) -> dict[tuple[str, str], int]:

@@ -9,13 +9,14 @@ from fenced.client import AsyncLease, Lease
 from fenced.contracts import Versioned
 from fenced.errors import Misuse, shown
 from fenced.model import Stamp, check_realm
+from fenced.proofs import Proof
 from fenced.runtime.blocking import BlockingRuntime, step
 
 if TYPE_CHECKING:
     from fenced.runtime.aio import AioRuntime
 
-Fence = Lease | AsyncLease | Stamp
-"""What an operation is fenced with: the lease that makes the next stamp, or a stamp as it is."""
+Fence = Lease | AsyncLease | Stamp | Proof
+"""What an operation is fenced with: the lease that makes the next stamp, or a stamp as it is, or proven."""
 
 
 def write_stamp(fence: object) -> Stamp:
@@ -24,6 +25,8 @@ def write_stamp(fence: object) -> Stamp:
         return fence.next_stamp()
     if isinstance(fence, Stamp):
         return fence
+    if isinstance(fence, Proof):
+        return fence.stamp
     raise _no_fence(fence)
 
 
@@ -33,6 +36,8 @@ def announcement(fence: object) -> Stamp:
         return fence.announcing()
     if isinstance(fence, Lease | AsyncLease):
         return fence.announcement()
+    if isinstance(fence, Proof):
+        return fence.stamp.announcing()
     raise _no_fence(fence)
 
 

@@ -19,9 +19,11 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "redis": "fenced.authorities.redis:RedisAuthority",
         "rediss": "fenced.authorities.redis:RedisAuthority",
         "sqlite": "fenced.authorities.sqlite:SqliteAuthority",
+        "zookeeper": "fenced.authorities.zookeeper:ZooKeeperAuthority",
     },
     "fenced.guards": {
         "memory": "fenced.guards.memory:MemoryGuard",
+        "postgresql": "fenced.guards.postgresql.values:PostgresqlGuard",
         "sqlite": "fenced.guards.sqlite:SqliteGuard",
     },
 }
@@ -54,7 +56,7 @@ def _find(kind: Kind, url: object) -> Any:
         try:
             return getattr(importlib.import_module(module), name)
         except ImportError as error:
-            extra = module.rpartition(".")[2]
+            extra = module.split(".")[2]
             raise Misconfigured(
                 f"{scheme}: needs a driver ({error}): pip install 'fenced[{extra}]'"
             ) from error

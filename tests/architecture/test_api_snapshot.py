@@ -22,9 +22,9 @@ import fenced
 from fenced import client, sql
 
 SNAPSHOT = Path(__file__).with_name("api.txt")
-MODULES = ("fenced", "fenced.errors", "fenced.events", "fenced.sql")
+MODULES = ("fenced", "fenced.errors", "fenced.events", "fenced.sql", "fenced.proofs", "fenced.django")
 ENTERING = ("__init__", "__enter__", "__exit__", "__aenter__", "__aexit__")
-HANDED_OUT = re.compile(r"(Async)?(Lease|Transaction|Announced)|(Plain|Aio)?Clause")
+HANDED_OUT = re.compile(r"(Async|Sqlite)?(Lease|Transaction|Announced)|(Plain|Async)?Clause")
 """Classes that programs get and never make: how they are made is nobody's business."""
 STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 
@@ -145,7 +145,7 @@ TWINS = [
     (client.TryHolding, client.AsyncTryHolding),
     (sql.Guard, sql.AsyncGuard),
     (sql.Announced, sql.AsyncAnnounced),
-    (sql.PlainClause, sql.AioClause),
+    (sql.PlainClause, sql.AsyncClause),
 ]
 
 

@@ -180,7 +180,7 @@ except SystemExit:
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
     assert ended.stdout.splitlines()[-1] == "[]"
-    for name in ("run", "ls", "show", "release", "authority", "drill", "help"):
+    for name in ("run", "ls", "show", "release", "authority", "guard", "drill", "help"):
         assert f"\n  {name} " in ended.stdout
         if name != "drill":
             assert "Example" in fenced("help", name).stdout

@@ -1,4 +1,4 @@
-"""The drills with each authority and the SQLite guard: nothing stale is admitted, nothing is lost."""
+"""The drills with each authority and each guard: nothing stale is admitted, nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from click.testing import CliRunner
 
 from fenced.drills.command import drill
 from fenced.registry import BUILT_IN
+from fenced.testing.servers import PostgresqlServer
 
 pytestmark = pytest.mark.xdist_group("drills")
 
-SERVERS = {"etcd": "etcd_url", "postgresql": "postgresql_url", "redis": "redis_url"}
+SERVERS = {
+    "etcd": "etcd_url",
+    "postgresql": "postgresql_url",
+    "redis": "redis_url",
+    "zookeeper": "zookeeper_url",
+}
 ELSEWHERE = {"etcds", "memory", "rediss", "sqlite"}
 """The same class as `etcd`; in one process only; the same class as `redis`; the default of every other drill test."""
 
@@ -22,11 +28,20 @@ def test_no_authority_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("scenario", ["pause", "late-renewal", "storm"])
-@pytest.mark.parametrize("fixture", SERVERS.values())
-def test_drills(fixture: str, scenario: str, request: pytest.FixtureRequest) -> None:
-    words = [scenario, "--json", "--authority", request.getfixturevalue(fixture), "--seed", "7"]
-    if scenario == "storm":
-        words += ["--seconds", "4"]
+@pytest.mark.parametrize("fixture", [None, *SERVERS.values()])
+@pytest.mark.parametrize("guard", [None, "postgresql"])
+def test_drills(
+    guard: str | None,
+    fixture: str | None,
+    scenario: str,
+    postgresql_server: PostgresqlServer,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Without a fixture, or a guard, it is a fresh SQLite file."""
+    words = [scenario, "--json", "--seed", "7"]
+    words += ["--authority", request.getfixturevalue(fixture)] if fixture else []
+    words += ["--guard", postgresql_server.url(postgresql_server.create_database())] if guard else []
+    words += ["--seconds", "4"] if scenario == "storm" else ["--ttl", "0.7"]
     result = CliRunner().invoke(drill, words)
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)

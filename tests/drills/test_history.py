@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fenced.drills.history import Decision, Grant, History, Kind, Operation, Renewal, as_json, check
+from fenced.drills.history import Decision, Grant, History, Kind, Operation, Pause, Renewal, as_json, check
 
 
 def _operation(
@@ -143,3 +143,14 @@ def test_a_renewal_that_revives_a_lease_is_caught(answer: str, revived: int):
 def test_times_in_json_count_from_the_start():
     rows = as_json(History(grants=[_grant(1, 100.5, 101.0)]), start=100.0)["grants"]
     assert rows == [{"name": "stock", "token": 1, "holder": "H1", "began": 0.5, "time": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("ends", "name", "contested"), [(4.0, "stock", 1), (3.0, "stock", 0), (4.0, "other", 0)]
+)
+def test_what_is_acknowledged_near_a_pause_is_contested(ends: float, name: str, contested: int):
+    """The write of 2 ends at 4.1: within a ttl after the pause, or not, or under another name."""
+    story = _story(*RIGHT, there=("u2",))
+    story.ttl = 0.5
+    story.pauses.append(Pause("H1", name, 1, began=1.5, ended=ends))
+    assert check(story).contested == contested

@@ -306,6 +306,13 @@ class FirstNameDecides(MemoryGuard):
                 self.values[name] = self._value(name).__class__(value, self._value(name).version + 1)
 
 
+class HighestIsTheLatest(MemoryGuard):
+    """The highest mark is taken to be the one that was set last."""
+
+    async def highest(self) -> int:
+        return next((mark.token for mark in reversed(self.marks.values())), 0)
+
+
 GUARD_BUGS: tuple[type[MemoryGuard], ...] = (
     NoFence,
     StrictlyGreater,
@@ -316,6 +323,7 @@ GUARD_BUGS: tuple[type[MemoryGuard], ...] = (
     NamesByPrefix,
     ObserveRaisesTheMark,
     FirstNameDecides,
+    HighestIsTheLatest,
 )
 
 

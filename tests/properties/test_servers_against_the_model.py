@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,6 +21,7 @@ from fenced import registry
 from fenced.authorities.etcd import EtcdAuthority
 from fenced.authorities.memory import MemoryStore
 from fenced.authorities.redis.scripts import tag
+from fenced.authorities.zookeeper import ZooKeeperAuthority
 from fenced.contracts import Authority
 from fenced.errors import FencedError
 from fenced.model import Ask, Busy, Granted, HeldBy, Holder, Kept, Waiting
@@ -30,6 +31,7 @@ from tests.conformance.authorities.test_postgresql import LATER
 from tests.conformance.authorities.test_redis import PASS_TIME
 from tests.etcd.aging import Time
 from tests.planted.bugs import Barging, EveryAskIsNew, LockDelayAfterRelease, RenewalRevives
+from tests.zookeeper.shifting import Shifted, pass_time
 
 NAMES = ["a", "b", "c"]
 SECRETS = [f"{i:032x}" for i in range(6)]
@@ -42,22 +44,23 @@ SLACK_SECONDS = 0.02
 class AgainstTheModel(RuleBasedStateMachine):
     url: str
     oracle: type[MemoryStore] = MemoryStore
-    later: Callable[[str, int], None]
-    """Moves the times of a namespace back by so many milliseconds."""
+    later: Callable[[AgainstTheModel, int], None]
+    """Lets so many milliseconds go by for the authority of a story."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ahead = 0.0
         self.namespace = secrets.token_hex(8)
-        self.real = self.open(self.namespace)
+        self.runtime = Shifted(BlockingRuntime())
+        self.real = self.open()
         step(self.real.open())
         self.model = self.oracle(lambda: time.time() + self.ahead)
         self.tokens = {0: 0}
         # Attempts are remembered under their secrets, in all namespaces: each story has its own.
         self.secret = {name: secrets.token_hex(16) for name in SECRETS}
 
-    def open(self, namespace: str) -> Authority:
-        return registry.authority(self.url, BlockingRuntime(), namespace)
+    def open(self) -> Authority:
+        return registry.authority(self.url, self.runtime, self.namespace)
 
     def teardown(self) -> None:
         step(self.real.close())
@@ -137,7 +140,7 @@ class AgainstTheModel(RuleBasedStateMachine):
     def pass_time(self, milliseconds: int) -> None:
         """What is over is forgotten at once, on both sides: servers also sweep by themselves, the model does not."""
         self.ahead += milliseconds / 1e3
-        type(self).later(self.namespace, milliseconds)
+        type(self).later(self, milliseconds)
         step(self.real.tidy())
         self.model.tidy()
 
@@ -149,21 +152,18 @@ class AgainstTheModel(RuleBasedStateMachine):
 
 
 class EtcdAgainstTheModel(AgainstTheModel):
-    times: ClassVar[dict[str, Time]] = {}
-
-    def open(self, namespace: str) -> Authority:
-        self.times[namespace] = Time(self.url, f"fenced/{namespace}\0".encode())
-        runtime = BlockingRuntime()
-        return self.times[namespace].bind(EtcdAuthority.at(self.url, runtime, namespace), runtime)
+    def open(self) -> Authority:
+        self.time = Time(self.url, f"fenced/{self.namespace}\0".encode())
+        return self.time.bind(EtcdAuthority.at(self.url, self.runtime, self.namespace), self.runtime)
 
     def teardown(self) -> None:
         super().teardown()
-        self.times.pop(self.namespace).pass_by(1e9)
+        self.time.pass_by(1e9)
 
 
 def tell_stories(
     url: str,
-    later: Callable[[str, int], None],
+    later: Callable[[AgainstTheModel, int], None],
     oracle: type[MemoryStore] = MemoryStore,
     machine: type[AgainstTheModel] = AgainstTheModel,
     examples: int = 60,
@@ -179,9 +179,9 @@ def tell_stories(
     case.runTest()
 
 
-def redis_later(redis_server: RedisServer) -> Callable[[str, int], None]:
-    def later(namespace: str, milliseconds: int) -> None:
-        keys = [f"fenced:{{{tag(namespace)}}}:{part}" for part in ("attempts", "forget")]
+def redis_later(redis_server: RedisServer) -> Callable[[AgainstTheModel, int], None]:
+    def later(story: AgainstTheModel, milliseconds: int) -> None:
+        keys = [f"fenced:{{{tag(story.namespace)}}}:{part}" for part in ("attempts", "forget")]
         redis_server.execute("EVAL", PASS_TIME, 2, *keys, milliseconds * 1000)
 
     return later
@@ -200,7 +200,7 @@ def test_the_stories_can_fail(bug: type[MemoryStore], redis_server: RedisServer)
 
 @pytest.mark.timeout(180)
 def test_postgresql(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
-    def later(namespace: str, milliseconds: int) -> None:
+    def later(_: AgainstTheModel, milliseconds: int) -> None:
         postgresql_server.execute(LATER.format(milliseconds * 1000), urlsplit(postgresql_url).path[1:])
 
     tell_stories(postgresql_url, later)
@@ -208,7 +208,17 @@ def test_postgresql(postgresql_server: PostgresqlServer, postgresql_url: str) ->
 
 @pytest.mark.timeout(180)
 def test_etcd(etcd_server: EtcdServer) -> None:
-    def later(namespace: str, milliseconds: int) -> None:
-        EtcdAgainstTheModel.times[namespace].pass_by(milliseconds / 1000)
+    def later(story: AgainstTheModel, milliseconds: int) -> None:
+        assert isinstance(story, EtcdAgainstTheModel)
+        story.time.pass_by(milliseconds / 1000)
 
     tell_stories(etcd_server.url(), later, machine=EtcdAgainstTheModel, examples=40)
+
+
+@pytest.mark.timeout(180)
+def test_zookeeper(zookeeper_url: str) -> None:
+    def later(story: AgainstTheModel, milliseconds: int) -> None:
+        assert isinstance(story.real, ZooKeeperAuthority)
+        pass_time(milliseconds / 1000, story.runtime, [story.real], zookeeper_url)
+
+    tell_stories(zookeeper_url, later)

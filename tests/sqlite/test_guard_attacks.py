@@ -120,7 +120,7 @@ def test_what_cannot_be_named_is_refused(db: sqlite3.Connection) -> None:
         Guard(table="t", name="t/{a}").install(db)
     for own in ("fenced_mark", "fenced_stamp"):
         with pytest.raises(Misuse):
-            Guard(table=own, name="x")
+            Guard(table=own, name="x").install(db)
     for value in (True, None, 1.5, b"x"):
         with pytest.raises(Misuse):
             ORDERS.name_for(id=value)

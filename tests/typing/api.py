@@ -8,8 +8,12 @@ from datetime import timedelta
 from typing import Literal, assert_type
 
 import aiosqlite
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
 
 import fenced
+import fenced.django
 from fenced import errors, events, sql
 from fenced.contracts import Versioned
 from fenced.decision import Mark
@@ -91,6 +95,35 @@ def sql_guards(connection: sqlite3.Connection, lease: fenced.Lease) -> None:
     done = connection.execute(f"UPDATE orders SET qty = 1, {clause.assign} WHERE id = 42 AND {clause.where}")
     assert_type(clause.admitted(connection, done.rowcount, "id = ?", (42,)), bool)
     sql.Guard(table="orders", name="orders", rule="sometimes")  # type: ignore[arg-type]
+
+
+def frameworks(session: Session, connection: Connection, lease: fenced.Lease) -> None:
+    orders = sql.Guard(table="orders", name="orders/{id}")
+    with orders.transaction(session, lease) as tx:
+        assert_type(tx, Session)
+    with orders.transaction(connection, lease, "orders/42", still_held=True) as within:
+        assert_type(within, Connection)
+    with orders.announce_on(session, lease) as announced:
+        assert_type(announced, Session)
+    with fenced.django.atomic(orders, lease, "orders/42", using="shop", still_held=True) as nothing:
+        assert_type(nothing, None)
+
+    @fenced.django.atomic(orders, lease)
+    def ship(order: int) -> str:
+        return str(order)
+
+    assert_type(ship(42), str)
+    fenced.django.InstallGuard(table="orders", name="orders/{id}", mode="observe", rule="once", epoch="epoch")
+
+
+async def async_frameworks(
+    session: AsyncSession, connection: AsyncConnection, lease: fenced.AsyncLease
+) -> None:
+    orders = sql.AsyncGuard(table="orders", name="orders/{id}")
+    async with orders.transaction(session, lease) as tx:
+        assert_type(tx, AsyncSession)
+    async with orders.transaction(connection, lease) as within:
+        assert_type(within, AsyncConnection)
 
 
 def failures(client: fenced.Client) -> None:

@@ -25,6 +25,10 @@ COMMANDS = {
     "show": ("fenced.cli.looking:show", "Show one name: its holder, and who waits, in order."),
     "release": ("fenced.cli.operating:release", "Take a name from its holder by force."),
     "authority": ("fenced.cli.operating:authority", "Look after an authority: raise its floor."),
+    "guard": (
+        "fenced.cli.guards:guard",
+        "Install guards in a database, and take them through their rollout.",
+    ),
     "drill": ("fenced.drills.command:drill", "Stop a holder past its ttl and see whether it is refused."),
     "help": ("fenced.cli.topics:help_", "Explain a command, or the exit statuses (`fenced help exits`)."),
 }

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from fenced import errors
 
 OK = 0
+FOUND_WRONG = 1
 USAGE = 64
 UNAVAILABLE = 69
 INTERNAL = 70
@@ -70,6 +71,7 @@ _NOTES = (
     ("127", "fenced run: the command was not found (the lease was given back)"),
     ("128+n", "ended by signal n: 130 is Ctrl-C, 141 a closed pipe"),
     ("other", "fenced run: the command's own status"),
+    ("1", "fenced guard status --check: something is wrong with a guard"),
     ("1 2", "fenced drill has its own: 1 something stale was admitted or an update lost, 2 it could not run"),
 )
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing
-from urllib.parse import quote
 
 import click
 
 from fenced import registry
 from fenced.cli.options import authority_option, json_option, namespace_option, opened
 from fenced.cli.output import plain, write_json
-from fenced.errors import Misconfigured, Unsupported
 from fenced.runtime.blocking import BlockingRuntime, step
 
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
@@ -123,6 +120,7 @@ def raise_(above: int | None, guards: tuple[str, ...], url: str, namespace: str,
     Examples:
       fenced authority raise --above 81204
       fenced authority raise --above-guards sqlite:////var/lib/app/data.db
+      fenced authority raise --above-guards postgresql://owner@db.internal/shop
     """
     if above is None and not guards:
         raise click.UsageError("above what? Pass --above N, or --above-guards URL")
@@ -138,17 +136,7 @@ def raise_(above: int | None, guards: tuple[str, ...], url: str, namespace: str,
 def highest_mark(url: str) -> int:
     """The highest token that a guard has admitted under any name; 0 when there is none."""
     guard = registry.guard(url, BlockingRuntime())
-    if not guard.url.startswith("sqlite:///"):
-        raise Unsupported(f"the marks of {guard.url} cannot be read here; look them up and pass --above N")
-    return _highest_in_sqlite(guard.url.removeprefix("sqlite:///"))
-
-
-def _highest_in_sqlite(path: str) -> int:
-    import sqlite3
-
     try:
-        with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as db:
-            (highest,) = db.execute("SELECT max(token) FROM fenced_mark").fetchone()
-    except sqlite3.Error as error:
-        raise Misconfigured(f"the marks in {path} cannot be read: {error}") from error
-    return int(highest or 0)
+        return step(guard.highest())
+    finally:
+        step(guard.close())

@@ -140,6 +140,7 @@ def play(plan: Plan, screen: Screen) -> Outcome:
     with Theatre(plan) as stage:
         screen.heading(stage)
         log = Log(now(), stage.guarded, screen.step)
+        log.history.ttl = plan.ttl
         SCENARIOS[plan.scenario](stage, log, screen)
         ended = now()
         return outcome(stage, log, check(log.history), ended=ended)

@@ -79,6 +79,8 @@ class History:
     renewals: list[Renewal] = field(default_factory=list)
     finals: dict[str, frozenset[str]] = field(default_factory=dict)
     """For each name, the ids of the updates that its value holds at the end."""
+    ttl: float = 0.0
+    """How long its leases last."""
 
     def writes(self, decision: Decision) -> list[Operation]:
         return [each for each in self.operations if each.kind == "write" and each.decision == decision]
@@ -89,6 +91,8 @@ class Findings:
     """The counts, and the offenders behind those that must be zero."""
 
     acknowledged: int
+    contested: int
+    """Those of them that were acknowledged while a holder of their name was stopped, or within one ttl after."""
     refused: int
     stale: tuple[Operation, ...]
     """Writes that were admitted after a newer token had been admitted or announced for their name."""
@@ -120,6 +124,7 @@ def check(history: History) -> Findings:
     acknowledged = history.writes("admitted")
     return Findings(
         acknowledged=len(acknowledged),
+        contested=sum(_is_contested(each, history) for each in acknowledged),
         refused=sum(each.decision == "refused" for each in history.operations),
         stale=tuple(_stale(history.operations)),
         lost=tuple(each for each in acknowledged if not _is_there(history, each)),
@@ -131,6 +136,13 @@ def check(history: History) -> Findings:
 
 def _is_there(history: History, operation: Operation) -> bool:
     return operation.update in history.finals.get(operation.name, frozenset())
+
+
+def _is_contested(write: Operation, history: History) -> bool:
+    return any(
+        each.name == write.name and each.began <= write.time <= each.ended + history.ttl
+        for each in history.pauses
+    )
 
 
 def _stale(operations: Iterable[Operation]) -> list[Operation]:

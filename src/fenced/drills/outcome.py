@@ -67,6 +67,7 @@ def to_json(outcome: Outcome) -> dict[str, object]:
         "guard": outcome.guard,
         "verdict": findings.verdict,
         "acknowledged": findings.acknowledged,
+        "contested": findings.contested,
         "refused": findings.refused,
         "stale_admitted": len(findings.stale),
         "lost_updates": len(findings.lost),

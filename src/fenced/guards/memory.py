@@ -141,6 +141,10 @@ class MemoryGuard:
     async def mark(self, name: str) -> Mark | None:
         return self.marks.get(name)
 
+    async def highest(self) -> int:
+        with self._lock:
+            return max((mark.token for mark in self.marks.values()), default=0)
+
     async def records(self) -> list[Record]:
         with self._lock:
             return list(self._records)

@@ -202,9 +202,9 @@ class Report:
 class _Session:
     """A connection and the thread that waits for it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, deadlock_timeout: str) -> None:
         self.connection = psycopg.connect(url, cursor_factory=psycopg.RawCursor)
-        self.connection.execute(f"SET deadlock_timeout = '{DEADLOCK_TIMEOUT}'".encode())
+        self.connection.execute(f"SET deadlock_timeout = '{deadlock_timeout}'".encode())
         self.connection.commit()
         self.pid = self.connection.info.backend_pid
         self._thread = ThreadPoolExecutor(max_workers=1)
@@ -250,8 +250,9 @@ def _newest_first(session: _Session) -> int:
 class Explorer:
     """Runs scripts on a database, each in a session that stays open for the next run."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, deadlock_timeout: str = DEADLOCK_TIMEOUT) -> None:
         self._url = url
+        self._deadlock_timeout = deadlock_timeout
         self._sessions: list[_Session] = []
         self._watch = psycopg.connect(url, autocommit=True, cursor_factory=psycopg.RawCursor)
 
@@ -296,7 +297,7 @@ class Explorer:
         if Counter(order) != Counter({script.name: len(script.steps) for script in scripts}):
             raise ValueError(f"{order!r} is no merge of these scripts")
         while len(self._sessions) < len(scripts):
-            self._sessions.append(_Session(self._url))
+            self._sessions.append(_Session(self._url, self._deadlock_timeout))
         sessions = {s.name: session for s, session in zip(scripts, self._sessions, strict=False)}
         for script in scripts:
             sessions[script.name].take(script)

@@ -64,6 +64,8 @@ class GuardHarness(Protocol):
 
     runtime: Runtime
     mandatory: bool
+    announces_apart: bool
+    """Whether a new token is announced and committed on its own before its first write, and so outlives its failure."""
 
     async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> Guard:
         """The guard on this harness's resource, opened."""

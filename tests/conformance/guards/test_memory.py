@@ -13,6 +13,7 @@ BACKEND = "memory"
 
 class Harness:
     mandatory = True
+    announces_apart = False
 
     def __init__(self, runtime: Runtime, guard_type: type[MemoryGuard] = MemoryGuard) -> None:
         self.runtime = runtime

@@ -19,6 +19,7 @@ class Harness:
     def __init__(self, runtime: Runtime, folder: Path, mandatory: bool) -> None:
         self.runtime = runtime
         self.mandatory = mandatory
+        self.announces_apart = False
         self._folder = folder
         self._rule: Rule = "retry"
         self._opened: list[SqliteGuard] = []

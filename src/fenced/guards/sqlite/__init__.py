@@ -8,13 +8,16 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
+from urllib.parse import quote
 
 from fenced.contracts import Record, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule, Ruling, Verdict
-from fenced.errors import Conflict, Contended, InvalidStamp, Misuse, redacted, shown
+from fenced.errors import Conflict, Contended, InvalidStamp, Misconfigured, Misuse, redacted, shown
 from fenced.guards.answers import check_pattern
+from fenced.guards.spec import Spec
 from fenced.guards.sqlite import install
 from fenced.guards.sqlite.fencing import Fence, Guarded, translate
 from fenced.guards.sqlite.keys import Run
@@ -38,6 +41,7 @@ _ADOPT = "UPDATE fenced_guard SET realm = ?"
 _RECORDS = """
 SELECT time, name, stamp, token, grant_id, seq, verdict, ruling, mode
 FROM fenced_record WHERE guard = ? ORDER BY id"""
+_HIGHEST = "SELECT coalesce(max(token), 0) FROM fenced_mark"
 _TALLY = "SELECT verdict, mode, count FROM fenced_tally WHERE guard = ?"
 BUSY_SECONDS = 10.0
 
@@ -73,7 +77,7 @@ class SqliteGuard:
         self.url = f"sqlite:///{path}"
         self._path = path
         self._runtime = runtime
-        self._spec = install.Spec(_TABLE, "{name}", rule)
+        self._spec = Spec(_TABLE, "{name}", rule)
         self._mode = Mode.parse(mode)
         self._fence = Fence(_TABLE, mandatory)
         self._idle: list[sqlite3.Connection] = []
@@ -109,10 +113,10 @@ class SqliteGuard:
         if not there:
             await self._install(session, self._spec, self._mode)
         elif self._fence.mandatory and there[0][1] == 0:  # it was opened as cooperative before
-            await self._install(session, install.Spec(_TABLE, self._spec.name, there[0][0]), None)
+            await self._install(session, Spec(_TABLE, self._spec.name, there[0][0]), None)
         await session.run("COMMIT")
 
-    async def _install(self, session: PlainSession, spec: install.Spec, mode: Mode | None) -> None:
+    async def _install(self, session: PlainSession, spec: Spec, mode: Mode | None) -> None:
         for statement in await install.script(spec, mode, session.run, mandatory=self._fence.mandatory):
             await session.run(statement)
 
@@ -219,6 +223,18 @@ class SqliteGuard:
 
     async def mark(self, name: str) -> Mark | None:
         return await self._on_session(self._fence.mark, name)
+
+    async def highest(self) -> int:
+        return await self._runtime.call(self._highest)
+
+    def _highest(self) -> int:
+        """On a connection that creates nothing."""
+        try:
+            with closing(sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True)) as db:
+                (highest,) = db.execute(_HIGHEST).fetchone()
+        except sqlite3.Error as error:
+            raise Misconfigured(f"the marks in {self._path} cannot be read: {error}") from error
+        return int(highest)
 
     async def records(self) -> list[Record]:
         return [_record(row) for row in await self._on_session(_run, _RECORDS, (_TABLE,))]

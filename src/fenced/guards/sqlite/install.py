@@ -8,24 +8,20 @@ rowid before), rows that REPLACE would remove silently before.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from fenced import sqlfile
-from fenced.decision import RULES, Mode, Rule
-from fenced.errors import Misconfigured, Misuse, shown
+from fenced.decision import Mode
+from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.guards.answers import check_pattern
+from fenced.guards.spec import Spec, check_identifier, literal, may_meet
 from fenced.guards.sqlite.keys import Key, Run, look_at
-from fenced.model import check_name
 
 HERE = Path(__file__).parent
 TABLES = (HERE / "tables.sql").read_text()
 SQL = sqlfile.load(HERE / "trigger.sql")
 AUTHORITY_APPLICATION_ID = 0x46454E43
 
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
-_FIELD = re.compile(r"\{([^{}]*)\}")
 OWN_TABLE = "fenced_value"
 
 # The realm that the guards of this database trust, or that its marks remember.
@@ -35,87 +31,28 @@ _REALM = (
 )
 
 
-def check_identifier(name: object, what: str) -> str:
-    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
-        raise Misuse(f"{what} is a plain SQL identifier, not {shown(name)}")
-    return name
+def check_table(spec: Spec) -> None:
+    """Refuse what is no table of the program's own in an SQLite database."""
+    check_identifier(spec.table, "table")
+    if spec.table.startswith("fenced_") and spec.table != OWN_TABLE:
+        raise Misuse(f"{spec.table!r} is one of fenced's own tables")
+    if spec.epoch is not None:
+        raise Unsupported("an SQLite guard keeps no epoch column; use clause() for one of your own")
 
 
-@dataclass(frozen=True)
-class Spec:
-    """What a guard protects: a table, the name that covers a row, and the rule.
-
-    `name` is a constant (`orders`), a template in which some segments are columns (`orders/{id}`), or one column
-    that holds the whole name (`{name}`). In a template a value's `%` and `/` are escaped, so that two rows never
-    share a name by accident.
-    """
-
-    table: str
-    name: str
-    rule: Rule = "retry"
-
-    def __post_init__(self) -> None:
-        check_identifier(self.table, "table")
-        if self.table.startswith("fenced_") and self.table != OWN_TABLE:
-            raise Misuse(f"{self.table!r} is one of fenced's own tables")
-        if self.rule not in RULES:
-            raise Misuse(f"a rule is {', '.join(RULES)}, not {shown(self.rule)}")
-        if not isinstance(self.name, str) or len(self.name) > 200:
-            raise Misuse(f"name is a name or a template such as 'orders/{{id}}', not {shown(self.name)}")
-        for column in self.columns:
-            check_identifier(column, "a column in the name template")
-        for segment in self.name.split("/"):
-            if ("{" in segment or "}" in segment) and not _FIELD.fullmatch(segment):
-                raise Misuse(
-                    f"a column is a whole segment of the name, as in 'orders/{{id}}': {shown(self.name)}"
-                )
-        check_name(_FIELD.sub("x", self.name))
-
-    @cached_property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(_FIELD.findall(self.name)))
-
-    @property
-    def _whole(self) -> bool:
-        return len(self.columns) == 1 and self.name == f"{{{self.columns[0]}}}"
-
-    def name_for(self, **values: object) -> str:
-        """The name that covers the row with these column values."""
-        if set(values) != set(self.columns):
-            raise Misuse(f"the name {self.name!r} takes {', '.join(self.columns) or 'no values'}")
-        for value in values.values():
-            if isinstance(value, bool) or not isinstance(value, str | int):
-                raise Misuse(f"a name is made of str and int, as SQLite writes them, not of {shown(value)}")
-        escape = (lambda text: text) if self._whole else _escape
-        texts = {column: escape(str(value)) for column, value in values.items()}
-        return check_name(_FIELD.sub(lambda found: texts[found[1]], self.name))
-
-    def expression(self, row: str, rowid_alias: str | None) -> str:
-        """The SQL expression for the name of `row` (NEW, OLD, or a table)."""
-        if not self.columns:
-            return _literal(self.name)
-        parts = []
-        for index, piece in enumerate(_FIELD.split(self.name)):
-            if index % 2 == 0:
-                if piece:
-                    parts.append(_literal(piece))
-            elif (
-                self._whole
-            ):  # || makes text of it, without collation or affinity: names compare byte by byte
-                parts.append(f"({row}.\"{piece}\" || '')")
-            elif piece == rowid_alias:
-                parts.append(f'{row}."{piece}"')
-            else:
-                parts.append(f"replace(replace({row}.\"{piece}\", '%', '%25'), '/', '%2F')")
-        return "(" + " || ".join(parts) + ")" if len(parts) > 1 else parts[0]
-
-
-def _escape(text: str) -> str:
-    return text.replace("%", "%25").replace("/", "%2F")
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _expression(spec: Spec, row: str, rowid_alias: str | None) -> str:
+    """The SQL expression for the name of `row` (NEW, OLD, or a table)."""
+    parts = []
+    for piece, is_column in spec.pieces:
+        if not is_column:
+            parts.append(literal(piece))
+        elif spec.whole:  # || makes text of it, without collation or affinity: names compare byte by byte
+            parts.append(f"({row}.\"{piece}\" || '')")
+        elif piece == rowid_alias:
+            parts.append(f'{row}."{piece}"')
+        else:
+            parts.append(f"replace(replace({row}.\"{piece}\", '%', '%25'), '/', '%2F')")
+    return "(" + " || ".join(parts) + ")" if len(parts) > 1 else parts[0]
 
 
 def glob_of(pattern: str) -> str:
@@ -128,6 +65,7 @@ async def script(spec: Spec, mode: Mode | None, run: Run, *, mandatory: bool) ->
 
     `mode` None: what is there keeps its mode, a new guard observes.
     """
+    check_table(spec)
     if await run("PRAGMA application_id") == [(AUTHORITY_APPLICATION_ID,)]:
         raise Misconfigured(
             "this database is an authority's; keep guarded data in a file of its own, or a holder "
@@ -135,11 +73,11 @@ async def script(spec: Spec, mode: Mode | None, run: Run, *, mandatory: bool) ->
         )
     triggers = await _triggers(spec, run)
     await _refuse_mixed_rules(spec, run)
-    table = _literal(spec.table)
+    table = literal(spec.table)
     count = len(triggers) - 1 if mandatory else 0  # one of them is the view
     guard = (
         f"INSERT INTO fenced_guard (guard, template, rule, triggers, realm) "
-        f"VALUES ({table}, {_literal(spec.name)}, '{spec.rule}', {count}, {_REALM}) "
+        f"VALUES ({table}, {literal(spec.name)}, '{spec.rule}', {count}, {_REALM}) "
         "ON CONFLICT (guard) DO UPDATE "
         "SET template = excluded.template, rule = excluded.rule, triggers = excluded.triggers"
     )
@@ -154,7 +92,7 @@ async def script(spec: Spec, mode: Mode | None, run: Run, *, mandatory: bool) ->
 
 async def _triggers(spec: Spec, run: Run) -> list[str]:
     table = await look_at(spec.table, spec.columns, run)
-    new, old = (spec.expression(row, table.alias) for row in ("NEW", "OLD"))
+    new, old = (_expression(spec, row, table.alias) for row in ("NEW", "OLD"))
     triggers = [
         *_gate_statements(spec),
         _trigger(spec, "insert", "AFTER", "INSERT", new),
@@ -167,7 +105,7 @@ async def _triggers(spec: Spec, run: Run) -> list[str]:
             _trigger(spec, "moved", "AFTER", f"UPDATE OF {moved}", old, f"{old} IS NOT {new} AND ")
         )
     for number, key in enumerate(table.keys):
-        triggers += _replace_triggers(spec, number, key, spec.expression("v", table.alias), new)
+        triggers += _replace_triggers(spec, number, key, _expression(spec, "v", table.alias), new)
     return triggers
 
 
@@ -186,11 +124,8 @@ async def _refuse_mixed_rules(spec: Spec, run: Run) -> None:
     """Two guards that may meet under one name judge by one rule, or the weaker one would be the way in."""
     if not await run("SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'"):
         return
-    own = spec.name.partition("{")[0]
     for guard, template, rule in await run("SELECT guard, template, rule FROM fenced_guard"):
-        other = str(template).partition("{")[0]
-        overlap = own.startswith(other) or other.startswith(own)
-        if guard != spec.table and rule != spec.rule and overlap:
+        if guard != spec.table and rule != spec.rule and may_meet(spec.name, str(template)):
             raise Misconfigured(
                 f"{guard!r} is guarded under {template!r} by rule {rule}; {spec.name!r} may be the same name, "
                 f"so its rule must be {rule}, too"
@@ -240,7 +175,7 @@ async def drop_triggers(spec: Spec, run: Run) -> list[str]:
 
 async def uninstall(spec: Spec, run: Run) -> list[str]:
     """Leave the table as it was. The marks stay: a later guard must not forget them."""
-    table = _literal(spec.table)
+    table = literal(spec.table)
     return [
         *await drop_triggers(spec, run),
         f"DELETE FROM fenced_guard WHERE guard = {table}",

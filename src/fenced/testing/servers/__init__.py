@@ -10,6 +10,7 @@ from fenced.testing.servers.etcd import EtcdCluster, EtcdServer
 from fenced.testing.servers.pgbouncer import Pgbouncer
 from fenced.testing.servers.postgresql import PostgresqlServer
 from fenced.testing.servers.redis import RedisServer
+from fenced.testing.servers.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [
     "Endpoint",
@@ -21,4 +22,6 @@ __all__ = [
     "RedisServer",
     "Server",
     "ServerFailed",
+    "ZooKeeperEnsemble",
+    "ZooKeeperServer",
 ]

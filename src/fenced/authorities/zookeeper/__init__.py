@@ -1,0 +1,593 @@
+"""Leases in ZooKeeper: ephemeral nodes in queues, one session for all leases of one ttl."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import ClassVar
+
+from fenced import timing
+from fenced.authorities.zookeeper import jute
+from fenced.authorities.zookeeper.address import Address
+from fenced.authorities.zookeeper.base import CALL_SECONDS
+from fenced.authorities.zookeeper.errors import refused
+from fenced.authorities.zookeeper.operating import Operating
+from fenced.authorities.zookeeper.session import Session
+from fenced.authorities.zookeeper.tree import (
+    Attempt,
+    Queue,
+    Record,
+    Space,
+    delay_text,
+    record_text,
+    tomb_text,
+)
+from fenced.contracts import Runtime, Trait
+from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
+from fenced.model import (
+    TOKEN_MAX,
+    Ask,
+    AskAnswer,
+    Busy,
+    Ended,
+    Gone,
+    Granted,
+    HeldBy,
+    Kept,
+    ReleaseAnswer,
+    Released,
+    RenewAnswer,
+    Unknown,
+    Waiting,
+    grant_id,
+)
+from fenced.runtime.pool import Broken
+
+QUEUE_MAX = 10_000
+
+
+class ZooKeeperAuthority(Operating):
+    """A client's door to one namespace of an ensemble."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        Trait(
+            "majority",
+            "A token is handed out when a majority has its transaction on disk: a killed leader takes none with it.",
+        ),
+        Trait(
+            "transaction-numbers",
+            "A token is the number of a transaction (zxid). An election skips 2**32 of them: there is room for 2**21.",
+        ),
+        Trait(
+            "sessions",
+            "Leases of one ttl share a session that lasts a third longer: so soon the server frees what a crash left.",
+        ),
+        Trait(
+            "server-ttl",
+            "The server bounds the time of sessions, 2 to 20 ticks by default; a grant says which ttl it really has.",
+        ),
+        Trait(
+            "leader-confirmed",
+            "Only what the leader answers prolongs a lease: a follower that is cut off keeps nobody believing.",
+        ),
+        Trait(
+            "pushed", "A release or an expiry wakes the head of the queue; waiters that are idle ask nothing."
+        ),
+        Trait("revoked", "A lease whose nodes somebody deletes is lost as `revoked`, with the next renewal."),
+        Trait(
+            "own-memory",
+            "What is over only its own client remembers; who renews another client's lease takes it over.",
+        ),
+        Trait(
+            "delay-noticed",
+            "A lock_delay counts from when its own client, or else the next who looks, notices the expiry.",
+        ),
+        Trait("idle-names", "Names that nobody uses are removed by the server itself; tokens go on."),
+        Trait(
+            "own-nodes",
+            "With credentials the nodes can be read and written by them alone; without, by everybody.",
+        ),
+        Trait(
+            "settings-unseen",
+            "Whether the members really sync (`forceSync`) cannot be asked: it is taken for granted.",
+        ),
+        Trait(
+            "restore-unnoticed",
+            "There is no cluster id: only clients that have seen more notice a restored ensemble. Raise the floor.",
+        ),
+    )
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime, namespace: str) -> ZooKeeperAuthority:
+        return cls(Address(url), runtime, namespace)
+
+    # Asking.
+
+    async def ask(self, ask: Ask) -> AskAnswer:
+        start = self._runtime.now()
+        until = start + CALL_SECONDS
+        await self._settle(start, until)
+        public = grant_id(ask.secret)
+        mine = self._memory.get(public)
+        if mine is None:
+            mine = Attempt(public, ask.names, ask.ttl, ask.lock_delay, ask.holder)
+            self._remember(mine)
+        elif mine.names and (mine.names, mine.ttl) != (ask.names, ask.ttl):
+            raise Misuse("the same attempt was used before with other names or another ttl")
+        session = self._session(ask.ttl)
+        try:
+            return await session.request(lambda: self._asked(session, mine, ask.wait, start, until), until)
+        except (Unavailable, Misconfigured, Misuse):
+            if not mine.places:
+                self._forget(session, mine)
+            raise
+
+    async def _asked(
+        self, session: Session, mine: Attempt, wait: bool, start: float, until: float
+    ) -> AskAnswer:
+        """One try. What an earlier one did that broke, this one finds."""
+        found = None
+        if not mine.over and not mine.places:
+            entered = await self._enter(session, mine, until)
+            if not isinstance(entered, tuple):
+                return entered
+            found = entered
+        elif (space := self._first_by_now(session, mine)) is not None:
+            answer = await self._grant(session, mine, space, start, until)
+            if answer is not None:
+                return answer
+        while not mine.over:
+            queues, space = found or await self._look(session, mine.names, until)
+            found = None
+            if space is None:
+                continue
+            if any(mine.public not in queue.publics for queue in queues.values()):
+                return await self._revoked(session, mine, until)
+            ahead = max(queue.publics.index(mine.public) for queue in queues.values())
+            delay = await self._delayed(session, mine.public, queues, until)
+            if not ahead and not delay:
+                mine.forced = max(queue.changed for queue in queues.values())
+                answer = await self._grant(session, mine, space, start, until)
+                if answer is not None:
+                    return answer
+            elif not mine.queued and (not wait or ahead > QUEUE_MAX):
+                return await self._turn_away(session, mine, queues, space, until)
+            else:
+                mine.queued = True
+                mine.expires = self._runtime.now() + session.place_seconds
+                waiting = await self._stand(session, mine, queues, space, delay, until)
+                if waiting is not None:
+                    return waiting
+        return Ended(mine.state)
+
+    def _first_by_now(self, session: Session, mine: Attempt) -> Space | None:
+        """We were told that nobody is ahead any more, and need not look: the namespace as it is now."""
+        told = mine.queued and mine.watched and not mine.behind and not mine.vanished
+        return session.space if told and mine.state == "waiting" and not self._stale(session) else None
+
+    async def _enter(
+        self, session: Session, mine: Attempt, until: float
+    ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
+        """Take a place in every queue, in one transaction; what the queues look like then."""
+        paths, acl, public = self._paths, self._acl, mine.public
+        if not session.id:
+            await session.exchange(until=until)  # so that its ttl is known
+        session.expect(mine, self._runtime.now() + session.place_seconds)
+        make = [name for name in mine.names if name not in self._known]
+        while True:
+            containers = [jute.create_container(paths.name(name), acl) for name in make]
+            text = record_text(mine, session.ttl)
+            # Of the operations in a multi only a write of data is answered with its transaction's number.
+            nodes = [
+                jute.create(paths.attempt(public), b"", acl, jute.EPHEMERAL),
+                jute.set_data(paths.attempt(public), text),
+            ]
+            for name in mine.names:
+                path = paths.new_place(name, public, mine.lock_delay > 0)
+                nodes.append(jute.create(path, b"", acl, jute.EPHEMERAL_SEQUENTIAL))
+            changes = session.changes
+            replies = await session.exchange(
+                jute.multi([*containers, *nodes]), *self._looking(session, mine.names), until=until
+            )
+            results = self._results(replies[0])
+            failed = jute.failure(results)
+            if failed is None:
+                break
+            index, error = failed
+            if index == len(containers) and error == jute.NODE_EXISTS:
+                return await self._recognise(session, mine, until)
+            if index < len(containers) and error == jute.NODE_EXISTS and len(make) == 1:
+                self._known[make.pop()] = None
+            elif index > len(containers) and error == jute.NO_NODE and len(mine.names) == 1:
+                make = list(mine.names)
+            elif error in (jute.NODE_EXISTS, jute.NO_NODE) and index != len(containers):
+                make = []
+                made = [jute.create_container(paths.name(name), acl) for name in mine.names]
+                await session.exchange(*made, until=until)
+            else:
+                raise refused(error, self.url)
+        placed = results[len(containers) :]
+        assert placed[1].stat is not None
+        mine.zxid, mine.version = placed[1].stat.mzxid, placed[1].stat.version
+        mine.places = {name: done.path for name, done in zip(mine.names, placed[2:], strict=True)}
+        self._know(mine.names)
+        if mine.over:  # withdrawn while it was under way
+            session.leftovers.append(jute.multi(self._deletions(mine)))
+        return self._looked(session, mine.names, replies[1:], changes)
+
+    async def _recognise(
+        self, session: Session, mine: Attempt, until: float
+    ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
+        """The attempt is known already: ours, whose reply was lost; somebody else's; or withdrawn."""
+        (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
+        record = self._record(reply)
+        if record is None:
+            return await self._enter(session, mine, until)
+        if record.owner == 0:
+            self._forget(session, mine)
+            mine.end("withdrawn", self._runtime.now())
+            mine.names = ()
+            self._remember(mine)
+            return Ended("withdrawn")
+        if (record.names, record.asked) != (mine.names, mine.ttl):
+            self._forget(session, mine)
+            raise Misuse("the same attempt was used before with other names or another ttl")
+        queues, space = await self._look(session, mine.names, until)
+        if record.owner != session.id:
+            self._forget(session, mine)
+            return self._of_another(mine, record, queues, space)
+        mine.zxid, mine.version = record.zxid, record.version
+        mine.places = self._places(mine, queues)
+        session.expect(mine, session.confirmed + session.place_seconds)
+        return queues, space
+
+    def _of_another(self, mine: Attempt, record: Record, queues: dict[str, Queue], space: Space) -> AskAnswer:
+        """Another session carries this attempt: how long that lasts, only a renewal can say."""
+        places = [
+            queue.publics.index(mine.public) for queue in queues.values() if mine.public in queue.publics
+        ]
+        if len(places) < len(queues):
+            return Ended("revoked")
+        if any(places):
+            return Waiting(record.ttl, max(places) - 1)
+        return Granted(space.token(record.zxid), 0.0, record.ttl)
+
+    async def _grant(
+        self,
+        session: Session,
+        mine: Attempt,
+        space: Space,
+        start: float,
+        until: float,
+    ) -> AskAnswer | None:
+        """We are first everywhere. None: look again."""
+        if mine.state == "waiting":
+            if mine.zxid < max(mine.forced, space.changed if space.version else 0):
+                # The floor was raised, or the name taken by force, while we stood in the queue.
+                await self._mint(session, mine, until)
+                return None
+            if mine.lock_delay and not mine.delaying:
+                await self._announce_delay(session, mine, until)
+            token = space.token(mine.zxid)
+            mine.token = token if token < TOKEN_MAX else await self._last_token(session, mine, until)
+            if session.attempts.get(mine.public) is mine:  # else the session has ended meanwhile
+                mine.state = "granted"
+                session.expect(mine, session.confirmed + session.ttl)
+        if mine.state != "granted" or mine.expires <= self._runtime.now():
+            self._drop(session, mine, "expired")
+            return None
+        return Granted(mine.token, min(session.ttl, mine.expires - start), session.ttl)
+
+    async def _mint(self, session: Session, mine: Attempt, until: float) -> None:
+        """Take a newer number, and leave it at the names: those behind us must not be granted below it."""
+        mine.zxid = 0
+        writes = [jute.set_data(self._paths.attempt(mine.public), record_text(mine, session.ttl))]
+        writes += [jute.set_data(self._paths.name(name), b"") for name in mine.names]
+        writes += [jute.set_data(path, b"") for path in mine.places.values()]  # which tells who waits behind
+        (reply,) = await session.exchange(jute.multi(writes), until=until)
+        results = self._results(reply)
+        failed = jute.failure(results)
+        if failed is not None:
+            if failed[1] != jute.NO_NODE:
+                raise refused(failed[1], self.url)
+            await self._revoked(session, mine, until)
+        elif (stat := results[0].stat) is not None:
+            mine.zxid = mine.forced = stat.mzxid
+            mine.version = stat.version
+
+    async def _announce_delay(self, session: Session, mine: Attempt, until: float) -> None:
+        text = delay_text(mine.lock_delay)
+        nodes = [jute.create(self._paths.delay(name, mine.public), text, self._acl) for name in mine.names]
+        (reply,) = await session.exchange(jute.multi(nodes), until=until)
+        failed = jute.failure(self._results(reply))
+        if failed is not None and failed[1] != jute.NODE_EXISTS:  # there already: its reply was lost
+            raise refused(failed[1], self.url)
+        mine.delaying = True
+
+    async def _last_token(self, session: Session, mine: Attempt, until: float) -> int:
+        """The numbers are used up but for the last, which one single attempt gets."""
+        made, read = await session.exchange(
+            jute.create(self._paths.spent, mine.public.encode(), self._acl),
+            jute.get_data(self._paths.spent),
+            until=until,
+        )
+        if made.error not in (jute.OK, jute.NODE_EXISTS) or read.error:
+            raise refused(made.error or read.error, self.url)
+        if jute.data_of(read.body)[0] != mine.public.encode():
+            self._drop(session, mine, "withdrawn")
+            self._forget(session, mine)
+            await session.exchange(until=until)
+            raise Misconfigured(
+                f"{self.url}: the tokens of this namespace are used up; start a new namespace"
+            )
+        return TOKEN_MAX
+
+    async def _turn_away(
+        self, session: Session, mine: Attempt, queues: dict[str, Queue], space: Space, until: float
+    ) -> Busy:
+        session.leftovers.append(jute.multi(self._deletions(mine)))
+        mine.places = {}  # should this try break, the next one begins anew
+        held_by, ahead, _ = await self._whom(session, mine, queues, space, [], until)
+        if session.leftovers:
+            await session.exchange(until=until)
+        self._forget(session, mine)
+        return Busy(ahead, held_by)
+
+    async def _stand(
+        self,
+        session: Session,
+        mine: Attempt,
+        queues: dict[str, Queue],
+        space: Space,
+        delay: float,
+        until: float,
+    ) -> Waiting | None:
+        """Watch whoever is directly ahead, and ourselves. None: somebody has gone, look again."""
+        mine.watched, mine.behind = True, {}
+        mine.forced = max(queue.changed for queue in queues.values())
+        paths = list(mine.places.values())
+        for name, queue in queues.items():
+            at = queue.publics.index(mine.public)
+            if at:
+                path = self._paths.place(name, queue.children[at - 1])
+                mine.behind[name] = (path, at == 1)
+                paths.append(path)
+        watches = session.watch(mine, paths)
+        held_by, ahead, check_in = await self._whom(session, mine, queues, space, watches, until)
+        if not mine.watched or not (mine.behind or delay):
+            return None
+        if delay:
+            mine.watched = False  # nobody tells when that is over
+        return Waiting(max(check_in, delay) or session.ttl, ahead, held_by)
+
+    async def _whom(
+        self,
+        session: Session,
+        mine: Attempt,
+        queues: dict[str, Queue],
+        space: Space,
+        watches: list[str],
+        until: float,
+    ) -> tuple[HeldBy | None, int, float]:
+        """Who holds, how many wait ahead, and when to look at the latest if nobody says a word."""
+        now = self._runtime.now()
+        heads = {name: queue.publics[0] for name, queue in queues.items() if queue.publics[0] != mine.public}
+        remote = [head for head in dict.fromkeys(heads.values()) if self._live(head) is None]
+        reads = [jute.get_data(self._paths.attempt(head)) for head in remote]
+        records: dict[str, Record] = {}
+        if watches or reads:
+            replies = await session.exchange(*self._watching(watches), *reads, until=until)
+            self._watched(session, watches, replies)
+            found = zip(remote, map(self._record, replies[len(watches) :]), strict=True)
+            records = {head: record for head, record in found if record is not None}
+        held_by, ahead, check_in = None, 0, 0.0
+        for name, queue in queues.items():
+            at = queue.publics.index(mine.public)
+            head = heads.get(name)
+            if head is None:
+                continue
+            known = self._live(head)
+            if known is not None and known.state == "waiting":
+                ahead = max(ahead, at)
+            else:
+                ahead = max(ahead, at - 1)
+                held_by = held_by or self._held_by(head, records.get(head), space, now)
+            for public in queue.publics[:at]:
+                if (other := self._live(public)) is not None:
+                    check_in = max(check_in, other.expires - now)
+                else:
+                    record = records.get(public)
+                    check_in = max(check_in, record.ttl if record else 0.0)
+        return held_by, ahead, check_in
+
+    # Renewing.
+
+    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+        now = self._runtime.now()
+        until = now + timeout
+        await self._settle(now, until)
+        publics = [grant_id(secret) for secret in secrets]
+        answers: dict[str, RenewAnswer] = {}
+        batches: dict[Session, list[Attempt]] = {}
+        failures: list[FencedError] = []
+        for public in publics:
+            mine = self._memory.get(public)
+            if mine is None:
+                answers[public] = await self._adopt(public, until)
+            elif mine.over:
+                answers[public] = Ended(mine.state)
+            else:
+                batches.setdefault(self._session(mine.ttl), []).append(mine)
+        for session, batch in batches.items():
+            try:
+                told = await session.request(functools.partial(self._keep, session, batch, until), until)
+            except FencedError as error:
+                failures.append(error)
+                told = {mine.public: Unknown(str(error)) for mine in batch}
+            answers |= told
+        if failures and all(isinstance(answer, Unknown) for answer in answers.values()):
+            raise failures[0]
+        return [answers[public] for public in publics]
+
+    async def _keep(self, session: Session, batch: list[Attempt], until: float) -> dict[str, RenewAnswer]:
+        live = [mine for mine in batch if not mine.over and mine.places]
+        answers: dict[str, RenewAnswer] = {mine.public: Gone() for mine in batch if not mine.places}
+        if not live:
+            return answers | {mine.public: Ended(mine.state) for mine in batch if mine.over}
+        watches = []
+        for mine in live:
+            if mine.state == "granted" and not mine.watched:
+                mine.watched = True
+                watches += session.watch(mine, mine.places.values())
+        sent = self._runtime.now()
+        *replies, kept = await session.exchange(
+            *self._watching(watches), jute.sync(self._paths.keep), until=until
+        )
+        if kept.error:
+            raise refused(kept.error, self.url)
+        self._watched(session, watches, replies)
+        for mine in live:
+            if mine.over:
+                answers[mine.public] = Ended(mine.state)
+            elif mine.vanished:
+                answers[mine.public] = await self._revoked(session, mine, until)
+            elif mine.state == "granted":
+                mine.expires = sent + session.ttl
+                answers[mine.public] = Kept(session.ttl)
+            else:
+                mine.expires = sent + session.place_seconds
+                answers[mine.public] = await self._waits(session, mine, until)
+        return answers | {mine.public: Ended(mine.state) for mine in batch if mine.over}
+
+    async def _waits(self, session: Session, mine: Attempt, until: float) -> RenewAnswer:
+        while not mine.watched:
+            queues, space = await self._look(session, mine.names, until)
+            if any(mine.public not in queue.publics for queue in queues.values()):
+                return await self._revoked(session, mine, until)
+            delay = await self._delayed(session, mine.public, queues, until)
+            if not delay and not any(queue.publics.index(mine.public) for queue in queues.values()):
+                return Waiting(0.0)
+            waiting = await self._stand(session, mine, queues, space, delay, until)
+            if waiting is not None:
+                return waiting
+        return Waiting(session.ttl if mine.behind else 0.0)
+
+    async def _adopt(self, public: str, until: float) -> RenewAnswer:
+        """Who renews an attempt that another session carries takes it over into its own, where it stands."""
+        session = self._any_session()
+
+        async def find() -> Record | None:
+            (reply,) = await session.exchange(jute.get_data(self._paths.attempt(public)), until=until)
+            return self._record(reply)
+
+        record = await session.request(find, until)
+        if record is None:
+            return Gone()
+        if record.owner == 0:
+            return Ended("withdrawn")
+        mine = Attempt(public, record.names, record.asked, record.lock_delay, record.holder, zxid=record.zxid)
+        own = self._session(record.asked)
+        return await own.request(lambda: self._take_over(own, mine, until), until)
+
+    async def _take_over(self, session: Session, mine: Attempt, until: float) -> RenewAnswer:
+        queues, space = await self._look(session, mine.names, until)
+        mine.places = self._places(mine, queues)
+        if len(mine.places) < len(mine.names):
+            return Gone()
+        attempt, text = self._paths.attempt(mine.public), record_text(mine, session.ttl)
+        moves = [jute.delete(attempt), jute.create(attempt, text, self._acl, jute.EPHEMERAL)]
+        for path in mine.places.values():
+            # Who waits behind is told that this is no ordinary end.
+            moves += (jute.set_data(path, b""), jute.delete(path))
+            moves.append(jute.create(path, b"", self._acl, jute.EPHEMERAL))
+        sent = self._runtime.now()
+        (reply,) = await session.exchange(jute.multi(moves), until=until)
+        if jute.failure(self._results(reply)) is not None:
+            return Gone()
+        first = not any(queue.publics.index(mine.public) for queue in queues.values())
+        mine.version = 0
+        mine.state = "granted" if first else "waiting"
+        mine.queued = not first
+        mine.delaying = bool(mine.lock_delay) and first
+        mine.token = space.token(mine.zxid)
+        session.expect(mine, sent + (session.ttl if first else session.place_seconds))
+        self._remember(mine)
+        return Kept(session.ttl) if first else Waiting(session.ttl)
+
+    # Ending.
+
+    async def release(self, secret: str) -> ReleaseAnswer:
+        return await self._finish(secret, "released")
+
+    async def withdraw(self, secret: str) -> ReleaseAnswer:
+        return await self._finish(secret, "withdrawn")
+
+    async def _finish(self, secret: str, state: str) -> ReleaseAnswer:
+        now = self._runtime.now()
+        until = now + CALL_SECONDS
+        await self._settle(now, until)
+        public = grant_id(secret)
+        mine = self._memory.get(public)
+        if mine is None:
+            session = self._any_session()
+            return await session.request(lambda: self._end_unknown(session, public, state, until), until)
+        session = self._session(mine.ttl)
+        return await session.request(lambda: self._end(session, mine, state, until), until)
+
+    async def _end(self, session: Session, mine: Attempt, state: str, until: float) -> ReleaseAnswer:
+        if mine.over:
+            return Released() if mine.state in ("released", "withdrawn") else Ended(mine.state)
+        if not mine.places and not await self._placed(session, mine, until):
+            self._drop(session, mine, state)
+            return Released()
+        doubted, mine.doubted = mine.doubted, True
+        (reply,) = await session.exchange(jute.multi(self._deletions(mine)), until=until)
+        failed = jute.failure(self._results(reply))
+        if failed is None or (doubted and failed == (0, jute.NO_NODE)):
+            self._drop(session, mine, state, done=True)
+            return Released()
+        if failed[1] not in (jute.NO_NODE, jute.BAD_VERSION):
+            raise refused(failed[1], self.url)
+        return await self._revoked(session, mine, until)
+
+    async def _end_unknown(self, session: Session, public: str, state: str, until: float) -> ReleaseAnswer:
+        """End an attempt that we did not make. One that is withdrawn before it comes leaves its tombstone."""
+        attempt, tomb = self._paths.attempt(public), self._paths.tomb(public)
+        text = tomb_text(timing.remember_for(0.0))
+        bury = [jute.create(attempt, b"", self._acl), jute.create(tomb, text, self._acl)]
+        while True:
+            (reply,) = await session.exchange(jute.get_data(attempt), until=until)
+            record = self._record(reply)
+            if record is not None and record.owner == 0:
+                return Released()
+            if record is None and state == "released":
+                return Gone()
+            steps = bury
+            if record is not None:
+                mine = Attempt(public, record.names, record.asked, record.lock_delay)
+                queues, _ = await self._look(session, mine.names, until)
+                mine.places = self._places(mine, queues)
+                mine.delaying = any(public in queue.delays for queue in queues.values())
+                steps = self._deletions(mine) + (bury if state == "withdrawn" else [])
+            (reply,) = await session.exchange(jute.multi(steps), until=until)
+            failed = jute.failure(self._results(reply))
+            if failed is None:
+                return Released()
+            if failed[1] not in (jute.NO_NODE, jute.NODE_EXISTS):
+                raise refused(failed[1], self.url)
+
+    # Waiting.
+
+    async def hear(self, until: float) -> list[str]:
+        try:
+            await self._hub.wait(lambda: bool(self._heard) or self._nudged, self._ear, until)
+        except Broken:
+            return []
+        self._nudged = False
+        heard, self._heard = self._heard, {}
+        return list(heard)
+
+    def nudge(self) -> None:
+        self._nudged = True
+        self._ear.set()
+        self._hub.ring()

@@ -1,0 +1,300 @@
+"""What all operations share: the sessions, what this client remembers, and how queues are looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterable, Sequence
+
+from fenced import timing
+from fenced.authorities.zookeeper import jute
+from fenced.authorities.zookeeper.address import Address
+from fenced.authorities.zookeeper.errors import refused
+from fenced.authorities.zookeeper.session import Session
+from fenced.authorities.zookeeper.tree import (
+    Attempt,
+    Paths,
+    Queue,
+    Record,
+    Space,
+    delay_of,
+    delay_text,
+    queue_of,
+    record_of,
+    space_of,
+)
+from fenced.authorities.zookeeper.wire import Hub
+from fenced.contracts import Runtime
+from fenced.errors import FencedError
+from fenced.model import Ended, HeldBy, check_name
+
+CALL_SECONDS = 5.0
+REMEMBERED_MAX = 16_384
+"""How many attempts are remembered at most. Only their own client can repeat one that is over."""
+KNOWN_MAX = 10_000
+USUAL_TTL = timing.TTL_DEFAULT
+STALE_SHARE = 0.05
+STALE_SECONDS = 0.5
+"""Who grants without a write of its own asks for a sign of life first, if the last one is older than this."""
+
+_inherited: list[object] = []
+"""A parent's connections, in a forked child: kept, so that no finalizer touches what they share."""
+
+
+class Base:
+    """One client of one namespace."""
+
+    def __init__(self, address: Address, runtime: Runtime, namespace: str = "default") -> None:
+        self.url = address.url
+        self._address = address
+        self._runtime = runtime
+        self._namespace = check_name(namespace)
+        self._paths = Paths(address.chroot, self._namespace)
+        # Ours alone where the server knows who we are; nothing is inherited from the nodes above.
+        self._acl = jute.acl([("auth", "") if address.authenticated else ("world", "anyone")])
+        self._begin()
+
+    def _begin(self) -> None:
+        self._hub = Hub(self._runtime)
+        self._sessions: dict[float, Session] = {}
+        self._memory: dict[str, Attempt] = {}
+        self._known: dict[str, None] = {}
+        self._heard: dict[str, None] = {}
+        self._ear = self._runtime.wakeup()
+        self._nudged = False
+
+    # Sessions.
+
+    def _session(self, ttl: float) -> Session:
+        session = self._sessions.get(ttl)
+        if session is None:
+            session = Session(
+                self._address,
+                self._runtime,
+                self._hub,
+                ttl,
+                root=self._paths.root,
+                heard=self._wake,
+                granted=self._granted,
+            )
+            session = self._sessions.setdefault(ttl, session)
+        return session
+
+    def _any_session(self) -> Session:
+        """For requests that no lease depends on."""
+        return next(reversed(self._sessions.values()), None) or self._session(USUAL_TTL)
+
+    def _wake(self, public: str) -> None:
+        self._heard[public] = None
+        self._ear.set()
+
+    def _live(self, public: str) -> Attempt | None:
+        """An attempt of our own that is not over."""
+        mine = self._memory.get(public)
+        return mine if mine is not None and not mine.over else None
+
+    def _granted(self, public: str) -> Attempt | None:
+        """An attempt of ours that was first in all its queues."""
+        mine = self._memory.get(public)
+        return mine if mine is not None and mine.token else None
+
+    # What we remember.
+
+    def _remember(self, attempt: Attempt) -> None:
+        self._memory[attempt.public] = attempt
+        if len(self._memory) > REMEMBERED_MAX:
+            for public, old in list(self._memory.items())[: REMEMBERED_MAX // 8]:
+                if old.over or not old.places:
+                    self._memory.pop(public, None)
+
+    def _forget_old(self, now: float) -> int:
+        old = [public for public, attempt in list(self._memory.items()) if attempt.forget <= now]
+        for public in old:
+            self._memory.pop(public, None)
+        return len(old)
+
+    def _forget(self, session: Session, mine: Attempt) -> None:
+        """As if it had never been asked for."""
+        session.attempts.pop(mine.public, None)
+        self._memory.pop(mine.public, None)
+
+    def _know(self, names: Iterable[str]) -> None:
+        """Names whose nodes are there, most likely."""
+        if len(self._known) > KNOWN_MAX:
+            self._known.clear()
+        self._known.update(dict.fromkeys(names))
+
+    async def _settle(self, now: float, until: float) -> None:
+        """End what nobody renewed in time, although the session that carries it goes on."""
+        until = now + (until - now) / 4
+        for session in list(self._sessions.values()):
+            work = functools.partial(self._expire, session, now, until)
+            if session.due <= now or session.leftovers:
+                with contextlib.suppress(FencedError):  # then later, or with the session
+                    await session.request(work, until)
+
+    async def _expire(self, session: Session, now: float, until: float) -> None:
+        for mine in list(session.attempts.values()):
+            if mine.expires <= now and mine.places:
+                self._drop(session, mine, "expired")
+        for mine in list(session.attempts.values()):
+            if mine.expires <= now:  # nobody knows whether its ask was carried out
+                await self._placed(session, mine, until)
+                self._drop(session, mine, "expired")
+        session.due = min((mine.expires for mine in list(session.attempts.values())), default=math.inf)
+        if session.leftovers:
+            await session.exchange(until=until)
+
+    async def _placed(self, session: Session, mine: Attempt, until: float) -> bool:
+        """Whether an ask whose reply never came was carried out."""
+        (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
+        record = self._record(reply)
+        if record is None or record.owner != session.id:
+            return False
+        queues, _ = await self._look(session, mine.names, until)
+        mine.places, mine.version = self._places(mine, queues), record.version
+        return True
+
+    def _drop(self, session: Session, mine: Attempt, state: str, *, done: bool = False) -> None:
+        """It is over; what there is of it goes with the next request, unless that is done already."""
+        mine.end(state, self._runtime.now())
+        session.attempts.pop(mine.public, None)
+        if not done and mine.places:
+            session.leftovers.append(jute.multi(self._deletions(mine)))
+
+    def _deletions(self, mine: Attempt) -> list[bytes]:
+        """All its nodes, if it still is ours. An expiry leaves those of its lock_delay behind."""
+        paths = list(mine.places.values())
+        if mine.delaying and mine.state != "expired":
+            paths += [self._paths.delay(name, mine.public) for name in mine.names]
+        own = jute.delete(self._paths.attempt(mine.public), mine.version)
+        return [own, *(jute.delete(path) for path in paths)]
+
+    async def _revoked(self, session: Session, mine: Attempt, until: float) -> Ended:
+        """A place of ours is gone: by force, by hand, or because another session took the attempt over."""
+        (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
+        record = self._record(reply)
+        if record is not None and record.owner == session.id:
+            rest = [self._paths.attempt(mine.public), *mine.places.values()]
+            session.leftovers.extend(jute.delete(path) for path in rest)
+        self._drop(session, mine, "revoked", done=True)
+        return Ended(mine.state)
+
+    # Looking.
+
+    def _looking(self, session: Session, names: Sequence[str]) -> list[bytes]:
+        lists = [jute.get_children(self._paths.name(name)) for name in names]
+        return lists if session.space is not None else [*lists, jute.get_data(self._paths.root, watch=True)]
+
+    def _looked(
+        self, session: Session, names: Sequence[str], replies: Sequence[jute.Reply], changes: int
+    ) -> tuple[dict[str, Queue], Space | None]:
+        """What the replies to `_looking` say; None: the namespace has changed meanwhile, look again."""
+        queues = {name: self._queue(reply) for name, reply in zip(names, replies, strict=False)}
+        if len(replies) > len(names):
+            if replies[-1].error:
+                raise refused(replies[-1].error, self.url)
+            space = space_of(*jute.data_of(replies[-1].body), self.url)
+            session.keep_space(space, changes)
+            return queues, space
+        return queues, session.space
+
+    def _queue(self, reply: jute.Reply) -> Queue:
+        if reply.error == jute.NO_NODE:
+            return Queue([], [], [], 0)
+        if reply.error:
+            raise refused(reply.error, self.url)
+        return queue_of(*jute.children_of(reply.body))
+
+    async def _look(
+        self, session: Session, names: Sequence[str], until: float, *, newest: bool = False
+    ) -> tuple[dict[str, Queue], Space]:
+        """The queues, and the namespace as it is then. `newest`: with all that was done before this call."""
+        while True:
+            ahead = [jute.sync(self._paths.root)] if newest or self._stale(session) else []
+            changes, looking = session.changes, self._looking(session, names)
+            replies = await session.exchange(*ahead, *looking, until=until)
+            queues, space = self._looked(session, names, replies[len(ahead) :], changes)
+            if space is not None:
+                return queues, space
+
+    def _stale(self, session: Session) -> bool:
+        stale = min(session.ttl * STALE_SHARE, STALE_SECONDS)
+        return self._runtime.now() - session.confirmed > stale
+
+    def _places(self, mine: Attempt, queues: dict[str, Queue]) -> dict[str, str]:
+        return {
+            name: self._paths.place(name, queue.children[queue.publics.index(mine.public)])
+            for name, queue in queues.items()
+            if mine.public in queue.publics
+        }
+
+    def _record(self, reply: jute.Reply) -> Record | None:
+        if reply.error == jute.NO_NODE:
+            return None
+        if reply.error:
+            raise refused(reply.error, self.url)
+        return record_of(*jute.data_of(reply.body))
+
+    def _results(self, reply: jute.Reply) -> list[jute.Done]:
+        if reply.error:
+            raise refused(reply.error, self.url)
+        return jute.results_of(reply.body)
+
+    def _held_by(self, public: str, record: Record | None, space: Space, now: float) -> HeldBy | None:
+        """Who is first in a queue holds the name. How long still, only its own client knows."""
+        if (mine := self._live(public)) is not None:
+            if mine.state != "granted":
+                return None
+            return HeldBy(mine.holder, mine.token, public, max(0.0, mine.expires - now))
+        if record is None or record.owner == 0:
+            return None
+        return HeldBy(record.holder, space.token(record.zxid), public, record.ttl)
+
+    # Watching.
+
+    def _watching(self, paths: Sequence[str]) -> list[bytes]:
+        # Of a node that is not there this leaves no watch behind on the server, which `exists` would.
+        return [jute.get_data(path, watch=True) for path in paths]
+
+    def _watched(self, session: Session, paths: Sequence[str], replies: Sequence[jute.Reply]) -> None:
+        for path, reply in zip(paths, replies, strict=False):
+            if reply.error:
+                session.gone(path)
+            else:
+                session.seen(path, jute.data_of(reply.body)[1])
+
+    # Delays.
+
+    async def _delayed(self, session: Session, mine: str, queues: dict[str, Queue], until: float) -> float:
+        """For how long the lock_delay of one that expired still keeps one of these names; 0: not at all."""
+        paths = [
+            (public, self._paths.delay(name, public))
+            for name, queue in queues.items()
+            for public in queue.orphans(mine)
+        ]
+        if not paths:
+            return 0.0
+        reads = [jute.get_data(path) for _, path in paths]
+        *replies, clock = await session.exchange(*reads, jute.set_data(self._paths.clock, b""), until=until)
+        if clock.error:
+            raise refused(clock.error, self.url)
+        here, there = self._runtime.now(), jute.stat_of(clock.body).mtime / 1000
+        remaining, writes = 0.0, []
+        for (public, path), reply in zip(paths, replies, strict=True):
+            if reply.error:
+                continue
+            delay = delay_of(*jute.data_of(reply.body))
+            ends = delay.until
+            if ends is None:
+                known = self._memory.get(public)
+                began = known.expires if known is not None and known.state == "expired" else here
+                ends = there - (here - began) + delay.seconds
+                writes.append(jute.set_data(path, delay_text(delay.seconds, ends), delay.version))
+            if ends <= there:
+                writes.append(jute.delete(path))
+            remaining = max(remaining, ends - there)
+        if writes:
+            await session.exchange(*writes, until=until)
+        return remaining

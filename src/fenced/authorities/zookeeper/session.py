@@ -1,0 +1,314 @@
+"""One ZooKeeper session after another, for all leases of one ttl: what one created goes when it ends.
+
+How long the holder may believe. The server counts a session's time from the last sign of life that reached the
+*leader*. Who is connected to a follower is heard there at once, but the follower tells the leader only twice a
+tick, and a session lasts for two ticks at least: so the leader may count from up to a quarter of the session's time
+earlier. Therefore a session is asked for a third longer than the lease, signs of life are requests that the
+leader itself answers, and a session that was silent for more than that quarter is confirmed by a new connection,
+of which the leader is told before it is accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from fenced import timing
+from fenced.authorities.zookeeper import jute
+from fenced.authorities.zookeeper.address import Address
+from fenced.authorities.zookeeper.tree import Attempt, Space, owner_of
+from fenced.authorities.zookeeper.wire import Hub, Wire, dial
+from fenced.contracts import Runtime, Wakeup
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.runtime.pool import Broken
+
+T = TypeVar("T")
+
+LEASE_SHARE = 0.75
+"""Of a session's time, what its leases are promised."""
+SILENCE_SHARE = 0.2575
+"""After so much of its time without a sign of life a session is confirmed anew. With what the holder gives away
+for clocks that run at different speeds (1 %), this and the lease make the whole."""
+
+_NOBODY = b"\0" * 16
+
+
+class Over(Exception):
+    """The session that the work was for is over, and with it all that it had created."""
+
+
+class Session:
+    """The session that now serves leases of one ttl, and the attempts that it carries."""
+
+    def __init__(
+        self,
+        address: Address,
+        runtime: Runtime,
+        hub: Hub,
+        ttl: float,
+        *,
+        root: str,
+        heard: Callable[[str], None],
+        granted: Callable[[str], Attempt | None],
+    ) -> None:
+        self.asked = ttl
+        self.ttl = ttl
+        self.seconds = 0.0
+        self.id = 0
+        self.confirmed = -math.inf
+        """The instant before the last request was sent to which the leader has answered."""
+        self.attempts: dict[str, Attempt] = {}
+        self.due = math.inf
+        """No attempt expires before."""
+        self.leftovers: deque[bytes] = deque()
+        """Deletions that are due; they go ahead of the next requests, whatever is answered."""
+        self._watched: dict[str, set[str]] = {}
+        """Which attempts want to know when this node is gone."""
+        self._address = address
+        self._runtime = runtime
+        self._hub = hub
+        self._root = root
+        self._heard = heard
+        self._granted = granted
+        self._space: Space | None = None
+        self._changes = 0
+        self._password = _NOBODY
+        self._wire: Wire | None = None
+        self._lock = runtime.lock()
+        self._connecting = False
+        self._queue: list[Wakeup] = []
+
+    # Working.
+
+    async def request(self, work: Callable[[], Awaitable[T]], until: float, *, repeatable: bool = True) -> T:
+        """Do `work`, which exchanges requests. Once a try has broken, no later error is a definite no."""
+        doubt: Broken | None = None
+        while True:
+            try:
+                return await work()
+            except Over:
+                doubt = None  # what was created is gone again: there is no doubt any more
+                if self._runtime.now() >= until:
+                    raise Unavailable(f"{self._address.url}: the session is over") from None
+            except FencedError as error:
+                raise _doubted(error, doubt) from error
+            except Broken as error:
+                if doubt is not None or not repeatable or self._runtime.now() >= until:
+                    raise Indeterminate(str(error)) from error
+                doubt = error
+
+    async def exchange(self, *requests: bytes, until: float) -> list[jute.Reply]:
+        """Requests on a connection of this session. It is confirmed if one of them is answered by the leader."""
+        wire = await self._connected(until)
+        ahead = [self.leftovers.popleft() for _ in range(len(self.leftovers))]
+        sent, session = self._runtime.now(), self.id
+        try:
+            replies = await wire.exchange([*ahead, *requests], until)
+        except BaseException:
+            self.leftovers.extendleft(reversed(ahead))
+            raise
+        if any(reply.error == jute.SESSION_EXPIRED for reply in replies) and session == self.id:
+            self._end()
+        if session != self.id:  # found out here, or by another caller: what we asked for went with it
+            raise Over
+        self._hub.seen = max(self._hub.seen, wire.zxid)
+        if any(map(jute.by_leader, (*ahead, *requests))):
+            self.confirmed = max(self.confirmed, sent)
+        return replies[len(ahead) :]
+
+    def expect(self, mine: Attempt, expires: float) -> None:
+        """Carry this attempt until then, unless it is renewed."""
+        mine.expires = expires
+        self.attempts[mine.public] = mine
+        self.due = min(self.due, expires)
+
+    @property
+    def place_seconds(self) -> float:
+        """How long a place in a queue is kept that nobody renews, although the session goes on."""
+        return timing.waiter_ttl(self.ttl)
+
+    # Connecting.
+
+    async def _connected(self, until: float) -> Wire:
+        while True:
+            with self._lock:
+                wire = self._wire
+                if wire is not None and not wire.closed and not self._silent():
+                    return wire
+                turn = None
+                if self._connecting:
+                    turn = self._runtime.wakeup()
+                    self._queue.append(turn)
+                self._connecting = True
+            if turn is not None:
+                if not await self._runtime.wait(turn, until):
+                    raise Unavailable(f"{self._address.url}: no connection in time")
+                continue
+            try:
+                return await self._connect(until)
+            finally:
+                with self._lock:
+                    self._connecting = False
+                    queue, self._queue = self._queue, []
+                for turn in queue:
+                    turn.set()
+
+    def _silent(self) -> bool:
+        return self._runtime.now() - self.confirmed > self.seconds * SILENCE_SHARE
+
+    async def _connect(self, until: float) -> Wire:
+        """Reach one of the members, in an order that is drawn anew; each gets its share of the time."""
+        if self._wire is not None:
+            self._wire.close("replaced by a new connection")
+            self._wire = None
+        members = sorted(self._address.members, key=lambda _: self._runtime.random())
+        failures: list[FencedError] = []
+        while members:
+            member = members.pop()
+            share = (until - self._runtime.now()) / (len(members) + 1)
+            try:
+                return await self._join(member, self._runtime.now() + share)
+            except (Unavailable, Misconfigured) as error:
+                failures.append(error)
+        wrong = next((error for error in failures if isinstance(error, Misconfigured)), None)
+        raise wrong or Unavailable(f"{self._address.url}: {'; '.join(map(str, failures))}")
+
+    async def _join(self, member: tuple[str, int], until: float) -> Wire:
+        asked = math.ceil(self.asked / LEASE_SHARE * 1000)
+        hello = jute.Connected(asked, self.id, self._password)
+        sent = self._runtime.now()
+        link, session = await dial(self._address, member, self._runtime, hello, self._hub.seen, until)
+        if session.timeout <= 0:
+            link.close()
+            self._end()
+            raise Over
+        self.id, self._password = session.session, session.password
+        self.seconds = session.timeout / 1000
+        self.ttl = self.asked if session.timeout == asked else self.seconds * LEASE_SHARE
+        self.confirmed = sent
+        where = f"{member[0]}:{member[1]}"
+        self._wire = wire = Wire(link, self._hub, self._runtime, where, self._told)
+        return wire
+
+    # The namespace, as far as it is watched.
+
+    @property
+    def space(self) -> Space | None:
+        """What the root says; None when it may have changed. Changes are told before anything that follows them."""
+        return self._space
+
+    @property
+    def changes(self) -> int:
+        """How often it may have changed."""
+        return self._changes
+
+    def keep_space(self, space: Space, changes: int) -> None:
+        """Remember what was read under a watch, unless a change was told since `changes` was looked at."""
+        with self._lock:
+            if self._changes == changes:
+                self._space = space
+
+    def _forget_space(self) -> None:
+        with self._lock:
+            self._changes += 1
+            self._space = None
+
+    # What the server says by itself.
+
+    def watch(self, mine: Attempt, paths: Iterable[str]) -> list[str]:
+        """Have an attempt told what happens to these nodes; those for which the server must be asked.
+
+        It is asked for an own place also if another attempt watches that: it may not be our own any more.
+        """
+        new = []
+        for path in paths:
+            told = self._watched.setdefault(path, set())
+            if not told or (path in mine.places.values() and mine.public not in told):
+                new.append(path)
+            told.add(mine.public)
+        return new
+
+    def seen(self, path: str, stat: jute.Stat) -> None:
+        """What was known of a node when its watch began: before that nobody told us."""
+        for public in self._watched.get(path, ()):
+            mine = self.attempts.get(public)
+            if mine is None:
+                continue
+            if path not in mine.places.values():
+                mine.forced = max(mine.forced, stat.mzxid)  # the one ahead may have taken a newer number
+            elif stat.ephemeral_owner != self.id:
+                mine.vanished = True  # taken over
+
+    def gone(self, path: str) -> None:
+        """The node that was to be watched is not there."""
+        self._told(jute.Event(jute.DELETED, path))
+
+    def _told(self, event: jute.Event | None) -> None:
+        if event is None:  # the connection is gone, and with it all that was watched
+            self._forget_space()
+            self._watched.clear()
+            for attempt in list(self.attempts.values()):
+                attempt.watched = False
+                if attempt.state == "waiting":
+                    self._look_again(attempt.public)
+        elif event.path == self._root:
+            self._forget_space()
+        else:
+            for public in self._watched.pop(event.path, ()):
+                if (mine := self.attempts.get(public)) is not None:
+                    self._changed(mine, event)
+
+    def _changed(self, mine: Attempt, event: jute.Event) -> None:
+        """Something happened to a place of ours, or to the one directly ahead of it.
+
+        We are first without asking if the one ahead is simply gone and was first itself. Who takes a name by force,
+        takes an attempt over into another session, or takes a newer number, writes to the place: then we look.
+        """
+        if event.path in mine.places.values():
+            mine.vanished = mine.vanished or event.kind == jute.DELETED
+            return self._look_again(mine.public)
+        public, delays = owner_of(event.path)
+        for name, (path, first) in list(mine.behind.items()):
+            if path == event.path:
+                other = self._granted(public)
+                if event.kind != jute.DELETED or delays or not (first or other):
+                    return self._look_again(mine.public)
+                mine.forced = max(mine.forced, other.forced if other else 0)
+                del mine.behind[name]
+        if not mine.behind:
+            self._heard(mine.public)
+        return None
+
+    def _look_again(self, public: str) -> None:
+        if (attempt := self.attempts.get(public)) is not None:
+            attempt.watched = False
+        self._heard(public)
+
+    def _end(self) -> None:
+        """The session is over: so is all that it carried. The next request begins a new one."""
+        self.id, self._password, self.confirmed = 0, _NOBODY, -math.inf
+        self.leftovers.clear()
+        self._watched.clear()
+        attempts, self.attempts = self.attempts, {}
+        for attempt in attempts.values():
+            if attempt.places:  # another one had perhaps not even been sent, and is asked for again
+                attempt.end("expired", self._runtime.now())
+            self._heard(attempt.public)
+        if (wire := self._wire) is not None:
+            wire.close("the session is over")
+
+    def close(self) -> None:
+        """Leases that are still held expire by themselves; a session without any is ended at once."""
+        wire, self._wire = self._wire, None
+        if wire is not None and not wire.closed:
+            if any(not attempt.over for attempt in self.attempts.values()):
+                wire.close()
+            else:
+                wire.farewell()
+        self.confirmed = -math.inf
+
+
+def _doubted(error: FencedError, doubt: Broken | None) -> FencedError:
+    return error if doubt is None else Indeterminate(f"{doubt}; then: {error}")

@@ -1,0 +1,384 @@
+"""Connections to ZooKeeper, in either colour: many callers share one, and whoever waits reads for all.
+
+A session is bound to one connection, and what it created goes with it. So callers cannot each have a connection of
+their own; their requests follow one another on the one there is, and the server answers in that order. There is
+no thread that reads: one of those who wait does it, for the others too, and hands on when it has what it wants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import selectors
+import socket
+import ssl
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from fenced.authorities.zookeeper import jute
+from fenced.authorities.zookeeper.address import Address
+from fenced.contracts import Runtime, Wakeup
+from fenced.errors import Misconfigured, Unavailable
+from fenced.runtime.pool import Broken
+
+T = TypeVar("T")
+
+READ_BYTES = 65_536
+FRAME_MAX = 64 * 2**20
+
+
+class Hub:
+    """Waits for all connections of one client at once."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._lock = runtime.lock()
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._button = socket.socketpair()
+        for end in (self._bell, self._button):
+            end.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ, None)
+        self.seen = 0
+        """The newest transaction that this client has seen: a server that knows less does not serve it."""
+        self._taken = False
+        self._waiting: dict[Wakeup, None] = {}
+
+    def add(self, wire: Wire) -> None:
+        try:
+            self._selector.register(wire.socket, selectors.EVENT_READ, wire)
+        except (OSError, ValueError, RuntimeError) as error:
+            wire.socket.close()
+            raise Unavailable("this client is closed") from error
+
+    def remove(self, wire: Wire) -> None:
+        with contextlib.suppress(KeyError, ValueError, OSError):
+            self._selector.unregister(wire.socket)
+
+    def ring(self) -> None:
+        """Let whoever reads look again whether it has what it wants."""
+        with contextlib.suppress(OSError):
+            self._button.send(b"!")
+
+    def close(self) -> None:
+        self._selector.close()
+        self._bell.close()
+        self._button.close()
+
+    async def wait(self, met: Callable[[], bool], wakeup: Wakeup, until: float) -> bool:
+        """Wait until `met` (True) or `until` (False). Who makes it true sets the wake-up."""
+        try:
+            while not met():
+                with self._lock:
+                    mine = not self._taken
+                    if mine:
+                        self._taken = True
+                    else:
+                        self._waiting[wakeup] = None
+                if mine:
+                    return await self._read(met, until)
+                woken = await self._runtime.wait(wakeup, until)
+                wakeup.clear()
+                if not woken:
+                    return met()
+            return True
+        finally:
+            self._pass_on(wakeup)
+
+    async def _read(self, met: Callable[[], bool], until: float) -> bool:
+        """Read for everybody, until we have what we want ourselves."""
+        try:
+            while not met():
+                try:
+                    if not await self._runtime.readable(self._selector, until):
+                        return met()
+                    ready = self._selector.select(0)
+                except (OSError, ValueError) as error:  # closed meanwhile
+                    raise Broken("this client is closed") from error
+                for key, _ in ready:
+                    if key.data is not None:
+                        key.data.receive()
+                    else:
+                        with contextlib.suppress(OSError):
+                            self._bell.recv(READ_BYTES)
+            return True
+        finally:
+            self._taken = False
+
+    def _pass_on(self, wakeup: Wakeup) -> None:
+        """Somebody leaves: if nobody reads now, another one who waits shall."""
+        with self._lock:
+            self._waiting.pop(wakeup, None)
+            following = next(iter(self._waiting), None) if not self._taken else None
+        if following is not None:
+            following.set()
+
+
+class _Call:
+    """Requests that were sent together, and the replies that have come."""
+
+    __slots__ = ("broken", "left", "replies", "wakeup")
+
+    def __init__(self, left: int, wakeup: Wakeup) -> None:
+        self.left = left
+        self.wakeup = wakeup
+        self.replies: list[jute.Reply] = []
+        self.broken: Broken | None = None
+
+    def over(self) -> bool:
+        return not self.left or self.broken is not None
+
+
+class Wire:
+    """One connection, after its handshake."""
+
+    def __init__(
+        self,
+        link: socket.socket,
+        hub: Hub,
+        runtime: Runtime,
+        where: str,
+        tell: Callable[[jute.Event | None], None],
+    ) -> None:
+        self.socket = link
+        self.zxid = 0
+        self.closed = False
+        self._hub = hub
+        self._runtime = runtime
+        self._where = where
+        self._tell = tell
+        self._lock = runtime.lock()
+        self._secure = isinstance(link, ssl.SSLSocket)
+        self._xid = 0
+        self._out = bytearray()
+        self._in = bytearray()
+        self._pending: deque[tuple[int, _Call]] = deque()
+        hub.add(self)
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    async def exchange(self, requests: Sequence[bytes], until: float) -> list[jute.Reply]:
+        """The replies, in order. `Broken`: nobody knows which of the requests were carried out."""
+        call = _Call(len(requests), self._runtime.wakeup())
+        with self._lock:
+            if self.closed:
+                raise Broken(f"{self._where}: the connection is gone")
+            for request in requests:
+                self._xid = self._xid + 1 & 0x7FFFFFFF
+                self._pending.append((self._xid, call))
+                self._out += struct.pack(">ii", len(request) + 4, self._xid)
+                self._out += request
+        # Who is interrupted here leaves: its replies come when they come, and nobody waits for them.
+        await self._flush(until)
+        done = await self._hub.wait(call.over, call.wakeup, until)
+        if not done:
+            # What follows on this connection would be answered after this: it is of no use to anybody.
+            self.close("no answer in time")
+        if call.broken is not None:
+            raise call.broken
+        return call.replies
+
+    async def _flush(self, until: float) -> None:
+        while True:
+            trouble = ""
+            with self._lock:
+                if self.closed or not self._out:
+                    return
+                try:
+                    del self._out[: self.socket.send(self._out)]
+                    continue
+                except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                    pass
+                except OSError as error:
+                    trouble = str(error) or type(error).__name__
+            if trouble:
+                self.close(trouble)
+            elif not await self._runtime.writable(self, until):
+                self.close("the request could not be sent in time")
+
+    def receive(self) -> None:
+        """Take in what has come, and tell everybody concerned."""
+        events: list[jute.Event] = []
+        done: list[_Call] = []
+        trouble = ""
+        with self._lock:
+            if self.closed:
+                return
+            try:
+                while data := self.socket.recv(READ_BYTES):
+                    self._in += data
+                    if len(data) < READ_BYTES and not self._secure:
+                        break
+                else:
+                    trouble = "the server closed the connection"
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                pass
+            except OSError as error:
+                trouble = str(error) or type(error).__name__
+            try:
+                self._take(events, done)
+            except (jute.Malformed, struct.error, UnicodeDecodeError) as error:
+                trouble = f"this does not speak as ZooKeeper does: {error}"
+        for event in events:
+            self._tell(event)
+        for call in done:
+            call.wakeup.set()
+        if trouble:
+            self.close(trouble)
+
+    def _take(self, events: list[jute.Event], done: list[_Call]) -> None:
+        at = 0
+        while len(self._in) - at >= 4:
+            (size,) = struct.unpack_from(">i", self._in, at)
+            if not 16 <= size <= FRAME_MAX:
+                raise jute.Malformed(f"a frame of {size} bytes")
+            if len(self._in) - at < 4 + size:
+                break
+            xid, reply = jute.reply(bytes(self._in[at + 4 : at + 4 + size]))
+            at += 4 + size
+            if xid == jute.XID_EVENT:
+                events.append(jute.event(reply.body))
+                continue
+            if not self._pending or self._pending[0][0] != xid:
+                raise jute.Malformed("a reply that nobody waits for")
+            self.zxid = max(self.zxid, reply.zxid)
+            call = self._pending.popleft()[1]
+            call.replies.append(reply)
+            call.left -= 1
+            if not call.left:
+                done.append(call)
+        del self._in[:at]
+
+    def close(self, why: str = "closed") -> None:
+        """Let go of the connection, not of the session. May be repeated, and called from any thread."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            pending, self._pending = list(self._pending), deque()
+            self._hub.remove(self)
+            self.socket.close()
+        for _, call in pending:
+            call.broken = Broken(f"{self._where}: {why}")
+            call.wakeup.set()
+        self._hub.ring()
+        self._tell(None)
+
+    def farewell(self) -> None:
+        """End the session, if that can be said at once; then close."""
+        with contextlib.suppress(OSError):
+            self.socket.send(jute.frame(struct.pack(">i", self._xid + 1) + jute.close()))
+        self.close()
+
+
+# Connecting.
+
+
+async def dial(
+    address: Address,
+    member: tuple[str, int],
+    runtime: Runtime,
+    hello: jute.Connected,
+    seen: int,
+    until: float,
+) -> tuple[socket.socket, jute.Connected]:
+    """A socket to one member on which the session is alive (or has a timeout of 0, and is over)."""
+    where = f"{member[0]}:{member[1]}"
+    try:
+        link = await _connect(member, runtime, until)
+    except OSError as error:
+        raise Unavailable(f"{where}: {error}") from error
+    try:
+        if address.context is not None:
+            link = address.context.wrap_socket(link, server_hostname=member[0], do_handshake_on_connect=False)
+            await _nonblocking(runtime, link, link.do_handshake, until)
+        return link, await _greet(link, address, runtime, hello, seen, until)
+    except ssl.SSLCertVerificationError as error:
+        link.close()
+        raise Misconfigured(f"{where}: {error}") from error
+    except (OSError, struct.error, jute.Malformed) as error:
+        link.close()
+        raise Unavailable(f"{where}: {error}") from error
+    except BaseException:
+        link.close()
+        raise
+
+
+async def _connect(member: tuple[str, int], runtime: Runtime, until: float) -> socket.socket:
+    """A connected socket: a name may stand for several addresses, of which the first that answers is taken."""
+    found = await runtime.call(socket.getaddrinfo, *member, 0, socket.SOCK_STREAM)
+    while True:
+        family, kind, protocol, _, place = found.pop(0)
+        link = socket.socket(family, kind, protocol)
+        try:
+            link.setblocking(False)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            error = link.connect_ex(place)
+            if error and not await runtime.writable(link, until):
+                raise OSError("no connection in time")
+            if error and (error := link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+                raise OSError(error, os.strerror(error))
+        except OSError:
+            link.close()
+            if not found:
+                raise
+        except BaseException:
+            link.close()
+            raise
+        else:
+            return link
+
+
+async def _greet(
+    link: socket.socket,
+    address: Address,
+    runtime: Runtime,
+    hello: jute.Connected,
+    seen: int,
+    until: float,
+) -> jute.Connected:
+    request = jute.frame(jute.connect(seen, hello.timeout, hello.session, hello.password))
+    if address.credentials is not None:
+        request += jute.frame(jute.auth("digest", address.credentials))
+    await _nonblocking(runtime, link, lambda: link.sendall(request), until)
+    session = jute.connected(await _frame(link, runtime, until))
+    if session.timeout > 0 and address.credentials is not None:
+        _, reply = jute.reply(await _frame(link, runtime, until))
+        if reply.error:
+            raise Misconfigured(f"{address.url}: the server does not accept the credentials")
+    return session
+
+
+async def _frame(link: socket.socket, runtime: Runtime, until: float) -> bytes:
+    """One frame, and no byte more."""
+    size = struct.unpack(">i", await _exactly(link, 4, runtime, until))[0]
+    if not 0 < size <= READ_BYTES:
+        raise jute.Malformed("this is not a ZooKeeper server")
+    return await _exactly(link, size, runtime, until)
+
+
+async def _exactly(link: socket.socket, count: int, runtime: Runtime, until: float) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = await _nonblocking(runtime, link, functools.partial(link.recv, count - len(data)), until)
+        if not more:
+            raise OSError(
+                "the server closed the connection: it does not serve now, or knows less than we have seen"
+            )
+        data += more
+    return data
+
+
+async def _nonblocking(runtime: Runtime, link: socket.socket, step: Callable[[], T], until: float) -> T:
+    while True:
+        try:
+            return step()
+        except (BlockingIOError, ssl.SSLWantReadError):
+            ready = await runtime.readable(link, until)
+        except ssl.SSLWantWriteError:
+            ready = await runtime.writable(link, until)
+        if not ready:
+            raise OSError("no answer in time")

@@ -1,0 +1,148 @@
+"""`fenced guard key`: which keys may sign stamps, and whether stamps must be signed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fenced.cli.guard_options import addressed, clock, connected, jsonable
+from fenced.cli.options import json_option
+from fenced.cli.output import write_json, write_table
+from fenced.errors import Unsupported
+from fenced.proofs import Ed25519Public, HmacKey
+from fenced.runtime.blocking import step
+
+if TYPE_CHECKING:
+    from fenced.guards.postgresql.keys import KeyOperator
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def _operator(connection: Any) -> KeyOperator:
+    if type(connection).__module__ == "sqlite3":
+        raise Unsupported("an SQLite guard knows no proofs; a PostgreSQL guard does")
+    from fenced.guards.postgresql.keys import KeyOperator
+    from fenced.guards.postgresql.sessions import PsycopgSession
+
+    return KeyOperator(PsycopgSession(connection))
+
+
+@click.group()
+def key() -> None:
+    """Say whose signatures prove a stamp.
+
+    And whether stamps must be proven.
+
+    \b
+    Example:
+      fenced guard key add postgresql://owner@db.internal/shop shop-1 --hmac-file proofs.key
+    """
+
+
+@key.command()
+@addressed("ID")
+@click.option(
+    "--hmac-file", type=_FILE, metavar="FILE", help="A shared secret: 32 bytes or more, in hexadecimal."
+)
+@click.option(
+    "--ed25519-public-file",
+    "public_file",
+    type=_FILE,
+    metavar="FILE",
+    help="A public key: PEM, or hexadecimal.",
+)
+@json_option
+def add(words: tuple[str, str], hmac_file: Path | None, public_file: Path | None, as_json: bool) -> None:
+    """Let the key ID sign stamps, besides those that already may. An id is never used again.
+
+    \b
+    Examples:
+      openssl rand -hex 32 > proofs.key
+      fenced guard key add shop-1 --hmac-file proofs.key
+      openssl genpkey -algorithm ed25519 -out signing.pem
+      openssl pkey -in signing.pem -pubout -out public.pem
+      fenced guard key add partner-1 --ed25519-public-file public.pem
+    """
+    dsn, key_id = words
+    if (hmac_file is None) == (public_file is None):
+        raise click.UsageError("which key? Pass --hmac-file FILE or --ed25519-public-file FILE")
+    made: HmacKey | Ed25519Public
+    if hmac_file is not None:
+        made = HmacKey.read(key_id, hmac_file)
+    else:
+        assert public_file is not None
+        made = Ed25519Public.read(key_id, public_file)
+    with connected(dsn) as connection:
+        step(_operator(connection).add(made))
+    if as_json:
+        write_json({"key": key_id, "kind": made.kind})
+    else:
+        click.echo(f"{key_id}: stamps that this {made.kind} key signs are proven from now on")
+
+
+@key.command()
+@addressed("ID")
+@json_option
+def revoke(words: tuple[str, str], as_json: bool) -> None:
+    """Let the key ID sign no more. What was admitted by its proofs stays admitted.
+
+    \b
+    Example:
+      fenced guard key revoke shop-1
+    """
+    dsn, key_id = words
+    with connected(dsn) as connection:
+        step(_operator(connection).revoke(key_id))
+    if as_json:
+        write_json({"key": key_id, "revoked": True})
+    else:
+        click.echo(f"{key_id}: its proofs count no more")
+
+
+@key.command("list")
+@addressed()
+@json_option
+def list_(words: tuple[str], as_json: bool) -> None:
+    """Show the keys, without their secrets.
+
+    \b
+    Example:
+      fenced guard key list
+    """
+    with connected(words[0]) as connection:
+        keys = step(_operator(connection).keys())
+    if as_json:
+        write_json(jsonable(keys))
+    elif keys:
+        rows = [
+            [one.id, one.kind, clock(one.added), clock(one.revoked) if one.revoked else "-"] for one in keys
+        ]
+        write_table(("KEY", "KIND", "ADDED", "REVOKED"), rows, frozenset())
+    else:
+        click.echo("there are no keys", err=True)
+
+
+@key.command()
+@addressed("on|off")
+@json_option
+def require(words: tuple[str, str], as_json: bool) -> None:
+    """Let marks rise by proven stamps alone (on), or by any (off).
+
+    Makes the triggers of every guard in the database anew, in one transaction. Each table is locked against
+    writers for that moment; when one cannot be had within 2 s, nothing is changed.
+
+    \b
+    Example:
+      fenced guard key require on
+    """
+    dsn, wanted = words
+    if wanted not in ("on", "off"):
+        raise click.UsageError(f"proofs are required on or off, not {wanted}")
+    with connected(dsn) as connection:
+        step(_operator(connection).require(wanted == "on"))
+    if as_json:
+        write_json({"proof": wanted == "on"})
+    else:
+        click.echo("proofs are required" if wanted == "on" else "proofs are not required")

@@ -1,0 +1,176 @@
+"""`fenced guard status`: how far the rollout has come, what is wrong, and whether the next stage is safe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import click
+
+from fenced.cli import exits
+from fenced.cli.guard_options import (
+    addressed,
+    connected,
+    in_seconds,
+    jsonable,
+    only_table_option,
+    operator_on,
+)
+from fenced.cli.options import json_option
+from fenced.cli.output import plain, write_json
+from fenced.guards.rollout import (
+    Count,
+    DatabaseStatus,
+    GuardStatus,
+    Stage,
+    ago,
+    by_writer,
+    several,
+    span,
+)
+from fenced.runtime.blocking import step
+
+WRITERS_SHOWN = 5
+"""How many writers without a stamp are named; `--json` has all of them."""
+_COLOURS = {"safe": "green", "not yet": "yellow"}
+
+
+@click.command()
+@addressed()
+@only_table_option
+@click.option(
+    "--quiet-for",
+    callback=in_seconds,
+    default="24h",
+    show_default=True,
+    metavar="TIME",
+    help="How long nothing may have spoken against a next stage.",
+)
+@click.option("--check", is_flag=True, help="Exit with 1 when something is wrong, for monitoring.")
+@json_option
+def status(words: tuple[str], table: str | None, quiet_for: float, check: bool, as_json: bool) -> int:
+    """Show the guards, and what comes next.
+
+    Modes, marks, who is refused and who writes without a stamp. A next stage is safe when this one has
+    lasted --quiet-for, nothing was seen meanwhile that the next one would stop, no override is in force,
+    and no trigger is missing or disabled. That is advice: what speaks against it (fenced guard records)
+    may be just what the guard is there to stop.
+
+    \b
+    Examples:
+      fenced guard status postgresql://owner@db.internal/shop
+      fenced guard status --table orders --quiet-for 7d
+      fenced guard status --check --json
+    """
+    with connected(words[0]) as connection:
+        found = step(operator_on(connection).status(table, quiet_for))
+    if as_json:
+        write_json(_full(found))
+    else:
+        for line in _lines(found):
+            click.echo(line)
+    return exits.FOUND_WRONG if check and found.wrong else exits.OK
+
+
+# For programs. The keys are stable.
+
+
+def _full(found: DatabaseStatus) -> Any:
+    told = jsonable(found)
+    for guard, shown in zip(found.guards, told["guards"], strict=True):
+        for stage, row in zip(guard.stages, shown["stages"], strict=True):
+            row["next"]["safe"] = stage.next.safe
+    return {**told, "wrong": found.wrong}
+
+
+# For people.
+
+
+def _lines(found: DatabaseStatus) -> Iterator[str]:
+    if not found.guards:
+        yield "no table is guarded"
+    for guard in found.guards:
+        yield click.style(plain(guard.guard), bold=True) + plain(_kind(guard))
+        yield from (line for label, texts in _facts(guard, found) for line in _fact(label, texts))
+        yield ""
+    yield plain(f"trusts {_trust(found)}")
+    if found.unrecorded:
+        what = several(found.unrecorded, "decision")
+        yield click.style(f"{what} could not be recorded; fenced guard tidy takes note of it", fg="red")
+
+
+def _fact(label: str, texts: list[str]) -> Iterator[str]:
+    """The label before the first text alone."""
+    for text in texts:
+        colour = "red" if label == "wrong" else _COLOURS.get(text.rpartition(": ")[2])
+        shown = plain(text)
+        yield f"  {label if text is texts[0] else '':<14}" + (
+            click.style(shown, fg=colour) if colour else shown
+        )
+
+
+def _kind(guard: GuardStatus) -> str:
+    epoch = f", epoch column {guard.epoch}" if guard.epoch else ""
+    return f"  {guard.template}, rule {guard.rule}{epoch}{'' if guard.mandatory else ', no triggers'}"
+
+
+def _facts(guard: GuardStatus, found: DatabaseStatus) -> Iterator[tuple[str, list[str]]]:
+    now = found.now
+    yield "mode", [_mode(stage, found) for stage in guard.stages]
+    yield (
+        "override",
+        [
+            f"{o.pattern} for {span((o.until - now).total_seconds())} more, by {o.who}: {o.why}"
+            for o in guard.overrides
+        ],
+    )
+    yield "marks", [f"{guard.marks:,}, highest token {guard.highest}" if guard.marks else "none yet"]
+    refused = [count for count in guard.counts if count.refused]
+    total = "" if guard.refused is None else f"{guard.refused:,}; recorded: "
+    yield "refused", [total + _verdicts(refused)] if refused or guard.refused else []
+    would = [count for count in guard.counts if count.would_refuse]
+    yield "would refuse", [f"{_verdicts(would)}{_last(would, found)}"] if would else []
+    unstamped = by_writer(count for count in guard.counts if count.unstamped)
+    more = [f"and {len(unstamped) - WRITERS_SHOWN:,} others"] if len(unstamped) > WRITERS_SHOWN else []
+    yield (
+        "unstamped",
+        [
+            f"{count:,} by {who}" + (f"; last {ago(last, now)}" if last else "")
+            for who, count, last in unstamped[:WRITERS_SHOWN]
+        ]
+        + more,
+    )
+    yield "bypass", [", ".join(guard.bypass)] if guard.bypass else []
+    yield "wrong", list(guard.wrong)
+    yield "next", [line for stage in guard.stages if stage.next.stage for line in _next(stage)]
+
+
+def _mode(stage: Stage, found: DatabaseStatus) -> str:
+    names = "" if stage.pattern == "*" else f" for {stage.pattern}"
+    return f"{stage.mode}{names}" + (f", since {ago(stage.since, found.now)}" if stage.since else "")
+
+
+def _next(stage: Stage) -> list[str]:
+    names = "" if stage.pattern == "*" else f" for {stage.pattern}"
+    answer = "safe" if stage.next.safe else "not yet"
+    return [f"{stage.next.stage}{names}: {answer}", *(f"- {reason}" for reason in stage.next.reasons)]
+
+
+def _verdicts(counts: Iterable[Count]) -> str:
+    sums: Counter[str] = Counter()
+    for count in counts:
+        sums[count.verdict.replace("_", " ")] += count.count
+    return ", ".join(f"{number:,} {verdict}" for verdict, number in sums.most_common()) or "none"
+
+
+def _last(counts: list[Count], found: DatabaseStatus) -> str:
+    (who, _, last), *_ = by_writer(counts)
+    return f"; last {ago(last, found.now)} by {who}" if last else ""
+
+
+def _trust(found: DatabaseStatus) -> str:
+    jump = f", jumps of {found.max_jump:,} at most" if found.max_jump is not None else ""
+    proof = ", proven stamps alone" if found.proof else ""
+    sample = f"; {100 * found.sample:g} % of what is admitted is recorded" if found.sample else ""
+    return f"realm {found.realm or '(the first that comes)'}{jump}{proof}{sample}"

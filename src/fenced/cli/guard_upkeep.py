@@ -1,0 +1,249 @@
+"""The upkeep of guards: what was done and decided, marks and limits, old records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from fenced.cli.guard_options import (
+    addressed,
+    clock,
+    connected,
+    jsonable,
+    limit_option,
+    only_table_option,
+    operator_on,
+    server_operator_on,
+    table_on,
+    why_option,
+)
+from fenced.cli.options import json_option
+from fenced.cli.output import plain, write_json, write_table
+from fenced.guards.rollout import Change, Entry, several
+from fenced.guards.spec import Spec
+from fenced.runtime.blocking import step
+
+
+@click.command()
+@addressed()
+@only_table_option
+@limit_option
+@json_option
+def history(words: tuple[str], table: str | None, limit: int, as_json: bool) -> None:
+    """Show what operators did, the newest last.
+
+    \b
+    Example:
+      fenced guard history --table orders
+    """
+    with connected(words[0]) as connection:
+        changes = step(server_operator_on(connection, "history").history(table, limit))
+    if as_json:
+        write_json(jsonable(changes))
+    elif changes:
+        titles = ("TIME", "WHO", "APPLICATION", "TABLE", "WHAT")
+        write_table(titles, [_change(change) for change in changes], frozenset())
+    else:
+        click.echo("nothing was done yet", err=True)
+
+
+def _change(change: Change) -> list[str]:
+    what = " ".join((change.what, *_told(change.detail)))
+    return [clock(change.at), change.who, change.application or "-", change.guard or "-", what]
+
+
+def _told(detail: dict[str, object]) -> Iterator[str]:
+    if "after" in detail:
+        yield f"{_shown(detail.get('before'))} -> {_shown(detail['after'])}"
+    for key, value in detail.items():
+        if key not in ("before", "after") and value is not None:
+            yield f"{key}={_shown(value)}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={_shown(item)}" for key, item in value.items())
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    return repr(value) if isinstance(value, str) and " " in value else str(value)
+
+
+@click.command()
+@addressed()
+@only_table_option
+@limit_option
+@json_option
+def records(words: tuple[str], table: str | None, limit: int, as_json: bool) -> None:
+    """Show the audit, the newest last.
+
+    Refusals, would-be refusals, writes without a stamp.
+
+    \b
+    Examples:
+      fenced guard records --table orders --limit 100
+      fenced guard records --json --limit 10000 | jq '.[] | select(.verdict == "stale")'
+    """
+    with connected(words[0]) as connection:
+        entries = step(operator_on(connection).records(table, limit))
+    if as_json:
+        write_json(jsonable(entries))
+    elif entries:
+        titles = ("TIME", "TABLE", "NAME", "VERDICT", "DONE", "MODE", "TOKEN", "MARK", "WHO", "APPLICATION")
+        write_table(titles, [_entry(entry) for entry in entries], frozenset({6, 7}))
+    else:
+        click.echo("nothing is recorded", err=True)
+
+
+_DONE = {"refuse": "refused", "admit": "admitted"}
+
+
+def _entry(entry: Entry) -> list[str]:
+    token = entry.stamp.split(":")[2] if entry.stamp and entry.stamp.count(":") == 5 else "-"
+    return [
+        clock(entry.at),
+        entry.guard or "-",
+        entry.name or "-",
+        entry.verdict.replace("_", " "),
+        _DONE.get(entry.ruling, "let through"),
+        entry.mode,
+        token,
+        "-" if entry.mark is None else str(entry.mark),
+        entry.who or "-",
+        entry.application or "-",
+    ]
+
+
+@click.command()
+@addressed("NAME")
+@why_option
+@json_option
+def reset(words: tuple[str, str], why: str | None, as_json: bool) -> None:
+    """Forget the mark of NAME.
+
+    For a name that a wrong token has wedged: whatever token comes next is admitted. The mark is what
+    refuses stale holders of NAME: make sure that none of them is left.
+
+    \b
+    Example:
+      fenced guard reset orders/42 --why 'token invented by a test, ticket 4711'
+    """
+    if why is None:
+        raise click.UsageError("say why: --why TEXT")
+    dsn, name = words
+    with connected(dsn) as connection:
+        token = step(server_operator_on(connection, "reset").reset(name, why))
+    if as_json:
+        write_json({"name": name, "reset": token is not None, "token": token})
+    elif token is None:
+        click.echo(f"{plain(name)} has no mark; nothing was done")
+    else:
+        click.echo(f"{plain(name)}: the mark {token} is forgotten; whatever token comes next is admitted")
+
+
+@click.command()
+@addressed("REALM")
+@json_option
+def adopt(words: tuple[str, str], as_json: bool) -> None:
+    """Trust the authority with this REALM.
+
+    From now on, and no other. For a move to another authority; raise its floor first: fenced authority
+    raise --above-guards DSN.
+
+    \b
+    Example:
+      fenced guard adopt 5d1c9a30b2f4e678
+    """
+    dsn, realm = words
+    with connected(dsn) as connection:
+        step(table_on(connection, Spec("any", "any")).adopt(realm))
+    if as_json:
+        write_json({"realm": realm})
+    else:
+        click.echo(f"realm {realm} is trusted from now on, and no other")
+
+
+def _number_or_off(context: click.Context, option: click.Parameter, text: str | None) -> float | str | None:
+    if text is None or text == "off":
+        return text
+    try:
+        return float(text.removesuffix("%")) if option.name == "sample" else int(text)
+    except ValueError:
+        raise click.BadParameter("a number, or off", context, option) from None
+
+
+@click.command()
+@addressed()
+@click.option(
+    "--max-jump", callback=_number_or_off, metavar="N|off", help="How far a token may be above a mark."
+)
+@click.option(
+    "--sample",
+    callback=_number_or_off,
+    metavar="PERCENT|off",
+    help="How much of what is admitted is recorded.",
+)
+@json_option
+def trust(words: tuple[str], max_jump: int | str | None, sample: float | str | None, as_json: bool) -> None:
+    """Show or change what guards believe.
+
+    And how much of what they admit they record.
+
+    \b
+    Examples:
+      fenced guard trust --max-jump 1000000
+      fenced guard trust --sample 0.1
+    """
+    change: dict[str, float | None] = {}
+    if max_jump is not None:
+        change["max_jump"] = None if isinstance(max_jump, str) else max_jump
+    if sample is not None:
+        change["sample"] = 0.0 if isinstance(sample, str) else sample / 100
+    with connected(words[0]) as connection:
+        operator = server_operator_on(connection, "limits")
+        if change:
+            step(operator.trust(change))
+        found = step(operator.status())
+    if as_json:
+        told = {
+            "realm": found.realm,
+            "max_jump": found.max_jump,
+            "sample": found.sample,
+            "proof": found.proof,
+        }
+        write_json(told)
+        return
+    click.echo(f"realm     {found.realm or '(the first that comes)'}")
+    click.echo(f"max jump  {'off' if found.max_jump is None else found.max_jump}")
+    click.echo(f"sample    {f'{100 * found.sample:g} %' if found.sample else 'off'}")
+    click.echo(f"proof     {'required' if found.proof else 'off'}")
+
+
+@click.command()
+@addressed()
+@click.option(
+    "--keep", type=click.IntRange(min=0), default=10_000, show_default=True, help="Records kept one by one."
+)
+@json_option
+def tidy(words: tuple[str], keep: int, as_json: bool) -> None:
+    """Add up old records.
+
+    Also forgets overrides that are over, and takes note of what could not be recorded. Guards add up by
+    themselves while they record; this is for one that has become quiet.
+
+    \b
+    Example:
+      fenced guard tidy --keep 1000
+    """
+    with connected(words[0]) as connection:
+        done = step(server_operator_on(connection, "records to add up").tidy(keep))
+    if as_json:
+        write_json(done)
+        return
+    click.echo(
+        f"{several(done['summed'], 'record')} added up, {several(done['overrides'], 'old override')} forgotten"
+    )
+    if done["unrecorded"]:
+        click.echo(
+            f"{several(done['unrecorded'], 'decision')} could not be recorded; the history has the number"
+        )

@@ -1,0 +1,211 @@
+"""`fenced guard`: install guards, take them through the stages of a rollout, and operate them."""
+
+from __future__ import annotations
+
+import click
+
+from fenced.cli.guard_keys import key
+from fenced.cli.guard_options import (
+    addressed,
+    clock,
+    connected,
+    in_seconds,
+    jsonable,
+    operator_on,
+    server_operator_on,
+    table_on,
+    table_option,
+    why_option,
+)
+from fenced.cli.guard_status import status
+from fenced.cli.guard_upkeep import adopt, history, records, reset, tidy, trust
+from fenced.cli.options import json_option
+from fenced.cli.output import plain, write_json
+from fenced.decision import RULES, Rule
+from fenced.errors import Misuse
+from fenced.guards.rollout import several
+from fenced.guards.spec import Spec
+from fenced.runtime.blocking import step
+
+names_option = click.option(
+    "--names", "pattern", metavar="PATTERN", help="Only names like this; * stands for any characters."
+)
+
+
+def _any(table: str) -> Spec:
+    """For what does not depend on how rows are named."""
+    return Spec(table, "any")
+
+
+@click.group()
+def guard() -> None:
+    """Install guards in a database, and take them through their rollout.
+
+    A database is named by its DSN, postgresql://... or sqlite:///file, or by FENCED_GUARD, which keeps a
+    password out of the list of processes. Connect as the owner of the tables.
+
+    \b
+    Examples:
+      export FENCED_GUARD=postgresql://owner@db.internal/shop
+      fenced guard install --table orders --name 'orders/{id}'
+      fenced guard status
+      fenced guard mode --table orders enforce
+    """
+
+
+for command in (status, history, records, reset, adopt, trust, key, tidy):
+    guard.add_command(command)
+
+
+@guard.command()
+@addressed()
+@table_option
+@click.option(
+    "--name", required=True, metavar="TEMPLATE", help="The name that covers a row, such as 'orders/{id}'."
+)
+@click.option(
+    "--rule", type=click.Choice(RULES), default="retry", show_default=True, help="How writes are judged."
+)
+@click.option("--mode", metavar="MODE", help="A new guard observes, one that is there keeps its mode.")
+@click.option("--epoch", metavar="COLUMN", help="Keep the token of the last write in this column.")
+@click.option("--print", "as_sql", is_flag=True, help="Print the SQL for a migration; change nothing.")
+@json_option
+def install(
+    words: tuple[str],
+    table: str,
+    name: str,
+    rule: Rule,
+    mode: str | None,
+    epoch: str | None,
+    as_sql: bool,
+    as_json: bool,
+) -> None:
+    """Guard a table. Installing again is harmless: marks stay, and so does the mode unless one is given.
+
+    \b
+    Examples:
+      fenced guard install postgresql://owner@db.internal/shop --table orders --name 'orders/{id}'
+      fenced guard install --table orders --name 'orders/{id}' --print > migration.sql
+    """
+    with connected(words[0]) as connection:
+        guarded = table_on(connection, Spec(table, name, rule, epoch))
+        if as_sql:
+            script = step(guarded.script(mode))
+            if as_json:
+                write_json({"table": table, "sql": script})
+            else:
+                click.echo(script, nl=False)
+            return
+        step(guarded.install(mode))
+        (found,) = step(operator_on(connection).status(table)).guards
+    now = next(stage.mode for stage in found.stages if stage.pattern == "*")
+    if as_json:
+        write_json({"table": table, "name": name, "rule": rule, "epoch": epoch, "mode": now})
+    else:
+        click.echo(f"{table} is guarded under {plain(name)}, rule {rule}, mode {now}")
+
+
+@guard.command()
+@addressed()
+@table_option
+@json_option
+def uninstall(words: tuple[str], table: str, as_json: bool) -> None:
+    """Leave a table as it was. Its marks stay, so that a later guard does not forget them.
+
+    \b
+    Example:
+      fenced guard uninstall postgresql://owner@db.internal/shop --table orders
+    """
+    with connected(words[0]) as connection:
+        step(table_on(connection, _any(table)).uninstall())
+    if as_json:
+        write_json({"table": table, "installed": False})
+    else:
+        click.echo(f"{table} is not guarded any more; its marks are kept")
+
+
+@guard.command()
+@addressed("[MODE]")
+@table_option
+@names_option
+@click.option("--unset", is_flag=True, help="Instead of a MODE: take back that of --names.")
+@json_option
+def mode(words: tuple[str, ...], table: str, pattern: str | None, unset: bool, as_json: bool) -> None:
+    """Switch the stage of a rollout.
+
+    The modes are observe, shadow, canary(P%), enforce and require. A mode holds from the next statement
+    on; no table is locked. With --names for those names alone; the longest pattern counts.
+
+    \b
+    Examples:
+      fenced guard mode postgresql://owner@db.internal/shop --table orders 'canary(5%)'
+      fenced guard mode --table orders --names 'orders/9*' enforce
+      fenced guard mode --table orders --names 'orders/9*' --unset
+    """
+    dsn, *modes = words
+    if bool(modes) == unset or (unset and pattern is None):
+        raise click.UsageError("say the MODE, or --names PATTERN --unset")
+    with connected(dsn) as connection:
+        if modes:
+            step(table_on(connection, _any(table)).set_mode(modes[0], pattern or "*"))
+        elif not step(operator_on(connection).unset_mode(table, str(pattern))):
+            raise Misuse(f"{pattern} has no mode of its own")
+    if as_json:
+        write_json({"table": table, "names": pattern or "*", "mode": modes[0] if modes else None})
+    else:
+        names = f" for {pattern}" if pattern else ""
+        click.echo(plain(f"{table}: {modes[0] if modes else 'no mode of its own'}{names}"))
+
+
+@guard.command()
+@addressed()
+@table_option
+@names_option
+@click.option(
+    "--for", "seconds", callback=in_seconds, metavar="TIME", help="How long, such as 15m; at most 24h."
+)
+@why_option
+@click.option("--end", is_flag=True, help="End it now: of the names, or of the whole table.")
+@json_option
+def override(
+    words: tuple[str],
+    table: str,
+    pattern: str | None,
+    seconds: float | None,
+    why: str | None,
+    end: bool,
+    as_json: bool,
+) -> None:
+    """Let writes through in an emergency.
+
+    Whatever the mode says, and recorded. An override ends by itself.
+
+    \b
+    Examples:
+      fenced guard override --table orders --names 'orders/4*' --for 15m --why 'ticket 4711'
+      fenced guard override --table orders --end
+    """
+    if end and (seconds is not None or why is not None):
+        raise click.UsageError("--end takes neither --for nor --why")
+    if not end and (pattern is None or seconds is None or why is None):
+        raise click.UsageError("say which names, how long and why: --names PATTERN --for TIME --why TEXT")
+    with connected(words[0]) as connection:
+        operator = server_operator_on(connection, "overrides")
+        if end:
+            ended = step(operator.end_overrides(table, pattern))
+        else:
+            assert pattern is not None and seconds is not None and why is not None
+            made = step(operator.override(table, pattern, seconds, why))
+    if end:
+        if as_json:
+            write_json({"table": table, "ended": ended})
+        else:
+            click.echo(
+                f"{table}: {several(ended, 'override')} ended"
+                if ended
+                else f"{table}: no override was in force"
+            )
+    elif as_json:
+        write_json({"table": table, **jsonable(made)})
+    else:
+        click.echo(f"{table}: {plain(made.pattern)} is let through until {clock(made.until)}, and recorded")

@@ -1,0 +1,128 @@
+"""Guarded transactions in Django, over PostgreSQL.
+
+    orders = fenced.sql.Guard(table="shop_order", name="orders/{id}")
+
+    with client.hold("orders/42") as lease, fenced.django.atomic(orders, lease):
+        Order.objects.filter(id=42).update(qty=F("qty") + 1)
+
+`RefusalMiddleware` answers for refusals that leave a view; `InstallGuard` is a migration operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import (  # type: ignore[import-untyped]
+    DEFAULT_DB_ALIAS,
+    DatabaseError,
+    connections,
+    router,
+    transaction,
+)
+from django.db.migrations.operations.base import (  # type: ignore[import-untyped]
+    Operation,
+    OperationCategory,
+)
+from django.http import HttpRequest, JsonResponse  # type: ignore[import-untyped]
+from django.utils.deprecation import MiddlewareMixin  # type: ignore[import-untyped]
+
+from fenced.decision import Mode, Rule
+from fenced.errors import Conflict, Contended, Misconfigured, Overtaken, Refused, Unavailable
+from fenced.guards.postgresql import install
+from fenced.guards.postgresql.django import DjangoSession
+from fenced.guards.spec import Spec, literal
+from fenced.runtime.blocking import step
+from fenced.sql import Fences, Guard, refusal
+
+__all__ = ["InstallGuard", "RefusalMiddleware", "atomic"]
+
+
+@contextmanager
+def atomic(
+    guard: Guard, fence: Fences, *names: str, using: str | None = None, still_held: bool = False
+) -> Iterator[None]:
+    """`transaction.atomic`, announced first; a context manager, or a decorator that announces at each call.
+
+    It is the outermost block, since only what is committed is fenced: Misuse inside another one.
+    """
+    connection = connections[using or DEFAULT_DB_ALIAS]
+    with guard.transaction(connection, fence, *names, still_held=still_held):
+        yield
+
+
+class RefusalMiddleware(MiddlewareMixin):  # type: ignore[misc]
+    """Answers for what leaves a view: 409 to a refusal, which must not be repeated; 503 to what may be."""
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> JsonResponse | None:
+        error = refusal(exception) if isinstance(exception, DatabaseError) else exception
+        if isinstance(error, Overtaken | Refused):
+            return _answer(409, getattr(error, "kind", "lost"), getattr(error, "name", None))
+        if isinstance(error, Contended | Conflict | Unavailable):
+            return _answer(503, type(error).__name__.lower(), None)
+        return None
+
+
+def _answer(status: int, kind: str, name: str | None) -> JsonResponse:
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    return JsonResponse({"kind": kind, "name": name}, status=status, headers=headers)
+
+
+class InstallGuard(Operation):  # type: ignore[misc]
+    """Guards a table; backwards, leaves it as it was. A new guard observes; one that is there keeps its mode."""
+
+    reduces_to_sql = True
+    reversible = True
+    category = OperationCategory.SQL
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        name: str,
+        mode: str | None = None,
+        rule: Rule = "retry",
+        epoch: str | None = None,
+    ) -> None:
+        self.spec = Spec(table, name, rule, epoch)
+        self.mode = Mode.parse(mode) if mode is not None else None
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """Models know nothing of guards."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if router.allow_migrate(schema_editor.connection.alias, app_label):
+            _run(schema_editor, lambda looking: install.script(self.spec, self.mode, looking, mandatory=True))
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if router.allow_migrate(schema_editor.connection.alias, app_label):
+            _run(schema_editor, lambda looking: install.uninstall(self.spec, looking))
+
+    def describe(self) -> str:
+        return f"Guard {self.spec.table} under {self.spec.name}"
+
+    @property
+    def migration_name_fragment(self) -> str:
+        return f"guard_{self.spec.table.replace('.', '_')}"
+
+
+def _run(schema_editor: Any, make: Callable[[DjangoSession], Coroutine[Any, Any, list[str]]]) -> None:
+    """Run statements as a part of the migration, or print them; the settings they need do not outlive them."""
+    session = DjangoSession(schema_editor.connection)
+    kept = "SELECT current_setting('search_path'), current_setting('lock_timeout')"
+    try:
+        statements = step(make(session))
+    except Misconfigured as error:
+        if not schema_editor.collect_sql:
+            raise
+        schema_editor.collected_sql.append(
+            f"-- Cannot be told before the migrations ahead of it ran: {error}"
+        )
+        return
+    ((path, timeout),) = step(session.run(kept))
+    with transaction.atomic(using=schema_editor.connection.alias):
+        for statement in statements:
+            schema_editor.execute(statement, params=None)
+        for setting, value in (("search_path", path), ("lock_timeout", timeout)):
+            schema_editor.execute(f"SELECT set_config('{setting}', {literal(value)}, true)", params=None)

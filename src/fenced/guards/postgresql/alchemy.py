@@ -1,0 +1,217 @@
+"""SQLAlchemy's sessions and connections, as a guard uses them.
+
+What is sent goes through SQLAlchemy, so that its events, its flush and its pool see everything. The asynchronous
+ones run the same code, inside their `run_sync`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, TextClause, event, text
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from fenced.errors import Misuse, Unsupported
+from fenced.guards.postgresql.sessions import Aborted, State
+from fenced.guards.postgresql.tables import PostgresqlTable
+
+T = TypeVar("T")
+
+_IN_ERROR = 3
+"""libpq's transaction status of a transaction that can only be rolled back."""
+_FAILED = "fenced.failed"
+_CONSTANT = re.compile(r"'((?:[^']|'')*)'|\b\d+\b")
+
+
+class AlchemySession:
+    """A Session, or a Connection without one."""
+
+    def __init__(self, target: Session | Connection) -> None:
+        self._target = target
+        self._bind = target if isinstance(target, Connection) else _bind_of(target)
+        if self._bind.dialect.name != "postgresql":
+            raise Unsupported(
+                f"a guard works on SQLAlchemy over PostgreSQL, not over {self._bind.dialect.name}"
+            )
+        self._began: object = None
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def state(self) -> State:
+        if isinstance(self._target, Connection) and self._target.closed:
+            return "closed"
+        outer = isinstance(self._bind, Connection) and self._bind.in_transaction()
+        return "open" if outer or self._target.get_transaction() is not None else "idle"
+
+    async def begin(self, announce: str) -> None:
+        await self._do(lambda: self._begin(announce))
+
+    def _begin(self, announce: str) -> None:
+        self._target.begin()
+        if isinstance(self._target, Session):
+            self._target.expire_all()  # what was read before is not fenced
+        _execute(self._connection(), announce)
+        self._began = self._target.get_transaction()
+
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        return await self._do(lambda: self._run(sql, parameters))
+
+    def _run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        if self.state() == "open":
+            return _execute(self._connection(), sql, parameters)
+        with self._apart() as connection, connection.begin():
+            return _execute(connection, sql, parameters)
+
+    def _connection(self) -> Connection:
+        return self._target if isinstance(self._target, Connection) else self._target.connection()
+
+    async def alone(self, statements: Sequence[str]) -> None:
+        await self._do(lambda: self._alone(";\n".join(statements)))
+
+    def _alone(self, script: str) -> None:
+        with self._apart() as connection, connection.begin():
+            adapted: Any = connection.connection.dbapi_connection
+            if hasattr(adapted, "run_async"):  # asyncpg's cursors take one statement at a time
+                adapted.run_async(lambda driver: driver.execute(script))
+            else:
+                connection.exec_driver_sql(script, execution_options={"no_parameters": True})
+
+    @contextmanager
+    def _apart(self) -> Iterator[Connection]:
+        """A connection whose transactions are none of the Session's: no flush, no events, nothing expires."""
+        if isinstance(self._bind, Connection):
+            yield self._bind
+        else:
+            with self._bind.connect() as connection:
+                yield connection
+
+    async def flush(self) -> None:
+        """Send what the Session has kept back."""
+        if isinstance(self._target, Session) and self._target.is_active:
+            await self._do(self._target.flush)
+
+    async def commit(self) -> None:
+        await self._do(self._commit)
+
+    def _commit(self) -> None:
+        transaction = self._target.get_transaction()
+        if transaction is None or transaction is not self._began:
+            raise Misuse("the transaction was ended inside the guarded block; leave that to the wrapper")
+        try:
+            if not (transaction if isinstance(self._target, Connection) else self._target).is_active:
+                raise Aborted
+            connection = self._connection()
+            event.listen(connection, "commit", _refuse_failed)  # called directly before COMMIT
+            try:
+                self._target.commit()
+            finally:
+                event.remove(connection, "commit", _refuse_failed)
+        except Aborted:
+            self._target.rollback()
+            raise
+
+    async def rollback(self) -> None:
+        await self._do(self._target.rollback)
+
+
+class AsyncAlchemySession(AlchemySession):
+    """An AsyncSession, or an AsyncConnection without one."""
+
+    def __init__(self, outer: AsyncSession | AsyncConnection) -> None:
+        target = outer.sync_session if isinstance(outer, AsyncSession) else outer.sync_connection
+        if target is None:
+            raise Misuse("this connection is not open yet: enter it, or await its start()")
+        super().__init__(target)
+        self._outer = outer
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        return await self._outer.run_sync(lambda _: work())
+
+
+class AlchemyTable(PostgresqlTable):
+    """A guard on a table, through SQLAlchemy."""
+
+    _session: AlchemySession
+
+    async def leave(self, error: BaseException | None) -> None:
+        if error is None:
+            try:
+                await self._session.flush()
+            except BaseException as failed:
+                await super().leave(failed)  # like any other statement of the program
+                raise
+        await super().leave(error)
+
+
+def _bind_of(session: Session) -> Engine | Connection:
+    try:
+        return session.get_bind()
+    except UnboundExecutionError as error:
+        raise Misuse(
+            "this session has no bind of its own; begin, and announce_on(session.connection(bind_arguments=...), lease)"
+        ) from error
+
+
+def _execute(connection: Connection, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    if sql.startswith("SELECT fenced_guard.announce("):
+        _expect_failures(connection)
+        call, values = _bound(sql)
+        result = connection.execute(_text(call), values)
+    elif parameters:
+        result = connection.exec_driver_sql(sql, tuple(parameters))
+    else:
+        result = connection.exec_driver_sql(sql, execution_options={"no_parameters": True})
+    return [tuple(row) for row in result] if result.returns_rows else []
+
+
+@lru_cache(maxsize=64)
+def _text(call: str) -> TextClause:
+    return text(call)
+
+
+def _bound(call: str) -> tuple[str, dict[str, object]]:
+    """The call with parameters for its constants: one text for all leases, which drivers prepare once."""
+    values: dict[str, object] = {}
+
+    def take(found: re.Match[str]) -> str:
+        key = f"p{len(values)}"
+        values[key] = int(found[0]) if found[1] is None else found[1].replace("''", "'")
+        return f":{key}"
+
+    return _CONSTANT.sub(take, call), values
+
+
+def _expect_failures(connection: Connection) -> None:
+    """Make ready to notice a statement that fails, for drivers that do not tell what became of the transaction."""
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise Misuse("this connection commits every statement (AUTOCOMMIT); a guard needs a transaction")
+    connection.info.pop(_FAILED, None)
+    if not event.contains(connection.engine, "handle_error", _note_failure):
+        event.listen(connection.engine, "handle_error", _note_failure)
+
+
+def _note_failure(context: ExceptionContext) -> None:
+    if context.connection is not None and not context.connection.invalidated:
+        context.connection.info[_FAILED] = True
+
+
+def _refuse_failed(connection: Connection) -> None:
+    """Aborted, and rolled back, if COMMIT would do that."""
+    info = getattr(connection.connection.driver_connection, "info", None)
+    status = getattr(info, "transaction_status", None)
+    if status is None and connection.info.get(_FAILED):
+        try:
+            connection.exec_driver_sql("SELECT 1")
+        except DBAPIError:
+            status = _IN_ERROR
+    if status == _IN_ERROR:
+        connection.connection.rollback()
+        raise Aborted

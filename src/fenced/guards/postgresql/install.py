@@ -1,0 +1,406 @@
+"""The triggers of a guarded PostgreSQL table.
+
+They look at rows after they are written, as they really are, and their conditions are evaluated in the executor:
+a row whose name is open in this transaction costs one look at a setting, and no call. Row triggers are inherited
+by every partition, also by one that is made later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fenced.decision import Mode
+from fenced.errors import Misconfigured, Misuse, Unsupported
+from fenced.guards.spec import Spec, literal, may_meet
+
+SCHEMA = Path(__file__).with_name("schema_1.sql")
+ED25519 = Path(__file__).with_name("ed25519.sql")
+SCHEMA_VERSION = 1
+OWN_TABLE = "fenced_guard.value"
+LOCK_TIMEOUT = "2s"
+"""How long an installation waits for a table; its writers wait behind it."""
+
+_TEXTS = frozenset({"text", "varchar", "bpchar", "name"})
+_PLAIN = frozenset({"int2", "int4", "int8", "uuid"})
+_IDENTIFIER_BYTES_MAX = 63
+
+Run = Callable[..., Awaitable[list[tuple[Any, ...]]]]
+
+
+class Runs(Protocol):
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
+
+
+def guard_of(spec: Spec) -> str:
+    """The table with its schema, which is what a guard is known by."""
+    return spec.table if "." in spec.table else f"public.{spec.table}"
+
+
+def quoted(guard: str) -> str:
+    return ".".join(f'"{part}"' for part in guard.split("."))
+
+
+def _object(guard: str, what: str) -> str:
+    """A name in our schema for something that belongs to one guard."""
+    name = f"{guard} {what}"
+    if len(name) > _IDENTIFIER_BYTES_MAX:
+        name = f"{hashlib.sha256(guard.encode()).hexdigest()[:32]} {what}"
+    return f'fenced_guard."{name}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What an installation has to know about a table."""
+
+    kinds: dict[str, str]
+    """The type of each column, without domains: a `pg_type.typname`, or `enum`."""
+    generated: frozenset[str]
+    partitions: tuple[str, ...]
+    children: bool = False
+    """Whether tables inherit from it, the old way; its triggers see nothing of their rows."""
+
+
+async def look_at(spec: Spec, session: Runs) -> Table:
+    guard = guard_of(spec)
+    schema, _, table = guard.partition(".")
+    if schema == "fenced_guard" and guard != OWN_TABLE:
+        raise Misuse(f"{guard!r} is one of fenced's own tables")
+    found = await session.run(
+        "SELECT c.oid::bigint, c.relkind::text, c.relispartition, "
+        "EXISTS (SELECT 1 FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid) FROM pg_catalog.pg_class c "
+        f"JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        f"WHERE n.nspname = {literal(schema)} AND c.relname = {literal(table)}"
+    )
+    if not found:
+        hint = "" if "." in spec.table else "; a table of another schema is named schema.table"
+        raise Misconfigured(f"there is no table {guard}{hint}")
+    oid, kind, is_partition, has_children = found[0]
+    if kind not in ("r", "p"):
+        raise Unsupported(f"{guard} is no table; a guard sits on the table behind it")
+    if is_partition:
+        raise Unsupported(f"{guard} is a partition; guard the partitioned table, and its partitions with it")
+    columns = await session.run(
+        "SELECT a.attname::text, CASE b.typtype WHEN 'e' THEN 'enum' ELSE b.typname::text END, "
+        "a.attgenerated <> '' FROM pg_catalog.pg_attribute a "
+        "JOIN pg_catalog.pg_type t ON t.oid = a.atttypid "
+        "JOIN pg_catalog.pg_type b ON b.oid = CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END "
+        f"WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped"
+    )
+    partitions = await session.run(
+        "SELECT n.nspname || '.' || c.relname FROM pg_catalog.pg_partition_tree("
+        f"{oid}::bigint::regclass) p JOIN pg_catalog.pg_class c ON c.oid = p.relid "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        f"WHERE p.relid <> {oid} ORDER BY 1"
+    )
+    found_table = Table(
+        {name: kind for name, kind, _ in columns},
+        frozenset(name for name, _, generated in columns if generated),
+        tuple(name for (name,) in partitions),
+        has_children and kind == "r",
+    )
+    _check_columns(spec, found_table)
+    return found_table
+
+
+def _check_columns(spec: Spec, table: Table) -> None:
+    for column in spec.columns:
+        kind = table.kinds.get(column)
+        if kind is None:
+            raise Misconfigured(f"the table {guard_of(spec)} has no column {column!r}")
+        if kind not in _TEXTS | _PLAIN | {"enum"}:
+            raise Unsupported(
+                f"the column {column!r} is of type {kind}; a name is made of whole numbers, texts, uuids and enums, "
+                "which every session writes alike"
+            )
+        if spec.epoch is not None and column in table.generated:
+            raise Unsupported(
+                f"the column {column!r} is generated; with an epoch column, name rows by others"
+            )
+    if spec.epoch is not None and table.kinds.get(spec.epoch, "int8") != "int8":
+        raise Misconfigured(f"the epoch column {spec.epoch!r} must be a bigint")
+
+
+class _Names:
+    """SQL expressions about the names of rows."""
+
+    def __init__(self, spec: Spec, table: Table) -> None:
+        self.spec = spec
+        self.guard = guard_of(spec)
+        self._table = table
+
+    def parts(self, row: str) -> list[str]:
+        """What the name of `row` (NEW or OLD) is put together from."""
+        return [self._value(row, piece) if column else literal(piece) for piece, column in self.spec.pieces]
+
+    def _value(self, row: str, column: str) -> str:
+        value = self._text(row, column)
+        if self._table.kinds[column] in _PLAIN:
+            return value
+        if not self.spec.whole:
+            value = f"replace(replace({value}, '%', '%25'), '/', '%2F')"
+        # No name holds a line's end; it must not look like the end of a line of the setting.
+        return rf"replace({value}, E'\n', E'\r')"
+
+    def _text(self, row: str, column: str) -> str:
+        """A column as text; what `concat` writes for everybody alike, as it is."""
+        value = f'{row}."{column}"'
+        if self._table.kinds[column] in _PLAIN:
+            return value
+        # A cast of an enum may be its owner's, and would run as the guard's.
+        return f"concat({value})" if self._table.kinds[column] == "enum" else f"{value}::text"
+
+    def name(self, row: str) -> str:
+        return f"concat({', '.join(self.parts(row))})"
+
+    def closed(self, row: str) -> str:
+        """True unless the setting lets this row through."""
+        prefix = "/" if self.spec.rule == "retry" else f"|{self.guard}/"
+        return _not_carried(literal(prefix), *self.parts(row))
+
+    @property
+    def moved(self) -> str:
+        changes = []
+        for column in self.spec.columns:
+            old, new = (self._text(row, column) for row in ("OLD", "NEW"))
+            as_bytes = "" if self._table.kinds[column] in _PLAIN else ' COLLATE "C"'
+            changes.append(f"{old}{as_bytes} IS DISTINCT FROM {new}{as_bytes}")
+        return " OR ".join(changes)
+
+    @property
+    def not_free(self) -> str:
+        return _not_carried(literal(f"*{self.guard}"))
+
+    @property
+    def epoch_changed(self) -> str:
+        return f'OLD."{self.spec.epoch}" IS DISTINCT FROM NEW."{self.spec.epoch}"'
+
+    @property
+    def epoch_unknown(self) -> str:
+        """True unless the row carries a token of this transaction, which only an admitted write has put there."""
+        value = f'NEW."{self.spec.epoch}"'
+        setting = f"concat('fenced.token', {value} % 16)"
+        unknown = [self.epoch_changed, _not_carried("'@'", value, setting=setting)]
+        return " OR ".join([*unknown, *([self.moved] if self.spec.columns else [])])
+
+    def conditions(self) -> dict[str, tuple[str, str]]:
+        """The triggers: on what, and when a row has to be decided. The server reads a condition anew for every
+        statement, so each is as short as it can be."""
+        written = f"{self.closed('NEW')} AND {self.not_free}"
+        found = {
+            "fenced_insert": ("INSERT", written),
+            "fenced_update": ("UPDATE", written),
+            "fenced_delete": ("DELETE", f"{self.closed('OLD')} AND {self.not_free}"),
+        }
+        if self.spec.columns:
+            found["fenced_moved"] = ("UPDATE", self.moved)
+        if self.by_epoch:  # decided before the row is written, unless that changes it
+            found["fenced_update"] = ("UPDATE", self.epoch_changed)
+        return found
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether a row's epoch can say that its name is open."""
+        return self.spec.epoch is not None and self.spec.rule == "retry"
+
+
+def _not_carried(*line: str, setting: str = "'fenced.stamp'") -> str:
+    looked_for = rf"concat(E'\n', pg_current_xact_id(), {', '.join(line)}, E'\n')"
+    return f"(strpos(current_setting({setting}, true), {looked_for}) > 0) IS NOT TRUE"
+
+
+async def schema(session: Runs) -> list[str]:
+    """The schema, if it is not there yet."""
+    if await is_there(session):
+        return []
+    ((encoding, version),) = await session.run(
+        "SELECT current_setting('server_encoding'), current_setting('server_version_num')::int"
+    )
+    if encoding != "UTF8":
+        raise Misconfigured(f"a guarded database is encoded in UTF8, not in {encoding}")
+    if version < 140000:
+        raise Unsupported("a guard needs PostgreSQL 14 or later")
+    return [SCHEMA.read_text(), ED25519.read_text()]
+
+
+async def is_there(session: Runs) -> bool:
+    """Whether the guards' schema is in this database; Misconfigured when it is one that we do not know."""
+    if not await session.run("SELECT 1 WHERE to_regprocedure('fenced_guard.version()') IS NOT NULL"):
+        return False
+    ((version,),) = await session.run("SELECT fenced_guard.version()")
+    if version != SCHEMA_VERSION:
+        raise Misconfigured(f"the guards here have schema {version}, this fenced knows {SCHEMA_VERSION}")
+    return True
+
+
+async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: bool) -> list[str]:
+    """The statements that install the guard; `session` looks at the database as it is.
+
+    `mode` None: what is there keeps its mode, a new guard observes.
+    """
+    created = await schema(session)
+    value_is_made = bool(created) and guard_of(spec) == OWN_TABLE
+    if value_is_made:
+        table = Table({"name": "text", "value": "text", "version": "int8"}, frozenset(), ())
+    else:
+        table = await look_at(spec, session)
+    if table.children:
+        raise Unsupported(
+            f"tables inherit from {guard_of(spec)}, and triggers on it do not see their rows; partitions are fine"
+        )
+    proof = False
+    if not created:
+        await _refuse_mixed_rules(spec, session)
+        ((proof,),) = await session.run("SELECT proof FROM fenced_guard.trust")
+    guard = guard_of(spec)
+    makes_epoch = spec.epoch is not None and spec.epoch not in table.kinds
+    columns = [f'ALTER TABLE {quoted(guard)} ADD COLUMN "{spec.epoch}" bigint'] if makes_epoch else []
+    return [
+        "SET LOCAL search_path = pg_catalog, pg_temp",  # a trigger's condition means what it meant when it was made
+        *created,
+        f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
+        *columns,
+        *_registration(spec, mandatory, makes_epoch, mode),
+        *(_triggers(_Names(spec, table), table, proof) if mandatory else _without_triggers(guard)),
+    ]
+
+
+def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | None) -> list[str]:
+    guard, counter = guard_of(spec), _object(guard_of(spec), "refused")
+    epoch = "NULL" if spec.epoch is None else literal(spec.epoch)
+    values = (
+        f"{literal(guard)}, {literal(spec.name)}, '{spec.rule}', {mandatory}, {epoch}, {makes_epoch}, "
+        f"{literal(counter)}"
+    )
+    first = (
+        f"SELECT fenced_guard.set_mode({literal(guard)}, '{mode or 'observe'}') WHERE {bool(mode)} OR NOT EXISTS "
+        f"(SELECT 1 FROM fenced_guard.mode WHERE guard = {literal(guard)} AND pattern = '*')"
+    )
+    return [
+        f"CREATE SEQUENCE IF NOT EXISTS {counter}",
+        (
+            "INSERT INTO fenced_guard.guard AS g "
+            f"(guard, template, rule, mandatory, epoch, epoch_made, refused) VALUES ({values}) "
+            "ON CONFLICT (guard) DO UPDATE SET template = excluded.template, rule = excluded.rule, "
+            "mandatory = excluded.mandatory, epoch = excluded.epoch, epoch_made = excluded.epoch_made OR g.epoch_made"
+        ),
+        (
+            "INSERT INTO fenced_guard.history (guard, what, detail) SELECT guard, 'install', jsonb_build_object("
+            "'template', template, 'rule', rule, 'mandatory', mandatory, 'epoch', epoch) FROM fenced_guard.guard "
+            f"WHERE guard = {literal(guard)}"
+        ),
+        first,
+    ]
+
+
+def _triggers(names: _Names, table: Table, proof: bool) -> list[str]:
+    """With `proof` no row passes by the setting alone: the function looks whether what it says is so."""
+    guard, spec = names.guard, names.spec
+    row, whole, epoch = (_object(guard, what) for what in ("row", "truncate", "epoch"))
+    everything = literal(spec.name) if not spec.columns else "NULL"
+    left = (
+        f"TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND ({names.moved}))" if spec.columns else "TG_OP = 'DELETE'"
+    )
+    statements = [
+        _function(
+            row,
+            f"IF TG_OP <> 'DELETE' THEN PERFORM fenced_guard.decide({literal(guard)}, {names.name('NEW')}); END IF;\n"
+            f"  IF {left} THEN PERFORM fenced_guard.decide({literal(guard)}, {names.name('OLD')}); END IF;\n"
+            "  RETURN NULL;",
+        ),
+        _function(whole, f"PERFORM fenced_guard.decide({literal(guard)}, {everything});\n  RETURN NULL;"),
+    ]
+    if not spec.columns:
+        statements.append(f"DROP TRIGGER IF EXISTS fenced_moved ON {quoted(guard)}")
+    for trigger, (event, condition) in names.conditions().items():
+        when = "" if proof and trigger != "fenced_moved" else f"WHEN ({condition}) "
+        statements.append(
+            f"CREATE OR REPLACE TRIGGER {trigger} AFTER {event} ON {quoted(guard)} "
+            f"FOR EACH ROW {when}EXECUTE FUNCTION {row}()"
+        )
+    statements += [
+        f"CREATE OR REPLACE TRIGGER fenced_truncate BEFORE TRUNCATE ON {quoted(target)} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {whole}()"
+        for target in (guard, *table.partitions)
+    ]
+    return [*statements, *_epoch_triggers(names, epoch, proof)]
+
+
+def _epoch_triggers(names: _Names, function: str, proof: bool) -> list[str]:
+    guard, spec = names.guard, names.spec
+    if spec.epoch is None:
+        return [
+            f"DROP TRIGGER IF EXISTS fenced_epoch_insert ON {quoted(guard)}",
+            f"DROP TRIGGER IF EXISTS fenced_epoch_update ON {quoted(guard)}",
+        ]
+    decided = ""
+    if names.by_epoch:
+        decided = (
+            f"IF TG_OP = 'UPDATE' THEN PERFORM fenced_guard.decide({literal(guard)}, {names.name('OLD')}); END IF;\n"
+            f"  PERFORM fenced_guard.decide({literal(guard)}, {names.name('NEW')});\n  "
+        )
+    body = (
+        f'{decided}NEW."{spec.epoch}" := coalesce(fenced_guard.token_for({names.name("NEW")}), NEW."{spec.epoch}");\n'
+        "  RETURN NEW;"
+    )
+    when = "" if proof else f"WHEN ({names.epoch_unknown}) "
+    head = "CREATE OR REPLACE TRIGGER fenced_epoch_{} BEFORE {} ON " + quoted(guard) + " FOR EACH ROW "
+    return [
+        _function(function, body),
+        head.format("insert", "INSERT") + f"EXECUTE FUNCTION {function}()",
+        head.format("update", "UPDATE") + f"{when}EXECUTE FUNCTION {function}()",
+    ]
+
+
+def _function(name: str, body: str) -> str:
+    return (
+        f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger\n"
+        "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$\n"
+        f"BEGIN\n  {body}\nEND $$"
+    )
+
+
+def _without_triggers(guard: str) -> list[str]:
+    """The triggers go with their functions, wherever they are: also from a partition that was detached."""
+    return [
+        f"DROP FUNCTION IF EXISTS {_object(guard, what)}() CASCADE" for what in ("row", "truncate", "epoch")
+    ]
+
+
+async def uninstall(spec: Spec, session: Runs) -> list[str]:
+    """Leave the table as it was. The marks stay: a later guard must not forget them."""
+    guard = guard_of(spec)
+    if not await is_there(session):
+        raise Misconfigured("no guard is installed in this database")
+    found = await session.run(
+        f"SELECT epoch, epoch_made FROM fenced_guard.guard WHERE guard = {literal(guard)}"
+    )
+    if not found:
+        raise Misconfigured(f"no guard is installed for {guard}")
+    epoch, made = found[0]
+    dropped = [f'ALTER TABLE IF EXISTS {quoted(guard)} DROP COLUMN IF EXISTS "{epoch}"'] if made else []
+    return [
+        f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
+        *_without_triggers(guard),
+        *dropped,
+        f"DROP SEQUENCE IF EXISTS {_object(guard, 'refused')}",
+        f"INSERT INTO fenced_guard.history (guard, what, detail) VALUES ({literal(guard)}, 'uninstall', '{{}}')",
+        *(
+            f"DELETE FROM fenced_guard.{kept} WHERE guard = {literal(guard)}"
+            for kept in ("guard", "mode", "override")
+        ),
+    ]
+
+
+async def _refuse_mixed_rules(spec: Spec, session: Runs) -> None:
+    """Two guards that may meet under one name judge by one rule, or the weaker one would be the way in."""
+    guard = guard_of(spec)
+    for other, template, rule in await session.run("SELECT guard, template, rule FROM fenced_guard.guard"):
+        if other != guard and rule != spec.rule and may_meet(spec.name, template):
+            raise Misconfigured(
+                f"{other!r} is guarded under {template!r} by rule {rule}; {spec.name!r} may be the same name, "
+                f"so its rule must be {rule}, too"
+            )

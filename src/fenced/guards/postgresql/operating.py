@@ -1,0 +1,229 @@
+"""What an operator of PostgreSQL guards sees and does, on a connection of any driver."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fenced import sqlfile
+from fenced.errors import Misconfigured, Misuse
+from fenced.guards.answers import check_pattern
+from fenced.guards.postgresql.install import LOCK_TIMEOUT, guard_of, is_there
+from fenced.guards.postgresql.sessions import Session
+from fenced.guards.postgresql.tables import forget, text_literal, wrapped
+from fenced.guards.rollout import (
+    QUIET_SECONDS,
+    Change,
+    Count,
+    DatabaseStatus,
+    Entry,
+    GuardStatus,
+    Override,
+    Stage,
+    advised,
+)
+from fenced.guards.spec import Spec
+from fenced.model import check_name
+
+SQL = sqlfile.load(Path(__file__).with_name("operating.sql"))
+OVERRIDE_SECONDS = (1.0, 86_400.0)
+KEEP = 10_000
+"""How many records are kept one by one."""
+
+T = TypeVar("T")
+Rows = list[tuple[Any, ...]]
+
+
+class PostgresqlOperator:
+    """The guards of one database."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
+        """Every guard, or that of one table, as it is now; `quiet_for` is when a next stage is safe."""
+        snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+        return await self._within(snapshot, lambda: self._status(_guard(table), quiet_for))
+
+    async def _status(self, only: str | None, quiet_for: float) -> DatabaseStatus:
+        ((now, realm, *trust),) = await self._run("database")
+        guards = [advised(guard, now, quiet_for) for guard in await self._guards(quiet_for, only)]
+        return DatabaseStatus(now, realm, tuple(guards), *trust)
+
+    async def _guards(self, quiet_for: float, only: str | None) -> list[GuardStatus]:
+        rows = await self._run("guards")
+        chosen = [row for row in rows if only in (None, row[0])]
+        if only is not None and not chosen:
+            raise Misconfigured(f"no guard is installed for {only}")
+        modes = _by_guard(await self._run("modes"))
+        overrides = _by_guard(await self._run("overrides"))
+        counts = _by_guard(await self._run("counts", quiet=repr(float(quiet_for))))
+        triggers = _by_guard(await self._run("triggers"))
+        bypass = _by_guard(await self._run("bypass", may_replicate=await self._may_replicate()))
+        found = []
+        for guard, template, rule, mandatory, epoch, refused, oid in chosen:
+            ((marks, highest),) = await self._run("marks", names=text_literal(_names(template)))
+            gone = ["the table is gone, or has another name now"] if oid is None else []
+            found.append(
+                GuardStatus(
+                    guard,
+                    template,
+                    rule,
+                    mandatory,
+                    epoch,
+                    tuple(Stage(*row) for row in modes[guard]),
+                    tuple(Override(*row) for row in overrides[guard]),
+                    marks,
+                    highest,
+                    refused,
+                    tuple(Count(*row) for row in counts[guard] if row[1] != "admit"),
+                    (*gone, *_wrong(guard, triggers[guard])),
+                    tuple(f"{role} ({why})" for role, why in bypass[guard]),
+                )
+            )
+        return found
+
+    async def _may_replicate(self) -> str:
+        """Since PostgreSQL 15 that may be granted to others than superusers."""
+        ((version,),) = await self._session.run("SELECT current_setting('server_version_num')::int")
+        if version < 150000:
+            return "false"
+        return "has_parameter_privilege(r.oid, 'session_replication_role', 'SET')"
+
+    async def records(self, table: str | None, limit: int) -> list[Entry]:
+        """The newest lines of the audit, the newest last."""
+        return [Entry(*row) for row in await self._newest("records", table, limit)]
+
+    async def history(self, table: str | None, limit: int) -> list[Change]:
+        """What operators did, the newest last."""
+        rows = await self._newest("history", table, limit)
+        return [
+            Change(at, who, application, guard, what, json.loads(detail))
+            for at, who, application, guard, what, detail in rows
+        ]
+
+    async def _newest(self, what: str, table: str | None, limit: int) -> Rows:
+        text = "NULL" if table is None else _literal(table)
+        newest = await self._within(
+            "SET TRANSACTION READ ONLY", lambda: self._run(what, guard=text, limit=str(int(limit)))
+        )
+        return newest[::-1]
+
+    async def unset_mode(self, table: str, pattern: str) -> bool:
+        """Forget the mode of a pattern; False when it had none."""
+        if check_pattern(pattern) == "*":
+            raise Misuse("the mode of * is the table's own: set another one")
+        call = f"fenced_guard.unset_mode({_literal(table)}, {text_literal(pattern)})"
+        ((there,),) = await self._change(f"SELECT {call}")
+        return bool(there)
+
+    async def override(self, table: str, pattern: str, seconds: float, why: str) -> Override:
+        """Let the names that match through for a while, whatever the mode says."""
+        shortest, longest = OVERRIDE_SECONDS
+        if not shortest <= seconds <= longest:
+            raise Misuse("an override lasts from a second to 24 hours")
+        arguments = f"interval '{float(seconds)!r} seconds'", _why(why), text_literal(check_pattern(pattern))
+        call = f"fenced_guard.override_for({', '.join((_literal(table), *arguments))})"
+        ((until, who),) = await self._change(f"SELECT {call}, session_user::text")
+        return Override(pattern, until, who, why)
+
+    async def end_overrides(self, table: str, pattern: str | None) -> int:
+        """End them now; returns how many."""
+        which = "NULL" if pattern is None else text_literal(check_pattern(pattern))
+        ((count,),) = await self._change(f"SELECT fenced_guard.end_overrides({_literal(table)}, {which})")
+        return int(count)
+
+    async def reset(self, name: str, why: str) -> int | None:
+        """Forget the mark of a name; returns its token, None if it had none."""
+        call = f"fenced_guard.reset({text_literal(check_name(name))}, {_why(why)})"
+        ((token,),) = await self._change(f"SELECT {call}")
+        return None if token is None else int(token)
+
+    async def trust(self, change: dict[str, float | None]) -> None:
+        """Change `max_jump` (None: no limit) or `sample` (a share from 0 to 1), or both."""
+        jump, sample = change.get("max_jump"), change.get("sample") or 0
+        if (jump is not None and jump < 1) or not 0 <= sample <= 1:
+            raise Misuse("a jump is at least 1, a sample from 0 to 100 percent")
+        await self._change(f"SELECT fenced_guard.set_trust({text_literal(json.dumps(change))})")
+
+    async def tidy(self, keep: int = KEEP) -> dict[str, int]:
+        """Add up old records, forget overrides that are over, take note of what could not be recorded."""
+        if keep < 0:
+            raise Misuse("what is kept is a number of records, 0 or more")
+        (row,) = await self._change(f"SELECT * FROM fenced_guard.tidy_up({int(keep)})")
+        return dict(zip(("summed", "overrides", "unrecorded"), row, strict=True))
+
+    async def _change(self, sql: str) -> Rows:
+        """One of the operators' functions, in a transaction of its own; it never waits long for a writer."""
+        limit = f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
+        return await self._within(limit, lambda: self._session.run(sql), commit=True)
+
+    async def _run(self, what: str, **parts: str) -> Rows:
+        return await self._session.run(SQL[what].format(**parts))
+
+    async def _within(self, first: str, work: Callable[[], Awaitable[T]], *, commit: bool = False) -> T:
+        """Do something in a transaction of our own, where guards are installed."""
+        if self._session.state() != "idle":
+            raise Misuse("this connection is closed, or in a transaction")
+        try:
+            await self._session.begin(first)
+            if not await is_there(self._session):
+                raise Misconfigured("no guard is installed in this database: fenced guard install")
+            answer = await work()
+            if commit:
+                await self._session.commit()
+            return answer
+        except Exception as error:
+            raise wrapped(error) from error
+        finally:
+            await forget(self._session)
+
+
+def _by_guard(rows: Rows) -> defaultdict[str, Rows]:
+    """Rows by their first column, without it."""
+    found: defaultdict[str, Rows] = defaultdict(list)
+    for guard, *rest in rows:
+        found[guard].append(tuple(rest))
+    return found
+
+
+def _wrong(guard: str, triggers: Sequence[tuple[str, str, bool]]) -> list[str]:
+    says = []
+    everywhere = {trigger for relation, trigger, _ in triggers if relation == guard}
+    for relation, trigger, missing in triggers:
+        if relation != guard and trigger in everywhere:
+            continue
+        where = "" if relation == guard else f" on partition {relation}"
+        if missing and where and trigger == "fenced_truncate":
+            says.append(f"partition {relation} can be truncated: install the guard again")
+        elif missing:
+            says.append(f"trigger {trigger} is missing{where}: install the guard again")
+        else:
+            says.append(f"trigger {trigger} is disabled{where}")
+    return says
+
+
+def _names(template: str) -> str:
+    """A regular expression for the names that a template can make."""
+    spec = Spec("x", template)
+    if spec.whole:
+        return "."
+    return f"^{''.join('[^/]+' if column else re.escape(piece) for piece, column in spec.pieces)}$"
+
+
+def _guard(table: str | None) -> str | None:
+    return None if table is None else guard_of(Spec(table, "x"))
+
+
+def _literal(table: str) -> str:
+    return text_literal(guard_of(Spec(table, "x")))
+
+
+def _why(why: str) -> str:
+    if not why.strip():
+        raise Misuse("say why: it is kept in the history")
+    return text_literal(why)

@@ -1,0 +1,80 @@
+-- database: What all guards of a database share.
+SELECT clock_timestamp(), realm, max_jump, sample, proof, fenced_guard.unrecorded() FROM fenced_guard.trust
+
+-- guards: The guarded tables. A table that is gone, or has another name now, has no oid.
+SELECT g.guard, g.template, g.rule, g.mandatory, g.epoch,
+  coalesce(pg_catalog.pg_sequence_last_value(to_regclass(g.refused)), 0),
+  to_regclass(format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2)))::oid::bigint
+FROM fenced_guard.guard g ORDER BY 1
+
+-- modes: The stages, the general pattern first.
+SELECT guard, pattern, mode, since FROM fenced_guard.mode ORDER BY length(pattern), pattern
+
+-- overrides: Those that are in force.
+SELECT guard, pattern, until, who, why FROM fenced_guard.override WHERE until > clock_timestamp() ORDER BY until
+
+-- counts: Decisions by kind and writer, under the pattern whose mode counts for the name now. Sums of old records
+-- know their last time alone, and count as recent if that is.
+SELECT r.guard, r.verdict, r.ruling, r.mode, count(*),
+  count(*) FILTER (WHERE r.at >= greatest(m.since, clock_timestamp() - interval '{quiet} seconds')),
+  max(r.at), r.who, r.application, m.pattern
+FROM fenced_guard.record r CROSS JOIN LATERAL (
+  SELECT m.pattern, m.since FROM fenced_guard.mode m
+  WHERE m.guard = r.guard AND coalesce(r.name, '') LIKE m.likes ORDER BY length(m.pattern) DESC, m.pattern DESC LIMIT 1
+) m
+GROUP BY 1, 2, 3, 4, 8, 9, 10
+UNION ALL
+SELECT guard, verdict, ruling, mode, count,
+  CASE WHEN last >= clock_timestamp() - interval '{quiet} seconds' THEN count ELSE 0 END, last, who, application, NULL
+FROM fenced_guard.tally
+ORDER BY 7
+
+-- marks: How many marks a guard's template can have, and the highest of them.
+SELECT count(*), coalesce(max(token), 0) FROM fenced_guard.mark WHERE name ~ {names}
+
+-- triggers: Those that are missing or disabled, on the table and its partitions.
+SELECT tree.guard, n.nspname || '.' || c.relname, e.name, t.oid IS NULL
+FROM (
+  SELECT g.guard, g.template, g.epoch, root.oid AS root, relation.oid AS relation
+  FROM fenced_guard.guard g
+  CROSS JOIN LATERAL to_regclass(format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2))) AS root (oid)
+  CROSS JOIN LATERAL (SELECT root.oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(root.oid)) AS relation (oid)
+  WHERE g.mandatory AND root.oid IS NOT NULL
+) AS tree
+JOIN pg_catalog.pg_class c ON c.oid = tree.relation
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN LATERAL unnest(
+  ARRAY['fenced_insert', 'fenced_update', 'fenced_delete', 'fenced_truncate']
+  || CASE WHEN tree.template LIKE '%{{%' THEN ARRAY['fenced_moved'] END
+  || CASE WHEN tree.epoch IS NOT NULL THEN ARRAY['fenced_epoch_insert', 'fenced_epoch_update'] END
+) AS e (name)
+LEFT JOIN pg_catalog.pg_trigger t ON t.tgrelid = tree.relation AND t.tgname = e.name
+  AND t.tgfoid IN (SELECT oid FROM pg_catalog.pg_proc WHERE pronamespace = 'fenced_guard'::regnamespace)
+WHERE t.oid IS NULL OR t.tgenabled NOT IN ('O', 'A')
+ORDER BY tree.guard, tree.relation <> tree.root, 2, 3
+
+-- bypass: Who can log in and switch the triggers off, for each table; the strongest reason.
+SELECT g.guard, r.rolname::text, CASE
+  WHEN r.rolsuper THEN 'superuser'
+  WHEN pg_has_role(r.oid, c.relowner, 'MEMBER') THEN 'owner of the table'
+  WHEN pg_has_role(r.oid, n.nspowner, 'MEMBER') THEN 'owner of the guards'
+  WHEN {may_replicate} THEN 'may set session_replication_role'
+  ELSE 'may add triggers' END
+FROM fenced_guard.guard g
+JOIN pg_catalog.pg_class c
+  ON c.oid = to_regclass(format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2)))
+JOIN pg_catalog.pg_namespace n ON n.nspname = 'fenced_guard'
+CROSS JOIN pg_catalog.pg_roles r
+WHERE r.rolcanlogin AND (
+  r.rolsuper OR pg_has_role(r.oid, c.relowner, 'MEMBER') OR pg_has_role(r.oid, n.nspowner, 'MEMBER') OR {may_replicate}
+  OR has_table_privilege(r.oid, c.oid, 'TRIGGER')
+)
+ORDER BY 1, r.rolsuper DESC, 2
+
+-- records: The newest lines of the audit, the newest first.
+SELECT at, guard, name, stamp, token, verdict, ruling, mode, who, application, query
+FROM fenced_guard.record WHERE guard = coalesce({guard}, guard) ORDER BY id DESC LIMIT {limit}
+
+-- history: What operators did, the newest first.
+SELECT at, who, application, guard, what, detail::text
+FROM fenced_guard.history WHERE guard = {guard} OR {guard} IS NULL ORDER BY id DESC LIMIT {limit}

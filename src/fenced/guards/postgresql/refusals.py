@@ -1,0 +1,166 @@
+"""What an error of PostgreSQL means, whichever driver brought it.
+
+Refusals have SQLSTATEs of class `ZF`, which no driver takes for something to be repeated, and tell what happened in
+JSON in their detail.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from fenced.decision import Mark, Verdict
+from fenced.errors import (
+    Conflict,
+    Contended,
+    FencedError,
+    Indeterminate,
+    InvalidStamp,
+    LeaseLost,
+    Misconfigured,
+    Misuse,
+    Unavailable,
+)
+from fenced.guards.answers import error_for
+from fenced.model import Stamp
+
+SQLSTATES: dict[str, Verdict] = {
+    "ZF001": Verdict.STALE,
+    "ZF002": Verdict.DUPLICATE,
+    "ZF003": Verdict.OUT_OF_ORDER,
+    "ZF004": Verdict.REUSED,
+    "ZF005": Verdict.UNCOVERED,
+    "ZF006": Verdict.FOREIGN,
+    "ZF007": Verdict.MISSING,
+    "ZF008": Verdict.INVALID,
+    "ZF009": Verdict.FORGED,
+    "ZF010": Verdict.APPLIED,
+}
+CONTENDED = "ZF011"
+ANNOUNCE_FIRST = "ZF012"
+NOT_HELD = "ZF013"
+ENDED = "ZF014"
+SERIALIZATION = "40001"
+DEADLOCK = "40P01"
+FAILED = "25P02"
+
+_MEANING: dict[str, tuple[type[FencedError], str]] = {
+    CONTENDED: (Contended, ""),
+    ANNOUNCE_FIRST: (Conflict, "; announce() does that"),
+    ENDED: (Misuse, "; nothing of it was committed. Leave that to the wrapper"),
+    SERIALIZATION: (Conflict, ""),
+    DEADLOCK: (Contended, ""),
+    "55P03": (Contended, ""),
+    FAILED: (Misuse, "; roll back first"),
+    "25006": (Misconfigured, "; a guarded write needs a primary and a read-write transaction"),
+    "25P03": (
+        Unavailable,
+        ": it was idle for longer than its lease had left, and nothing of it was committed",
+    ),
+    "42501": (Misconfigured, "; see who may do what in the guard's documentation"),
+    "42704": (Misconfigured, ""),
+    "55000": (Misconfigured, ""),
+    "3F000": (Misconfigured, "; no guard is installed in this database: fenced guard install"),
+    "42883": (Misconfigured, "; no guard is installed in this database: fenced guard install"),
+    "42P01": (Misconfigured, "; no guard is installed in this database: fenced guard install"),
+}
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it wraps: SQLAlchemy says `orig`, Django and asyncpg's adapters chain."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        found = left.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            yield found
+            left += [found.__cause__, getattr(found, "orig", None)]
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    for found in _causes(error):
+        state = getattr(found, "sqlstate", None) or getattr(found, "pgcode", None)
+        if isinstance(state, str):
+            return state
+    return None
+
+
+def broken(error: BaseException) -> bool:
+    """Whether the connection is gone. A driver says so without a SQLSTATE, too; other errors are the program's."""
+    state = sqlstate_of(error)
+    if state is not None:
+        return state[:2] in ("08", "57") or state == "25P03"
+    kinds = {kind.__name__ for found in _causes(error) for kind in type(found).__mro__}
+    return not kinds.isdisjoint({"OperationalError", "InterfaceError", "OSError"})
+
+
+def detail_of(error: BaseException) -> dict[str, Any]:
+    """What a refusal tells; empty when the error is none of ours."""
+    for found in _causes(error):
+        diagnosis = getattr(found, "diag", None)
+        text = getattr(diagnosis, "message_detail", None) or getattr(found, "detail", None)
+        if isinstance(text, str) and (sqlstate_of(found) or "").startswith("ZF"):
+            try:
+                told = json.loads(text)
+            except ValueError:
+                return {}
+            return told if isinstance(told, dict) else {}
+    return {}
+
+
+def message_of(error: BaseException) -> str:
+    for found in _causes(error):
+        diagnosis = getattr(found, "diag", None)
+        text = getattr(diagnosis, "message_primary", None)
+        if isinstance(text, str):
+            return text.removeprefix("fenced: ")
+    first = str(error).partition("\n")[0]
+    return first.removeprefix("fenced: ")
+
+
+def refusal_in(error: BaseException) -> FencedError | None:
+    """The typed form of a refusal, of `AlreadyApplied`, `Contended` and the like; None if it is none of ours."""
+    state = sqlstate_of(error)
+    if state is None or not state.startswith("ZF"):
+        return None
+    if state not in SQLSTATES:
+        return typed(error)
+    told = detail_of(error)
+    mark = told.get("mark")
+    return error_for(
+        SQLSTATES[state],
+        name=told.get("name"),
+        stamp=_stamp(told.get("stamp")),
+        mark=Mark(mark, told.get("holder") or "", told.get("seq") or 0) if mark is not None else None,
+        table=told.get("guard"),
+    )
+
+
+def _stamp(text: str | None) -> Stamp | None:
+    try:
+        return Stamp.parse(text) if text else None
+    except InvalidStamp:
+        return None
+
+
+def typed(error: BaseException, *, committing: bool = False) -> FencedError:
+    """What an error of one of our own statements means."""
+    state = sqlstate_of(error)
+    if state in SQLSTATES:
+        refused = refusal_in(error)
+        assert refused is not None
+        return refused
+    says = message_of(error)
+    if state == NOT_HELD:
+        return LeaseLost(says, reason="expired")
+    if state is not None and state in _MEANING:
+        kind, more = _MEANING[state]
+        return kind(f"{says}{more}")
+    if state is None or state[:2] in ("08", "57", "58", "XX"):
+        # The connection is gone. Before COMMIT was sent that undoes everything; afterwards nobody knows.
+        if committing:
+            return Indeterminate(f"the connection was lost while it committed: {says}")
+        return Unavailable(f"the guarded database is not there: {says}")
+    return Unavailable(f"the guarded database answered: {says}")

@@ -1,0 +1,189 @@
+"""The program's own connections, as a guard uses them: psycopg's in both colours, and asyncpg's.
+
+Each method is a coroutine so that one implementation of the fence serves all; the blocking ones never suspend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import psycopg
+
+State = Literal["idle", "open", "failed", "closed"]
+
+
+class Aborted(Exception):
+    """COMMIT rolled back: a statement had failed before, and the program went on."""
+
+
+class Session(Protocol):
+    """A connection on which we may run our own statements."""
+
+    def state(self) -> State: ...
+
+    async def begin(self, announce: str) -> None:
+        """Begin a transaction and announce in it, in one message where the driver lets us begin."""
+
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement in the transaction that is open; the rows, if there are any."""
+
+    async def alone(self, statements: Sequence[str]) -> None:
+        """Run statements in a transaction of their own."""
+
+    async def commit(self) -> None:
+        """Commit; Aborted when the server rolled back instead."""
+
+    async def rollback(self) -> None:
+        """Roll back, if there is anything to roll back and a connection to do it on."""
+
+
+_STATES: tuple[State, ...] = ("idle", "closed", "open", "failed", "closed")
+"""By libpq's transaction status: idle, active, in a transaction, in a failed one, unknown."""
+
+
+_STILL_STAMPED_COMMIT = b"SELECT fenced_guard.still_stamped(); COMMIT"
+"""COMMIT, unless the program has ended the announced transaction and the connection has begun another by itself."""
+
+
+def _begin(connection: Any) -> str:
+    """BEGIN as this connection is set up."""
+    words = ["BEGIN"]
+    if connection.isolation_level is not None:
+        words.append(f"ISOLATION LEVEL {connection.isolation_level.name.replace('_', ' ')}")
+    if connection.read_only is not None:
+        words.append("READ ONLY" if connection.read_only else "READ WRITE")
+    if connection.deferrable is not None:
+        words.append("DEFERRABLE" if connection.deferrable else "NOT DEFERRABLE")
+    return " ".join(words)
+
+
+class PsycopgSession:
+    """A psycopg connection. Where it does not commit by itself (autocommit off), it also begins by itself."""
+
+    __slots__ = ("_commit", "connection")
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.connection = connection
+        self._commit = b"COMMIT"
+
+    def state(self) -> State:
+        return _STATES[self.connection.info.transaction_status]
+
+    async def begin(self, announce: str) -> None:
+        begin = f"{_begin(self.connection)}; " if self.connection.autocommit else ""
+        self.connection.execute((begin + announce).encode())
+        self._commit = b"COMMIT" if begin else _STILL_STAMPED_COMMIT
+
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        from psycopg.rows import tuple_row
+
+        with self.connection.cursor(row_factory=tuple_row) as cursor:
+            cursor.execute(sql.encode(), parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    async def alone(self, statements: Sequence[str]) -> None:
+        self._commit = b"COMMIT"
+        if self.connection.autocommit:
+            await self.run("BEGIN")
+        for statement in statements:
+            await self.run(statement)
+        await self.commit()
+
+    async def commit(self) -> None:
+        if self.state() == "failed":
+            raise Aborted
+        cursor = self.connection.execute(self._commit)
+        while cursor.nextset():
+            pass
+        if cursor.statusmessage != "COMMIT":
+            raise Aborted
+
+    async def rollback(self) -> None:
+        if self.state() in ("open", "failed"):
+            self.connection.execute(b"ROLLBACK")
+
+
+class AsyncPsycopgSession:
+    """A psycopg connection for asyncio."""
+
+    __slots__ = ("_commit", "connection")
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self.connection = connection
+        self._commit = b"COMMIT"
+
+    def state(self) -> State:
+        return _STATES[self.connection.info.transaction_status]
+
+    async def begin(self, announce: str) -> None:
+        begin = f"{_begin(self.connection)}; " if self.connection.autocommit else ""
+        await self.connection.execute((begin + announce).encode())
+        self._commit = b"COMMIT" if begin else _STILL_STAMPED_COMMIT
+
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        from psycopg.rows import tuple_row
+
+        async with self.connection.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(sql.encode(), parameters or None)
+            return await cursor.fetchall() if cursor.description else []
+
+    async def alone(self, statements: Sequence[str]) -> None:
+        self._commit = b"COMMIT"
+        if self.connection.autocommit:
+            await self.run("BEGIN")
+        for statement in statements:
+            await self.run(statement)
+        await self.commit()
+
+    async def commit(self) -> None:
+        if self.state() == "failed":
+            raise Aborted
+        cursor = await self.connection.execute(self._commit)
+        while cursor.nextset():
+            pass
+        if cursor.statusmessage != "COMMIT":
+            raise Aborted
+
+    async def rollback(self) -> None:
+        if self.state() in ("open", "failed"):
+            await self.connection.execute(b"ROLLBACK")
+
+
+class AsyncpgSession:
+    """An asyncpg connection, or one out of its pool. We begin, so its `transaction()` cannot be used inside."""
+
+    __slots__ = ("_isolation", "connection")
+
+    def __init__(self, connection: Any, isolation: str | None = None) -> None:
+        self.connection = connection
+        self._isolation = isolation
+
+    def state(self) -> State:
+        if self.connection.is_closed():
+            return "closed"
+        return "open" if self.connection.is_in_transaction() else "idle"
+
+    async def begin(self, announce: str) -> None:
+        level = f" ISOLATION LEVEL {self._isolation}" if self._isolation else ""
+        await self.connection.execute(f"BEGIN{level}; {announce}")
+
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in await self.connection.fetch(sql, *parameters)]
+
+    async def alone(self, statements: Sequence[str]) -> None:
+        await self.connection.execute("; ".join(["BEGIN", *statements]))
+        await self.commit()
+
+    async def commit(self) -> None:
+        if await self.connection.execute("COMMIT") != "COMMIT":
+            raise Aborted
+
+    async def rollback(self) -> None:
+        if self.state() == "idle":
+            with suppress(Exception):  # a statement that was cancelled may have begun: after this it shows
+                await self.connection.execute("SELECT 1")
+        if self.state() == "open":
+            await self.connection.execute("ROLLBACK")

@@ -1,0 +1,285 @@
+"""A guard on a table of the program's own, on one of its PostgreSQL connections, whichever driver it belongs to.
+
+The database decides; what is here begins, announces, commits, and says in typed errors what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+from fenced.decision import Mark, Mode
+from fenced.errors import Conflict, Contended, FencedError, Misconfigured, Misuse, Refused
+from fenced.guards.answers import check_pattern
+from fenced.guards.postgresql import install
+from fenced.guards.postgresql.refusals import (
+    ANNOUNCE_FIRST,
+    DEADLOCK,
+    FAILED,
+    SERIALIZATION,
+    broken,
+    detail_of,
+    refusal_in,
+    sqlstate_of,
+    typed,
+)
+from fenced.guards.postgresql.sessions import Aborted, Session
+from fenced.guards.spec import Announcement, Spec, literal
+from fenced.model import check_name, check_realm
+
+REPEATS = 10
+"""How often an announcement is repeated that met a newer commit (SQLSTATE 40001)."""
+LEFT_MIN = 1.0
+"""The shortest limit on idling in a transaction that is set, in seconds."""
+
+
+def _announce(announcement: Announcement, guard: str, *, exclusive: bool, repeats: bool) -> str:
+    """The call; its texts hold nothing that would have to be quoted. Defaults would be looked up every time."""
+    stamps, names, proofs = _texts(announcement)
+    left = "NULL" if announcement.left is None else int(max(announcement.left, LEFT_MIN) * 1000)
+    options = f"{names}, {exclusive}, {announcement.still_held}, {proofs}, {repeats}"
+    return f"SELECT fenced_guard.announce('{stamps}', {left}, '{guard}', {options})"
+
+
+def _announce_alone(announcement: Announcement, guard: str) -> str:
+    stamps, names, proofs = _texts(announcement)
+    return f"SELECT fenced_guard.announce_alone('{stamps}', '{guard}', {names}, {proofs})"
+
+
+def _texts(announcement: Announcement) -> tuple[str, str, str]:
+    """The stamps, and as literals the names and the proofs."""
+    names = ",".join(quote(check_name(name), safe="/") for name in announcement.names)
+    proofs = literal(" ".join(announcement.proofs)) if announcement.proofs else "NULL"
+    return " ".join(map(str, announcement.stamps)), f"'{names}'" if names else "NULL", proofs
+
+
+class PostgresqlTable:
+    """What can be done with a guard on a table, on this connection."""
+
+    def __init__(self, spec: Spec, session: Session, mandatory: bool = True) -> None:
+        self.spec = spec
+        self.guard = install.guard_of(spec)
+        self.mandatory = mandatory
+        self._session = session
+
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        return await self._session.run(sql, parameters)
+
+    async def install(self, mode: str | None) -> None:
+        await self._alone(await self.statements(mode))
+
+    async def statements(self, mode: str | None) -> list[str]:
+        parsed = Mode.parse(mode) if mode is not None else None
+        return await self._looking(install.script(self.spec, parsed, self._session, mandatory=self.mandatory))
+
+    async def script(self, mode: str | None) -> str:
+        lines = await self.statements(mode)
+        return "BEGIN;\n\n" + "\n\n".join(f"{line.rstrip().rstrip(';')};" for line in lines) + "\n\nCOMMIT;\n"
+
+    async def uninstall(self) -> None:
+        await self._alone(await self._looking(install.uninstall(self.spec, self._session)))
+
+    async def _looking(self, look: Awaitable[list[str]]) -> list[str]:
+        """Look at the database, and leave no transaction open."""
+        _refuse_open_transaction(self._session)
+        try:
+            statements = await look
+        except Exception as error:
+            await forget(self._session)
+            raise wrapped(error) from error
+        await forget(self._session)
+        return statements
+
+    async def _alone(self, statements: Sequence[str]) -> None:
+        _refuse_open_transaction(self._session)
+        try:
+            await self._session.alone(statements)
+        except BaseException as error:
+            await forget(self._session)
+            if isinstance(error, Exception):
+                raise wrapped(error) from error
+            raise
+
+    async def set_mode(self, mode: str, pattern: str) -> None:
+        parsed = Mode.parse(mode)
+        arguments = f"{literal(self.guard)}, '{parsed}', {text_literal(check_pattern(pattern))}"
+        await self._alone([f"SELECT fenced_guard.set_mode({arguments})"])
+
+    async def adopt(self, realm: str) -> None:
+        await self._alone([f"SELECT fenced_guard.adopt('{check_realm(realm)}')"])
+
+    async def announce(self, announcement: Announcement) -> None:
+        """On its own, committed: reads that follow are fenced."""
+        statements = [
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",  # it reads nothing, and meets fewer conflicts
+            _announce_alone(announcement, self.guard),
+        ]
+        await self._repeated(lambda: self._session.alone(statements))
+
+    async def enter(self, announcement: Announcement) -> None:
+        """Begin, and announce first."""
+        if self._session.state() != "idle":
+            raise Misuse("this connection is in a transaction already: commit it first, or use announce_on")
+        statement = _announce(announcement, self.guard, exclusive=self._exclusive, repeats=True)
+        await self._repeated(lambda: self._session.begin(statement), announcement)
+
+    @property
+    def _exclusive(self) -> bool:
+        return self.spec.rule != "retry" or not self.mandatory
+
+    async def _repeated(self, work: Callable[[], Awaitable[None]], first: Announcement | None = None) -> None:
+        """Announce; again, if a newer commit came between, and on its own before, if the isolation asks for it."""
+        for _ in range(REPEATS):
+            try:
+                await work()
+                return
+            except BaseException as error:
+                await forget(self._session)
+                if not isinstance(error, Exception):
+                    raise
+                state = sqlstate_of(error)
+                if state == ANNOUNCE_FIRST and first is not None:
+                    await self.announce(first)
+                elif state not in (SERIALIZATION, DEADLOCK):
+                    await self._refused(error)
+                last = error
+        raise Contended(f"newer commits came between {REPEATS} times: {last}") from last
+
+    async def _refused(self, error: Exception) -> NoReturn:
+        """Raise what our own statement's failure means; a refusal is written down first."""
+        meaning = wrapped(error)
+        await self._report(error, meaning)
+        raise meaning from error
+
+    async def announce_on(self, announcement: Announcement) -> None:
+        """In the transaction that the program began itself."""
+        if self._session.state() != "open":
+            raise Misuse("begin a transaction first, or use transaction()")
+        try:
+            await self._session.run(
+                _announce(announcement, self.guard, exclusive=self._exclusive, repeats=False)
+            )
+        except Exception as error:
+            raise wrapped(error) from error
+
+    async def clear(self, announcement: Announcement) -> None:
+        """Take these stamps out again, and no others: what follows in this transaction does not carry them."""
+        if self._session.state() != "open":
+            return
+        names = announcement.names or tuple(name for stamp in announcement.stamps for name in stamp.names)
+        lines = [f"{before}{name}" for before in ("/", f"|{self.guard}/") for name in names]
+        for stamp in announcement.stamps:
+            lines += [f" {stamp}", f"@{stamp.token}"]
+        own = ", ".join(map(text_literal, lines))
+        kept = ", ".join(
+            f"set_config('{setting}', (SELECT string_agg(line, E'\\n' ORDER BY n) FROM string_to_table("
+            f"current_setting('{setting}', true), E'\\n') WITH ORDINALITY AS u (line, n) "
+            f"WHERE regexp_replace(line, '^[0-9]+', '') NOT IN ({own})), true)"
+            for setting in (
+                "fenced.stamp",
+                *{f"fenced.token{stamp.token % 16}" for stamp in announcement.stamps},
+            )
+        )
+        try:
+            await self._session.run(f"SELECT {kept}")
+        except Exception as error:
+            if sqlstate_of(error) != FAILED:  # a transaction that failed writes nothing more
+                raise
+
+    async def leave(self, error: BaseException | None) -> None:
+        """Commit, or roll back; a refusal leaves as its typed error, anything else as it is."""
+        if error is None:
+            await self._commit()
+            return
+        await forget(self._session)
+        await self._explain(error)
+
+    async def _commit(self) -> None:
+        if self._session.state() == "idle":
+            raise Misuse("the transaction was ended inside the guarded block; leave that to the wrapper")
+        try:
+            await self._session.commit()
+        except Aborted:
+            await forget(self._session)
+            raise Misuse(
+                "nothing was committed: a statement failed inside the block, and the error was swallowed"
+            ) from None
+        except BaseException as error:
+            await forget(self._session)
+            if isinstance(error, Exception):
+                await self._explain(error)
+                if broken(error):
+                    raise typed(error, committing=True) from error
+            raise
+
+    async def _explain(self, error: BaseException) -> None:
+        """Raise the typed form of what a statement of the program met, if it is ours to say."""
+        if isinstance(error, FencedError):
+            return  # said, and written down, by another block inside this one
+        refused = refusal_in(error)
+        if refused is not None:
+            await self._report(error, refused)
+            raise refused from error
+        if sqlstate_of(error) == SERIALIZATION:
+            raise Conflict("a newer commit came between; run the whole transaction again") from error
+
+    async def _report(self, error: BaseException, refused: FencedError) -> None:
+        """Write a refusal down, now that its own transaction is rolled back."""
+        told = detail_of(error)
+        if not isinstance(refused, Refused) or not told.get("guard"):
+            return
+        import json
+
+        text = json.dumps(told).replace("\\", "\\\\").replace("'", "''")
+        try:
+            await self._session.alone([f"SELECT fenced_guard.report(E'{text}')"])
+        except Exception as failed:  # noqa: BLE001 - the refusal itself matters more
+            refused.add_note(f"(this refusal could not be recorded: {failed})")
+            await forget(self._session)
+
+    async def peek(self, name: str, at_least: int) -> Mark | None:
+        ours = self._session.state() == "idle"
+        try:
+            ((token, grant, seq),) = await self._session.run(
+                f"SELECT token, grant_id, seq FROM fenced_guard.peek({text_literal(check_name(name))})"
+            )
+        except Exception as error:
+            if ours:
+                await forget(self._session)
+            raise wrapped(error) from error
+        if ours:
+            await forget(self._session)
+        if at_least and (token is None or token < at_least):
+            raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
+        return Mark(token, grant, seq) if token is not None else None
+
+
+def text_literal(text: str) -> str:
+    """A literal that means the same whatever the session is set to."""
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _refuse_open_transaction(session: Session) -> None:
+    state = session.state()
+    if state == "closed":
+        raise Misuse("this connection is closed, or busy with another statement")
+    if state != "idle":
+        raise Misuse("this connection is in a transaction; commit or roll back first")
+
+
+async def forget(session: Session) -> None:
+    """Roll back. A connection on which that fails is gone, and its transaction with it."""
+    with suppress(Exception):
+        await session.rollback()
+
+
+def wrapped(error: Exception) -> FencedError:
+    if isinstance(error, FencedError):
+        return error
+    if isinstance(error, (TypeError, AttributeError, NameError)):
+        raise error  # a bug of ours, not an answer of the database
+    if isinstance(error, Aborted):
+        return Misconfigured("the server rolled back instead of committing")
+    return typed(error)

@@ -1,0 +1,299 @@
+"""Named values in a guarded PostgreSQL table: what drills use, and programs without tables of their own.
+
+Programs with tables use `fenced.sql.Guard`, which works on their own connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import psycopg
+
+from fenced.contracts import Record, Runtime, Trait, Versioned
+from fenced.decision import Mark, Mode, Rule, Ruling, Verdict
+from fenced.errors import Conflict, Contended, InvalidStamp, Misuse, redacted, shown
+from fenced.guards.postgresql.install import OWN_TABLE, is_there
+from fenced.guards.postgresql.refusals import typed
+from fenced.guards.postgresql.sessions import AsyncPsycopgSession, PsycopgSession
+from fenced.guards.postgresql.tables import PostgresqlTable
+from fenced.guards.spec import Announcement, Spec
+from fenced.model import Stamp, check_name
+from fenced.runtime import forking
+from fenced.runtime.blocking import step
+
+if TYPE_CHECKING:
+    from psycopg import IsolationLevel
+
+T = TypeVar("T")
+_Session = PsycopgSession | AsyncPsycopgSession
+
+IDLE_SECONDS = 5.0
+"""Our own transactions never wait for the program: one that idles this long belongs to a process that was stopped."""
+TRIES = 50
+"""How often an operation of ours is made again that met another one at the same rows."""
+_READ = f"SELECT value, version FROM {OWN_TABLE} WHERE name = %s"
+_WRITE = f"""
+INSERT INTO {OWN_TABLE} AS v (name, value, version) VALUES (%s, %s, 1)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value, version = v.version + 1
+RETURNING version"""
+_MISS = f"SELECT fenced_guard.decide('{OWN_TABLE}', %s)"
+_INSTALLED = "SELECT rule, mandatory FROM fenced_guard.guard WHERE guard = %s"
+_MARK = "SELECT token, grant_id, seq FROM fenced_guard.mark WHERE name = %s"
+_HIGHEST = "SELECT coalesce(max(token), 0) FROM fenced_guard.mark"
+_RECORDS = """
+SELECT extract(epoch FROM at)::float8, name, stamp, token, grant_id, seq, verdict, ruling, mode
+FROM fenced_guard.record WHERE guard = %s AND ruling IN ('record', 'refuse') ORDER BY id"""
+_TALLY = """
+SELECT verdict, mode, sum(count)::bigint FROM (
+  SELECT verdict, mode, count FROM fenced_guard.tally WHERE guard = %(guard)s AND ruling <> 'admit'
+  UNION ALL SELECT verdict, mode, 1 FROM fenced_guard.record WHERE guard = %(guard)s AND ruling <> 'admit'
+) AS counted GROUP BY 1, 2"""
+
+
+class PostgresqlGuard:
+    """Values under names in one PostgreSQL table. `mandatory` has triggers, else only our own writes decide."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        Trait("durable-marks", "Marks and values are committed together, as durably as the server commits."),
+        Trait("mandatory", "Triggers decide every write to the table, also one typed into psql."),
+        Trait(
+            "bounded-pause",
+            "A transaction that its holder left idle is ended by the server when its lease is over; one that waits in "
+            "the middle of a COPY, or for a result to be read, is not.",
+        ),
+        Trait(
+            "prepared-blocks",
+            "A prepared transaction keeps its fences locked until somebody commits it or rolls it back.",
+        ),
+        Trait(
+            "refusals-counted", "Every refusal is counted, also one that nobody reports; the count survives."
+        ),
+        Trait(
+            "shell-unrecorded",
+            "A refusal is recorded in full only when it leaves our wrapper; else by the server's log.",
+        ),
+        Trait(
+            "owner-bypass",
+            "Whoever owns the table, or may make or disable triggers, can go round the guard; without proofs so can "
+            "whoever writes its setting by hand.",
+        ),
+    )
+
+    def __init__(
+        self,
+        url: str,
+        runtime: Runtime,
+        *,
+        rule: Rule = "retry",
+        mode: str = "enforce",
+        mandatory: bool = True,
+        isolation: IsolationLevel | None = None,
+    ) -> None:
+        self.url = str(redacted(url))
+        self._address = url
+        self._runtime = runtime
+        self._spec = Spec(OWN_TABLE, "{name}", rule)
+        self._mandatory = mandatory
+        self._mode = str(Mode.parse(mode))
+        self._isolation = isolation
+        self._idle: list[_Session] = []
+        forking.tell(self)
+
+    def _before_fork(self) -> None:
+        while self._idle:
+            _close(self._idle.pop())
+
+    def _forked(self) -> None:
+        return
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime) -> PostgresqlGuard:
+        try:
+            psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.Error as error:
+            raise Misuse(f"{shown(redacted(url))}: {error}") from error
+        return cls(url, runtime)
+
+    async def open(self) -> None:
+        """Create what is missing; a guard that is there keeps its mode and its rule."""
+        await self._on_session(self._open)
+
+    async def _open(self, session: _Session) -> None:
+        there = await session.run(_INSTALLED, (OWN_TABLE,)) if await is_there(session) else []
+        if not there:
+            await self._on(session).install(self._mode)
+            return
+        self._spec = Spec(OWN_TABLE, "{name}", there[0][0])
+        if self._mandatory and not there[0][1]:  # it was opened as cooperative before
+            await self._on(session).install(None)
+        self._mandatory = self._mandatory or there[0][1]
+
+    def _on(self, session: _Session) -> PostgresqlTable:
+        return PostgresqlTable(self._spec, session, self._mandatory)
+
+    async def _on_session(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """One operation on a connection of its own."""
+        session = self._idle.pop() if self._idle else await self._connect()
+        usable = False
+        try:
+            answer = await work(session, *args)
+            usable = True
+            return answer
+        except psycopg.Error as error:
+            raise typed(error) from error
+        finally:
+            if usable or session.state() == "idle":
+                self._idle.append(session)
+            else:
+                _close(session)
+
+    async def _connect(self) -> _Session:
+        try:
+            return await self._connected()
+        except psycopg.Error as error:
+            raise typed(error) from error
+
+    async def _connected(self) -> _Session:
+        if self._runtime.colour == "asyncio":
+            suspending = await psycopg.AsyncConnection.connect(
+                self._address, autocommit=True, prepare_threshold=None
+            )
+            await suspending.set_isolation_level(self._isolation)
+            return AsyncPsycopgSession(suspending)
+        blocking = psycopg.connect(self._address, autocommit=True, prepare_threshold=None)
+        blocking.isolation_level = self._isolation
+        return PsycopgSession(blocking)
+
+    async def announce(self, stamp: Stamp, *names: str) -> None:
+        await self._on_session(self._announce, stamp, names)
+
+    async def _announce(self, session: _Session, stamp: Stamp, names: tuple[str, ...]) -> None:
+        await self._on(session).announce(Announcement((stamp,), names))
+
+    async def read(self, stamp: Stamp, name: str) -> Versioned:
+        return await self._on_session(self._read, stamp, check_name(name))
+
+    async def _read(self, session: _Session, stamp: Stamp, name: str) -> Versioned:
+        await self._announce(session, stamp, (name,))
+        return await self._value(session, name)
+
+    async def peek(self, name: str, at_least: int = 0) -> Versioned:
+        return await self._on_session(self._peek, check_name(name), at_least)
+
+    async def _peek(self, session: _Session, name: str, at_least: int) -> Versioned:
+        if at_least:
+            await self._on(session).peek(name, at_least)
+        return await self._value(session, name)
+
+    async def write(self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None) -> int:
+        (version,) = await self._repeated(stamp, {check_name(name): value}, expect)
+        return version
+
+    async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:
+        await self._repeated(stamp, {check_name(name): values[name] for name in values}, None)
+
+    async def _repeated(self, stamp: Stamp | None, values: dict[str, str], expect: int | None) -> list[int]:
+        for tried in range(1, TRIES + 1):
+            try:
+                return await self._on_session(self._write, stamp, values, expect)
+            except (Contended, Conflict) as error:
+                # Of a version that is not the expected one nobody's commit is the cause.
+                if error.__cause__ is None or tried == TRIES:
+                    raise
+        raise AssertionError
+
+    async def _write(
+        self, session: _Session, stamp: Stamp | None, values: dict[str, str], expect: int | None
+    ) -> list[int]:
+        """One guarded transaction."""
+        table = self._on(session)
+        if stamp is None:
+            await session.begin("SELECT 1")
+        else:
+            await table.enter(Announcement((stamp,), tuple(values), IDLE_SECONDS))
+        try:
+            if stamp is None and not self._mandatory:
+                for name in values:
+                    await session.run(_MISS, (name,))
+            versions = [
+                await self._put(session, name, value, expect) for name, value in sorted(values.items())
+            ]
+        except BaseException as error:
+            await table.leave(error)
+            raise
+        await table.leave(None)
+        return versions
+
+    async def _put(self, session: _Session, name: str, value: str, expect: int | None) -> int:
+        """Write, and look only then what was there: whether the stamp is refused comes first."""
+        ((version,),) = await session.run(_WRITE, (name, value))
+        if expect is not None and version != expect + 1:
+            raise Conflict(f"{name}: version {version - 1}, not {expect}")
+        return int(version)
+
+    async def _value(self, session: _Session, name: str) -> Versioned:
+        rows = await session.run(_READ, (check_name(name),))
+        return Versioned(*rows[0]) if rows else Versioned(None, 0)
+
+    async def set_mode(self, mode: str, pattern: str = "*") -> None:
+        await self._on_session(self._set_mode, mode, pattern)
+
+    async def _set_mode(self, session: _Session, mode: str, pattern: str) -> None:
+        await self._on(session).set_mode(mode, pattern)
+
+    async def adopt(self, realm: str) -> None:
+        await self._on_session(self._adopt, realm)
+
+    async def _adopt(self, session: _Session, realm: str) -> None:
+        await self._on(session).adopt(realm)
+
+    async def mark(self, name: str) -> Mark | None:
+        rows = await self._on_session(_run, _MARK, (name,))
+        return Mark(*rows[0]) if rows else None
+
+    async def highest(self) -> int:
+        ((token,),) = await self._on_session(_run, _HIGHEST, ())
+        return int(token)
+
+    async def records(self) -> list[Record]:
+        return [_record(row) for row in await self._on_session(_run, _RECORDS, (OWN_TABLE,))]
+
+    async def tally(self) -> dict[tuple[str, str], int]:
+        rows = await self._on_session(_run, _TALLY, {"guard": OWN_TABLE})
+        return {(verdict, mode): count for verdict, mode, count in rows}
+
+    async def close(self) -> None:
+        self._before_fork()
+
+
+def _close(session: _Session) -> None:
+    if isinstance(session, PsycopgSession):
+        session.connection.close()
+    else:
+        step(session.connection.close())  # a coroutine that never suspends
+
+
+async def _run(session: _Session, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+    return await session.run(sql, parameters)
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    at, name, stamp, token, grant, seq, verdict, ruling, mode = row
+    return Record(
+        at,
+        name,
+        _stamp(stamp),
+        Mark(token, grant, seq) if token is not None else None,
+        Verdict(verdict),
+        Ruling(ruling),
+        mode,
+    )
+
+
+def _stamp(text: str | None) -> Stamp | None:
+    """A recorded stamp; None where what was carried was none (it was refused as invalid)."""
+    try:
+        return Stamp.parse(text) if text else None
+    except InvalidStamp:
+        return None

@@ -1,0 +1,114 @@
+"""Which table a guard protects, and which name covers a row."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from uuid import UUID
+
+from fenced.decision import RULES, Rule
+from fenced.errors import Misuse, shown
+from fenced.model import Stamp, check_name
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
+_FIELD = re.compile(r"\{([^{}]*)\}")
+
+
+def check_identifier(name: object, what: str) -> str:
+    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
+        raise Misuse(f"{what} is a plain SQL identifier, not {shown(name)}")
+    return name
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a guard protects: a table, the name that covers a row, and the rule.
+
+    `name` is a constant (`orders`), a template in which some segments are columns (`orders/{id}`), or one column
+    that holds the whole name (`{name}`). In a template a value's `%` and `/` are escaped, so that two rows never
+    share a name by accident. `epoch` is a column in which the guard keeps the token of a row's last write.
+    """
+
+    table: str
+    name: str
+    rule: Rule = "retry"
+    epoch: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.table, str):
+            raise Misuse(f"table is a plain SQL identifier, not {shown(self.table)}")
+        for part in self.table.split(".", 1):
+            check_identifier(part, "table")
+        if self.rule not in RULES:
+            raise Misuse(f"a rule is {', '.join(RULES)}, not {shown(self.rule)}")
+        if self.epoch is not None:
+            check_identifier(self.epoch, "epoch")
+        if not isinstance(self.name, str) or len(self.name) > 200:
+            raise Misuse(f"name is a name or a template such as 'orders/{{id}}', not {shown(self.name)}")
+        for column in self.columns:
+            check_identifier(column, "a column in the name template")
+        for segment in self.name.split("/"):
+            if ("{" in segment or "}" in segment) and not _FIELD.fullmatch(segment):
+                raise Misuse(
+                    f"a column is a whole segment of the name, as in 'orders/{{id}}': {shown(self.name)}"
+                )
+        check_name(_FIELD.sub("x", self.name))
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(_FIELD.findall(self.name)))
+
+    @property
+    def whole(self) -> bool:
+        """Whether one column holds the whole name."""
+        return len(self.columns) == 1 and self.name == f"{{{self.columns[0]}}}"
+
+    @property
+    def pieces(self) -> list[tuple[str, bool]]:
+        """The template in order: texts, and columns (True)."""
+        found = enumerate(_FIELD.split(self.name))
+        return [(piece, index % 2 == 1) for index, piece in found if piece]
+
+    def name_for(self, **values: object) -> str:
+        """The name that covers the row with these column values."""
+        if set(values) != set(self.columns):
+            raise Misuse(f"the name {self.name!r} takes {', '.join(self.columns) or 'no values'}")
+        for value in values.values():
+            if isinstance(value, bool) or not isinstance(value, str | int | UUID):
+                raise Misuse(
+                    f"a name is made of str, int and UUID, as the database writes them, not of {shown(value)}"
+                )
+        escape = (lambda text: text) if self.whole else _escape
+        texts = {column: escape(str(value)) for column, value in values.items()}
+        return check_name(_FIELD.sub(lambda found: texts[found[1]], self.name))
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%25").replace("/", "%2F")
+
+
+def literal(text: str) -> str:
+    """The text as SQL writes it; the texts of a Spec hold no backslash."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def may_meet(one: str, other: str) -> bool:
+    """Whether two name templates may give the same name; a pair that cannot is told by its first texts."""
+    own, others = one.partition("{")[0], other.partition("{")[0]
+    return own.startswith(others) or others.startswith(own)
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a transaction is fenced with."""
+
+    stamps: tuple[Stamp, ...]
+    names: tuple[str, ...] = ()
+    """Only these; empty: all that the stamps cover."""
+    left: float | None = None
+    """Seconds that the lease has left, if that is known."""
+    still_held: bool = False
+    """Refuse when the authority, in the same database, says that the lease is over."""
+    proofs: tuple[str, ...] = ()
+    """One for each stamp, where the guard asks for them."""

@@ -1,0 +1,100 @@
+"""What an operator of SQLite guards sees and does. SQLite keeps no times of its counts, and no writers."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fenced.decision import Mode
+from fenced.errors import Misconfigured, Misuse
+from fenced.guards.answers import check_pattern
+from fenced.guards.rollout import QUIET_SECONDS, Count, DatabaseStatus, Entry, GuardStatus, Stage, advised
+from fenced.guards.spec import Spec
+from fenced.guards.sqlite import install
+from fenced.guards.sqlite.fencing import Session, translate
+
+_GUARDS = """
+SELECT guard, template, rule, triggers, realm, (
+  SELECT count(*) FROM main.sqlite_schema WHERE type = 'trigger' AND name GLOB 'fenced_*'
+  AND tbl_name IN (guard, 'fenced_' || guard || '_gate')
+) FROM fenced_guard ORDER BY guard"""
+_MODES = "SELECT pattern, mode FROM fenced_mode WHERE guard = ? ORDER BY length(pattern), pattern"
+_TALLY = "SELECT verdict, mode, count FROM fenced_tally WHERE guard = ? ORDER BY verdict, mode"
+_MARKS = """
+SELECT count(*), coalesce(max(token), 0) FROM fenced_mark
+WHERE name GLOB ?1 AND (?1 = '*' OR length(name) - length(replace(name, '/', '')) = ?2)"""
+_RECORDS = """
+SELECT time, guard, name, stamp, token, verdict, ruling, mode FROM fenced_record
+WHERE guard = coalesce(?1, guard) ORDER BY id DESC LIMIT ?2"""
+_UNSET = "DELETE FROM fenced_mode WHERE guard = ? AND pattern = ? RETURNING 1"
+
+
+class SqliteOperator:
+    """The guards of one file."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
+        """Every guard, or that of one table, as it is now."""
+        now = datetime.now(UTC)
+        rows = [row for row in await self._run(_GUARDS) if table in (None, row[0])]
+        if not rows:
+            raise Misconfigured(f"no guard is installed for {table or 'any table'}")
+        guards = [advised(await self._guard(*row), now, quiet_for) for row in rows]
+        return DatabaseStatus(now, rows[0][4], tuple(guards))
+
+    async def _guard(
+        self, guard: str, template: str, rule: str, triggers: int, realm: str | None, there: int
+    ) -> GuardStatus:
+        modes = await self._run(_MODES, (guard,))
+        current = {mode for _, mode in modes}
+        spec = Spec(guard, template)
+        pattern = "".join("*" if column else piece for piece, column in spec.pieces)
+        ((marks, highest),) = await self._run(_MARKS, (install.glob_of(pattern), pattern.count("/")))
+        counts = [
+            Count(verdict, _ruling(verdict, mode), mode, count, count if mode in current else 0)
+            for verdict, mode, count in await self._run(_TALLY, (guard,))
+        ]
+        wrong = ("triggers are missing: install the guard again",) if there != triggers else ()
+        stages = tuple(Stage(*row) for row in modes)
+        return GuardStatus(
+            guard,
+            template,
+            rule,
+            triggers > 0,
+            None,
+            stages,
+            marks=marks,
+            highest=highest,
+            counts=tuple(counts),
+            wrong=wrong,
+            bypass=("whoever may write the file",),
+        )
+
+    async def records(self, table: str | None, limit: int) -> list[Entry]:
+        """The newest lines of the audit, the newest last."""
+        rows = await self._run(_RECORDS, (table, limit))
+        return [Entry(datetime.fromtimestamp(at, UTC), *rest) for at, *rest in reversed(rows)]
+
+    async def unset_mode(self, table: str, pattern: str) -> bool:
+        """Forget the mode of a pattern; False when it had none."""
+        if check_pattern(pattern) == "*":
+            raise Misuse("the mode of * is the table's own: set another one")
+        return bool(await self._run(_UNSET, (table, pattern)))
+
+    async def _run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return await self._session.run(sql, parameters)
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
+
+def _ruling(verdict: str, mode: str) -> str:
+    """What is done about a verdict in a mode; of a canary, what is done outside of it."""
+    name = Mode.parse(mode).name
+    if name == "require" or (name == "enforce" and verdict != "missing"):
+        return "refuse"
+    return "count" if name == "observe" or verdict == "missing" else "record"

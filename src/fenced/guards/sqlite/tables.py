@@ -1,0 +1,149 @@
+"""A guard on a table of the program's own, on one of its SQLite connections."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from fenced.decision import Mark, Mode
+from fenced.errors import Contended, Misconfigured, Misuse, Unsupported
+from fenced.guards.spec import Announcement, Spec
+from fenced.guards.sqlite import install, set_mode
+from fenced.guards.sqlite.fencing import Fence, Guarded, Refusing, Session, translate
+from fenced.model import Stamp, check_name, check_realm
+
+
+class SqliteTable:
+    """What can be done with a guard, on this connection."""
+
+    def __init__(self, spec: Spec, session: Session, mandatory: bool) -> None:
+        install.check_table(spec)
+        self._spec = spec
+        self._session = session
+        self._fence = Fence(spec.table, mandatory)
+        self._guarded: Guarded | None = None
+
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        return await self._session.run(sql, parameters)
+
+    async def install(self, mode: str | None) -> None:
+        await self._in_transaction(await self._statements(mode))
+
+    async def script(self, mode: str | None) -> str:
+        statements = await self._statements(mode)
+        return "BEGIN;\n\n" + "\n\n".join(f"{line.rstrip(';')};" for line in statements) + "\n\nCOMMIT;\n"
+
+    async def _statements(self, mode: str | None) -> list[str]:
+        parsed = Mode.parse(mode) if mode is not None else None
+        try:
+            return await install.script(
+                self._spec, parsed, self._session.run, mandatory=self._fence.mandatory
+            )
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
+    async def uninstall(self) -> None:
+        await self._in_transaction(await install.uninstall(self._spec, self._session.run))
+
+    async def set_mode(self, mode: str, pattern: str) -> None:
+        parsed, session = Mode.parse(mode), self._session
+        _refuse_open_transaction(session)
+        await self._fence.installed(session)
+        try:
+            await session.run("BEGIN IMMEDIATE")
+            await set_mode(session.run, self._spec.table, parsed, pattern)
+            await session.run("COMMIT")
+        except sqlite3.Error as error:
+            await session.rollback()
+            raise translate(error) from error
+
+    async def adopt(self, realm: str) -> None:
+        await self._in_transaction([f"UPDATE fenced_guard SET realm = '{check_realm(realm)}'"])
+
+    async def peek(self, name: str, at_least: int) -> Mark | None:
+        try:
+            mark = await self._fence.mark(self._session, check_name(name))
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        if at_least and (mark is None or mark.token < at_least):
+            raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
+        return mark
+
+    async def enter(self, announcement: Announcement) -> None:
+        stamp, names = _one(announcement)
+        self._guarded = Guarded(self._fence, self._session, stamp, names)
+        await self._guarded.enter()
+
+    async def leave(self, error: BaseException | None) -> None:
+        if self._guarded is not None:
+            await self._guarded.leave(error)
+
+    async def announce(self, announcement: Announcement) -> None:
+        """On its own, committed: reads that follow are fenced."""
+        stamp, names = _one(announcement)
+        guarded = Guarded(self._fence, self._session, stamp, names, stamping=False)
+        await guarded.enter()
+        await guarded.leave(None)
+
+    async def announce_on(self, announcement: Announcement) -> None:
+        """In the transaction that the program began itself: all names, or none of them."""
+        stamp, names = _one(announcement)
+        session = self._session
+        if not session.in_transaction:
+            raise Misuse("begin a transaction first (BEGIN IMMEDIATE), or use transaction()")
+        if await session.run("PRAGMA foreign_keys") == [(0,)]:
+            raise Misconfigured("run PRAGMA foreign_keys = ON when you connect; a stamp needs it")
+        try:
+            await session.run("SAVEPOINT fenced_announce")
+            try:
+                for name in names:
+                    if await session.run("SELECT 1 FROM fenced_stamp WHERE name = ?", (name,)):
+                        raise Misuse(f"{name} is stamped in this transaction already")
+                await self._fence.announce(session, stamp, names, stamping=True)
+            except BaseException:
+                await session.run("ROLLBACK TO fenced_announce")
+                raise
+            finally:
+                await session.run("RELEASE fenced_announce")
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        except Refusing as refusing:
+            raise refusing.error from None
+
+    async def clear(self, announcement: Announcement) -> None:
+        """Take the stamps out again; COMMIT fails while they are in."""
+        _, names = _one(announcement)
+        if self._session.in_transaction:
+            for name in names:
+                await self._session.run("DELETE FROM fenced_stamp WHERE name = ?", (name,))
+
+    async def _in_transaction(self, statements: Sequence[str]) -> None:
+        session = self._session
+        _refuse_open_transaction(session)
+        try:
+            await session.run("BEGIN IMMEDIATE")
+            for statement in statements:
+                await session.run(statement)
+            await session.run("COMMIT")
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        finally:
+            if session.in_transaction:
+                await session.rollback()
+
+
+def _one(announcement: Announcement) -> tuple[Stamp, tuple[str, ...]]:
+    if len(announcement.stamps) != 1:
+        raise Unsupported(
+            "one lease at a time in an SQLite transaction; hold_all() takes one over several names"
+        )
+    if announcement.still_held or announcement.proofs:
+        raise Unsupported("an SQLite guard knows neither still_held nor proofs")
+    (stamp,) = announcement.stamps
+    return stamp, announcement.names or stamp.names
+
+
+def _refuse_open_transaction(session: Session) -> None:
+    if session.in_transaction:
+        raise Misuse("this connection is in a transaction; commit or roll back first")

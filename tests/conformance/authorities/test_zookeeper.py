@@ -1,0 +1,66 @@
+"""The ZooKeeper authority passes the kit, on a single server and on an ensemble of three."""
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from fenced.authorities.zookeeper import ZooKeeperAuthority
+from fenced.contracts import Authority, Runtime
+from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
+from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
+from tests.zookeeper.shifting import Shifted, pass_time
+
+BACKEND = "zookeeper"
+
+
+class Harness:
+    """A random prefix of its own stands before the kit's namespaces."""
+
+    def __init__(self, runtime: Runtime, server: ZooKeeperServer | ZooKeeperEnsemble) -> None:
+        self.runtime = Shifted(runtime)
+        self._server = server
+        self._prefix = secrets.token_hex(8)
+        self._opened: list[ZooKeeperAuthority] = []
+
+    async def authority(self, namespace: str = "default") -> Authority:
+        authority = ZooKeeperAuthority.at(self._server.url(), self.runtime, f"{self._prefix}/{namespace}")
+        self._opened.append(authority)
+        await authority.open()
+        return authority
+
+    async def pass_time(self, seconds: float) -> None:
+        pass_time(seconds, self.runtime, self._opened, self._server.url())
+
+    async def restart(self) -> None:
+        await self.close()
+        self._server.restart()
+
+    async def close(self) -> None:
+        while self._opened:
+            await self._opened.pop().close()
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
+def test_zookeeper(
+    check: Check[AuthorityHarness],
+    colour: Colour,
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    run(check, lambda runtime: Harness(runtime, zookeeper_server), colour)
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> Iterator[ZooKeeperEnsemble]:
+    with ZooKeeperEnsemble() as ensemble:
+        yield ensemble
+
+
+@pytest.mark.xdist_group("zookeeper-ensemble")
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
+def test_zookeeper_ensemble(
+    check: Check[AuthorityHarness], colour: Colour, ensemble: ZooKeeperEnsemble
+) -> None:
+    run(check, lambda runtime: Harness(runtime, ensemble), colour)

@@ -1,0 +1,86 @@
+"""The PostgreSQL guard passes the kit, in both forms and at every isolation level."""
+
+import psycopg
+import pytest
+from psycopg import IsolationLevel
+
+from fenced.contracts import Guard, Runtime
+from fenced.decision import Rule
+from fenced.guards.postgresql.values import PostgresqlGuard
+from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
+from fenced.testing.servers import PostgresqlServer
+
+BACKEND = "postgresql"
+
+
+class Harness:
+    def __init__(
+        self, runtime: Runtime, server: PostgresqlServer, mandatory: bool, isolation: IsolationLevel | None
+    ) -> None:
+        self.runtime = runtime
+        self.mandatory = mandatory
+        self.announces_apart = isolation is not None
+        self._server = server
+        self._isolation = isolation
+        self._databases: dict[Rule, str] = {}
+        self._rule: Rule = "retry"
+        self._opened: list[PostgresqlGuard] = []
+
+    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> Guard:
+        self._rule = rule
+        if rule not in self._databases:
+            self._databases[rule] = self._server.create_database()
+        return await self._open(rule, mode)
+
+    async def _open(self, rule: Rule, mode: str) -> Guard:
+        guard = PostgresqlGuard(
+            self._url, self.runtime, rule=rule, mode=mode, mandatory=self.mandatory, isolation=self._isolation
+        )
+        await guard.open()
+        self._opened.append(guard)
+        return guard
+
+    @property
+    def _url(self) -> str:
+        return self._server.url(self._databases[self._rule])
+
+    async def reopen(self) -> Guard:
+        await self._close_guards()
+        return await self._open("retry", "observe")  # what is there keeps its own rule and mode
+
+    async def write_raw(self, name: str, value: str) -> bool:
+        """As psql would do it: a plain connection, a plain statement."""
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            try:
+                connection.execute(
+                    "INSERT INTO fenced_guard.value AS v (name, value, version) VALUES (%s, %s, 1) ON CONFLICT (name) "
+                    "DO UPDATE SET value = excluded.value, version = v.version + 1",
+                    (name, value),
+                )
+            except psycopg.DatabaseError as error:
+                if error.sqlstate != "ZF007":
+                    raise
+                return False
+        return True
+
+    async def _close_guards(self) -> None:
+        while self._opened:
+            await self._opened.pop().close()
+
+    async def close(self) -> None:
+        await self._close_guards()
+        for name in self._databases.values():
+            self._server.drop_database(name)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize(
+    "form", ["mandatory", "cooperative", "mandatory-repeatable_read", "mandatory-serializable"]
+)
+@pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
+def test_postgresql(
+    check: Check[GuardHarness], form: str, colour: Colour, postgresql_server: PostgresqlServer
+) -> None:
+    kind, _, level = form.partition("-")
+    isolation = IsolationLevel[level.upper()] if level else None
+    run(check, lambda runtime: Harness(runtime, postgresql_server, kind == "mandatory", isolation), colour)

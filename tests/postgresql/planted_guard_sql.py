@@ -1,0 +1,216 @@
+"""Planted bugs of the PostgreSQL guard: mistakes that somebody made or would make.
+
+Each is kept as a change to the real text, so that they stay in step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from psycopg import IsolationLevel
+
+from fenced.guards.postgresql.install import SCHEMA
+
+READ_COMMITTED, REPEATABLE_READ = IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ
+
+Changes = tuple[tuple[str, str], ...]
+
+
+def changed(text: str, changes: Changes, name: str) -> str:
+    for right, wrong in changes:
+        assert text.count(right) == 1, f"{name}: {right!r} is there {text.count(right)} times"
+        text = text.replace(right, wrong)
+    return text
+
+
+def functions() -> dict[str, str]:
+    """The statements that make the schema's functions anew, by name. A moment is shorter in stories."""
+    pattern = r"^CREATE (FUNCTION fenced_guard\.(\w+)\((?:(?!\n\n).)*?\$\$.*?\$\$);\n"
+    found = re.finditer(pattern, SCHEMA.read_text(), re.DOTALL | re.MULTILINE)
+    statements = {match[2]: f"CREATE OR REPLACE {match[1]}" for match in found}
+    briefly = changed(
+        statements["admit_briefly"], (("'lock_timeout', '100'", "'lock_timeout', '10'"),), "a moment"
+    )
+    return {**statements, "admit_briefly": briefly}
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A mistake: what of which function reads how instead, and the stories that find it, by which sign.
+
+    `all_over` is changed in every function and trigger. `announcing` is what a bad wrapper sends in place of the
+    announcement.
+    """
+
+    name: str
+    who: str
+    sign: str
+    found_by: tuple[tuple[str, IsolationLevel], ...]
+    changes: Mapping[str, Changes] = field(default_factory=dict)
+    all_over: Changes = ()
+    announcing: str = ""
+
+    def functions(self) -> list[str]:
+        statements = functions()
+        for name, changes in self.changes.items():
+            statements[name] = changed(statements[name], changes, f"{self.name}, {name}")
+        for right, _ in self.all_over:
+            assert any(right in statement for statement in statements.values()), f"{self.name}: {right!r}"
+        return [self.everywhere(statement) for statement in statements.values()]
+
+    def everywhere(self, statement: str) -> str:
+        for right, wrong in self.all_over:
+            statement = statement.replace(right, wrong)
+        return statement
+
+
+UNLOCKED: Changes = (
+    ("SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR SHARE;", "NULL;"),
+    ("SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;", "NULL;"),
+)
+NO_SHARE: Changes = (("    FOR SHARE OF l SKIP LOCKED\n", ""),)
+
+BUGS = (
+    Bug(
+        "the mark is only read",
+        "The classic: SELECT, compare, write. Who was paused in between writes over his successor.",
+        "I5",
+        (("old and new, and the mark is the old holder's", READ_COMMITTED),),
+        {"admit": UNLOCKED, "announce": NO_SHARE},
+    ),
+    Bug(
+        "checked outside the transaction",
+        "A wrapper that asks the guard first, and then begins.",
+        "I5",
+        (("old and new, and the mark is below both", REPEATABLE_READ),),
+        announcing="SELECT set_config('fenced.stamp', concat(E'\\n', pg_current_xact_id(), E'/retry/x\\n'), true)",
+    ),
+    Bug(
+        "an equal token is stale",
+        "`<=` for `<`: a second connection of the holder is refused.",
+        "it is admit, and was refused",
+        (("siblings, and the mark is not there", READ_COMMITTED),),
+        {"judge": (("IF s.token < m.token THEN", "IF s.token <= m.token THEN"),)},
+    ),
+    Bug(
+        "an equal token is anybody's",
+        "`>=` alone: after a lost history two grants share a token, and both write.",
+        "is reused",
+        (("one token, two grants", READ_COMMITTED),),
+        {"judge": (("s.grant_id <> m.grant_id", "s.grant_id < ''"),)},
+    ),
+    Bug(
+        "raised by an upsert",
+        "INSERT ... ON CONFLICT DO UPDATE after a look without a lock: the mark falls.",
+        "I3",
+        (
+            ("old and new, and the mark is below both", READ_COMMITTED),
+            ("old and new, and the mark is not there", READ_COMMITTED),
+        ),
+        {
+            "admit": (
+                *UNLOCKED,
+                (
+                    "ON CONFLICT (name) DO NOTHING;",
+                    "ON CONFLICT (name) DO UPDATE SET token = excluded.token, grant_id = excluded.grant_id;",
+                ),
+            )
+        },
+    ),
+    Bug(
+        "the stamp stays on the connection",
+        "A plain SET, bound to nothing: it leaked through pgbouncer to the next client.",
+        "I3",
+        (("a second transaction without a stamp", READ_COMMITTED),),
+        all_over=(
+            ("pg_current_xact_id()::text", "pg_backend_pid()::text"),
+            ("text := pg_current_xact_id();", "text := pg_backend_pid();"),
+            ("concat(E'\\n', pg_current_xact_id(),", "concat(E'\\n', pg_backend_pid(),"),
+            ("E'\\n' || pg_current_xact_id();", "E'\\n' || pg_backend_pid();"),
+            ("held.xid, ' ', p_stamps, E'\\n'), true)", "held.xid, ' ', p_stamps, E'\\n'), false)"),
+            ("held.xid, '@', held.token, E'\\n'), true)", "held.xid, '@', held.token, E'\\n'), false)"),
+        ),
+    ),
+    Bug(
+        "any search_path",
+        "SECURITY DEFINER without a pinned search_path: whoever calls brings his own `<`.",
+        "I3",
+        (("a stranger with operators of his own", READ_COMMITTED),),
+        all_over=((" SET search_path = pg_catalog, pg_temp", ""),),
+    ),
+    Bug(
+        "fences as they come",
+        "Locks in the caller's order: two holders of two names wait for each other.",
+        "40P01",
+        (("two names the other way round, and somebody in the middle of one", READ_COMMITTED),),
+        {
+            "announce_each": (('    ORDER BY n.name COLLATE "C"\n', "    ORDER BY s.i\n"),),
+        },
+    ),
+    Bug(
+        "a write waits at the fence",
+        "A trigger without a limit: it has the row, the honest new holder has the fence, and one of them dies.",
+        "40P01",
+        (
+            ("two names, one of them announced, and the other's new holder", READ_COMMITTED),
+            ("two names, one of them announced", READ_COMMITTED),
+        ),
+        {"admit_briefly": (("'lock_timeout', '10'", "'lock_timeout', '0'"),)},
+    ),
+    Bug(
+        "leases in part",
+        "A draft of ours: what could be locked at once stayed locked, while the rest was waited for in order.",
+        "40P01",
+        (("two leases, and somebody in the middle of one", READ_COMMITTED),),
+        {"announce_whole": (("      RAISE EXCEPTION USING ERRCODE = 'ZF011';\n", "      RETURN false;\n"),)},
+    ),
+    Bug(
+        "raised by an old snapshot",
+        "At REPEATABLE READ the snapshot is older than the lock: the last holder's work is not in it.",
+        "I5",
+        (("the new one does not announce first", REPEATABLE_READ),),
+        {"admit": (("AND p_step <> 'alone' AND NOT p_gently\n", "AND false\n"),)},
+    ),
+    Bug(
+        "what is let through raises the mark",
+        "Observing that is not only observing: a stale write takes the fence away from the holder.",
+        "the mark",
+        (("old and new, shadow, and the mark is the new holder's", READ_COMMITTED),),
+        {
+            "announce_each": (
+                (
+                    "(w.stamp).text, v_verdict);\n",
+                    "(w.stamp).text, v_verdict);\n        UPDATE fenced_guard.mark SET token = (w.stamp).token;\n",
+                ),
+            )
+        },
+    ),
+    Bug(
+        "tokens as texts",
+        "A column of type text: 10 comes before 9.",
+        "it is",
+        (("old and new, and the mark is below both", READ_COMMITTED),),
+        {
+            "judge": (
+                ("IF s.token < m.token THEN", "IF s.token::text < m.token::text THEN"),
+                ("OR s.token > m.token THEN", "OR s.token::text > m.token::text THEN"),
+            ),
+        },
+    ),
+    Bug(
+        "the epoch of a part",
+        "A draft of ours: a row that carries the token passed, though only another name of the lease was announced.",
+        "I3",
+        (("an epoch, and its name not announced", READ_COMMITTED),),
+        {
+            "announce_each": (
+                (
+                    "AS i\n      WHERE v_counts[i] = cardinality(v_stamps[i].names)));",
+                    "AS i));",
+                ),
+            )
+        },
+    ),
+)

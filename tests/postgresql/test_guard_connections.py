@@ -1,0 +1,528 @@
+"""The guard on the program's own PostgreSQL connections, whichever driver they are of."""
+
+import asyncio
+import functools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
+
+import asyncpg
+import psycopg
+import pytest
+
+import fenced
+from fenced.errors import Misconfigured, Misuse
+from fenced.sql import AsyncGuard, Guard, refusal
+from fenced.testing.faults import Fault, Proxy
+from fenced.testing.kit import stamp
+from fenced.testing.servers import PostgresqlServer
+
+Db = psycopg.Connection[tuple[object, ...]]
+
+PLAIN = Guard(table="orders", name="orders/{id}")
+SUSPENDING = AsyncGuard(table="orders", name="orders/{id}")
+TABLE = """
+CREATE TABLE orders (id integer PRIMARY KEY, qty integer, ref text UNIQUE DEFERRABLE INITIALLY DEFERRED, epoch bigint);
+INSERT INTO orders VALUES (42, 0, 'a'), (43, 0, 'b')"""
+UPDATE = "UPDATE orders SET qty = qty + 1 WHERE id = 42"
+
+
+class Writer(Protocol):
+    """One connection of the program's own, and the guard on it."""
+
+    connection: Any
+
+    async def run(self, sql: str) -> list[tuple[Any, ...]]: ...
+    def transaction(self, fence: Any, *names: str, **options: Any) -> AbstractAsyncContextManager[Any]: ...
+    def idle(self) -> bool: ...
+    async def close(self) -> None: ...
+
+
+class Psycopg:
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.connection = connection
+
+    async def run(self, sql: str) -> list[tuple[Any, ...]]:
+        cursor = self.connection.execute(sql.encode())
+        return cursor.fetchall() if cursor.description else []
+
+    @asynccontextmanager
+    async def transaction(self, fence: Any, *names: str, **options: Any) -> AsyncIterator[Any]:
+        with PLAIN.transaction(self.connection, fence, *names, **options) as tx:
+            assert tx is self.connection
+            yield tx
+
+    def idle(self) -> bool:
+        return self.connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+    async def close(self) -> None:
+        self.connection.close()
+
+
+class AsyncPsycopg:
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self.connection = connection
+
+    async def run(self, sql: str) -> list[tuple[Any, ...]]:
+        cursor = await self.connection.execute(sql.encode())
+        return await cursor.fetchall() if cursor.description else []
+
+    def transaction(self, fence: Any, *names: str, **options: Any) -> AbstractAsyncContextManager[Any]:
+        return SUSPENDING.transaction(self.connection, fence, *names, **options)
+
+    def idle(self) -> bool:
+        return self.connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+
+class Asyncpg:
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    async def run(self, sql: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in await self.connection.fetch(sql)]
+
+    def transaction(self, fence: Any, *names: str, **options: Any) -> AbstractAsyncContextManager[Any]:
+        return SUSPENDING.transaction(self.connection, fence, *names, **options)
+
+    def idle(self) -> bool:
+        return not self.connection.is_in_transaction()
+
+    async def close(self) -> None:
+        self.connection.terminate()
+
+
+async def connect(driver: str, url: str, isolation: str | None = None) -> Writer:
+    kind, _, begins = driver.partition(", ")
+    level = psycopg.IsolationLevel[isolation.replace(" ", "_").upper()] if isolation else None
+    if kind == "psycopg":
+        plain = psycopg.connect(url, autocommit=not begins)
+        plain.isolation_level = level
+        return Psycopg(plain)
+    if kind == "async psycopg":
+        suspending = await psycopg.AsyncConnection.connect(url, autocommit=not begins)
+        await suspending.set_isolation_level(level)
+        return AsyncPsycopg(suspending)
+    settings = {"default_transaction_isolation": isolation} if isolation else None
+    return Asyncpg(await asyncpg.connect(url, server_settings=settings))
+
+
+DRIVERS = ["psycopg", "psycopg, begins", "async psycopg", "async psycopg, begins", "asyncpg"]
+every_driver = pytest.mark.parametrize("driver", DRIVERS)
+
+
+@pytest.fixture
+def db(postgresql_url: str) -> Iterator[Db]:
+    """An onlooker's connection; what would wait fails, as nobody else runs while it does."""
+    with psycopg.connect(postgresql_url, autocommit=True, options="-c lock_timeout=5s") as connection:
+        connection.execute(TABLE.encode())
+        PLAIN.install(connection, mode="require")
+        yield connection
+
+
+def qty(db: Db, row: int = 42) -> object:
+    found = db.execute("SELECT qty FROM orders WHERE id = %s", (row,)).fetchone()
+    assert found is not None
+    return found[0]
+
+
+def tell(
+    story: Callable[[Writer], Awaitable[None]], driver: str, url: str, isolation: str | None = None
+) -> None:
+    async def bounded() -> None:
+        writer = await connect(driver, url, isolation)
+        try:
+            await asyncio.wait_for(story(writer), 30)
+        finally:
+            await writer.close()
+
+    asyncio.run(bounded())
+
+
+@every_driver
+def test_refusals_are_typed_and_recorded_in_full(db: Db, postgresql_url: str, driver: str) -> None:
+    async def story(writer: Writer) -> None:
+        async with writer.transaction(stamp(6)):
+            await writer.run(UPDATE)
+        with pytest.raises(fenced.StaleToken) as caught:
+            async with writer.transaction(stamp(5)):
+                raise AssertionError("announcing refuses it")
+        error = caught.value
+        assert (error.name, error.stamp, error.mark, error.holder) == (
+            "orders/42",
+            stamp(5),
+            6,
+            stamp(6).grant,
+        )
+        assert error.__cause__ is not None and error.__cause__.sqlstate == "ZF001"  # type: ignore[attr-defined]
+        assert isinstance(refusal(error.__cause__), fenced.StaleToken)
+        with pytest.raises(fenced.Uncovered) as missed:
+            async with writer.transaction(stamp(6, 2)):
+                await writer.run("UPDATE orders SET qty = 9")
+        assert missed.value.name == "orders/43"
+        assert writer.idle()
+        found = db.execute(
+            "SELECT name, stamp, token, verdict, mode FROM fenced_guard.record ORDER BY id"
+        ).fetchall()
+        assert found == [
+            ("orders/42", str(stamp(5)), 6, "stale", "require"),
+            ("orders/43", str(stamp(6, 2)), None, "uncovered", "require"),
+        ]
+        assert qty(db) == 1
+
+    tell(story, driver, postgresql_url)
+
+
+@every_driver
+def test_the_programs_own_errors_pass_unchanged(db: Db, postgresql_url: str, driver: str) -> None:
+    duplicate = asyncpg.UniqueViolationError if driver == "asyncpg" else psycopg.errors.UniqueViolation
+
+    async def story(writer: Writer) -> None:
+        for error, statement in (
+            (duplicate, "INSERT INTO orders VALUES (42, 1)"),
+            (duplicate, "UPDATE orders SET ref = 'b' WHERE id = 42"),  # only COMMIT says so
+            (ZeroDivisionError, UPDATE),
+        ):
+            with pytest.raises(error) as caught:
+                async with writer.transaction(stamp(5)):
+                    await writer.run(statement)
+                    if error is ZeroDivisionError:
+                        1 / 0  # noqa: B018
+            assert caught.type is error and refusal(caught.value) is None
+            assert writer.idle()
+        assert (qty(db), PLAIN.peek(db, "orders/42")) == (0, None), "what was rolled back announced nothing"
+
+    tell(story, driver, postgresql_url)
+
+
+@every_driver
+def test_what_the_program_must_leave_to_the_wrapper(db: Db, postgresql_url: str, driver: str) -> None:
+    """Nothing is claimed: not after an error that was swallowed, nor after a COMMIT or ROLLBACK of one's own."""
+
+    async def story(writer: Writer) -> None:
+        with pytest.raises(Misuse, match="swallowed"):
+            async with writer.transaction(stamp(5)):
+                with pytest.raises((psycopg.Error, asyncpg.PostgresError)):
+                    await writer.run("SELECT nothing")
+        assert writer.idle()
+        for ending in ("COMMIT", "ROLLBACK"):
+            with pytest.raises(Misuse, match="ended inside"):
+                async with writer.transaction(stamp(5)):
+                    await writer.run(ending)
+            assert writer.idle()
+        await writer.run("BEGIN")
+        with pytest.raises(Misuse, match="already"):
+            async with writer.transaction(stamp(5)):
+                raise AssertionError
+        await writer.run("ROLLBACK")
+        if "begins" in driver:  # and what follows carries no stamp
+            with pytest.raises(fenced.MissingStamp):
+                async with writer.transaction(stamp(5)):
+                    await writer.run("ROLLBACK")
+                    await writer.run(UPDATE)
+            PLAIN.set_mode(
+                db, "enforce"
+            )  # there it would be let through, and must not be committed as if announced
+            with pytest.raises(Misuse, match="another one began"):
+                async with writer.transaction(stamp(5)):
+                    await writer.run("ROLLBACK")
+                    await writer.run(UPDATE)
+        assert (qty(db), writer.idle()) == (0, True)
+
+    tell(story, driver, postgresql_url)
+
+
+@pytest.mark.parametrize("driver", ["async psycopg", "async psycopg, begins", "asyncpg"])
+def test_a_cancelled_transaction_leaves_nothing_open(db: Db, postgresql_url: str, driver: str) -> None:
+    """Loss of the lease cancels the body by design: whatever hop that hits, the connection is idle and usable."""
+
+    async def story(writer: Writer) -> None:
+
+        async def guarded(seq: int) -> None:
+            async with writer.transaction(stamp(5, seq)):
+                await writer.run("UPDATE orders SET qty = -1 WHERE id = 42")
+                await writer.run("SELECT pg_sleep(20)")
+
+        for hops in (0, 1, 2, 3, 5, 8, 13, 21, 34):
+            task = asyncio.create_task(guarded(hops + 1))
+            for _ in range(hops):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert writer.idle(), hops
+        task = asyncio.create_task(guarded(99))
+        asleep = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' AND state = 'active'"
+        while not task.done() and not db.execute(asleep).fetchall():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with PLAIN.transaction(db, stamp(6)) as tx:  # the successor is not kept waiting
+            tx.execute(UPDATE)
+        async with writer.transaction(stamp(6, 2)):
+            await writer.run(UPDATE)
+        assert qty(db) == 2
+
+    tell(story, driver, postgresql_url)
+
+
+@every_driver
+def test_a_connection_that_is_lost(
+    db: Db, postgresql_url: str, postgresql_server: PostgresqlServer, driver: str
+) -> None:
+    """Before COMMIT nothing happened. While it commits nobody knows: it says so, and here it has happened."""
+    gone = (psycopg.OperationalError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
+    killed = (*gone, psycopg.errors.AdminShutdown, asyncpg.AdminShutdownError)
+
+    async def killed_in(writer: Writer, late: bool) -> None:
+        with pytest.raises((fenced.Unavailable, fenced.Indeterminate) if late else killed):
+            async with writer.transaction(stamp(5)):
+                await writer.run(UPDATE)
+                ((pid,),) = await writer.run("SELECT pg_backend_pid()")
+                db.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+                if not late:
+                    await writer.run(UPDATE)
+
+    for late in (False, True):
+        tell(functools.partial(killed_in, late=late), driver, postgresql_url)
+    assert qty(db) == 0
+
+    async def cut_off(writer: Writer) -> None:
+        trigger = proxy.on(b"COMMIT", Fault.LOSE_REPLY)
+        with pytest.raises(fenced.Indeterminate):
+            async with writer.transaction(stamp(5)):
+                await writer.run(UPDATE)
+        trigger.wait()
+
+    with Proxy(postgresql_server.host, postgresql_server.port) as proxy:
+        behind = postgresql_url.replace(f":{postgresql_server.port}/", f":{proxy.port}/")
+        tell(cut_off, driver, f"{behind}?sslmode=disable")
+    assert qty(db) == 1
+
+
+@every_driver
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_the_connections_own_isolation(db: Db, postgresql_url: str, driver: str, isolation: str) -> None:
+    """It is kept, and what the last holder committed is seen, whichever token comes."""
+
+    async def story(writer: Writer) -> None:
+        for token in (5, 5, 6):
+            async with writer.transaction(stamp(token)):
+                assert await writer.run("SHOW transaction_isolation") == [(isolation,)]
+                await writer.run(UPDATE)
+        with PLAIN.transaction(db, stamp(7)) as tx:
+            tx.execute(UPDATE)
+        with pytest.raises(fenced.StaleToken):
+            async with writer.transaction(stamp(6, 2)):
+                raise AssertionError
+        with pytest.raises(fenced.Conflict) as caught:
+            async with writer.transaction(stamp(8)):
+                await writer.run("SELECT 1")
+                db.execute("BEGIN")
+                db.execute("SET LOCAL session_replication_role = replica")  # somebody who goes round
+                db.execute(UPDATE)
+                db.execute("COMMIT")
+                await writer.run(UPDATE)
+        assert caught.value.retry == "transaction"
+        assert (qty(db), writer.idle()) == (5, True)
+
+    tell(story, driver, postgresql_url, isolation)
+
+
+@every_driver
+def test_a_part_of_the_lease(db: Db, postgresql_url: str, driver: str) -> None:
+    """Only the names that are given are locked; another one of the lease is, when it is written."""
+
+    async def story(writer: Writer) -> None:
+        both = stamp(5, 1, "orders/42", "orders/43")
+        PLAIN.adopt(db, both.realm)  # the first announcement of all would be waited for
+        async with writer.transaction(both, "orders/42"):
+            await writer.run(UPDATE)
+            with PLAIN.transaction(db, stamp(6, 1, "orders/43")) as tx:
+                tx.execute("UPDATE orders SET qty = 6 WHERE id = 43")
+        with pytest.raises(fenced.StaleToken):
+            async with writer.transaction(both, "orders/42"):
+                await writer.run("UPDATE orders SET qty = 5 WHERE id = 43")
+        with pytest.raises(fenced.Uncovered):
+            async with writer.transaction(both, "orders/44"):
+                raise AssertionError
+        db.execute("BEGIN")
+        PLAIN.announce_on(db, stamp(6, 2, "orders/43"))
+        with pytest.raises(
+            fenced.Contended
+        ):  # the fence is another's at the moment; rows are locked, so no waiting
+            async with writer.transaction(stamp(7, 1, "orders/42", "orders/43"), "orders/42"):
+                await writer.run("UPDATE orders SET qty = 7 WHERE id = 43")
+        db.execute("ROLLBACK")
+        assert (qty(db, 42), qty(db, 43), writer.idle()) == (1, 6, True)
+
+    tell(story, driver, postgresql_url)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "async psycopg", "asyncpg"])
+def test_in_the_programs_own_transaction(db: Db, postgresql_url: str, driver: str) -> None:
+    """Inner stamps are taken out, and no others; an error inside leaves as it is."""
+
+    async def story(writer: Writer) -> None:
+        guard: Any = PLAIN if driver == "psycopg" else SUSPENDING
+
+        async def announced(fence: fenced.Stamp) -> Any:
+            made = guard.announce_on(writer.connection, fence)
+            return made if driver == "psycopg" else await made
+
+        async def clear(made: Any) -> None:
+            done = made.clear()
+            await done if done is not None else None
+
+        with pytest.raises(Misuse, match="begin"):
+            await announced(stamp(5))
+        with pytest.raises(fenced.Uncovered) as caught:
+            async with writer.transaction(stamp(5)):
+                inner = await announced(stamp(6, 1, "orders/43"))
+                await writer.run("UPDATE orders SET qty = 1")
+                await clear(inner)
+                await writer.run(UPDATE)
+                await clear(await announced(stamp(5, 2)))
+                await writer.run(UPDATE)
+                await writer.run("UPDATE orders SET qty = 1")
+        assert caught.value.name == "orders/43"
+        await writer.run("BEGIN")
+        await clear(await announced(stamp(5)))
+        with pytest.raises((psycopg.DatabaseError, asyncpg.PostgresError), match="no stamp"):
+            await writer.run(UPDATE)
+        await writer.run("ROLLBACK")
+        await writer.run("BEGIN")
+        outer = await announced(stamp(7))
+        with pytest.raises((psycopg.errors.UndefinedColumn, asyncpg.UndefinedColumnError)):
+            await writer.run("SELECT nothing")
+        await clear(outer)
+        await writer.run("ROLLBACK")
+        await writer.run("BEGIN")
+        await announced(stamp(7))
+        await writer.run(UPDATE)
+        await writer.run("COMMIT")
+        await writer.run("BEGIN")
+        with pytest.raises(fenced.StaleToken):
+            await announced(stamp(6, 2))
+        await writer.run("ROLLBACK")
+        assert qty(db) == 1
+
+    tell(story, driver, postgresql_url)
+
+
+def test_announcing_alone_and_looking_on(db: Db, postgresql_url: str) -> None:
+    guard = Guard(table="orders", name="orders/{id}", connect=lambda: psycopg.connect(postgresql_url))
+    guard.announce(stamp(6, 0))
+    with pytest.raises(fenced.StaleToken):
+        guard.announce(stamp(5, 0))
+    mark = guard.peek(db, "orders/42", at_least=6)
+    assert mark is not None and (mark.token, mark.grant) == (6, stamp(6).grant)
+    with pytest.raises(fenced.Contended):
+        guard.peek(db, "orders/42", at_least=7)
+    assert guard.peek(db, "orders/7") is None
+    with pytest.raises(Misuse, match="connect"):
+        PLAIN.announce(stamp(6))
+
+    async def story(writer: Writer) -> None:
+        async def open_one() -> Any:
+            return await asyncpg.connect(postgresql_url)
+
+        suspending = AsyncGuard(table="orders", name="orders/{id}", connect=open_one)
+        await suspending.announce(stamp(7, 0))
+        assert (await suspending.peek(writer.connection, "orders/42", at_least=7)) is not None
+
+    tell(story, "asyncpg", postgresql_url)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_clause(db: Db, postgresql_url: str, driver: str) -> None:
+    """Pattern A: the token in the program's own UPDATE. "0 rows" is told apart: stale, or no such row."""
+    PLAIN.uninstall(db)
+
+    async def story(writer: Writer) -> None:
+
+        async def update(token: int, row: int) -> bool:
+            if driver == "psycopg":
+                plain = PLAIN.clause(stamp(token))
+                text = f"UPDATE orders SET qty = qty + 1, {plain.assign} WHERE id = %s AND {plain.where}"
+                done = writer.connection.execute(text, (row,))
+                return plain.admitted(writer.connection, done.rowcount, "id = %s", (row,))
+            clause = SUSPENDING.clause(stamp(token))
+            text = f"UPDATE orders SET qty = qty + 1, {clause.assign} WHERE id = $1 AND {clause.where}"
+            tag = await writer.connection.execute(text, row)
+            return await clause.admitted(writer.connection, int(tag.split()[1]), "id = $1", (row,))
+
+        assert await update(5, 42)
+        assert await update(5, 42)
+        assert await update(6, 42)
+        with pytest.raises(fenced.StaleToken):
+            await update(5, 42)
+        assert await update(5, 1000) is False
+        assert qty(db) == 3
+
+    tell(story, driver, postgresql_url)
+
+
+# With real leases, of the authority in the same database.
+
+
+# proves guard postgresql: bounded-pause
+def test_a_holder_that_stops_inside_its_transaction_is_ended_with_its_lease(
+    db: Db, postgresql_url: str
+) -> None:
+    zombie, successor = fenced.Client(postgresql_url), fenced.Client(postgresql_url)
+    lease = zombie.acquire("orders/42", ttl=1)
+    with (
+        psycopg.connect(postgresql_url, autocommit=True) as held,
+        pytest.raises((fenced.Unavailable, fenced.Indeterminate)),
+        PLAIN.transaction(held, lease) as tx,
+    ):
+        tx.execute(UPDATE)
+        zombie._desk.keeper.drop(lease._hold.secret)  # a paused process renews nothing, and sends nothing
+        began = time.monotonic()
+        with successor.hold("orders/42", ttl=10) as newer, PLAIN.transaction(db, newer) as mine:
+            mine.execute("UPDATE orders SET qty = 10 WHERE id = 42")
+        assert time.monotonic() - began < 5
+    assert qty(db) == 10
+    zombie.close()
+    successor.close()
+
+
+# proves guard postgresql: bounded-pause
+def test_a_holder_that_stops_in_the_middle_of_a_copy_is_waited_for(db: Db, postgresql_url: str) -> None:
+    db.execute("SET lock_timeout = '600ms'")
+    with psycopg.connect(postgresql_url) as held:
+        held.execute(f"SELECT fenced_guard.announce('{stamp(5, 1, 'orders/7')}', 200)".encode())
+        with held.cursor().copy("COPY orders FROM STDIN") as copy:
+            with pytest.raises(fenced.Contended), PLAIN.transaction(db, stamp(6, 1, "orders/7")):
+                raise AssertionError("three times as long as the lease had left")
+            copy.write(b"7\t5\t\\N\t\\N\n")
+    assert qty(db, 7) == 5
+
+
+def test_still_held(db: Db, postgresql_url: str) -> None:
+    """Asked of the authority in the transaction itself; renewals go on meanwhile."""
+    with (
+        pytest.raises(Misconfigured, match="same database"),
+        PLAIN.transaction(db, stamp(5), still_held=True),
+    ):
+        pass
+    with fenced.Client(postgresql_url) as client:
+        lease = client.acquire("orders/42", ttl=0.6)
+        with PLAIN.transaction(db, lease, still_held=True) as tx:
+            tx.execute(UPDATE)
+            for _ in range(5):
+                tx.execute("SELECT pg_sleep(0.25)")  # twice its ttl; renewed meanwhile
+        lease.check()
+        stamped = lease.next_stamp()
+        lease.release()
+        with pytest.raises(fenced.LeaseLost), PLAIN.transaction(db, stamped, still_held=True):
+            pass
+        with PLAIN.transaction(
+            db, stamped
+        ) as tx:  # over, and nobody has come since: the fence alone admits it
+            tx.execute(UPDATE)
+    assert qty(db) == 2

@@ -1,0 +1,208 @@
+"""What the guard's SQL decides by itself agrees with the pure functions: the verdict, the stamp's text, the mode."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+from unicodedata import category
+
+import psycopg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fenced.decision import RULES, Mark, Mode, Ruling, Verdict, judge, rule_on
+from fenced.errors import InvalidStamp
+from fenced.guards.answers import mode_of
+from fenced.guards.postgresql.sessions import PsycopgSession
+from fenced.guards.postgresql.tables import PostgresqlTable
+from fenced.guards.spec import Spec
+from fenced.model import SEQ_MAX, TOKEN_MAX, Stamp
+from fenced.runtime.blocking import step
+from fenced.testing.inputs import BAD_STAMPS, ODD_NAMES
+from fenced.testing.servers import PostgresqlServer
+
+REALM = "00000000000000aa"
+GRANTS = (f"{1:032x}", f"{2:032x}")
+GUARD = "fenced_guard.value"
+
+Database = psycopg.Connection[tuple[Any, ...]]
+
+
+@pytest.fixture(scope="module")
+def database(postgresql_server: PostgresqlServer) -> Iterator[Database]:
+    name = postgresql_server.create_database()
+    with psycopg.connect(postgresql_server.url(name), autocommit=True) as connection:
+        step(PostgresqlTable(Spec(GUARD, "{name}"), PsycopgSession(connection)).install("enforce"))
+        yield connection
+    postgresql_server.drop_database(name)
+
+
+# The verdict.
+
+TOKENS = (1, 9, 10, TOKEN_MAX)
+SEQS = (None, 0, 1, 2, SEQ_MAX)
+OPERATIONS = (None, "7", "8")
+MARKS = (None, *(Mark(*fields) for fields in itertools.product(TOKENS, GRANTS, (0, 1, 2), (None, "7"))))
+STAMPS = [
+    Stamp(REALM, ("x",), token, seq, grant) for token, seq, grant in itertools.product(TOKENS, SEQS, GRANTS)
+]
+ASKED = """
+SELECT j.verdict, j.rises FROM unnest(
+  %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::boolean[], %s::text[]
+) WITH ORDINALITY AS g (token, grant_id, seq, set_by, stamp, rule, announce, operation, n),
+LATERAL fenced_guard.judge(
+  CASE WHEN g.token IS NOT NULL
+    THEN jsonb_populate_record(NULL::fenced_guard.mark, jsonb_build_object('name', 'x', 'token', g.token,
+      'grant_id', g.grant_id, 'seq', g.seq, 'operation', g.set_by)) END,
+  fenced_guard.parse(g.stamp), g.rule, g.announce, g.operation::xid8) AS j
+ORDER BY n"""
+
+
+def test_every_verdict_is_the_pure_one(database: Database) -> None:
+    cases = [
+        case
+        for case in itertools.product(MARKS, STAMPS, RULES, (False, True), OPERATIONS)
+        if not (case[3] and case[4])  # an announcement is no operation
+    ]
+    due = []
+    columns: list[list[Any]] = [[] for _ in range(8)]
+    for mark, stamp, rule, announce, operation in cases:
+        judged = judge(mark, stamp, name="x", rule=rule, realm=REALM, announce=announce, operation=operation)
+        due.append((str(judged.verdict), judged.mark != mark))
+        fields = (mark.token, mark.grant, mark.seq, mark.operation) if mark else (None,) * 4
+        for column, value in zip(columns, (*fields, str(stamp), rule, announce, operation), strict=True):
+            column.append(value)
+    found = database.execute(ASKED, columns).fetchall()
+    different = [(case, f, d) for case, f, d in zip(cases, found, due, strict=True) if f != d]
+    assert not different, different[:3]
+    assert {verdict for verdict, _ in due} == {
+        str(v)
+        for v in Verdict
+        if v not in (Verdict.UNCOVERED, Verdict.FOREIGN, Verdict.MISSING, Verdict.FORGED)
+    }
+
+
+# The stamp's text.
+
+PARSED = """
+SELECT s.realm, s.names, s.token, s.seq, s.grant_id FROM unnest(%s::text[]) WITH ORDINALITY AS t (text, n),
+LATERAL fenced_guard.parse(t.text) AS s ORDER BY n"""
+
+
+def parsed(database: Database, texts: list[str]) -> list[Stamp | None]:
+    rows = database.execute(PARSED, [texts]).fetchall()
+    return [Stamp(r, tuple(names), t, s, g) if r else None for r, names, t, s, g in rows]
+
+
+def understood(text: str) -> Stamp | None:
+    try:
+        return Stamp.parse(text)
+    except InvalidStamp:
+        return None
+
+
+def test_bad_stamps_are_none(database: Database) -> None:
+    texts = [text for text in BAD_STAMPS if isinstance(text, str) and text != "\ud800"]
+    assert len(texts) > 60
+    assert parsed(database, texts) == [None] * len(texts)
+
+
+def test_odd_names_come_back(database: Database) -> None:
+    stamps = [Stamp(REALM, (name,), 5, 1, GRANTS[0]) for name in ODD_NAMES]
+    stamps.append(Stamp(REALM, tuple(sorted(ODD_NAMES, key=str.encode)), TOKEN_MAX, None, GRANTS[1]))
+    assert parsed(database, [str(stamp) for stamp in stamps]) == stamps
+
+
+ENCODED = [f"%{byte:02X}" for byte in range(256)]
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\0")
+PIECES = st.one_of(
+    st.sampled_from(["", "a", "b", "/", ",", ".", "..", "~", "-", "%", ":", " ", "\n", "x" * 200, *ENCODED]),
+    CHARACTERS,
+    CHARACTERS.map(lambda c: "".join(f"%{byte:02X}" for byte in c.encode())),
+)
+FIELDS = st.tuples(
+    st.sampled_from(["1", "1", "1", "1", "2", ""]),
+    st.sampled_from([REALM, REALM, REALM, REALM.upper(), REALM[1:]]),
+    st.sampled_from(["5", "10", "0", "05", str(TOKEN_MAX), str(TOKEN_MAX + 1), "9" * 16, "-", "\u0661"]),
+    st.sampled_from(["-", "0", "7", "07", str(SEQ_MAX), str(SEQ_MAX + 1), ""]),
+    st.sampled_from([GRANTS[0], GRANTS[0], GRANTS[0], "f" * 31, "F" * 32]),
+    st.lists(PIECES, max_size=8).map("".join),
+)
+NAMED = st.lists(PIECES, min_size=1, max_size=4).map(lambda p: f"1:{REALM}:5:1:{GRANTS[0]}:{''.join(p)}")
+
+
+def test_every_character_of_a_name_is_judged_alike(database: Database) -> None:
+    """Each one in the middle, at an end and alone: white space, controls and marks that turn text round."""
+    odd = [
+        chr(code) for code in range(128, 0x110000) if category(chr(code)) in ("Cc", "Cf", "Zs", "Zl", "Zp")
+    ]
+    plain = [c if c.isalnum() or c in "_.-~/" else f"%{ord(c):02X}" for c in map(chr, range(128))]
+    plain += ["".join(f"%{byte:02X}" for byte in c.encode()) for c in odd]
+    texts = [f"1:{REALM}:5:1:{GRANTS[0]}:{n}" for p in plain for n in (f"a{p}b", f"a/{p}b", f"a{p}")]
+    found = parsed(database, texts)
+    different = [(t, f) for t, f in zip(texts, found, strict=True) if f != understood(t)]
+    assert not different, different[:3]
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts=st.lists(st.one_of(FIELDS.map(":".join), NAMED), min_size=1, max_size=10))
+def test_any_text_is_a_stamp_to_both_or_to_neither(database: Database, texts: list[str]) -> None:
+    assert parsed(database, texts) == [understood(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"2:{REALM}:5:1:{GRANTS[0]}:x",
+        f"1:{REALM}:5:01:{GRANTS[0]}:x",
+        f"1:{REALM}:5:1:{GRANTS[0]}:x:y",
+        f"1:{REALM}:5:\n:{GRANTS[0]}:x",
+    ],
+)
+def test_what_looks_like_the_holder_s_stamp_is_none(text: str, database: Database) -> None:
+    """Also where the mark is its own already, and is only shared."""
+    database.execute("SELECT fenced_guard.announce_alone(%s)", [f"1:{REALM}:5:0:{GRANTS[0]}:x"])
+    with pytest.raises(psycopg.Error) as refused:
+        database.execute("SELECT fenced_guard.announce(%s)", [text])
+    assert refused.value.sqlstate == "ZF008"
+
+
+# The mode.
+
+PATTERNS = ("*", "a*", "*b", "a/*", "a/b", "*_*", "%", "a\\*", "\u00e9*", "?", "**", "a*b*")
+NAMES = ("a", "b", "a/b", "a/b/c", "x_y", "xzy", "%", "a\\b", "\u00e9t\u00e9", "?", "aXbX", "*")
+MODES = [Mode("observe"), Mode("shadow"), Mode("canary", 40.0), Mode("enforce"), Mode("require")]
+RULED = """
+SELECT m.mode, m.refuses, m.requires FROM unnest(%s::text[]) WITH ORDINALITY AS t (name, n),
+LATERAL fenced_guard.mode_of(%s, t.name) AS m ORDER BY n"""
+
+
+def set_modes(database: Database, modes: list[tuple[str, Mode]]) -> None:
+    database.execute("DELETE FROM fenced_guard.mode")
+    for pattern, mode in modes:
+        database.execute("SELECT fenced_guard.set_mode(%s, %s, %s)", (GUARD, str(mode), pattern))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    modes=st.dictionaries(st.sampled_from(PATTERNS), st.sampled_from(MODES)).map(lambda d: list(d.items()))
+)
+def test_the_mode_of_a_name_is_the_pure_one(database: Database, modes: list[tuple[str, Mode]]) -> None:
+    set_modes(database, modes)
+    found = database.execute(RULED, (list(NAMES), GUARD)).fetchall()
+    for name, (mode, refuses, requires) in zip(NAMES, found, strict=True):
+        due = mode_of(name, modes)
+        assert mode == str(due)
+        assert refuses == (rule_on(Verdict.STALE, due, name) is Ruling.REFUSE)
+        assert requires == (rule_on(Verdict.MISSING, due, name) is Ruling.REFUSE)
+
+
+@pytest.mark.parametrize("percent", [0, 0.5, 33, 99.9, 100])
+def test_the_canary_takes_the_same_names(percent: float, database: Database) -> None:
+    mode = Mode("canary", percent)
+    set_modes(database, [("*", mode)])
+    names = [*ODD_NAMES, *(f"orders/{number}" for number in range(500))]
+    found = database.execute(RULED, (names, GUARD)).fetchall()
+    assert [refuses for _, refuses, _ in found] == [mode.refuses(name) for name in names]

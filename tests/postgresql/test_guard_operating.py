@@ -1,0 +1,255 @@
+"""What an operator is told about PostgreSQL guards is true, and what an operator does keeps nobody waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from fenced.errors import Contended, Misuse, StaleToken
+from fenced.guards.postgresql.operating import PostgresqlOperator
+from fenced.guards.postgresql.sessions import AsyncpgSession, PsycopgSession
+from fenced.guards.rollout import Count, DatabaseStatus, GuardStatus, Override, Stage, advised
+from fenced.runtime.blocking import step
+from fenced.sql import Guard
+from fenced.testing.kit import stamp
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+DAY = 86_400.0
+ORDERS = Guard(table="orders", name="orders/{id}")
+
+
+class Shop:
+    """A guarded, partitioned table, and those who write to it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.db = self.connect("setup")
+        self.db.execute("CREATE TABLE orders (id bigint, qty int NOT NULL DEFAULT 0) PARTITION BY RANGE (id)")
+        self.db.execute("CREATE TABLE orders_low PARTITION OF orders FOR VALUES FROM (0) TO (100)")
+        self.db.execute("INSERT INTO orders SELECT generate_series(40, 49)")
+        self.db.execute("CREATE TABLE spare (id bigint PRIMARY KEY)")
+        ORDERS.install(self.db, mode="enforce")
+        self.operator = PostgresqlOperator(PsycopgSession(self.connect("operator")))
+
+    def connect(self, application: str) -> psycopg.Connection[tuple[object, ...]]:
+        return psycopg.connect(self.url, autocommit=True, application_name=application)
+
+    def write(self, number: int, token: int | None, application: str) -> None:
+        sql = f"UPDATE orders SET qty = qty + 1 WHERE id = {number}"
+        with self.connect(application) as connection:
+            if token is None:
+                connection.execute(sql)
+                return
+            with ORDERS.transaction(connection, stamp(token, 1, f"orders/{number}")) as tx:
+                tx.execute(sql)
+
+    def status(self, quiet_for: float = DAY) -> DatabaseStatus:
+        return step(self.operator.status(None, quiet_for))
+
+    def orders(self, quiet_for: float = DAY) -> GuardStatus:
+        return next(guard for guard in self.status(quiet_for).guards if guard.guard == "public.orders")
+
+
+@pytest.fixture
+def shop(postgresql_url: str) -> Iterator[Shop]:
+    made = Shop(postgresql_url)
+    yield made
+    made.db.close()
+    made.operator._session.connection.close()  # type: ignore[attr-defined]
+
+
+def test_status_tells_what_happened(shop: Shop) -> None:
+    """Unstamped writers, would-be refusals, a refusal, an override, a switched-off trigger, a new partition."""
+    shop.write(42, 5, "billing")
+    shop.write(43, 9, "billing")
+    with pytest.raises(StaleToken):
+        shop.write(42, 4, "billing")
+    ORDERS.set_mode(shop.db, "shadow", "orders/43")
+    shop.write(43, 8, "billing")
+    for _ in range(3):
+        shop.write(44, None, "cron")
+    shop.write(44, None, "psql")
+    step(shop.operator.override("orders", "orders/4*", 900, "ticket 4711"))
+    shop.write(42, 3, "rescue")
+    shop.db.execute("ALTER TABLE orders DISABLE TRIGGER fenced_delete")
+    shop.db.execute("CREATE TABLE orders_high PARTITION OF orders FOR VALUES FROM (100) TO (200)")
+    shop.db.execute("ALTER TABLE orders_high DISABLE TRIGGER fenced_update")
+
+    told = shop.orders()
+    assert (told.template, told.rule, told.marks, told.highest, told.refused) == (
+        "orders/{id}",
+        "retry",
+        2,
+        9,
+        1,
+    )
+    assert [(s.pattern, s.mode) for s in told.stages] == [("*", "enforce"), ("orders/43", "shadow")]
+    assert [(o.pattern, o.who, o.why) for o in told.overrides] == [("orders/4*", "postgres", "ticket 4711")]
+    seen = {(c.verdict, c.ruling, c.mode, c.application, c.pattern): (c.count, c.recent) for c in told.counts}
+    assert seen == {
+        ("stale", "refuse", "enforce", "billing", "*"): (1, 1),
+        ("stale", "record", "shadow", "billing", "orders/43"): (1, 1),
+        ("missing", "count", "enforce", "cron", "*"): (3, 3),
+        ("missing", "count", "enforce", "psql", "*"): (1, 1),
+        ("stale", "record", "override", "rescue", "*"): (1, 1),
+    }
+    assert list(told.wrong) == [
+        "trigger fenced_delete is disabled",
+        "partition public.orders_high can be truncated: install the guard again",
+        "trigger fenced_update is disabled on partition public.orders_high",
+    ]
+    require, canary = (stage.next for stage in told.stages)
+    assert (require.stage, require.safe, canary.stage, canary.safe) == ("require", False, "canary", False)
+    assert require.reasons[:2] == ("3 things are wrong", "an override lets writes through")
+    (unstamped, _), (would, _) = require.reasons[2:], canary.reasons[2:]
+    assert re.fullmatch(
+        r"4 unstamped writes in the last 24 h, last \d+ s ago by postgres, psql and 1 other", unstamped
+    )
+    assert re.fullmatch(r"1 would-be refusal in the last 24 h, last \d+ s ago by postgres, billing", would)
+    assert shop.status().realm == stamp(1).realm
+
+    # Mended, over, and quiet for as long as is asked: the same counts speak against nothing any more.
+    shop.db.execute("ALTER TABLE orders ENABLE TRIGGER fenced_delete")
+    shop.db.execute("ALTER TABLE orders_high ENABLE TRIGGER fenced_update")
+    ORDERS.install(shop.db)
+    assert step(shop.operator.end_overrides("orders", None)) == 1
+    told = shop.orders(quiet_for=0.0)
+    assert (told.wrong, told.overrides) == ((), ())
+    assert [stage.next.safe for stage in told.stages] == [True, True]
+    assert not shop.status().wrong
+
+
+def test_a_missing_trigger_and_a_renamed_table(shop: Shop) -> None:
+    """What nobody announced: somebody dropped a trigger, or the table is not where the guard was put."""
+    shop.db.execute("DROP TRIGGER fenced_update ON orders")
+    assert shop.orders().wrong == ("trigger fenced_update is missing: install the guard again",)
+    shop.db.execute("ALTER TABLE orders RENAME TO orders_old")
+    assert shop.orders().wrong == ("the table is gone, or has another name now",)
+
+
+def test_who_can_go_round(shop: Shop) -> None:
+    """Superusers, the owner and its members, and those who were granted what switches triggers off; nobody else."""
+    roles = ("fenced_owner", "fenced_member", "fenced_tricky", "fenced_plain")
+    try:
+        for role in roles:
+            shop.db.execute(f"CREATE ROLE {role} LOGIN")
+        shop.db.execute("GRANT fenced_owner TO fenced_member")
+        shop.db.execute("ALTER TABLE orders OWNER TO fenced_owner")
+        shop.db.execute("GRANT TRIGGER ON orders TO fenced_tricky")
+        shop.db.execute("GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON orders TO fenced_plain")
+        assert [who for who in shop.orders().bypass if "fenced_" in who] == [
+            "fenced_member (owner of the table)",
+            "fenced_owner (owner of the table)",
+            "fenced_tricky (may add triggers)",
+        ]
+        assert shop.orders().bypass[0] == "postgres (superuser)"
+    finally:
+        for role in roles:
+            shop.db.execute(f"DROP OWNED BY {role}")
+            shop.db.execute(f"DROP ROLE {role}")
+
+
+def test_what_is_added_up_is_not_forgotten(shop: Shop) -> None:
+    """Tidying makes sums of records; they still speak against the next stage. What was not recorded is counted."""
+    for _ in range(5):
+        shop.write(44, None, "cron")
+    with shop.connect("maintenance") as blocking, blocking.transaction():
+        blocking.execute("LOCK TABLE fenced_guard.record IN SHARE MODE")
+        shop.write(44, None, "cron")  # does not wait, and is not recorded
+    assert (shop.status().unrecorded, shop.status().wrong) == (1, True)
+    assert step(shop.operator.tidy(keep=2)) == {"summed": 3, "overrides": 0, "unrecorded": 1}
+    assert (shop.status().unrecorded, shop.status().wrong) == (0, False)
+    counts = {c.pattern: (c.count, c.recent) for c in shop.orders().counts}
+    assert counts == {"*": (2, 2), None: (3, 3)}
+    assert shop.orders().stages[0].next.reasons[0].startswith("5 unstamped writes")
+    assert [change.what for change in step(shop.operator.history(None, 1))] == ["unrecorded"]
+
+
+def test_an_operator_waits_for_no_writer(shop: Shop) -> None:
+    """A mode is switched and a status read while a writer has rows and its fence locked; a reset gives up soon."""
+    shop.write(42, 5, "billing")
+    with shop.connect("billing") as writer, ORDERS.transaction(writer, stamp(6, 1, "orders/42")) as tx:
+        tx.execute("UPDATE orders SET qty = 7 WHERE id = 42")
+        shop.db.execute("SET statement_timeout = '1s'")
+        ORDERS.set_mode(shop.db, "require")
+        assert shop.orders().stages[0].mode == "require"
+        with pytest.raises(Contended):
+            step(shop.operator.reset("orders/42", "test"))
+    assert step(shop.operator.reset("orders/42", "test")) == 6
+    assert step(shop.operator.reset("orders/42", "test")) is None
+    with pytest.raises(Misuse):
+        step(shop.operator.reset("orders/41", " "))
+
+
+def test_the_same_on_asyncpg(shop: Shop) -> None:
+    shop.write(42, 5, "billing")
+    shop.write(44, None, "cron")
+    step(shop.operator.override("orders", "orders/4*", 900, r"a 'quote' and a \n backslash"))
+
+    async def told() -> tuple[DatabaseStatus, list[object], str]:
+        import asyncpg
+
+        connection = await asyncpg.connect(shop.url)
+        try:
+            operator = PostgresqlOperator(AsyncpgSession(connection))
+            status = await operator.status()
+            history = await operator.history("orders", 1)
+            return (
+                status,
+                [change.detail for change in history],
+                (await operator.records("orders", 1))[0].name or "",
+            )
+        finally:
+            await connection.close()
+
+    status, details, name = asyncio.run(told())
+    own = shop.status()
+    assert (status.guards[0].counts, status.guards[0].overrides) == (
+        own.guards[0].counts,
+        own.guards[0].overrides,
+    )
+    assert [detail["why"] for detail in details] == [r"a 'quote' and a \n backslash"]  # type: ignore[index]
+    assert name == "orders/44"
+
+
+def _count(verdict: str, ruling: str, mode: str, recent: int = 1, pattern: str | None = "*") -> Count:
+    return Count(verdict, ruling, mode, 1, recent, NOW, "app", "cron", pattern)
+
+
+@pytest.mark.parametrize(
+    "mode, counts, following, safe",
+    [
+        ("observe", [_count("stale", "count", "observe")], "shadow", True),  # shadow stops nothing
+        ("shadow", [], "canary", True),
+        ("shadow", [_count("missing", "record", "shadow")], "canary", True),  # not stopped before require
+        ("shadow", [_count("stale", "record", "shadow")], "canary", False),
+        ("shadow", [_count("stale", "record", "shadow", recent=0)], "canary", True),
+        ("shadow", [_count("stale", "record", "shadow", pattern="other/*")], "canary", True),
+        ("shadow", [_count("stale", "record", "shadow", pattern=None)], "canary", False),
+        ("shadow", [_count("stale", "refuse", "enforce", pattern=None)], "canary", True),
+        ("canary(5%)", [_count("reused", "record", "canary(5%)")], "enforce", False),
+        ("canary(5%)", [_count("stale", "refuse", "canary(5%)")], "enforce", False),
+        ("enforce", [_count("stale", "refuse", "enforce")], "require", True),  # what it is there for
+        ("enforce", [_count("missing", "count", "enforce")], "require", False),
+        ("require", [_count("missing", "refuse", "require")], None, False),
+    ],
+)
+def test_when_the_next_stage_is_safe(
+    mode: str, counts: list[Count], following: str | None, safe: bool
+) -> None:
+    def next_after(days: float, **facts: object) -> tuple[str | None, bool]:
+        stage = Stage("*", mode, NOW - timedelta(days=days))
+        status = GuardStatus("t", "t", "retry", True, None, (stage,), counts=tuple(counts), **facts)  # type: ignore[arg-type]
+        found = advised(status, NOW, DAY).stages[0].next
+        return found.stage, found.safe
+
+    assert next_after(1.1) == (following, safe)
+    assert next_after(0.9) == (following, mode == "observe")
+    override = Override("*", NOW, "me", "why")
+    assert next_after(1.1, overrides=(override,)) == (following, mode == "observe")
+    assert next_after(1.1, wrong=("a trigger is missing",)) == (following, False)

@@ -1,0 +1,36 @@
+"""What the tests of ZooKeeper do again and again."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fenced.authorities.zookeeper import ZooKeeperAuthority
+from fenced.runtime.blocking import BlockingRuntime, step
+from tests.zookeeper.raw import Raw
+
+RUNTIME = BlockingRuntime()
+
+
+@contextmanager
+def opened(url: str, namespace: str, runtime: Any = RUNTIME) -> Iterator[ZooKeeperAuthority]:
+    authority = ZooKeeperAuthority.at(url, runtime, namespace)
+    try:
+        step(authority.open())
+        yield authority
+    finally:
+        step(authority.close())
+
+
+Pair = tuple[ZooKeeperAuthority, ZooKeeperAuthority]
+
+
+def places(raw: Raw, authority: ZooKeeperAuthority, name: str = "orders") -> list[str]:
+    path = authority._paths.name(name)
+    return [f"{path}/{child}" for child in raw.children(path)]
+
+
+def woken(authority: ZooKeeperAuthority, public: str) -> None:
+    limit = time.monotonic() + 5
+    while public not in step(authority.hear(RUNTIME.now() + 0.5)):
+        assert time.monotonic() < limit

@@ -1,0 +1,88 @@
+"""Time that passes at once: for what ZooKeeper measures, and for what its clients do.
+
+A client's clock is moved on. A session that it has not kept alive for long enough by then is ended, as the server
+would have done it. Times that are stored are moved back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable
+from typing import TypeVar
+
+from fenced.authorities.zookeeper import ZooKeeperAuthority, jute
+from fenced.authorities.zookeeper.address import Address
+from fenced.authorities.zookeeper.session import Session
+from fenced.contracts import Colour, Readable, Runtime, Wakeup
+from fenced.errors import Unavailable
+from tests.zookeeper.raw import Raw
+
+T = TypeVar("T")
+
+
+class Shifted:
+    """A runtime whose clock can be moved on."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.ahead = 0.0
+        self.colour: Colour = runtime.colour
+        self.random, self.secret, self.whoami = runtime.random, runtime.secret, runtime.whoami
+        self.wakeup, self.lock, self.call = runtime.wakeup, runtime.lock, runtime.call
+        self.finish, self.spawn = runtime.finish, runtime.spawn
+
+    def now(self) -> float:
+        return self._runtime.now() + self.ahead
+
+    async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
+        return await self._runtime.wait(wakeup, None if until is None else until - self.ahead)
+
+    async def readable(self, source: Readable, until: float) -> bool:
+        return await self._runtime.readable(source, until - self.ahead)
+
+    async def writable(self, source: Readable, until: float) -> bool:
+        return await self._runtime.writable(source, until - self.ahead)
+
+
+def end_session(session: Session, address: Address) -> None:
+    """Its own client may take the session back at once: once more, then."""
+    known = jute.Connected(10_000, session.id, session._password)
+    host, port = address.members[0]
+    while True:
+        with (
+            contextlib.suppress(OSError, Unavailable),
+            Raw(f"zookeeper://{host}:{port}", known) as client,
+        ):
+            if client.session.timeout <= 0:
+                return
+            client.end_session()
+
+
+def pass_time(seconds: float, runtime: Shifted, authorities: Iterable[ZooKeeperAuthority], url: str) -> None:
+    runtime.ahead += seconds
+    roots = set()
+    for authority in authorities:
+        roots.add(authority._paths.root)
+        for session in authority._sessions.values():
+            if session.id and session.confirmed + session.ttl <= runtime.now():
+                end_session(session, authority._address)
+    with Raw(url) as client:
+        for root in roots:
+            _move_back(client, root, seconds)
+        client.end_session()
+
+
+def _move_back(client: Raw, root: str, seconds: float) -> None:
+    def move(path: str, key: str) -> None:
+        told = json.loads(client.get(path)[0])
+        if told[key] is not None:
+            told[key] -= seconds
+            client.set(path, json.dumps(told).encode())
+
+    for tomb in client.children(f"{root}/t"):
+        move(f"{root}/t/{tomb}", "remember")
+    for name in client.children(f"{root}/n"):
+        for child in client.children(f"{root}/n/{name}"):
+            if child.startswith("~"):
+                move(f"{root}/n/{name}/{child}", "until")

@@ -1,0 +1,441 @@
+"""What is particular to the ZooKeeper authority: sessions, numbers, names, rights, forks, and how little it asks."""
+
+import asyncio
+import itertools
+import os
+import secrets
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fenced
+from fenced.authorities.zookeeper import ZooKeeperAuthority, jute
+from fenced.authorities.zookeeper.address import Address
+from fenced.authorities.zookeeper.session import Session
+from fenced.authorities.zookeeper.tree import Paths, name_of
+from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
+from fenced.model import Busy, Ended, Granted, Kept, Released, Waiting, check_name, grant_id
+from fenced.runtime.aio import AioRuntime
+from fenced.runtime.blocking import step
+from fenced.testing.faults import Proxy
+from fenced.testing.inputs import ODD_NAMES
+from fenced.testing.kit import asking, granted
+from fenced.testing.servers import ZooKeeperServer
+from tests.zookeeper.acting import RUNTIME, Pair, opened, places, woken
+from tests.zookeeper.raw import Raw
+from tests.zookeeper.shifting import Shifted, end_session, pass_time
+
+SECRET = "open sesame/@"
+
+
+# Waiting.
+
+
+# proves authority zookeeper: pushed
+def test_who_waits_asks_nothing_and_is_told_in_order(zookeeper_server: ZooKeeperServer, pair: Pair) -> None:
+    """A hand-over is one request, the release; its waiter knows from the order of the news that it is first."""
+    one, _ = pair
+    asks = [asking(RUNTIME, "orders", wait=True) for _ in range(12)]
+    step(granted(one, asks[0]))
+    for ask in asks[1:]:
+        assert isinstance(step(one.ask(ask)), Waiting)
+
+    def received() -> int:
+        lines = zookeeper_server.tell("mntr").splitlines()
+        return next(
+            int(float(line.split("\t")[1])) for line in lines if line.startswith("zk_packets_received")
+        )
+
+    before = received()
+    for ask, following in itertools.pairwise(asks):
+        assert step(one.release(ask.secret)) == Released()
+        woken(one, grant_id(following.secret))
+        assert isinstance(step(one.ask(following)), Granted)
+    assert received() - before <= len(asks)
+
+
+def test_one_that_leaves_the_middle_of_a_queue_lets_nobody_in(pair: Pair) -> None:
+    one, two = pair
+    holder, middle, last = (asking(RUNTIME, "orders", wait=True) for _ in range(3))
+    step(granted(one, holder))
+    assert isinstance(step(one.ask(middle)), Waiting)
+    assert isinstance(step(two.ask(last)), Waiting)
+    assert step(one.withdraw(middle.secret)) == Released()
+    woken(two, grant_id(last.secret))
+    assert isinstance(step(two.ask(last)), Waiting)
+    assert step(one.release(holder.secret)) == Released()
+    woken(two, grant_id(last.secret))
+    step(granted(two, last))
+
+
+def test_who_was_told_long_ago_asks_for_a_sign_of_life_first(zookeeper_url: str) -> None:
+    runtime = Shifted(RUNTIME)
+    with opened(zookeeper_url, secrets.token_hex(8), runtime) as one:
+        holder, waiter = asking(runtime, "orders"), asking(runtime, "orders", wait=True)
+        step(granted(one, holder))
+        assert isinstance(step(one.ask(waiter)), Waiting)
+        assert step(one.release(holder.secret)) == Released()
+        runtime.ahead += 2
+        assert step(granted(one, waiter)).remaining == 10.0
+
+
+def test_a_waiter_behind_a_lock_delay_is_not_let_in(pair: Pair) -> None:
+    one, two = pair
+    holder, waiter = asking(RUNTIME, "orders", ttl=5, lock_delay=20), asking(RUNTIME, "orders", wait=True)
+    step(granted(one, holder))
+    assert isinstance(step(two.ask(waiter)), Waiting)
+    end_session(one._session(5.0), one._address)
+    woken(two, grant_id(waiter.secret))
+    answer = step(two.ask(waiter))
+    assert isinstance(answer, Waiting) and answer.check_in == pytest.approx(20, abs=1)
+
+
+def test_a_place_that_somebody_deleted_is_no_place(pair: Pair, raw: Raw) -> None:
+    """The waiter behind it is first then. The one whose place it was is out, and never granted."""
+    one, two = pair
+    holder, lost, last = (asking(RUNTIME, "orders", wait=True) for _ in range(3))
+    step(granted(one, holder))
+    assert isinstance(step(two.ask(lost)), Waiting)
+    assert isinstance(step(one.ask(last)), Waiting)
+    (place,) = [path for path in places(raw, one) if grant_id(lost.secret) in path]
+    assert raw.delete(place) == 0
+    assert step(one.release(holder.secret)) == Released()
+    woken(one, grant_id(last.secret))
+    step(granted(one, last))
+    assert step(two.ask(lost)) == Ended("revoked")
+
+
+def test_a_waiter_that_does_not_watch_its_own_place_would_be_caught(
+    pair: Pair, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: only the one ahead is watched."""
+    told = Session._changed
+
+    def careless(self: Session, mine: Any, event: jute.Event) -> None:
+        if event.path not in mine.places.values():
+            told(self, mine, event)
+
+    monkeypatch.setattr(Session, "_changed", careless)
+    one, two = pair
+    holder, lost = asking(RUNTIME, "orders"), asking(RUNTIME, "orders", wait=True)
+    step(granted(two, holder))
+    assert isinstance(step(two.ask(lost)), Waiting)
+    (place,) = [path for path in places(raw, two) if grant_id(lost.secret) in path]
+    raw.delete(place)
+    assert step(two.release(holder.secret)) == Released()
+    assert isinstance(step(two.ask(lost)), Granted)  # and so might be another
+    step(granted(one, asking(RUNTIME, "orders")))
+
+
+def test_a_place_whose_attempt_somebody_deleted_can_be_taken_by_force(pair: Pair, raw: Raw) -> None:
+    one, two = pair
+    ask = asking(RUNTIME, "orders")
+    token = step(granted(one, ask)).token
+    assert raw.delete(one._paths.attempt(grant_id(ask.secret))) == 0
+    assert isinstance(step(two.ask(asking(RUNTIME, "orders"))), Busy)
+    minted = step(two.force_release("orders"))
+    assert minted is not None and minted > token
+    assert step(one.renew([ask.secret], 2.0)) == [Ended("revoked")]
+    assert step(granted(two, asking(RUNTIME, "orders"))).token > minted
+
+
+# Sessions.
+
+
+# proves authority zookeeper: server-ttl
+@pytest.mark.xdist_group("serial")
+def test_the_server_bounds_the_ttl_and_the_grant_says_so() -> None:
+    with (
+        ZooKeeperServer({"minSessionTimeout": "4000", "maxSessionTimeout": "8000"}) as server,
+        opened(server.url(), "default") as authority,
+    ):
+        for asked, given_ttl in ((0.5, 3.0), (4.5, 4.5), (3600.0, 6.0)):
+            ask = asking(RUNTIME, f"for/{asked}", ttl=asked)
+            grant = step(granted(authority, ask))
+            assert (grant.ttl, grant.remaining) == (given_ttl, given_ttl)
+            assert step(authority.renew([ask.secret], 1.0)) == [Kept(given_ttl)]
+
+
+def test_a_session_that_was_silent_is_confirmed_before_anything_is_granted_on_it(
+    zookeeper_server: ZooKeeperServer,
+) -> None:
+    """By a new connection, of which the leader is asked: until then it may have heard of it long ago."""
+    runtime = Shifted(RUNTIME)
+    with Proxy(zookeeper_server.host, zookeeper_server.port) as proxy:
+        url = f"zookeeper://{proxy.host}:{proxy.port}"
+        with opened(url, secrets.token_hex(8), runtime) as authority:
+            ask = asking(runtime, "orders")
+            step(granted(authority, ask))
+            connections = proxy.connections
+            for seconds, made in ((3.0, 0), (3.2, 0), (4.0, 1), (1.0, 1)):
+                runtime.ahead += seconds
+                assert step(authority.renew([ask.secret], 2.0)) == [Kept(10.0)]
+                assert proxy.connections == connections + made
+
+
+def test_only_what_the_leader_answers_is_a_sign_of_life(pair: Pair) -> None:
+    one, _ = pair
+    step(granted(one, asking(RUNTIME, "orders")))
+    session, root = one._session(10.0), one._paths.root
+    for request, counts in (
+        (jute.get_data(root), False),
+        (jute.get_children(root), False),
+        (jute.sync(root), True),
+        (jute.multi([jute.delete("/nothing")]), True),
+    ):
+        before = session.confirmed
+        step(session.exchange(request, until=RUNTIME.now() + 5))
+        assert (session.confirmed > before) == counts
+    before = session.confirmed
+    step(session.exchange(until=RUNTIME.now() + 5))
+    assert session.confirmed == before
+
+
+# proves authority zookeeper: revoked
+def test_a_name_that_somebody_deleted_is_revoked(pair: Pair, raw: Raw) -> None:
+    """By hand, in a client of another make: the keep-alive still succeeds, the next renewal tells."""
+    one, _ = pair
+    early, late = asking(RUNTIME, "orders"), asking(RUNTIME, "late")
+    step(granted(one, early))
+    step(granted(one, late))
+    for path in places(raw, one):
+        assert raw.delete(path) == 0
+    assert step(one.renew([early.secret, late.secret], 2.0)) == [Ended("revoked"), Kept(10.0)]
+    for path in places(raw, one, "late"):  # which is watched by now
+        assert raw.delete(path) == 0
+    assert step(one.renew([late.secret], 2.0)) == [Ended("revoked")]
+    assert step(one.release(late.secret)) == Ended("revoked")
+    assert step(one.survey()) == [] and raw.children(one._paths.attempts) == []
+
+
+# proves authority zookeeper: own-memory
+def test_who_has_the_secret_can_take_a_lease_over(pair: Pair) -> None:
+    """A renewal moves it into the session of who renews. What is over only its own client remembers."""
+    one, two = pair
+    ask, waiter = asking(RUNTIME, "orders"), asking(RUNTIME, "orders", wait=True)
+    token = step(granted(one, ask)).token
+    assert isinstance(step(one.ask(waiter)), Waiting)
+    again = step(granted(two, ask))
+    assert (again.token, again.remaining) == (token, 0.0)  # another client's session: nothing is promised
+    assert step(two.renew([ask.secret], 2.0)) == [Kept(10.0)]
+    assert isinstance(step(one.ask(waiter)), Waiting)
+    assert step(one.renew([ask.secret], 2.0)) == [Ended("revoked")]
+    assert step(two.renew([ask.secret], 2.0)) == [Kept(10.0)]
+    held_by = step(one.observe("orders")).held_by
+    assert held_by is not None and held_by.token == token
+    assert step(two.release(ask.secret)) == step(two.release(ask.secret)) == Released()
+    assert step(granted(one, waiter)).token > token
+
+
+def test_what_was_taken_over_is_not_expired_by_its_first_owner(zookeeper_url: str) -> None:
+    namespace, ours = secrets.token_hex(8), Shifted(RUNTIME)
+    with opened(zookeeper_url, namespace, ours) as one, opened(zookeeper_url, namespace) as two:
+        ask, other = asking(RUNTIME, "orders"), asking(RUNTIME, "other")
+        step(granted(one, ask))
+        assert step(two.renew([ask.secret], 2.0)) == [Kept(10.0)]
+        ours.ahead += 11
+        step(granted(one, other))  # clears up what is overdue, on a session that goes on
+        assert step(two.renew([ask.secret], 2.0)) == [Kept(10.0)]
+
+
+# proves authority zookeeper: delay-noticed
+def test_a_lock_delay_counts_from_when_the_expiry_is_noticed(zookeeper_url: str) -> None:
+    """By its own client it is known; by others at the first look."""
+    namespace, time_of_both = secrets.token_hex(8), Shifted(RUNTIME)
+    with opened(zookeeper_url, namespace, time_of_both) as two:
+        with opened(zookeeper_url, namespace, time_of_both) as one:
+            step(granted(one, asking(RUNTIME, "orders", ttl=5, lock_delay=20)))
+            pass_time(60, time_of_both, [one], zookeeper_url)
+        assert step(two.observe("orders")).free_in == pytest.approx(20, abs=1)
+        assert isinstance(step(two.ask(asking(RUNTIME, "orders"))), Busy)
+        pass_time(21, time_of_both, [two], zookeeper_url)
+        step(granted(two, asking(RUNTIME, "orders")))
+
+
+# proves authority zookeeper: idle-names
+def test_idle_names_are_removed_by_the_server_and_tokens_go_on(pair: Pair, raw: Raw) -> None:
+    one, _ = pair
+    ask = asking(RUNTIME, "once")
+    token = step(granted(one, ask)).token
+    step(one.release(ask.secret))
+    limit = time.monotonic() + 20
+    while raw.children(one._paths.names):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    assert step(granted(one, asking(RUNTIME, "once"))).token > token  # which it thought was there
+
+
+# Names, addresses and rights.
+
+
+@given(st.lists(st.text(min_size=1, max_size=60), min_size=2, max_size=6, unique=True))
+def test_names_become_paths_one_to_one(names: list[str]) -> None:
+    paths, good = Paths("/a", "default"), []
+    for name in [*names, *ODD_NAMES]:
+        try:
+            good.append(check_name(name))
+        except Misuse:
+            continue
+    made = [paths.name(name) for name in good]
+    assert len(set(made)) == len(set(good))
+    for name, path in zip(good, made, strict=True):
+        *_, segment = path.split("/")
+        assert path == f"{paths.names}/{segment}" and name_of(segment) == name
+        assert segment.isascii() and segment.isprintable() and segment not in (".", "..")
+
+
+def test_chroots_and_namespaces_are_apart(zookeeper_url: str, raw: Raw) -> None:
+    top = secrets.token_hex(8)
+    with (
+        opened(f"{zookeeper_url}/{top}/b", "n/1") as one,
+        opened(f"{zookeeper_url}/{top}", "n/1") as two,
+        opened(f"{zookeeper_url}/{top}", "n") as three,
+    ):
+        assert len({step(each.open()).realm for each in (one, two, three)}) == 3
+        for each in (one, two, three):
+            step(granted(each, asking(RUNTIME, "orders")))
+        assert sorted(raw.children(f"/{top}/fenced")) == ["n", "n%2F1"]
+
+
+def test_without_create_nothing_is_made(zookeeper_url: str, raw: Raw) -> None:
+    chroot = f"/{secrets.token_hex(8)}"
+    authority = ZooKeeperAuthority.at(zookeeper_url + chroot, RUNTIME, "default")
+    with pytest.raises(Misconfigured, match="no namespace"):
+        step(authority.open(create=False))
+    step(authority.close())
+    assert chroot[1:] not in raw.children("/")
+
+
+def test_a_node_of_another_program_is_refused(zookeeper_url: str, raw: Raw) -> None:
+    chroot = f"/{secrets.token_hex(8)}"
+    for path in (chroot, f"{chroot}/fenced", f"{chroot}/fenced/default"):
+        raw.create(path, b"not ours")
+    authority = ZooKeeperAuthority.at(zookeeper_url + chroot, RUNTIME, "default")
+    with pytest.raises(Misconfigured, match="another program"):
+        step(authority.open())
+    step(authority.close())
+
+
+# proves authority zookeeper: own-nodes
+def test_nodes_belong_to_their_credentials_alone(zookeeper_url: str, raw: Raw) -> None:
+    """A digest of user and password; who has others, or none, is told so and changes nothing."""
+    top = secrets.token_hex(8)
+    raw.create(f"/{top}")
+
+    def url(who: str) -> str:
+        return zookeeper_url.replace("://", f"://{who}") + f"/{top}"
+
+    with opened(url("app:open%20sesame%2F%40@"), "default") as authority:
+        step(granted(authority, asking(RUNTIME, "orders")))
+        for other in ("", "app:wrong@", "eve:open%20sesame%2F%40@"):
+            stranger = ZooKeeperAuthority.at(url(other), RUNTIME, "default")
+            with pytest.raises(Misconfigured, match="credentials") as caught:
+                step(stranger.open())
+            assert "sesame" not in str(caught.value) + stranger.url + repr(stranger._address)
+            step(stranger.close())
+        (place,) = places_path(authority)
+        assert raw.delete(place) == jute.NO_AUTH or raw.children(authority._paths.names) == []
+        with opened(url("app:open%20sesame%2F%40@"), "default") as again:
+            assert isinstance(step(again.ask(asking(RUNTIME, "orders"))), Busy)
+
+
+def places_path(authority: ZooKeeperAuthority) -> list[str]:
+    return [path for mine in authority._memory.values() for path in mine.places.values()]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "zookeeper://",
+        "zookeeper://h:x",
+        "zookeeper://h:99999",
+        "zookeeper://h,,i",
+        "zookeeper://user@h",
+        "zookeeper://h/a//b",
+        "zookeeper://h/a/../b",
+        "zookeeper://h/zookeeper",
+        "zookeeper://h?timeout=5",
+        "zookeeper://h?tls=perhaps",
+        "zookeeper://h?tls=off&ssl_ca_certs=x",
+        f"zookeeper://app:{SECRET}@h:x",
+    ],
+)
+def test_what_is_no_address_is_misuse(url: str) -> None:
+    with pytest.raises(Misuse) as caught:
+        fenced.Client(url)
+    assert "sesame" not in str(caught.value)
+
+
+def test_an_address_names_members_and_shows_no_secret() -> None:
+    address = Address("zookeeper://app:pass%3Aword@a,b:2182,[::1]:2183/x/y")
+    assert address.members == [("a", 2181), ("b", 2182), ("::1", 2183)]
+    assert (address.chroot, address.credentials) == ("/x/y", "app:pass:word")
+    assert str(address) == repr(address) == "Address('zookeeper://a:2181,b:2182,[::1]:2183/x/y')"
+
+
+def test_nobody_there_is_unavailable() -> None:
+    with pytest.raises(Unavailable), fenced.Client("zookeeper://127.0.0.1:1,127.0.0.1:2") as client:
+        client.acquire("orders", wait=0)
+
+
+@pytest.mark.xdist_group("serial")
+def test_tls_and_a_certificate_of_nobody() -> None:
+    """The same over TLS, in both colours; a server that nobody vouches for is not spoken to."""
+    with ZooKeeperServer(tls=True) as server:
+        with fenced.Client(server.url()) as client, client.hold("orders") as lease:
+            lease.check()
+
+        async def both() -> None:
+            async with fenced.AsyncClient(server.url()) as client, client.hold("orders", ttl=5) as lease:
+                lease.check()
+                await client.acquire("another")
+
+        asyncio.run(both())
+        bare = server.url().partition("?")[0]
+        for url in (f"{bare}?tls=true", bare):
+            with pytest.raises(FencedError), fenced.Client(url) as client:
+                client.acquire("orders", wait=0)
+
+
+# Forks.
+
+
+def test_a_forked_child_leaves_its_parents_sessions_alone(zookeeper_url: str) -> None:
+    with fenced.Client(zookeeper_url, namespace=secrets.token_hex(8)) as client:
+        lease = client.acquire("orders", ttl=5)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with client.try_hold("orders") as mine:
+                    status = 0 if mine is None else 2
+                with client.hold("another", ttl=5) as other:
+                    other.check()
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        lease.check()
+        assert client._authority is not None
+        lease.release()
+        with client.hold("orders"):
+            pass
+
+
+def test_one_event_loop_after_another(zookeeper_url: str) -> None:
+    """Nothing of a client holds on to a loop that is gone."""
+
+    async def use() -> int:
+        runtime = AioRuntime()
+        authority = ZooKeeperAuthority.at(zookeeper_url, runtime, "loops")
+        await authority.open()
+        ask = asking(runtime, "orders")
+        token = (await granted(authority, ask)).token
+        await authority.release(ask.secret)
+        await authority.close()
+        runtime.close()
+        return token
+
+    assert asyncio.run(use()) < asyncio.run(use())

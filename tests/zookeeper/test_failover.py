@@ -1,0 +1,305 @@
+"""Ensembles that lose a leader, a follower or their majority, and servers that are restored from a backup."""
+
+import itertools
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fenced.authorities.zookeeper import ZooKeeperAuthority, jute
+from fenced.core.acquiring import Desk, Wish
+from fenced.core.holding import Hold, State
+from fenced.errors import Indeterminate, LeaseLost, Unavailable
+from fenced.model import Ended, Granted, Kept, Released, Waiting
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing.kit import asking, desk, granted
+from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
+from tests.zookeeper.shifting import end_session
+
+pytestmark = [pytest.mark.xdist_group("serial"), pytest.mark.timeout(180)]
+RUNTIME = BlockingRuntime()
+TTL = 1.5
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> Iterator[ZooKeeperEnsemble]:
+    with ZooKeeperEnsemble() as ensemble:
+        yield ensemble
+
+
+@contextmanager
+def opened(url: str, namespace: str) -> Iterator[ZooKeeperAuthority]:
+    authority = ZooKeeperAuthority.at(url, RUNTIME, namespace)
+    try:
+        step(authority.open())
+        yield authority
+    finally:
+        step(authority.close())
+
+
+@contextmanager
+def client(url: str, namespace: str) -> Iterator[Desk]:
+    authority = ZooKeeperAuthority.at(url, RUNTIME, namespace)
+    made = desk(authority, RUNTIME)
+    try:
+        yield made
+    finally:
+        step(made.close())
+
+
+def hold(desk: Desk, ttl: float = TTL, wait: float = 30.0) -> Hold:
+    return step(desk.acquire(Wish.of(["orders"], ttl=ttl, wait=wait)))
+
+
+def patient(work: object) -> object:
+    """Repeat the same request until it is answered, as a client does."""
+    limit = time.monotonic() + 20
+    while True:
+        try:
+            return step(work())  # type: ignore[operator]
+        except (Unavailable, Indeterminate):
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+
+
+# proves authority zookeeper: majority
+def test_a_killed_leader_takes_no_token_and_no_lease_with_it(ensemble: ZooKeeperEnsemble) -> None:
+    """SIGKILL under a live holder and a waiter: the lease goes on, tokens rise by an election's worth."""
+    namespace = secrets.token_hex(8)
+    with client(ensemble.url(), namespace) as one, opened(ensemble.url(), namespace) as two:
+        held = hold(one, ttl=6)
+        tokens = [held.token]
+        waiter = asking(RUNTIME, "orders", wait=True)
+        assert isinstance(step(two.ask(waiter)), Waiting)
+        for number in range(2):
+            leader = ensemble.leader()
+            leader.kill()
+            ask = asking(RUNTIME, f"other/{number}")
+            answer = patient(lambda ask=ask: two.ask(ask))
+            assert isinstance(answer, Granted)
+            tokens.append(answer.token)
+            ensemble.start(leader)
+            patient(lambda: two.renew([waiter.secret], 2.0))
+            assert held.state in (State.HELD, State.JEOPARDY)
+        step(one.release(held))
+        answer = patient(lambda: two.ask(waiter))
+        while isinstance(answer, Waiting):  # its connection was lost, and with it the news
+            answer = patient(lambda: two.ask(waiter))
+        assert isinstance(answer, Granted)
+        tokens.append(answer.token)
+        # The waiter's token is that of its place in the queue, which is older than both elections.
+        assert tokens[1] - tokens[0] > 2**31 and tokens[2] - tokens[1] > 2**31
+        assert tokens[0] < tokens[3] < tokens[1]
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_a_name_is_taken_over_soon_after_leader_and_holder_are_gone(
+    ensemble: ZooKeeperEnsemble, how: str
+) -> None:
+    """Leader and holder fall silent together: the waiter is in within 4/3 TTL, an election, and once more that."""
+    namespace = secrets.token_hex(8)
+    leader = ensemble.leader()
+    with client(ensemble.url(), namespace) as two:
+        holder = ZooKeeperAuthority.at(ensemble.url(), RUNTIME, namespace)
+        step(holder.open())
+        first = step(granted(holder, asking(RUNTIME, "orders", ttl=TTL)))
+        step(two.authority.open())
+        began = time.monotonic()
+        getattr(leader, how)()
+        try:
+            held = patient(lambda: two.acquire(Wish.of(["orders"], ttl=TTL, wait=30)))
+            took = time.monotonic() - began
+        finally:
+            leader.thaw() if how == "freeze" else ensemble.start(leader)
+        assert isinstance(held, Hold)
+        assert held.token > first.token
+        assert took < 2 * TTL * 4 / 3 + 5.0, took
+        print(f"taken over {took:.2f} s after SIG{how} of the leader, ttl {TTL} s")
+        step(two.release(held))
+        step(holder.close())
+
+
+def test_a_frozen_leader_is_left(ensemble: ZooKeeperEnsemble) -> None:
+    """SIGSTOP: who was connected to it moves on to another member within the ttl, and keeps its lease."""
+    namespace = secrets.token_hex(8)
+    leader = ensemble.leader()
+    with client(ensemble.url(), namespace) as one:
+        held = hold(one, ttl=3)
+        leader.freeze()
+        try:
+            limit = time.monotonic() + 5
+            while time.monotonic() < limit:
+                held.check()
+                time.sleep(0.05)
+        finally:
+            leader.thaw()
+        step(one.release(held))
+
+
+def overlap(ensemble: ZooKeeperEnsemble) -> float:
+    """For how long a holder behind a follower that is cut off believes on after another client was granted."""
+    namespace = secrets.token_hex(8)
+    ensemble.leader()
+    follower = ensemble.followers()[0]
+    others = f"zookeeper://{ensemble.leader().host}:{ensemble.leader().port}"
+    with client(follower.url(), namespace) as one, client(others, namespace) as two:
+        held = hold(one)
+        assert isinstance(step(two.authority.open()).realm, str)
+        ensemble.cut_off(follower)
+        try:
+            after = hold(two)
+            granted_at = time.monotonic()
+            assert after.token > held.token
+            while held.state is not State.LOST:
+                time.sleep(0.001)
+            lost_at = time.monotonic()
+            step(two.release(after))
+        finally:
+            ensemble.heal(follower)
+        with pytest.raises((LeaseLost, Unavailable, Indeterminate)):
+            step(one.release(held))
+    follower.wait_until(lambda: follower.mode == "follower", "it follows again")
+    return lost_at - granted_at
+
+
+# proves authority zookeeper: leader-confirmed
+def test_a_follower_that_is_cut_off_keeps_nobody_believing(ensemble: ZooKeeperEnsemble) -> None:
+    """It goes on answering what it can by itself. The holder has stopped believing before anybody else is granted."""
+    assert overlap(ensemble) < 0.01
+
+
+def test_a_keep_alive_that_a_follower_answers_would_be_caught(
+    ensemble: ZooKeeperEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: a read in the place of a sync, taken for a sign of life, as every ping of ZooKeeper's own is."""
+    monkeypatch.setattr(jute, "by_leader", lambda _: True)
+    monkeypatch.setattr(jute, "sync", lambda path: jute.get_data(path.removesuffix("/keep")))
+    assert overlap(ensemble) > 0.2
+
+
+def test_a_majority_that_is_lost_and_regained(ensemble: ZooKeeperEnsemble) -> None:
+    """Nothing is granted without it; holders stop believing in time; tokens rise; who waits is served."""
+    namespace = secrets.token_hex(8)
+    with client(ensemble.url(), namespace) as one, opened(ensemble.url(), namespace) as two:
+        held = hold(one)
+        lost = ensemble.members[:2]
+        began = time.monotonic()
+        for member in lost:
+            member.kill()
+        ask = asking(RUNTIME, "another")
+        with pytest.raises((Unavailable, Indeterminate)):
+            step(two.ask(ask))
+        while held.state is not State.LOST:
+            time.sleep(0.005)
+        assert time.monotonic() - began < TTL
+        ensemble.start(*lost)
+        answer = patient(lambda: two.ask(ask))
+        assert isinstance(answer, Granted) and answer.token > held.token
+        after = asking(RUNTIME, "orders", wait=True)
+        assert patient(lambda: two.ask(after)) is not None
+        limit = time.monotonic() + 2 * TTL + 5
+        while not isinstance(answer := patient(lambda: two.ask(after)), Granted):
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+        assert answer.token > held.token
+
+
+# Sessions.
+
+
+def test_a_session_that_ends_while_its_client_waits_is_never_granted(zookeeper_url: str) -> None:
+    """The waiter is told that it is out, also when its turn would have come (etcd #11456)."""
+    namespace = secrets.token_hex(8)
+    with opened(zookeeper_url, namespace) as one, opened(zookeeper_url, namespace) as two:
+        holder, waiter = asking(RUNTIME, "orders"), asking(RUNTIME, "orders", ttl=5, wait=True)
+        step(granted(one, holder))
+        assert isinstance(step(two.ask(waiter)), Waiting)
+        end_session(two._session(5.0), two._address)
+        assert step(one.release(holder.secret)) == Released()
+        assert step(two.ask(waiter)) == Ended("expired")
+        assert step(two.renew([waiter.secret], 2.0)) == [Ended("expired")]
+        step(granted(one, asking(RUNTIME, "orders")))
+
+
+def test_a_client_that_waits_past_its_session_joins_again(zookeeper_url: str) -> None:
+    namespace = secrets.token_hex(8)
+    with opened(zookeeper_url, namespace) as one, client(zookeeper_url, namespace) as two:
+        holder = asking(RUNTIME, "orders", ttl=20)
+        step(granted(one, holder))
+        held: list[Hold] = []
+
+        async def wait() -> None:
+            held.append(await two.acquire(Wish.of(["orders"], ttl=5)))
+
+        task = RUNTIME.spawn(wait, "waiter")
+        while not step(one.observe("orders")).waiters:
+            time.sleep(0.005)
+        assert isinstance(two.authority, ZooKeeperAuthority)
+        end_session(two.authority._session(5.0), two.authority._address)
+        time.sleep(0.1)
+        assert step(one.release(holder.secret)) == Released()
+        step(task.join())
+        held[0].check()
+        step(two.release(held[0]))
+
+
+# proves authority zookeeper: sessions
+def test_a_client_frozen_past_its_session_has_lost_it(zookeeper_url: str) -> None:
+    """Nobody renews for 4/3 of the ttl, in real time: the server frees the name; what comes late is told."""
+    namespace = secrets.token_hex(8)
+    with opened(zookeeper_url, namespace) as one, opened(zookeeper_url, namespace) as two:
+        old, new = asking(RUNTIME, "orders", ttl=0.6), asking(RUNTIME, "orders", wait=True)
+        began = time.monotonic()
+        first = step(granted(one, old))
+        assert isinstance(step(two.ask(new)), Waiting)
+        heard = step(two.hear(RUNTIME.now() + 5))
+        took = time.monotonic() - began
+        assert heard and 0.6 <= took < 0.8 + 0.5, took
+        assert step(granted(two, new)).token > first.token
+        assert step(one.renew([old.secret], 1.0)) == [Ended("expired")]
+        assert step(one.release(old.secret)) == Ended("expired")
+        assert step(two.renew([new.secret], 1.0)) == [Kept(10.0)]
+
+
+# Backups.
+
+
+def token_of(authority: ZooKeeperAuthority) -> int:
+    ask = asking(RUNTIME, "orders")
+    token = step(granted(authority, ask)).token
+    assert step(authority.release(ask.secret)) == Released()
+    return token
+
+
+# proves authority zookeeper: restore-unnoticed
+def test_a_restored_backup_repeats_tokens_unless_the_floor_is_raised(tmp_path: Path) -> None:
+    """A client that has seen more than the backup knows is not served; a new one cannot tell."""
+    with ZooKeeperServer() as server:
+        with opened(server.url(), "default") as authority:
+            early = token_of(authority)
+        server.stop()
+        server.backup(tmp_path / "backup")
+        server.start()
+        old = ZooKeeperAuthority.at(server.url(), RUNTIME, "default")
+        step(old.open())
+        late = [token_of(old) for _ in range(20)]
+        assert early < late[0] and all(a < b for a, b in itertools.pairwise(late))
+        server.stop()
+        server.restore(tmp_path / "backup")
+        server.start()
+        with pytest.raises((Unavailable, Indeterminate)):
+            step(old.ask(asking(RUNTIME, "orders")))
+        with opened(server.url(), "default") as authority:
+            assert token_of(authority) <= late[-1]
+            step(authority.raise_floor(late[-1]))
+            assert token_of(authority) > late[-1]
+        step(old.close())
+
+
+# proves authority zookeeper: settings-unseen
+def test_a_member_that_does_not_sync_cannot_be_told() -> None:
+    with ZooKeeperServer({"forceSync": "no"}) as server, opened(server.url(), "default") as authority:
+        assert step(authority.open()).doubts == ()

@@ -1,0 +1,83 @@
+"""The outage kit on ZooKeeper."""
+
+import secrets
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+
+from fenced.authorities.zookeeper import ZooKeeperAuthority
+from fenced.contracts import Authority, Colour, Runtime
+from fenced.errors import Indeterminate
+from fenced.model import Busy, Ended, Kept
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, OutageHarness, run
+from fenced.testing.faults import Fault, Proxy
+from fenced.testing.kit import asking, granted
+from fenced.testing.servers import ZooKeeperServer
+from tests.zookeeper.shifting import Shifted
+
+pytestmark = pytest.mark.xdist_group("serial")
+
+
+class Harness:
+    words: ClassVar = {
+        "ask": b"\x00\x00\x00\x0f\x00\xff\xff\xff\xff",  # in a multi: create
+        "renew": b"/keep",
+        "release": b"\x00\x00\x00\x02\x00\xff\xff\xff\xff",  # in a multi: delete
+    }
+
+    def __init__(self, runtime: Runtime, server: ZooKeeperServer) -> None:
+        self.runtime = runtime
+        self.server = server
+        self.proxy = Proxy(server.host, server.port)
+        self._namespace = secrets.token_hex(8)
+        self._opened: list[ZooKeeperAuthority] = []
+
+    async def authority(self) -> Authority:
+        return await self._open(f"zookeeper://{self.proxy.host}:{self.proxy.port}")
+
+    async def direct(self) -> Authority:
+        return await self._open(self.server.url())
+
+    async def _open(self, url: str) -> Authority:
+        authority = ZooKeeperAuthority.at(url, self.runtime, self._namespace)
+        self._opened.append(authority)
+        await authority.open()
+        return authority
+
+    async def close(self) -> None:
+        for authority in self._opened:
+            await authority.close()
+        self.proxy.stop()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("check", OUTAGE_CHECKS, ids=lambda check: check.name)
+def test_outages(check: Check[OutageHarness], colour: Colour, server: ZooKeeperServer) -> None:
+    run(check, lambda runtime: Harness(runtime, server), colour)
+
+
+def test_an_unknown_ask_that_nobody_withdraws_lapses(server: ZooKeeperServer) -> None:
+    """Its session goes on with another lease: its own client finds the ghost, and ends it when its time is over."""
+    runtime = Shifted(BlockingRuntime())
+    harness = Harness(runtime, server)
+    one, onlooker = step(harness.authority()), step(harness.direct())
+    kept, lost = asking(runtime, "kept"), asking(runtime, "orders")
+    step(granted(one, kept))
+    harness.proxy.on(harness.words["ask"], Fault.LOSE_REPLY, times=2)
+    with pytest.raises(Indeterminate):
+        step(one.ask(lost))
+    assert isinstance(step(onlooker.ask(asking(runtime, "orders"))), Busy)
+    for _ in range(2):
+        runtime.ahead += 6
+        assert step(one.renew([kept.secret], 2.0)) == [Kept(10.0)]
+    step(granted(onlooker, asking(runtime, "orders")))
+    assert step(one.ask(lost)) == Ended("expired")
+    step(harness.close())
