@@ -11,8 +11,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 APT := apt-get update && apt-get install -y
 
 # The real servers that the tests start, as command:package. One is installed only if its command is missing.
-SERVERS := sqlite3:sqlite3 redis-server:redis-server pgbouncer:pgbouncer pg_ctlcluster:postgresql \
-  /usr/share/zookeeper/bin/zkServer.sh:zookeeper
+SERVERS := sqlite3:sqlite3 etcd:etcd-server etcdctl:etcd-client redis-server:redis-server pgbouncer:pgbouncer \
+  pg_ctlcluster:postgresql /usr/share/zookeeper/bin/zkServer.sh:zookeeper
 
 .PHONY: help drill test servers lint format api lock bench simulate evidence clean
 

@@ -30,12 +30,14 @@ GROUPS = {
     "redis": "bench.on_redis",
     "postgresql": "bench.on_postgresql",
     "guards_postgresql": "bench.guards_postgresql",
+    "etcd": "bench.on_etcd",
     "zookeeper": "bench.on_zookeeper",
 }
 PACKAGES = {
     "redis": "redis python-redis-lock",
     "postgresql": "'psycopg[binary]'",
     "guards_postgresql": "'psycopg[binary]' asyncpg",
+    "etcd": "grpcio aetcd etcd3gw",
     "zookeeper": "kazoo",
 }
 """What a group compares with. Imported only when it is measured: the others need none of it."""
@@ -54,7 +56,16 @@ def conditions() -> dict[str, object]:
         "cores": os.cpu_count(),
         "peers": {
             name: version
-            for name in ("redis", "python-redis-lock", "psycopg", "asyncpg", "kazoo")
+            for name in (
+                "redis",
+                "python-redis-lock",
+                "psycopg",
+                "asyncpg",
+                "grpcio",
+                "aetcd",
+                "etcd3gw",
+                "kazoo",
+            )
             if (version := _version(name))
         },
     }

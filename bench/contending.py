@@ -48,7 +48,7 @@ class Kind:
 
     key: str
     label: str
-    crew: Callable[[contextlib.ExitStack, int], list[Lock]]
+    crew: Callable[[contextlib.ExitStack, int], list[Lock]] | None
     async_crew: Callable[[contextlib.AsyncExitStack, int], Awaitable[list[AsyncLock]]] | None = None
     poll_seconds: float = 0.0
     """How long a waiter sleeps between two looks; 0: it is woken."""
@@ -136,8 +136,13 @@ class Drain:
 def pairs(kinds: Sequence[Kind], rounds: int) -> list[float]:
     """The median seconds of an uncontended acquire and release of each."""
     with contextlib.ExitStack() as stack:
-        locks = [lock for kind in kinds for lock in kind.crew(stack, 1)]
+        locks = [lock for kind in kinds for lock in crew_of(kind, stack, 1)]
         return medians(*map(_pair, locks), rounds=rounds, warm_up=WARM_UP)
+
+
+def crew_of(kind: Kind, stack: contextlib.ExitStack, count: int) -> list[Lock]:
+    assert kind.crew is not None
+    return kind.crew(stack, count)
 
 
 def _pair(lock: Lock) -> Callable[[], None]:
@@ -153,7 +158,7 @@ def drains(kinds: Sequence[Kind], waiters: int, cycles: int) -> list[list[float]
     draw = random.Random(11)
     times: list[list[float]] = [[] for _ in kinds]
     with contextlib.ExitStack() as stack:
-        crews = [kind.crew(stack, waiters + 1) for kind in kinds]
+        crews = [crew_of(kind, stack, waiters + 1) for kind in kinds]
         for lock in (lock for crew in crews for lock in crew):
             _pair(lock)()  # connects
         for kind, crew in zip(kinds, crews, strict=True):

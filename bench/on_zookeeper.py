@@ -10,7 +10,7 @@ from pathlib import Path
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 
 from bench import requests
-from bench.contending import WARM_UP, Kind, Lock
+from bench.contending import WARM_UP, Kind, Lock, crew_of
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from bench.peers import NAME, compare, ourselves
@@ -75,7 +75,7 @@ def _bare(server: ZooKeeperServer, effort: Effort) -> Figure:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(link)
-        (lock,) = ourselves(server.url()).crew(stack, 1)
+        (lock,) = crew_of(ourselves(server.url()), stack, 1)
 
         def ours() -> None:
             lock.acquire()

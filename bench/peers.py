@@ -99,8 +99,8 @@ class Contest:
 
 
 def compare(server: str, key: str, ours: Kind, peers: Sequence[Kind], effort: Effort) -> Iterator[Figure]:
-    """All peers with threads, then those that have a form for asyncio, with tasks."""
-    contest = Contest(server, key, "blocking", ours, peers)
+    """The peers that have a form for threads, then those that have one for asyncio, with tasks."""
+    contest = Contest(server, key, "blocking", ours, [peer for peer in peers if peer.crew is not None])
     rounds = effort.of(PAIRS)
     yield from contest.of_pairs(pairs(contest.kinds, rounds), rounds)
     for waiters, cycles in CYCLES.items():

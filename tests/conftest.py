@@ -10,7 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.testing.servers import Pgbouncer, PostgresqlServer, RedisServer, ZooKeeperServer
+from fenced.testing.servers import EtcdServer, Pgbouncer, PostgresqlServer, RedisServer, ZooKeeperServer
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[EtcdServer]:
+    with EtcdServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +48,12 @@ def zookeeper_server() -> Iterator[ZooKeeperServer]:
 def zookeeper_url(zookeeper_server: ZooKeeperServer) -> str:
     """The shared server: a test keeps to a namespace of its own."""
     return zookeeper_server.url()
+
+
+@pytest.fixture
+def etcd_url(etcd_server: EtcdServer) -> str:
+    """The shared server: a test keeps to a namespace of its own."""
+    return etcd_server.url()
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ Kind = Literal["fenced.authorities", "fenced.guards"]
 
 BUILT_IN: dict[Kind, dict[str, str]] = {
     "fenced.authorities": {
+        "etcd": "fenced.authorities.etcd:EtcdAuthority",
+        "etcds": "fenced.authorities.etcd:EtcdAuthority",
         "memory": "fenced.authorities.memory:MemoryAuthority",
         "postgresql": "fenced.authorities.postgresql:PostgresqlAuthority",
         "redis": "fenced.authorities.redis:RedisAuthority",

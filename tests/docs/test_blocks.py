@@ -4,7 +4,7 @@ The blocks of one page run in the order of the page, in one temporary folder: ``
 ```sh with `bash -e`, ```console command by command (`$ `), each followed by exactly what it prints. In Python,
 a comment two spaces behind a `print(...)` is the line that it prints.
 
-A page that names DATABASE_URL, REDIS_URL or ZOOKEEPER_URL finds a real server behind it.
+A page that names DATABASE_URL, ETCD_URL, REDIS_URL or ZOOKEEPER_URL finds a real server behind it.
 
 What must not run is marked by `<!-- not run: why -->` directly before the block, or is no program at all
 (```text, ```mermaid and the like).
@@ -33,7 +33,12 @@ PAGES = [
 ]
 RUN = ("python", "sh", "console")
 SHOWN = ("text", "mermaid", "sql", "json", "toml", "make")
-SERVERS = {"DATABASE_URL": "postgresql_url", "REDIS_URL": "redis_url", "ZOOKEEPER_URL": "zookeeper_url"}
+SERVERS = {
+    "DATABASE_URL": "postgresql_url",
+    "ETCD_URL": "etcd_url",
+    "REDIS_URL": "redis_url",
+    "ZOOKEEPER_URL": "zookeeper_url",
+}
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 SECONDS_MAX = 60
 PLAYER = Path(__file__).with_name("play.py")

@@ -13,9 +13,14 @@ from fenced.testing.servers import PostgresqlServer
 
 pytestmark = pytest.mark.xdist_group("drills")
 
-SERVERS = {"postgresql": "postgresql_url", "redis": "redis_url", "zookeeper": "zookeeper_url"}
-ELSEWHERE = {"memory", "rediss", "sqlite"}
-"""In one process only; the same class as `redis`; the default of every other drill test."""
+SERVERS = {
+    "etcd": "etcd_url",
+    "postgresql": "postgresql_url",
+    "redis": "redis_url",
+    "zookeeper": "zookeeper_url",
+}
+ELSEWHERE = {"etcds", "memory", "rediss", "sqlite"}
+"""The same class as `etcd`; in one process only; the same class as `redis`; the default of every other drill test."""
 
 
 def test_no_authority_is_left_out() -> None:

@@ -18,21 +18,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from fenced import registry
+from fenced.authorities.etcd import EtcdAuthority
 from fenced.authorities.memory import MemoryStore
 from fenced.authorities.redis.scripts import tag
 from fenced.authorities.zookeeper import ZooKeeperAuthority
+from fenced.contracts import Authority
 from fenced.errors import FencedError
 from fenced.model import Ask, Busy, Granted, HeldBy, Holder, Kept, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.servers import PostgresqlServer, RedisServer
+from fenced.testing.servers import EtcdServer, PostgresqlServer, RedisServer
 from tests.conformance.authorities.test_postgresql import LATER
 from tests.conformance.authorities.test_redis import PASS_TIME
+from tests.etcd.aging import Time
 from tests.planted.bugs import Barging, EveryAskIsNew, LockDelayAfterRelease, RenewalRevives
 from tests.zookeeper.shifting import Shifted, pass_time
 
 NAMES = ["a", "b", "c"]
 SECRETS = [f"{i:032x}" for i in range(6)]
-HOLDER = Holder("0" * 32, "label", "host", 1)
+HOLDERS = {secret: Holder(secret, "label", "host", 1) for secret in SECRETS}
+"""One each: where names of one client live and expire together, they would do so here."""
 SLACK_SECONDS = 0.02
 """What may go by between the two readings of the clock. Every other time in the stories is whole seconds away."""
 
@@ -48,12 +52,15 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.ahead = 0.0
         self.namespace = secrets.token_hex(8)
         self.runtime = Shifted(BlockingRuntime())
-        self.real = registry.authority(self.url, self.runtime, self.namespace)
+        self.real = self.open()
         step(self.real.open())
         self.model = self.oracle(lambda: time.time() + self.ahead)
         self.tokens = {0: 0}
         # Attempts are remembered under their secrets, in all namespaces: each story has its own.
         self.secret = {name: secrets.token_hex(16) for name in SECRETS}
+
+    def open(self) -> Authority:
+        return registry.authority(self.url, self.runtime, self.namespace)
 
     def teardown(self) -> None:
         step(self.real.close())
@@ -103,7 +110,7 @@ class AgainstTheModel(RuleBasedStateMachine):
         delay=st.sampled_from([0.0, 0.0, 20.0]),
     )
     def ask(self, who: str, names: set[str], ttl: float, wait: bool, delay: float) -> None:
-        ask = Ask(self.secret[who], tuple(sorted(names)), ttl, HOLDER, wait, delay)
+        ask = Ask(self.secret[who], tuple(sorted(names)), ttl, HOLDERS[who], wait, delay)
         self.both(self.real.ask(ask), lambda: self.model.ask(ask))
 
     @rule(who=st.lists(st.sampled_from(SECRETS), min_size=1, max_size=6, unique=True))
@@ -144,12 +151,28 @@ class AgainstTheModel(RuleBasedStateMachine):
         assert all(self.same_holder(a.held_by, b.held_by) for a, b in zip(real, model, strict=True))
 
 
+class EtcdAgainstTheModel(AgainstTheModel):
+    def open(self) -> Authority:
+        self.time = Time(self.url, f"fenced/{self.namespace}\0".encode())
+        return self.time.bind(EtcdAuthority.at(self.url, self.runtime, self.namespace), self.runtime)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.time.pass_by(1e9)
+
+
 def tell_stories(
-    url: str, later: Callable[[AgainstTheModel, int], None], oracle: type[MemoryStore] = MemoryStore
+    url: str,
+    later: Callable[[AgainstTheModel, int], None],
+    oracle: type[MemoryStore] = MemoryStore,
+    machine: type[AgainstTheModel] = AgainstTheModel,
+    examples: int = 60,
 ) -> None:
-    AgainstTheModel.url, AgainstTheModel.later, AgainstTheModel.oracle = url, staticmethod(later), oracle
-    case = AgainstTheModel.TestCase()
-    stories = settings(max_examples=60, stateful_step_count=40, deadline=None, report_multiple_bugs=False)
+    machine.url, machine.later, machine.oracle = url, staticmethod(later), oracle
+    case = machine.TestCase()
+    stories = settings(
+        max_examples=examples, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+    )
     # The same stories each time, and as many as it takes; found is enough.
     planted = settings(stories, max_examples=2000, derandomize=True, phases=[Phase.generate], database=None)
     case.settings = stories if oracle is MemoryStore else planted
@@ -181,6 +204,15 @@ def test_postgresql(postgresql_server: PostgresqlServer, postgresql_url: str) ->
         postgresql_server.execute(LATER.format(milliseconds * 1000), urlsplit(postgresql_url).path[1:])
 
     tell_stories(postgresql_url, later)
+
+
+@pytest.mark.timeout(180)
+def test_etcd(etcd_server: EtcdServer) -> None:
+    def later(story: AgainstTheModel, milliseconds: int) -> None:
+        assert isinstance(story, EtcdAgainstTheModel)
+        story.time.pass_by(milliseconds / 1000)
+
+    tell_stories(etcd_server.url(), later, machine=EtcdAgainstTheModel, examples=40)
 
 
 @pytest.mark.timeout(180)

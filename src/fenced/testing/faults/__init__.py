@@ -11,7 +11,7 @@ It sees bytes, not protocols, and cannot look into TLS. One thread carries all c
 threads are handed to it and return when they are in effect. It adds about 0.03 ms to a round trip.
 """
 
-from fenced.testing.faults.proxy import Proxy
+from fenced.testing.faults.proxy import Proxy, http2_reply
 from fenced.testing.faults.triggers import Fault, Trigger
 
-__all__ = ["Fault", "Proxy", "Trigger"]
+__all__ = ["Fault", "Proxy", "Trigger", "http2_reply"]

@@ -27,9 +27,10 @@ _RESET = None
 class Traffic:
     """What the connections of one proxy share."""
 
-    def __init__(self, loop: Loop, target: tuple[str, int]) -> None:
+    def __init__(self, loop: Loop, target: tuple[str, int], is_reply: Callable[[bytes], bool]) -> None:
         self.loop = loop
         self.target = target
+        self.is_reply = is_reply
         self.connections = 0
         self.requests = 0
         self.armed: list[Trigger] = []
@@ -238,10 +239,11 @@ class Link:
 
     def _from_server(self, data: bytes) -> None:
         self._replied = True
-        trigger, self._awaiting = self._awaiting, None
-        if trigger is None:
+        trigger = self._awaiting
+        if trigger is None or not self.traffic.is_reply(data):
             self.down.put(data)
             return
+        self._awaiting = None
         if trigger.fault is Fault.HOLD_REPLY:
             self.down.holders.add(trigger)
             self.down.put(data)

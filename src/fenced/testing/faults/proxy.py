@@ -7,6 +7,7 @@ import os
 import selectors
 import socket
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -16,22 +17,36 @@ from fenced.testing.faults.triggers import Fault, Trigger
 from fenced.testing.servers.base import HOST, free_port
 
 
+def http2_reply(chunk: bytes) -> bool:
+    """Whether a chunk that begins with a frame of HTTP/2 holds headers or data: an answer, and no bookkeeping."""
+    at = 0
+    while at + 9 <= len(chunk):
+        if chunk[at + 3] in (0, 1):
+            return True
+        at += 9 + int.from_bytes(chunk[at : at + 3], "big")
+    return False
+
+
 class Proxy:
     """In front of a server, on loopback; running from its making until `stop`, or the end of its context.
 
     It counts `connections` that clients have made, and `requests`: each time a client sends something for the
     first time, or for the first time since the server has sent something. For clients that wait for one reply
     before they ask again these are the round trips, those of a handshake included.
+
+    `is_reply` tells a reply from what else a server may send, a chunk at a time: `http2_reply`, for one.
     """
 
-    def __init__(self, target_host: str, target_port: int) -> None:
+    def __init__(
+        self, target_host: str, target_port: int, is_reply: Callable[[bytes], bool] = lambda _: True
+    ) -> None:
         self.host = HOST
         self.port = free_port()
         self._delay = 0.0
         self._up = self._down = (False, False)  # closed, and what comes is dropped
         self._listener: socket.socket | None = None
         self._loop = Loop(f"proxy-{self.port}")
-        self._traffic = Traffic(self._loop, (target_host, target_port))
+        self._traffic = Traffic(self._loop, (target_host, target_port), is_reply)
         _proxies.add(self)
         self._loop.run(self._listen)
 

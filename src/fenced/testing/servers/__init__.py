@@ -6,6 +6,7 @@ a program that is missing is a `MissingProgram` which says how to install it.
 """
 
 from fenced.testing.servers.base import Endpoint, MissingProgram, Server, ServerFailed
+from fenced.testing.servers.etcd import EtcdCluster, EtcdServer
 from fenced.testing.servers.pgbouncer import Pgbouncer
 from fenced.testing.servers.postgresql import PostgresqlServer
 from fenced.testing.servers.redis import RedisServer
@@ -13,6 +14,8 @@ from fenced.testing.servers.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [
     "Endpoint",
+    "EtcdCluster",
+    "EtcdServer",
     "MissingProgram",
     "Pgbouncer",
     "PostgresqlServer",

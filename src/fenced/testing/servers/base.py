@@ -297,35 +297,3 @@ def run_program(command: list[str], user: str | None = None) -> None:
     )
     if done.returncode != 0:
         raise ServerFailed(f"{command[0]} failed:\n{done.stdout.decode(errors='replace')}")
-
-
-def make_certificates(folder: Path) -> None:
-    """An authority of our own for a day, and a certificate of it for loopback."""
-    openssl = find_program("openssl", "openssl")
-    folder.mkdir()
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    ca = ["-x509", "-days", "2", "-addext", "keyUsage=critical,keyCertSign,cRLSign"]
-    files = ["-keyout", str(folder / "ca.key"), "-out", str(folder / "ca.crt")]
-    run_program([openssl, "req", *key, *ca, "-subj", "/CN=tests of fenced", *files])
-    files = ["-keyout", str(folder / "server.key"), "-out", str(folder / "server.csr")]
-    run_program([openssl, "req", *key, "-subj", f"/CN={HOST}", *files])
-    extensions = folder / "extensions"
-    extensions.write_text(f"subjectAltName=IP:{HOST},DNS:localhost\nauthorityKeyIdentifier=keyid\n")
-    signed = [
-        "-CA",
-        str(folder / "ca.crt"),
-        "-CAkey",
-        str(folder / "ca.key"),
-        "-CAcreateserial",
-        "-days",
-        "2",
-    ]
-    files = [
-        "-in",
-        str(folder / "server.csr"),
-        "-out",
-        str(folder / "server.crt"),
-        "-extfile",
-        str(extensions),
-    ]
-    run_program([openssl, "x509", "-req", *signed, *files])

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
-from fenced.testing.servers.base import HOST, Endpoint, Server, ServerFailed, find_program, make_certificates
+from fenced.testing.servers.base import HOST, Endpoint, Server, ServerFailed, find_program
+from fenced.testing.servers.certificates import make_certificates
 
 SETTINGS = {
     "bind": HOST,

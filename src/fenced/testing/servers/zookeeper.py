@@ -13,15 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from fenced.testing.servers.base import (
-    HOST,
-    MissingProgram,
-    Server,
-    ServerFailed,
-    find_program,
-    free_port,
-    make_certificates,
-)
+from fenced.testing.servers.base import HOST, MissingProgram, Server, ServerFailed, find_program, free_port
+from fenced.testing.servers.certificates import make_certificates
 
 if TYPE_CHECKING:
     from fenced.testing.faults import Proxy

@@ -1,0 +1,229 @@
+"""etcd: its own lock service, aetcd, etcd3gw, and what the server is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aetcd  # type: ignore[import-untyped]
+import etcd3gw
+import grpc
+import grpc.aio
+
+from bench import requests
+from bench.contending import AsyncLock, Kind, Lock
+from bench.figures import Figure
+from bench.interleaved import Effort
+from bench.peers import NAME, compare, ourselves
+from fenced.authorities.etcd import messages
+from fenced.authorities.etcd.protobuf import data, fields, integer, raw
+from fenced.testing.servers import EtcdServer
+
+TTL_SECONDS = 600
+DEFAULTS = {"heartbeat-interval": "100", "election-timeout": "1000"}
+LOCK, UNLOCK = "/v3lockpb.Lock/Lock", "/v3lockpb.Lock/Unlock"
+_KEEP_ALIVE = 'grpc_method="LeaseKeepAlive"'
+
+
+def run(_: Path, effort: Effort) -> Iterator[Figure]:
+    with EtcdServer(DEFAULTS) as server:
+        status = server.status() or {}
+        name = f"etcd {status.get('version', '')}"
+        peers = [_v3lock(server), _aetcd(server), _etcd3gw(server), _bare(server)]
+        yield from compare(name, "etcd", ourselves(server.url()), peers, effort)
+        yield from requests.run("etcd", server.url(), lambda: _requests(server))
+
+
+def _requests(server: EtcdServer) -> int:
+    """Messages that clients sent, by the server's own count, but for those that keep a lease alive."""
+    with urllib.request.urlopen(f"{server.client_url}/metrics") as page:
+        text = page.read().decode()
+    counts = re.findall(r"^grpc_server_msg_received_total\{([^}]*)\} (\S+)$", text, re.MULTILINE)
+    return round(sum(float(count) for labels, count in counts if _KEEP_ALIVE not in labels))
+
+
+# Peers.
+
+
+@dataclass
+class _V3Lock:
+    """etcd's own lock service. A lease can hold a name once only, so each contender has its own."""
+
+    channel: Any
+    lease: int
+    key: bytes = b""
+
+    def acquire(self) -> None:
+        call = self.channel.unary_unary(LOCK, None, None)
+        self.key = _locked(call(data(1, NAME.encode()) + integer(2, self.lease)))
+
+    def release(self) -> None:
+        self.channel.unary_unary(UNLOCK, None, None)(data(1, self.key))
+
+
+@dataclass
+class _AsyncV3Lock:
+    channel: Any
+    lease: int
+    key: bytes = b""
+
+    async def acquire(self) -> None:
+        call = self.channel.unary_unary(LOCK, None, None)
+        self.key = _locked(await call(data(1, NAME.encode()) + integer(2, self.lease)))
+
+    async def release(self) -> None:
+        await self.channel.unary_unary(UNLOCK, None, None)(data(1, self.key))
+
+
+def _locked(reply: bytes) -> bytes:
+    return next(raw(value) for field, value in fields(reply) if field == 2)
+
+
+def _v3lock(server: EtcdServer) -> Kind:
+    target = f"{server.host}:{server.port}"
+
+    def crew(stack: contextlib.ExitStack, count: int) -> list[Lock]:
+        channel = stack.enter_context(grpc.insecure_channel(target))
+        grant: Any = channel.unary_unary(messages.LEASE_GRANT, None, None)
+        replies = [grant(integer(1, TTL_SECONDS)) for _ in range(count)]
+        return [_V3Lock(channel, messages.lease_reply(reply)[0]) for reply in replies]
+
+    async def async_crew(stack: contextlib.AsyncExitStack, count: int) -> list[AsyncLock]:
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(target))
+        grant: Any = channel.unary_unary(messages.LEASE_GRANT, None, None)
+        replies = [await grant(integer(1, TTL_SECONDS)) for _ in range(count)]
+        return [_AsyncV3Lock(channel, messages.lease_reply(reply)[0]) for reply in replies]
+
+    targets = {"pair": 0.95, "2 waiters": 0.6, "16 waiters": 0.6, "64 waiters": 0.6}
+    note = "no renewal, nothing notices a loss"
+    return Kind("v3lock", "v3lock over gRPC", crew, async_crew, targets=targets, note=note)
+
+
+class _Queue:
+    """Places in a queue and who is told when one of them goes, by one watch stream; nothing is checked."""
+
+    def __init__(self, channel: Any) -> None:
+        self.txn: Any = channel.unary_unary(messages.TXN, None, None)
+        self._numbers = itertools.count(1)
+        self._entering = threading.Lock()
+        self._gone: dict[int, threading.Event] = {}
+        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = channel.stream_stream(messages.WATCH, None, None)(iter(self._out.get, None))
+        threading.Thread(target=self._pump, daemon=True).start()
+
+    def enter(self, lease: int) -> int:
+        """Take a place, and wait until the one before is gone."""
+        with self._entering:
+            number = next(self._numbers)
+            before = b"bare/%016x" % (number - 1)
+            place = messages.put(b"bare/%016x" % number, b"v" * 170, lease)
+            reply = messages.txn_reply(self.txn(messages.txn([], [place, messages.get(before)])))
+        if reply.found[0].first is not None:
+            gone = self._gone[number] = threading.Event()
+            self._out.put(messages.watch_deletion(number, before, reply.header.revision + 1))
+            gone.wait()
+        return number
+
+    def _pump(self) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            for reply in self._call:
+                told = messages.watch_reply(reply)
+                if told.deleted:
+                    self._gone[told.watch].set()
+
+    def close(self) -> None:
+        self._out.put(None)
+        self._call.cancel()
+
+
+@dataclass
+class _Bare:
+    """The requests that a lease in etcd cannot do without: an entry, a grant that is stored, and their end."""
+
+    queue: _Queue
+    lease: int
+    waits: bool
+    number: int = 0
+
+    def acquire(self) -> None:
+        if self.waits:
+            self.number = self.queue.enter(self.lease)
+            place = messages.put(b"claim", b"v" * 170, self.lease)
+        else:
+            place = messages.put(b"bare/%016x" % self.number, b"v" * 170, self.lease)
+        ahead = messages.absent(b"bare/", b"bare/%016x" % self.number)
+        record = messages.put(b"record/%016x" % self.number, b"v" * 230, self.lease)
+        self.queue.txn(messages.txn([ahead], [place, record], [messages.get(b"claim")]))
+
+    def release(self) -> None:
+        place, record = b"bare/%016x" % self.number, b"record/%016x" % self.number
+        ends = [
+            messages.delete(place),
+            messages.delete(b"claim"),
+            messages.put(record, b"v" * 60, self.lease),
+        ]
+        self.queue.txn(messages.txn([], ends))
+
+
+def _bare(server: EtcdServer) -> Kind:
+    def crew(stack: contextlib.ExitStack, count: int) -> list[Lock]:
+        channel = stack.enter_context(grpc.insecure_channel(f"{server.host}:{server.port}"))
+        shared = _Queue(channel)
+        stack.callback(shared.close)
+        grant: Any = channel.unary_unary(messages.LEASE_GRANT, None, None)
+        lease = messages.lease_reply(grant(integer(1, TTL_SECONDS)))[0]
+        return [_Bare(shared, lease, count > 1) for _ in range(count)]
+
+    note = "no lock: only the requests, without a look at their answers"
+    return Kind("bare", "bare transactions", crew, note=note)
+
+
+def _aetcd(server: EtcdServer) -> Kind:
+    async def async_crew(stack: contextlib.AsyncExitStack, count: int) -> list[AsyncLock]:
+        clients = [
+            await stack.enter_async_context(aetcd.Client(server.host, server.port)) for _ in range(count)
+        ]
+        return [client.lock(NAME.encode(), ttl=TTL_SECONDS) for client in clients]
+
+    targets = {"pair": 1.8, "2 waiters": 2, "16 waiters": 2, "64 waiters": 2}
+    return Kind(
+        "aetcd", "aetcd Lock", None, async_crew, targets=targets, note="the whole herd wakes; no renewal"
+    )
+
+
+@dataclass
+class _Gateway:
+    """etcd3gw's lock, which never waits: whoever wants it looks again and again."""
+
+    lock: Any
+
+    def acquire(self) -> None:
+        while not self.lock.acquire():
+            time.sleep(POLL_SECONDS)
+
+    def release(self) -> None:
+        self.lock.release()
+
+
+POLL_SECONDS = 0.1
+
+
+def _etcd3gw(server: EtcdServer) -> Kind:
+    def crew(stack: contextlib.ExitStack, count: int) -> list[Lock]:
+        clients = [etcd3gw.client(host=server.host, port=server.port, api_path="/v3/") for _ in range(count)]
+        for client in clients:
+            stack.callback(client.session.close)
+        return [_Gateway(client.lock(NAME, ttl=TTL_SECONDS)) for client in clients]
+
+    targets = {"pair": 4.0, "2 waiters": 2.0, "16 waiters": 2.0, "64 waiters": 2.0}
+    note = "it does not wait: polled every 100 ms; no renewal"
+    return Kind("etcd3gw", "etcd3gw Lock", crew, poll_seconds=POLL_SECONDS, targets=targets, note=note)

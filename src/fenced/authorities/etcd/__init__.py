@@ -1,0 +1,155 @@
+"""Leases in etcd: one transaction per operation, wake-ups by watches, and all names of a client on one lease."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from fenced.authorities.etcd import messages, probe
+from fenced.authorities.etcd.address import Address
+from fenced.authorities.etcd.attempts import Attempts
+from fenced.authorities.etcd.leases import Leases, Sessions
+from fenced.authorities.etcd.looking import Looker
+from fenced.authorities.etcd.namespace import Namespace
+from fenced.authorities.etcd.renewing import Renewal
+from fenced.authorities.etcd.watching import Ears
+from fenced.authorities.etcd.wire import Wire
+from fenced.contracts import Runtime, Trait
+from fenced.errors import Misconfigured
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    NameView,
+    ReleaseAnswer,
+    RenewAnswer,
+    Standing,
+    check_floor,
+    check_name,
+    grant_id,
+)
+
+CALL_SECONDS = 5.0
+SCHEMA = 1
+
+_inherited: list[Any] = []
+"""A parent's channels, in a forked child: kept, so that no finalizer touches what they share."""
+_warned: set[str] = set()
+log = logging.getLogger("fenced")
+
+
+class EtcdAuthority:
+    """A client's door to one cluster."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        Trait("quorum", "A token is on the disks of a majority before it is handed out."),
+        Trait(
+            "sessions",
+            "All names of a client with the same ttl live and expire together, by one lease of etcd's.",
+        ),
+        Trait(
+            "whole-seconds",
+            "A ttl is rounded up to whole seconds and to the server's minimum; the lease says what it is.",
+        ),
+        Trait("pushed", "A release wakes the head of the queue at once; waiters that are idle ask nothing."),
+        Trait(
+            "restart-prolongs",
+            "A new leader starts every ttl anew: after a leader's death a lease may last one ttl longer.",
+        ),
+        Trait(
+            "lineage-noticed",
+            "A cluster with another id, or whose revision fell, grants nothing until the floor is raised.",
+        ),
+        Trait("version-floor", "A version with known bugs is used, and warned of."),
+    )
+
+    def __init__(self, address: Address, runtime: Runtime, namespace: str = "default") -> None:
+        self.url = address.url
+        self._runtime = runtime
+        self._wire = Wire(address, runtime)
+        self._space = Namespace(self._wire, check_name(namespace))
+        self._leases = Leases(self._wire, runtime)
+        self._sessions = Sessions(self._leases, runtime)
+        self._looker = Looker(self._space, self._leases)
+        self._ears = Ears(self._wire, runtime)
+        self._attempts = Attempts(self._space, self._sessions, self._looker, self._ears, runtime)
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime, namespace: str) -> EtcdAuthority:
+        return cls(Address(url), runtime, namespace)
+
+    def _until(self, seconds: float = CALL_SECONDS) -> float:
+        return self._runtime.now() + seconds
+
+    async def open(self, *, create: bool = True) -> Standing:
+        until = self._until()
+        await self._warn(until)
+        header = await self._space.open(create, until)
+        meta = self._space.meta
+        if meta.schema > SCHEMA:
+            raise Misconfigured(
+                f"{self.url} has schema {meta.schema}, this fenced knows {SCHEMA}: upgrade fenced"
+            )
+        return Standing(meta.realm, header.revision + meta.offset)
+
+    async def _warn(self, until: float) -> None:
+        version = messages.text_of(await self._wire.call(messages.STATUS, b"", until), 2)
+        text = probe.warning(self.url, version)
+        if text is not None and text not in _warned:
+            _warned.add(text)
+            log.warning("%s", text)
+
+    # The operations.
+
+    async def ask(self, ask: Ask) -> AskAnswer:
+        return await self._attempts.ask(ask, self._until())
+
+    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+        publics = [grant_id(secret) for secret in secrets]
+        now = self._runtime.now
+        batch = Renewal(self._space, self._sessions, self._attempts, self._ears, now, now() + timeout)
+        return await batch.run(publics) if publics else []
+
+    async def release(self, secret: str) -> ReleaseAnswer:
+        return await self._attempts.finish(secret, "released", self._until())
+
+    async def withdraw(self, secret: str) -> ReleaseAnswer:
+        return await self._attempts.finish(secret, "withdrawn", self._until())
+
+    async def hear(self, until: float) -> list[str]:
+        return await self._ears.hear(until)
+
+    def nudge(self) -> None:
+        self._ears.nudge()
+
+    # Operating.
+
+    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+        return await self._looker.survey(after, limit, self._until())
+
+    async def observe(self, name: str) -> NameView:
+        return await self._looker.observe(check_name(name), self._until())
+
+    async def force_release(self, name: str) -> int | None:
+        return await self._attempts.force(check_name(name), self._until())
+
+    async def raise_floor(self, above: int) -> int:
+        return await self._space.raise_floor(check_floor(above), self._until())
+
+    async def tidy(self) -> int:
+        """Nothing to do: what is over hangs on leases that end by themselves."""
+        return 0
+
+    async def close(self) -> None:
+        self._ears.close()
+        await self._wire.close()
+
+    def before_fork(self) -> None:
+        return
+
+    def forked(self) -> None:
+        _inherited.extend(self._wire.inherited())
+        self._wire.forked()
+        self._ears.forked()
+        self._sessions.forget_all()
+        self._attempts.live.clear()

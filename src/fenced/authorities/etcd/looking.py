@@ -1,0 +1,152 @@
+"""What stands in a waiter's way, and names as people see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fenced.authorities.etcd.keys import CLAIM, DELAY, PLACE, About, Record
+from fenced.authorities.etcd.leases import Leases
+from fenced.authorities.etcd.messages import TXN_OPS_MAX, Found, KeyValue, get
+from fenced.authorities.etcd.namespace import Namespace
+from fenced.authorities.etcd.watching import Target
+from fenced.model import HeldBy, NameView, Waiter
+
+PAGE = 500
+LOOK_OPS = 3
+"""Reads that it takes to look at one name."""
+
+
+@dataclass(slots=True)
+class Sight:
+    """What is ahead of an attempt in its queues."""
+
+    blocker: KeyValue | None = None
+    """The key directly ahead, of the first name that is not free; None: nothing is."""
+    revision: int = 0
+    claim: KeyValue | None = None
+    ahead: int = 0
+
+    @property
+    def target(self) -> Target | None:
+        return Target(self.blocker.key, self.revision + 1) if self.blocker is not None else None
+
+
+class Looker:
+    """The reading side of a namespace."""
+
+    def __init__(self, space: Namespace, leases: Leases) -> None:
+        self._space = space
+        self._leases = leases
+
+    async def ahead(self, names: Sequence[str], ends: Sequence[bytes], until: float) -> Sight:
+        """Look at each name from its beginning to the end that is given."""
+        sight = Sight()
+        at_once = TXN_OPS_MAX // LOOK_OPS
+        for start in range(0, len(names), at_once):
+            part = range(start, min(start + at_once, len(names)))
+            gets: list[bytes] = []
+            for index in part:
+                under, end = self._space.keys.under(names[index]), ends[index]
+                gets += [
+                    get(under, end, limit=1),
+                    get(under, end, last=True),
+                    get(self._space.keys.places(names[index]), end, count=True),
+                ]
+            reply = await self._space.read(gets, until)
+            for first, last, places in zip(*[iter(reply.found)] * LOOK_OPS, strict=True):
+                self._add(sight, first, last, places, reply.header.revision)
+        return sight
+
+    def _add(self, sight: Sight, first: Found, last: Found, places: Found, revision: int) -> None:
+        if last.first is not None and sight.blocker is None:
+            sight.blocker, sight.revision = last.first, revision
+        ahead = places.total
+        if (kv := first.first) is not None and self._space.keys.spot(kv.key).kind == CLAIM:
+            ahead -= About.read(kv.value).queued  # its holder keeps its place, but does not wait
+            sight.claim = sight.claim or kv
+        sight.ahead = max(sight.ahead, ahead)
+
+    async def held_by(self, claim: KeyValue | None, until: float) -> HeldBy | None:
+        """Who it is; None if its lease is over just now."""
+        if claim is None:
+            return None
+        left = await self._leases.left(claim.lease, until)
+        return self._held_by(claim, left) if left >= 0 else None
+
+    def _held_by(self, claim: KeyValue, left: float) -> HeldBy:
+        about = About.read(claim.value)
+        return HeldBy(about.holder, claim.modified + about.offset, about.public, max(0.0, float(left)))
+
+    # Views.
+
+    async def observe(self, name: str, until: float) -> NameView:
+        keys = self._space.keys
+        reply = await self._space.read([get(keys.under(name), keys.behind(name))], until)
+        found = await self._views(reply.found[0].kvs, until)
+        return found[0] if found else NameView(name, None, (), None, 0.0, ())
+
+    async def survey(self, after: str, limit: int, until: float) -> list[NameView]:
+        keys = self._space.keys
+        views: list[NameView] = []
+        start = keys.behind(after)
+        while len(views) < limit:
+            reply = await self._space.read([get(start, keys.names_end, limit=PAGE)], until)
+            kvs = reply.found[0].kvs
+            if len(kvs) < PAGE:
+                views += await self._views(kvs, until)
+                break
+            last = keys.spot(kvs[-1].key).name
+            whole = [kv for kv in kvs if keys.spot(kv.key).name != last]
+            if whole:
+                views += await self._views(whole, until)
+                start = keys.under(last)
+            else:  # a queue that fills more than a page
+                views.append(await self.observe(last, until))
+                start = keys.behind(last)
+        return views[:limit]
+
+    async def _views(self, kvs: Iterable[KeyValue], until: float) -> list[NameView]:
+        """The names of these keys, in their order."""
+        names: dict[str, list[KeyValue]] = {}
+        for kv in kvs:
+            names.setdefault(self._space.keys.spot(kv.key).name, []).append(kv)
+        left: dict[int, int] = {}
+        for kv in (kv for group in names.values() for kv in group):
+            if kv.lease not in left:
+                left[kv.lease] = await self._leases.left(kv.lease, until)
+        covered = await self._covered((kv for group in names.values() for kv in group), until)
+        return [self._view(name, group, left, covered) for name, group in names.items()]
+
+    async def _covered(self, kvs: Iterable[KeyValue], until: float) -> dict[str, tuple[str, ...]]:
+        """The names of attempts that have several, by their public ids."""
+        keys = self._space.keys
+        publics = sorted({about.public for about in (About.read(kv.value) for kv in kvs) if about.many})
+        found: dict[str, tuple[str, ...]] = {}
+        for start in range(0, len(publics), TXN_OPS_MAX):
+            part = publics[start : start + TXN_OPS_MAX]
+            reply = await self._space.read([get(keys.attempt(public)) for public in part], until)
+            for public, answer in zip(part, reply.found, strict=True):
+                if answer.first is not None:
+                    found[public] = Record.read(answer.first.value).names
+        return found
+
+    def _view(
+        self, name: str, kvs: list[KeyValue], left: dict[int, int], covered: dict[str, tuple[str, ...]]
+    ) -> NameView:
+        held_by: HeldBy | None = None
+        names: tuple[str, ...] = ()
+        ttl: float | None = None
+        free_in = 0.0
+        waiters: list[Waiter] = []
+        for kv in kvs:
+            kind, about = self._space.keys.spot(kv.key).kind, About.read(kv.value)
+            seconds = float(max(0, left[kv.lease]))
+            if kind == CLAIM:
+                held_by = self._held_by(kv, seconds)
+                names, ttl = covered.get(about.public, (name,)), about.ttl
+            elif kind == PLACE and (held_by is None or about.public != held_by.grant):
+                waiters.append(Waiter(about.holder, covered.get(about.public, (name,)), seconds))
+            if kind in (CLAIM, DELAY):
+                free_in = max(free_in, seconds)
+        return NameView(name, held_by, names, ttl, free_in, tuple(waiters))

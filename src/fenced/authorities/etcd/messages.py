@@ -1,0 +1,221 @@
+"""The dozen messages of etcd's gRPC API that a lease needs, by their field numbers in etcd's rpc.proto. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fenced.authorities.etcd.protobuf import data, fields, integer, message, raw, signed, whole
+
+TXN = "/etcdserverpb.KV/Txn"
+LEASE_GRANT = "/etcdserverpb.Lease/LeaseGrant"
+LEASE_KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
+LEASE_TIME_TO_LIVE = "/etcdserverpb.Lease/LeaseTimeToLive"
+WATCH = "/etcdserverpb.Watch/Watch"
+STATUS = "/etcdserverpb.Maintenance/Status"
+AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
+
+TXN_OPS_MAX = 128
+"""What etcd allows by default (--max-txn-ops), of comparisons and of operations each."""
+
+_EQUAL, _GREATER = 0, 1
+_CREATE, _MOD, _VALUE = 1, 2, 3
+_DESCENDING = 2
+_RANGE_REPLY = b"\x0a"
+"""How the answer to a range request begins inside a transaction's; the others say nothing that is needed."""
+
+
+class Header(NamedTuple):
+    """Which cluster answered, and how far its history had come."""
+
+    cluster: int
+    revision: int
+
+
+class KeyValue(NamedTuple):
+    key: bytes
+    created: int
+    modified: int
+    value: bytes
+    lease: int
+
+
+class Found(NamedTuple):
+    """The answer to one range request."""
+
+    kvs: list[KeyValue]
+    total: int
+
+    @property
+    def first(self) -> KeyValue | None:
+        return self.kvs[0] if self.kvs else None
+
+
+class TxnReply(NamedTuple):
+    header: Header
+    succeeded: bool
+    found: list[Found]
+    """The answers to the range requests of the branch that was taken, in their order."""
+
+
+class WatchReply(NamedTuple):
+    watch: int
+    canceled: bool
+    deleted: bool
+    """Whether a key was deleted. Nothing else is watched for."""
+
+
+# Comparisons.
+
+
+def absent(key: bytes, end: bytes = b"") -> bytes:
+    """No such key; with `end`, no key in the whole range."""
+    return _compare(_EQUAL, _CREATE, key, b"", end)
+
+
+def present(key: bytes) -> bytes:
+    return _compare(_GREATER, _CREATE, key, b"", b"")
+
+
+def modified_at(key: bytes, revision: int) -> bytes:
+    return _compare(_EQUAL, _MOD, key, integer(6, revision), b"")
+
+
+def valued(key: bytes, value: bytes) -> bytes:
+    return _compare(_EQUAL, _VALUE, key, message(7, value), b"")
+
+
+def _compare(result: int, target: int, key: bytes, with_what: bytes, end: bytes) -> bytes:
+    return integer(1, result) + integer(2, target) + data(3, key) + with_what + data(64, end)
+
+
+# Operations of a transaction.
+
+
+def get(key: bytes, end: bytes = b"", *, limit: int = 0, last: bool = False, count: bool = False) -> bytes:
+    """Read a key, or a range in the order of its bytes. `last`: the last one only. `count`: how many, only."""
+    order = integer(3, 1) + integer(5, _DESCENDING) if last else integer(3, limit)
+    return message(1, data(1, key) + data(2, end) + order + integer(9, count))
+
+
+def put(key: bytes, value: bytes, lease: int = 0) -> bytes:
+    return message(2, data(1, key) + data(2, value) + integer(3, lease))
+
+
+def delete(key: bytes) -> bytes:
+    return message(3, data(1, key))
+
+
+# Requests.
+
+
+def txn(compares: Iterable[bytes], then: Iterable[bytes], otherwise: Iterable[bytes] = ()) -> bytes:
+    parts = [message(1, each) for each in compares]
+    parts += [message(2, each) for each in then]
+    parts += [message(3, each) for each in otherwise]
+    return b"".join(parts)
+
+
+def lease_grant(lease: int, seconds: int) -> bytes:
+    return integer(1, seconds) + integer(2, lease)
+
+
+def lease_id(lease: int) -> bytes:
+    """A request to keep a lease alive."""
+    return integer(1, lease)
+
+
+def time_to_live(lease: int, *, keys: bool = False) -> bytes:
+    return integer(1, lease) + integer(2, keys)
+
+
+def watch_deletion(watch: int, key: bytes, revision: int) -> bytes:
+    """Tell when `key` is deleted, from this revision on. Filter 0: not when it is put."""
+    request = data(1, key) + integer(3, revision) + message(5, b"\0") + integer(7, watch)
+    return message(1, request)
+
+
+def watch_cancel(watch: int) -> bytes:
+    return message(2, integer(1, watch))
+
+
+def authenticate(user: str, password: str) -> bytes:
+    return data(1, user.encode()) + data(2, password.encode())
+
+
+# Replies.
+
+
+def _header(reply: bytes) -> Header:
+    cluster = revision = 0
+    for field, value in fields(reply):
+        if field == 1:
+            cluster = whole(value)
+        elif field == 3:
+            revision = signed(whole(value))
+            break  # the term behind it is not needed
+    return Header(cluster, revision)
+
+
+def txn_reply(reply: bytes) -> TxnReply:
+    header, succeeded, found = Header(0, 0), False, []
+    for field, value in fields(reply):
+        if field == 1:
+            header = _header(raw(value))
+        elif field == 2:
+            succeeded = bool(value)
+        elif field == 3 and raw(value)[:1] == _RANGE_REPLY:
+            found += [found_in(raw(part)) for _, part in fields(raw(value))]
+    return TxnReply(header, succeeded, found)
+
+
+def found_in(reply: bytes) -> Found:
+    """The answer to a range request, alone or inside a transaction."""
+    kvs, count = [], 0
+    for field, value in fields(reply):
+        if field == 2:
+            kvs.append(_key_value(raw(value)))
+        elif field == 4:
+            count = whole(value)
+    return Found(kvs, count)
+
+
+def _key_value(reply: bytes) -> KeyValue:
+    told = dict(fields(reply))
+    return KeyValue(
+        raw(told.get(1, b"")),
+        signed(whole(told.get(2, 0))),
+        signed(whole(told.get(3, 0))),
+        raw(told.get(5, b"")),
+        signed(whole(told.get(6, 0))),
+    )
+
+
+def lease_reply(reply: bytes) -> tuple[int, int]:
+    """Which lease, and its time to live in seconds. A keep-alive says 0 of one that is gone, a question -1."""
+    told = dict(fields(reply))
+    return signed(whole(told.get(2, 0))), signed(whole(told.get(3, 0)))
+
+
+def attached_keys(reply: bytes) -> set[bytes]:
+    return {raw(value) for field, value in fields(reply) if field == 5}
+
+
+def watch_reply(reply: bytes) -> WatchReply:
+    watch, canceled, deleted = 0, False, False
+    for field, value in fields(reply):
+        if field == 2:
+            watch = signed(whole(value))
+        elif field == 4:
+            canceled = bool(value)
+        elif field == 11:
+            deleted = deleted or any(kind == 1 and part == 1 for kind, part in fields(raw(value)))
+    return WatchReply(watch, canceled, deleted)
+
+
+def text_of(reply: bytes, number: int) -> str:
+    """One field that holds text: the version of a server, a token."""
+    for field, value in fields(reply):
+        if field == number:
+            return raw(value).decode()
+    return ""

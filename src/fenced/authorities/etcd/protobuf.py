@@ -1,0 +1,104 @@
+"""Protobuf's wire format, as far as etcd's messages use it: whole numbers and strings of bytes. Pure.
+
+A message is written by adding fields, and read as a list of (field number, value). Fields that are zero or empty are
+left out, as every protobuf library does; fields that are not known are there to be passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_MASK = 2**64 - 1
+_SIGN = 2**63
+
+
+class Malformed(ValueError):
+    """These bytes are no protobuf message."""
+
+
+_SMALL = [bytes([number]) for number in range(0x80)]
+
+
+def varint(number: int) -> bytes:
+    """A whole number in 7-bit groups, the lowest first. Negative ones take ten bytes, as int64 does."""
+    if 0 <= number < 0x80:
+        return _SMALL[number]
+    number &= _MASK
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def integer(field: int, number: int) -> bytes:
+    """A field that holds a whole number or a truth value."""
+    return varint(field << 3 | VARINT) + varint(number) if number else b""
+
+
+def data(field: int, value: bytes) -> bytes:
+    """A field that holds bytes, unless there are none."""
+    return message(field, value) if value else b""
+
+
+def message(field: int, value: bytes) -> bytes:
+    """A field that holds a message; an empty one is there all the same."""
+    return varint(field << 3 | BYTES) + varint(len(value)) + value
+
+
+def signed(number: int) -> int:
+    """What an int64 field means by the number that was read."""
+    return number - 2**64 if number >= _SIGN else number
+
+
+def fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message in their order. Fixed-width ones are passed over: etcd sends none that we read."""
+    at, end = 0, len(raw)
+    while at < end:
+        key, at = _varint_at(raw, at)
+        field, kind = key >> 3, key & 7
+        if kind == VARINT:
+            number, at = _varint_at(raw, at)
+            yield field, number
+        elif kind == BYTES:
+            size, at = _varint_at(raw, at)
+            value = raw[at : at + size]
+            if len(value) < size:
+                raise Malformed("a field is longer than its message")
+            at += size
+            yield field, value
+        elif kind in (FIXED64, FIXED32):
+            at += 8 if kind == FIXED64 else 4
+        else:
+            raise Malformed(f"wire type {kind}")
+
+
+def _varint_at(raw: bytes, at: int) -> tuple[int, int]:
+    if at < len(raw) and raw[at] < 0x80:
+        return raw[at], at + 1
+    number = shift = 0
+    while True:
+        if at >= len(raw) or shift > 63:
+            raise Malformed("a number does not end")
+        byte = raw[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number & _MASK, at
+        shift += 7
+
+
+def whole(value: int | bytes) -> int:
+    """A field's value, which must be a number."""
+    if not isinstance(value, int):
+        raise Malformed("bytes where a number was due")
+    return value
+
+
+def raw(value: int | bytes) -> bytes:
+    """A field's value, which must be bytes."""
+    if not isinstance(value, bytes):
+        raise Malformed("a number where bytes were due")
+    return value

@@ -1,0 +1,151 @@
+"""Keeping leases and places alive: one keep-alive for each of etcd's leases, and a look whether the keys are there.
+
+A keep-alive still succeeds when an administrator has deleted a name, so the keys that hang on the lease are asked for;
+and a wake-up may be lost, so each waiter's target is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fenced.authorities.etcd.attempts import Attempt, Attempts
+from fenced.authorities.etcd.keys import Keys, Record
+from fenced.authorities.etcd.leases import Sessions
+from fenced.authorities.etcd.messages import TXN_OPS_MAX, get
+from fenced.authorities.etcd.namespace import Namespace
+from fenced.authorities.etcd.watching import Ears, Target
+from fenced.model import Ended, Gone, Kept, RenewAnswer, Waiting
+
+_WAITER_OPS = 2
+
+
+class Renewal:
+    """One batch."""
+
+    def __init__(
+        self,
+        space: Namespace,
+        sessions: Sessions,
+        attempts: Attempts,
+        ears: Ears,
+        now: Callable[[], float],
+        until: float,
+    ) -> None:
+        self._now = now
+        self._space = space
+        self._keys: Keys = space.keys
+        self._sessions = sessions
+        self._attempts = attempts
+        self._ears = ears
+        self._until = until
+        self._answers: dict[str, RenewAnswer] = {}
+
+    async def run(self, publics: Sequence[str]) -> list[RenewAnswer]:
+        live = await self._load(publics)
+        leases = [lease for mine in live for lease in mine.leases(self._now())]
+        leases += [
+            mine.memory
+            for mine in live
+            if mine.memory is not None and self._sessions.needs_keeping(mine.memory)
+        ]
+        alive = await self._sessions.leases.keep_alive(leases, self._until)
+        # Of an attempt that another client has made it was not known whether it lives.
+        late = [mine.delayed for mine in live if mine.delayed and mine.delayed not in leases]
+        ours = {mine.delayed for mine in live if mine.hold is not None and mine.hold.id in alive}
+        await self._sessions.leases.keep_alive([lease for lease in late if lease in ours], self._until)
+        lost = await self._held([mine for mine in live if mine.granted])
+        lost += await self._queued([mine for mine in live if not mine.granted])
+        await self._tell_ends(lost)
+        return [self._answers[public] for public in publics]
+
+    async def _load(self, publics: Sequence[str]) -> list[Attempt]:
+        """Those that live, as far as their records go; the others are answered."""
+        unknown = [public for public in publics if public not in self._attempts.live]
+        for start in range(0, len(unknown), TXN_OPS_MAX):
+            part = unknown[start : start + TXN_OPS_MAX]
+            reply = await self._space.read([get(self._keys.attempt(public)) for public in part], self._until)
+            for public, found in zip(part, reply.found, strict=True):
+                if found.first is None:
+                    self._answers[public] = Gone()
+                    continue
+                record = Record.read(found.first.value)
+                mine = self._attempts.adopt(public, record, found.first)
+                if mine is None:
+                    self._answers[public] = Ended(record.state)
+                else:
+                    self._attempts.live[public] = mine
+        return [mine for public in publics if (mine := self._attempts.live.get(public)) is not None]
+
+    async def _held(self, mine: list[Attempt]) -> list[Attempt]:
+        """Answer those whose claims are there; the others are returned."""
+        keys: dict[int, set[bytes]] = {}
+        lost = []
+        for each in mine:
+            assert each.hold is not None
+            lease = each.hold.id
+            if lease not in keys:
+                keys[lease] = await self._sessions.leases.keys(lease, self._until)
+            if await self._attempts.holds(each, keys[lease], self._until):
+                self._answers[each.public] = Kept(float(each.hold.seconds))
+            else:
+                lost.append(each)
+        return lost
+
+    async def _queued(self, mine: list[Attempt]) -> list[Attempt]:
+        """Answer those that still have their places; the others are returned."""
+        lost = []
+        at_once = TXN_OPS_MAX // _WAITER_OPS
+        for start in range(0, len(mine), at_once):
+            part = mine[start : start + at_once]
+            gets = [read for each in part for read in self._reads(each)]
+            reply = await self._space.read(gets, self._until)
+            for each, place, ahead in zip(part, reply.found[::2], reply.found[1::2], strict=True):
+                if place.first is None:
+                    lost.append(each)
+                    continue
+                if ahead.first is not None:
+                    blocked = True
+                    if not each.settled:
+                        target = Target(ahead.first.key, reply.header.revision + 1)
+                        await self._ears.watch(each.public, target)
+                else:
+                    blocked = await self._blocked(each)
+                each.settled = True
+                assert each.queue is not None
+                self._answers[each.public] = Waiting(float(each.queue.seconds) if blocked else 0.0)
+        return lost
+
+    def _reads(self, mine: Attempt) -> tuple[bytes, bytes]:
+        """Its place, and what it waits for: the first time what is directly ahead of it by now."""
+        name, known = mine.record.names[0], self._ears.target(mine.public)
+        place = self._keys.place(name, mine.record.ticket, mine.public)
+        if known is not None and (mine.settled or len(mine.record.names) > 1):
+            mine.settled = True
+            return get(place), get(known.key)
+        return get(place), get(self._keys.under(name), place, last=True)
+
+    async def _blocked(self, mine: Attempt) -> bool:
+        """What it waited for is gone, or was not known: is there anything else ahead?"""
+        sight = await self._attempts.look_ahead(mine, self._until)
+        return sight.blocker is not None
+
+    async def _tell_ends(self, lost: list[Attempt]) -> None:
+        """Their keys are gone: what their records say, or else why that may be."""
+        for start in range(0, len(lost), TXN_OPS_MAX):
+            part = lost[start : start + TXN_OPS_MAX]
+            reply = await self._space.read(
+                [get(self._keys.attempt(each.public)) for each in part], self._until
+            )
+            for each, found in zip(part, reply.found, strict=True):
+                self._attempts.forget(each)
+                self._answers[each.public] = await self._end(each, found.first and found.first.value)
+
+    async def _end(self, mine: Attempt, value: bytes | None) -> RenewAnswer:
+        if value is None:
+            return Gone()
+        record = Record.read(value)
+        if record.state not in ("granted", "waiting"):
+            return Ended(record.state)
+        if record.state != mine.record.state:
+            return Waiting(0.0)  # granted meanwhile, by an ask whose answer is on its way
+        return Ended(await self._attempts.reason(mine, self._until))

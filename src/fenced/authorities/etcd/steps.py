@@ -1,0 +1,125 @@
+"""The transactions of an attempt's life, as bytes. Pure.
+
+    grant      nothing stands under its names: claim them
+    enqueue    it was turned away: take a place under each name
+    promote    nothing stands ahead of its places: claim the names
+    finish     it has its claim, or its place: give all back, and remember how it ended
+
+What is the same for many attempts is made once: public ids have one length, so one stands in for the others.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fenced.authorities.etcd.keys import GRANTED, About, Keys, Record
+from fenced.authorities.etcd.messages import (
+    TXN_OPS_MAX,
+    absent,
+    delete,
+    get,
+    modified_at,
+    present,
+    put,
+    txn,
+    valued,
+)
+
+_ANYBODY = "\x7f" * 32
+"""Stands for a public id. Neither names nor the values that we write hold such a character."""
+
+
+def grant(keys: Keys, public: str, record: Record, memory: int, raw: bytes) -> bytes:
+    return public.encode().join(_grant(keys, record, memory, raw))
+
+
+@lru_cache(maxsize=256)
+def _grant(keys: Keys, record: Record, memory: int, raw: bytes) -> list[bytes]:
+    mine = keys.attempt(_ANYBODY)
+    free = [absent(keys.under(name), keys.behind(name)) for name in record.names]
+    return txn(
+        [absent(mine), valued(keys.meta, raw), *free],
+        _claims(keys, _ANYBODY, record, memory),
+        [get(mine), get(keys.meta)],
+    ).split(_ANYBODY.encode())
+
+
+def enqueue(keys: Keys, public: str, record: Record, memory: int) -> bytes:
+    mine, about = keys.attempt(public), About.of(public, record).written()
+    writes = [put(mine, record.written(), memory)]
+    writes += [
+        put(place, about, record.queue) for place in keys.places_of(record.names, record.ticket, public)
+    ]
+    return txn([absent(mine)], writes)
+
+
+def promote(keys: Keys, public: str, record: Record, memory: int, raw: bytes) -> bytes:
+    """Ahead of a place lie claims, delays and earlier places; its own claim would be among them."""
+    mine, places = keys.attempt(public), keys.places_of(record.names, record.ticket, public)
+    first = [absent(keys.under(name), place) for name, place in zip(record.names, places, strict=True)]
+    return txn(
+        [valued(keys.meta, raw), present(places[0]), *first],
+        _claims(keys, public, record, memory),
+        [get(mine), get(keys.meta), get(places[0])],
+    )
+
+
+def _claims(keys: Keys, public: str, record: Record, memory: int) -> list[bytes]:
+    """What a grant writes: the record, and for each name a claim that lives as long as the session."""
+    about = About.of(public, record).written()
+    writes = [put(keys.attempt(public), record.written(), memory)]
+    writes += [put(keys.claim(name), about, record.hold) for name in record.names]
+    if record.delayed:
+        writes += [put(keys.delay(name), about, record.delayed) for name in record.names]
+    return writes
+
+
+def finish(
+    keys: Keys, public: str, record: Record, revision: int, state: str, memory: int
+) -> tuple[bytes, list[bytes]]:
+    """The transaction, and what does not fit into it and is no longer urgent."""
+    if record.state == GRANTED and not record.ticket and len(record.names) == 1:
+        return public.encode().join(_finish_plain(keys, record, state, memory)), []
+    mine, writes = keys.attempt(public), ends(keys, public, record, state, memory)
+    if record.state == GRANTED:
+        proof = holds(keys, public, record)
+    else:
+        place = keys.place(record.names[0], record.ticket, public)
+        proof = [present(place), modified_at(mine, revision)]
+    return txn(proof, writes[:TXN_OPS_MAX], [get(mine)]), writes[TXN_OPS_MAX:]
+
+
+@lru_cache(maxsize=256)
+def _finish_plain(keys: Keys, record: Record, state: str, memory: int) -> list[bytes]:
+    return txn(
+        holds(keys, _ANYBODY, record),
+        ends(keys, _ANYBODY, record, state, memory),
+        [get(keys.attempt(_ANYBODY))],
+    ).split(_ANYBODY.encode())
+
+
+def holds(keys: Keys, public: str, record: Record) -> list[bytes]:
+    """What proves that it has all its claims."""
+    about = About.of(public, record).written()
+    return [valued(keys.claim(name), about) for name in record.names]
+
+
+def ends(keys: Keys, public: str, record: Record, state: str, memory: int) -> list[bytes]:
+    """What the end of an attempt that lives writes: its record, and that all its keys are gone."""
+    writes = [put(keys.attempt(public), record.ended(state).written(), memory)]
+    if record.state == GRANTED:
+        writes += [delete(keys.claim(name)) for name in record.names]
+        if record.delayed:
+            writes += [delete(keys.delay(name)) for name in record.names]
+    if record.ticket:
+        writes += [delete(place) for place in keys.places_of(record.names, record.ticket, public)]
+    return writes
+
+
+def clear(keys: Keys, public: str, record: Record, name: str) -> bytes:
+    """Of an attempt that has lost a key: what is left of it under a name. A delay outlives an expiry."""
+    writes = [delete(keys.place(name, record.ticket, public))] if record.ticket else []
+    if record.state != GRANTED:
+        return txn((), writes)
+    about = About.of(public, record).written()
+    return txn([valued(keys.claim(name), about)], [delete(keys.claim(name)), *writes], writes)

@@ -1,0 +1,123 @@
+"""Letting time go by for etcd, whose clock is nobody's to set.
+
+What would have expired is revoked, as a leader does it with what expires; of what is left the rest is told shorter,
+until it is kept alive again. A second of the kit is ten of the server's, which counts whole ones only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fenced.authorities.etcd import EtcdAuthority, messages
+from fenced.authorities.etcd.address import Address
+from fenced.authorities.etcd.leases import Lease, Leases
+from fenced.authorities.etcd.protobuf import fields, raw
+from fenced.authorities.etcd.wire import Wire
+from fenced.contracts import Runtime
+from fenced.model import Ask, AskAnswer, HeldBy, NameView, RenewAnswer
+from fenced.runtime.blocking import BlockingRuntime, step
+
+LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
+LEASE_LEASES = "/etcdserverpb.Lease/LeaseLeases"
+SCALE = 10
+CALL_SECONDS = 5.0
+
+
+class AgingLeases(Leases):
+    """Leases that have grown older than the server knows."""
+
+    def __init__(self, wire: Wire, runtime: Runtime, ages: dict[int, float]) -> None:
+        super().__init__(wire, runtime)
+        self._ages = ages
+
+    async def keep_alive(self, leases: Iterable[Lease], until: float) -> set[int]:
+        alive = await super().keep_alive(leases, until)
+        for lease in alive:
+            self._ages.pop(lease, None)
+        return alive
+
+    async def left(self, lease: int, until: float) -> int:
+        return int(await super().left(lease, until) - self._ages.get(lease, 0))
+
+
+class Time:
+    """The time of all leases under a prefix of keys."""
+
+    def __init__(self, url: str, prefix: bytes) -> None:
+        self.ages: dict[int, float] = {}
+        self._bound: list[EtcdAuthority] = []
+        self._url = url
+        self._prefix = prefix
+
+    def bind(self, authority: EtcdAuthority, runtime: Runtime) -> EtcdAuthority:
+        leases = AgingLeases(authority._wire, runtime, self.ages)
+        authority._leases = authority._sessions.leases = authority._looker._leases = leases
+        self._bound.append(authority)
+        return authority
+
+    def pass_by(self, seconds: float) -> None:
+        """On the server, and for what its clients know of their leases."""
+        step(self._pass_by(seconds))
+        for lease in {lease for authority in self._bound for lease in _known(authority)}:
+            lease.confirmed -= seconds
+
+    async def _pass_by(self, seconds: float) -> None:
+        runtime = BlockingRuntime()
+        wire = Wire(Address(self._url), runtime)
+        until = runtime.now() + 4 * CALL_SECONDS
+        reply = await wire.call(LEASE_LEASES, b"", until)
+        for lease in [dict(fields(raw(value)))[1] for field, value in fields(reply) if field == 2]:
+            request = messages.time_to_live(lease, keys=True)
+            reply = await wire.call(messages.LEASE_TIME_TO_LIVE, request, until)
+            left = messages.lease_reply(reply)[1]
+            if left >= 0 and any(key.startswith(self._prefix) for key in messages.attached_keys(reply)):
+                self.ages[lease] = self.ages.get(lease, 0) + seconds
+                if left < self.ages[lease]:  # it is told in whole seconds, rounded down
+                    await wire.call(LEASE_REVOKE, messages.lease_id(lease), until)
+        await wire.close()
+
+
+def _known(authority: EtcdAuthority) -> set[Lease]:
+    sessions, live = authority._sessions, authority._attempts.live
+    found = {lease for session in sessions._sessions.values() for lease in session.all()}
+    found |= {lease for mine in live.values() for lease in (mine.hold, mine.delayed, mine.queue)}
+    found.discard(None)
+    return found
+
+
+class Scaled:
+    """An authority whose seconds are as many times longer as the kit's must be."""
+
+    def __init__(self, authority: EtcdAuthority) -> None:
+        self._authority = authority
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._authority, name)
+
+    async def ask(self, ask: Ask) -> AskAnswer:
+        longer = dataclasses.replace(ask, ttl=ask.ttl * SCALE, lock_delay=ask.lock_delay * SCALE)
+        return _shorter(await self._authority.ask(longer))
+
+    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+        return [_shorter(answer) for answer in await self._authority.renew(secrets, timeout)]
+
+    async def observe(self, name: str) -> NameView:
+        return _shorter(await self._authority.observe(name))
+
+    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+        return [_shorter(view) for view in await self._authority.survey(after=after, limit=limit)]
+
+
+def _shorter(answer: Any) -> Any:
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(answer):
+        value = getattr(answer, field.name)
+        if field.name in ("remaining", "ttl", "check_in", "free_in") and value is not None:
+            changes[field.name] = value / SCALE
+        elif isinstance(value, HeldBy):
+            changes[field.name] = _shorter(value)
+        elif field.name == "waiters":
+            changes[field.name] = tuple(map(_shorter, value))
+    return dataclasses.replace(answer, **changes)

@@ -1,0 +1,448 @@
+"""What is particular to the etcd authority: codec, addresses, rights, versions, sessions, and how little it asks."""
+
+import json
+import logging
+import os
+import re
+import secrets
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fenced
+from fenced.authorities.etcd import EtcdAuthority, messages, probe, protobuf
+from fenced.authorities.etcd.address import Address
+from fenced.authorities.etcd.ends import OPTIONS
+from fenced.authorities.etcd.keys import About, Keys, Record
+from fenced.errors import Misconfigured, Misuse, Unavailable, Unsupported
+from fenced.model import Busy, Ended, Granted, Holder, Kept, Released, Waiting, grant_id
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing.inputs import ODD_NAMES
+from fenced.testing.kit import asking, granted
+from fenced.testing.servers import EtcdServer
+from tests.etcd.aging import LEASE_REVOKE
+
+RUNTIME = BlockingRuntime()
+
+
+def opened(url: str, namespace: str | None = None) -> EtcdAuthority:
+    authority = EtcdAuthority.at(url, RUNTIME, namespace or secrets.token_hex(8))
+    step(authority.open())
+    return authority
+
+
+@pytest.fixture
+def authority(etcd_server: EtcdServer) -> Iterator[EtcdAuthority]:
+    authority = opened(etcd_server.url())
+    yield authority
+    step(authority.close())
+
+
+# The codec.
+
+
+@pytest.mark.parametrize(
+    "number, coded",
+    [
+        (0, "00"),
+        (1, "01"),
+        (127, "7f"),
+        (128, "8001"),
+        (150, "9601"),
+        (300, "ac02"),
+        (2**63 - 1, "ffffffffffffffff7f"),
+        (-1, "ffffffffffffffffff01"),
+    ],
+)
+def test_numbers_are_written_as_protobuf_does(number: int, coded: str) -> None:
+    assert protobuf.varint(number).hex() == coded
+    ((field, read),) = protobuf.fields(b"\x08" + bytes.fromhex(coded))
+    assert (field, protobuf.signed(protobuf.whole(read))) == (1, number)
+
+
+def test_messages_are_those_of_etcd() -> None:
+    """Bytes that etcd's own client sends, and bytes that etcd has sent."""
+    put = messages.txn([messages.absent(b"k")], [messages.put(b"k", b"v", 5)], [messages.get(b"k")])
+    assert put.hex() == "0a0510011a016b" + "120a1208" + "0a016b" + "120176" + "1805" + "1a050a030a016b"
+    assert messages.watch_deletion(7, b"k", 9).hex() == "0a0a" + "0a016b" + "1809" + "2a0100" + "3807"
+    reply = bytes.fromhex("0a0408051809" + "1001" + "1a100a0e" + "120c0a016b1006180720012a0176")
+    told = messages.txn_reply(reply)
+    assert told.header == messages.Header(5, 9) and told.succeeded
+    assert told.found[0].kvs == [messages.KeyValue(b"k", 6, 7, b"v", 0)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 2**20), st.integers(0, 2**64 - 1) | st.binary(max_size=300))))
+def test_what_is_written_is_read(parts: list[tuple[int, int | bytes]]) -> None:
+    raw = b""
+    for field, value in parts:
+        if isinstance(value, int):
+            raw += protobuf.varint(field << 3) + protobuf.varint(value)
+        else:
+            raw += protobuf.message(field, value)
+    assert list(protobuf.fields(raw)) == parts
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_message_is_malformed(raw: bytes) -> None:
+    try:
+        list(protobuf.fields(raw))
+        messages.txn_reply(raw)
+        messages.watch_reply(raw)
+    except protobuf.Malformed:
+        pass
+
+
+# Keys.
+
+
+def test_no_name_is_a_prefix_of_another() -> None:
+    keys = Keys("default")
+    names = [*ODD_NAMES, "a/b", "ab", "a0"]
+    for one in names:
+        for other in names:
+            if one != other:
+                assert not keys.under(other).startswith(keys.under(one))
+                assert not keys.under(one) <= keys.under(other) < keys.behind(one)
+        assert keys.spot(keys.claim(one)).name == one
+        assert keys.spot(keys.place(one, 2**52, "f" * 32)) == (one, b"q")
+    assert sorted(names, key=keys.under) == sorted(names, key=str.encode)
+    assert not Keys("a/b").start.startswith(Keys("a").start)
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_values_come_back_as_they_were(label: str, host: str) -> None:
+    holder = Holder("0" * 32, label, host, 7)
+    record = Record("granted", ("a", "caf\u00e9"), 1.5, 2.0, holder, hold=5, seconds=2, ticket=9, offset=3)
+    assert Record.read(record.written()) == record
+    about = About.of("a" * 32, record)
+    assert About.read(about.written()) == about
+    assert b"\x7f" not in record.written() + about.written()
+
+
+# Addresses.
+
+
+def test_addresses() -> None:
+    address = Address("etcd://root:p%40ss%2F@h1,h2:1234,[::1]:99")
+    assert address.targets == ("h1:2379", "h2:1234", "[::1]:99")
+    assert (address.user, address.password) == ("root", "p@ss/")
+    assert "p@ss" not in address.url + repr(address) and "root" not in address.url
+    assert Address("etcds://h1").tls
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "etcd://",
+        "etcd:h1",
+        "etcd://h1/path",
+        "etcd://h1,h1",
+        "etcd://h1,",
+        "etcd://secret@h1",
+        "etcd://h1:99999999",
+        "etcd://h1?ssl_ca_certs=x",
+        "etcds://h1?unknown=x",
+        "etcds://h1?ssl_certfile=x",
+        "etcd://root:secret@h1:port",
+    ],
+)
+def test_wrong_addresses_are_misuse(url: str) -> None:
+    with pytest.raises(Misuse) as error:
+        EtcdAuthority.at(url, RUNTIME, "default")
+    assert "secret" not in str(error.value)
+
+
+def test_a_missing_certificate_is_told() -> None:
+    with pytest.raises(Misconfigured, match="ssl_ca_certs"):
+        step(EtcdAuthority.at("etcds://127.0.0.1:1?ssl_ca_certs=/nowhere", RUNTIME, "default").open())
+
+
+# Rights.
+
+
+@pytest.mark.xdist_group("serial")
+def test_users_and_their_tokens() -> None:
+    """A wrong password is told; a token that the server has forgotten is asked for again."""
+    with EtcdServer(password="secret") as server:
+        authority = opened(server.url())
+        step(granted(authority, asking(RUNTIME, "before")))
+        server.restart()  # it forgets the tokens that it has given
+        step(granted(authority, asking(RUNTIME, "after")))
+        authority._wire._token = "made-up.1"
+        step(granted(authority, asking(RUNTIME, "forged")))
+        step(authority.close())
+        for url in (server.url().replace("secret", "other"), server.url().replace("root:secret@", "")):
+            with pytest.raises(Misconfigured) as error:
+                step(EtcdAuthority.at(url, RUNTIME, "default").open())
+            assert "secret" not in str(error.value)
+
+
+# proves authority etcds: quorum, sessions, whole-seconds, pushed, restart-prolongs, lineage-noticed, version-floor
+@pytest.mark.xdist_group("serial")
+def test_a_client_certificate_is_asked_for() -> None:
+    """The two schemes differ in the channel only; without a certificate this server takes nobody."""
+    with EtcdServer(tls=True) as server:
+        step(opened(server.url()).close())
+        without = re.sub(r"&ssl_certfile=.*", "", server.url())
+        with pytest.raises((Unavailable, Misconfigured)):
+            step(EtcdAuthority.at(without, RUNTIME, "default").open())
+
+
+# Versions.
+
+
+# proves authority etcd: version-floor
+def test_a_version_with_known_bugs_is_warned_of(
+    etcd_server: EtcdServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for each server; strict clients go on, since the store as it is meant repeats no token."""
+    status = etcd_server.status()
+    assert status is not None
+    probe_says = probe.warning("x", status["version"])
+    fenced.authorities.etcd._warned.clear()
+    with caplog.at_level(logging.WARNING, "fenced"):
+        for _ in range(2):
+            with fenced.Client(etcd_server.url(), namespace=secrets.token_hex(8)) as client:
+                client.acquire("orders").release()
+    assert len(caplog.records) == (1 if probe_says else 0)
+    assert all(bug in caplog.text for bug in probe.known_bugs(status["version"]))
+
+
+@pytest.mark.parametrize(
+    "version, bugs",
+    [
+        ("3.3.25", 4),
+        ("3.4.23", 3),
+        ("3.4.37", 1),
+        ("3.4.38", 0),
+        ("3.5.1", 4),
+        ("3.5.23", 0),
+        ("3.6.0", 0),
+        ("4.0.1", 0),
+        ("?", 0),
+    ],
+)
+def test_known_bugs(version: str, bugs: int) -> None:
+    assert len(probe.known_bugs(version)) == bugs
+
+
+# Sessions.
+
+
+# proves authority etcd: sessions, whole-seconds
+def test_the_names_of_a_client_live_and_expire_together(authority: EtcdAuthority) -> None:
+    """One keep-alive for all; and a ttl is what the server made of it."""
+    first, second = asking(RUNTIME, "a", ttl=1.4), asking(RUNTIME, "b", ttl=1.4)
+    second = fenced.model.Ask(second.secret, second.names, second.ttl, first.holder)
+    one, two = step(granted(authority, first)), step(granted(authority, second))
+    assert one.ttl == two.ttl == 2.0 and 0 < two.remaining <= one.ttl
+    assert {mine.hold.id for mine in authority._attempts.live.values()} == {
+        next(iter(authority._attempts.live.values())).hold.id
+    }
+    for _ in range(5):
+        time.sleep(0.5)
+        assert step(authority.renew([first.secret], 5.0)) == [Kept(2.0)]
+    assert isinstance(step(authority.ask(asking(RUNTIME, "b"))), Busy), "the other is alive, too"
+    limit = time.monotonic() + 5
+    while step(authority.survey()):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    assert step(authority.renew([first.secret, second.secret], 5.0)) == [Ended("expired")] * 2
+
+
+def test_a_name_granted_on_an_old_session_has_its_rest(authority: EtcdAuthority) -> None:
+    """Not a whole ttl: the session was confirmed before, and it is the session that expires."""
+    first = asking(RUNTIME, "a", ttl=10)
+    step(granted(authority, first))
+    time.sleep(1.1)
+    second = asking(RUNTIME, "b", ttl=10)
+    second = fenced.model.Ask(second.secret, second.names, second.ttl, first.holder)
+    assert step(granted(authority, second)).remaining < 9.0
+
+
+def test_a_deleted_name_is_revoked(etcd_server: EtcdServer, authority: EtcdAuthority) -> None:
+    """A keep-alive still succeeds when an administrator deletes a name; its holder learns it by its renewal."""
+    taken, kept = asking(RUNTIME, "taken"), asking(RUNTIME, "kept")
+    for ask in (taken, kept):
+        step(granted(authority, ask))
+    prefix = authority._space.keys.under("taken").decode()
+    # A zero byte cannot be an argument: so all keys up to the next name.
+    etcd_server_delete(authority, prefix.encode())
+    assert step(authority.renew([taken.secret, kept.secret], 5.0)) == [Ended("revoked"), Kept(10.0)]
+    # And if the same client takes it again, on the same lease, the old attempt is not revived by that.
+    again = asking(RUNTIME, "taken")
+    again = fenced.model.Ask(again.secret, again.names, again.ttl, taken.holder)
+    step(granted(authority, again))
+    assert step(authority.renew([taken.secret, again.secret], 5.0)) == [Ended("revoked"), Kept(10.0)]
+    assert step(authority.release(taken.secret)) == Ended("revoked")
+    assert isinstance(step(authority.ask(asking(RUNTIME, "taken"))), Busy)
+
+
+def etcd_server_delete(authority: EtcdAuthority, prefix: bytes) -> None:
+    request = messages.txn(
+        (), [protobuf.message(3, protobuf.data(1, prefix) + protobuf.data(2, prefix + b"\xff"))]
+    )
+    step(authority._space.run(request, RUNTIME.now() + 5))
+
+
+def test_a_keep_alive_that_says_zero_is_a_loss(authority: EtcdAuthority) -> None:
+    """etcd answers it without an error."""
+    until = RUNTIME.now() + 10
+    alive, gone = (step(authority._leases.grant(30, until)) for _ in range(2))
+    step(authority._wire.call(LEASE_REVOKE, messages.lease_id(gone.id), until))
+    before = gone.confirmed
+    assert step(authority._leases.keep_alive([gone, alive], until)) == {alive.id}
+    assert gone.confirmed == before < alive.confirmed
+    assert step(authority._leases.left(gone.id, until)) < 0 and not step(
+        authority._leases.keys(gone.id, until)
+    )
+
+
+def test_a_session_that_was_revoked_is_replaced(authority: EtcdAuthority) -> None:
+    """A client whose lease somebody ended gets its next name on a new one."""
+    first = asking(RUNTIME, "a")
+    step(granted(authority, first))
+    lease = authority._attempts.live[grant_id(first.secret)].hold
+    step(authority._wire.call(LEASE_REVOKE, messages.lease_id(lease.id), RUNTIME.now() + 5))
+    second = asking(RUNTIME, "a")
+    second = fenced.model.Ask(second.secret, second.names, second.ttl, first.holder)
+    step(granted(authority, second))
+    assert step(authority.renew([first.secret, second.secret], 5.0)) == [Ended("expired"), Kept(10.0)]
+
+
+def test_a_late_renewal_does_not_prolong_a_delay(authority: EtcdAuthority) -> None:
+    """The lease has expired, its lock_delay runs: whoever still renews it keeps nothing alive."""
+    late = asking(RUNTIME, "a", ttl=1, lock_delay=2)
+    step(granted(authority, late))
+    limit = time.monotonic() + 10
+    while step(authority.observe("a")).held_by is not None:
+        time.sleep(0.05)
+    assert step(authority.observe("a")).free_in > 0
+    while step(authority.survey()):
+        assert step(authority.renew([late.secret], 5.0)) == [Ended("expired")]
+        assert time.monotonic() < limit
+        time.sleep(0.2)
+
+
+# Many names.
+
+
+def test_as_many_names_as_a_lease_may_have(authority: EtcdAuthority) -> None:
+    """A transaction of etcd's has at most 128 operations; what does not fit follows."""
+    names = [f"{number:02}" + "x" * 198 for number in range(64)]
+    holder = asking(RUNTIME, names[63])
+    step(granted(authority, holder))
+    many = asking(RUNTIME, *names, wait=True)
+    assert isinstance(step(authority.ask(many)), Waiting)
+    step(authority.release(holder.secret))
+    token = step(granted(authority, many)).token
+    views = step(authority.survey())
+    assert len(views) == 64 and {view.held_by.token for view in views if view.held_by} == {token}
+    assert views[7].names == tuple(names)
+    assert step(authority.release(many.secret)) == Released()
+    assert step(authority.survey()) == []
+    with pytest.raises(Unsupported, match="63 names"):
+        step(authority.ask(asking(RUNTIME, *names, lock_delay=5)))
+
+
+# What it asks.
+
+
+def received(server: EtcdServer) -> int:
+    with urllib.request.urlopen(f"{server.client_url}/metrics") as page:
+        text = page.read().decode()
+    return round(
+        sum(map(float, re.findall(r"^grpc_server_msg_received_total\{.*\} (\S+)$", text, re.MULTILINE)))
+    )
+
+
+# proves authority etcd: pushed
+@pytest.mark.xdist_group("serial")
+def test_a_waiter_is_pushed_and_asks_nothing(etcd_server: EtcdServer) -> None:
+    namespace = secrets.token_hex(8)
+    one, two = opened(etcd_server.url(), namespace), opened(etcd_server.url(), namespace)
+    holder, waiter = asking(RUNTIME, "orders"), asking(RUNTIME, "orders", wait=True)
+    step(granted(one, holder))
+    assert isinstance(step(two.ask(waiter)), Waiting)
+    step(two.hear(RUNTIME.now() + 0.2))
+    before = received(etcd_server)
+    assert step(two.hear(RUNTIME.now() + 1.0)) == []
+    assert received(etcd_server) == before
+    began = RUNTIME.now()
+    step(one.release(holder.secret))
+    assert step(two.hear(RUNTIME.now() + 5.0)) == [grant_id(waiter.secret)]
+    assert RUNTIME.now() - began < 0.5
+    step(granted(two, waiter))
+    assert received(etcd_server) - before == 2, "a release and a grant"
+    for each in (one, two):
+        step(each.close())
+
+
+def test_a_thousand_leases_are_one_keep_alive(etcd_server: EtcdServer, authority: EtcdAuthority) -> None:
+    asks = [asking(RUNTIME, f"orders/{number}", ttl=30) for number in range(300)]
+    asks = [fenced.model.Ask(ask.secret, ask.names, ask.ttl, asks[0].holder) for ask in asks]
+    for ask in asks:
+        step(granted(authority, ask))
+    before = received(etcd_server)
+    assert step(authority.renew([ask.secret for ask in asks], 5.0)) == [Kept(30.0)] * 300
+    assert received(etcd_server) - before <= 3
+
+
+def test_there_are_no_pings() -> None:
+    """Pings of 2 s end the connection, says etcd: too_many_pings. Deadlines are our own."""
+    names = {name for name, _ in OPTIONS}
+    assert not names & {"grpc.keepalive_time_ms", "grpc.http2.max_pings_without_data"}
+    assert ("grpc.http2.bdp_probe", 0) in OPTIONS
+
+
+# Forks.
+
+
+def test_a_forked_child_leaves_its_parents_channels_alone(etcd_server: EtcdServer) -> None:
+    with fenced.Client(etcd_server.url(), namespace=secrets.token_hex(8)) as client:
+        lease = client.acquire("a", ttl=5)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                said: list[object] = [lease.lost_reason]
+                with client.try_hold("a") as mine:
+                    said.append(mine is None)
+                with client.hold("b", ttl=5) as own:
+                    said.append(own.token > lease.token)
+                os.write(writer, json.dumps(said).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writer)
+        assert json.loads(os.read(reader, 10_000)) == ["forked", True, True]
+        os.close(reader)
+        lease.check()
+        client.acquire("c").release()
+        lease.release()
+
+
+# The attempt.
+
+
+def test_an_unknown_grant_is_found_by_its_attempt(etcd_server: EtcdServer) -> None:
+    """Through the queue, too: whoever repeats the ask gets the token that was minted."""
+    namespace = secrets.token_hex(8)
+    one, two = opened(etcd_server.url(), namespace), opened(etcd_server.url(), namespace)
+    holder, waiter = asking(RUNTIME, "orders"), asking(RUNTIME, "orders", wait=True)
+    step(granted(one, holder))
+    assert isinstance(step(one.ask(waiter)), Waiting)
+    assert isinstance(step(two.ask(waiter)), Waiting), "another client of the same attempt"
+    step(one.release(holder.secret))
+    first = step(granted(one, waiter))
+    again = step(two.ask(waiter))
+    assert isinstance(again, Granted) and again.token == first.token
+    assert step(two.withdraw(waiter.secret)) == Released()
+    assert step(one.release(waiter.secret)) == Released()
+    assert step(one.ask(waiter)) == Ended("withdrawn")
+    for each in (one, two):
+        step(each.close())
