@@ -1,55 +1,33 @@
 """The outage kit on ZooKeeper."""
 
-import secrets
 from collections.abc import Iterator
-from typing import ClassVar
 
 import pytest
 
-from fenced.authorities.zookeeper import ZooKeeperAuthority
-from fenced.contracts import Authority, Colour, Runtime
+from fenced.contracts import Colour, Runtime
 from fenced.errors import Indeterminate
 from fenced.model import Busy, Ended, Kept
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, OutageHarness, run
-from fenced.testing.faults import Fault, Proxy
+from fenced.testing.faults import Fault
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
+from tests.outage_harness import ProxiedHarness
 from tests.zookeeper.shifting import Shifted
 
 pytestmark = pytest.mark.xdist_group("serial")
 
 
-class Harness:
-    words: ClassVar = {
-        "ask": b"\x00\x00\x00\x0f\x00\xff\xff\xff\xff",  # in a multi: create
-        "renew": b"/keep",
-        "release": b"\x00\x00\x00\x02\x00\xff\xff\xff\xff",  # in a multi: delete
-    }
+WORDS = {
+    "ask": b"\x00\x00\x00\x0f\x00\xff\xff\xff\xff",  # in a multi: create
+    "renew": b"/keep",
+    "release": b"\x00\x00\x00\x02\x00\xff\xff\xff\xff",  # in a multi: delete
+}
 
+
+class Harness(ProxiedHarness):
     def __init__(self, runtime: Runtime, server: ZooKeeperServer) -> None:
-        self.runtime = runtime
-        self.server = server
-        self.proxy = Proxy(server.host, server.port)
-        self._namespace = secrets.token_hex(8)
-        self._opened: list[ZooKeeperAuthority] = []
-
-    async def authority(self) -> Authority:
-        return await self._open(f"zookeeper://{self.proxy.host}:{self.proxy.port}")
-
-    async def direct(self) -> Authority:
-        return await self._open(self.server.url())
-
-    async def _open(self, url: str) -> Authority:
-        authority = ZooKeeperAuthority.at(url, self.runtime, self._namespace)
-        self._opened.append(authority)
-        await authority.open()
-        return authority
-
-    async def close(self) -> None:
-        for authority in self._opened:
-            await authority.close()
-        self.proxy.stop()
+        super().__init__(runtime, server, "zookeeper://{}:{}".format, WORDS)
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
-from fenced.decision import Mark, Mode, Verdict
-from fenced.errors import REFUSALS, AlreadyApplied, FencedError, Misuse, shown
+from fenced.contracts import Record
+from fenced.decision import Mark, Mode, Ruling, Verdict
+from fenced.errors import REFUSALS, AlreadyApplied, FencedError, InvalidStamp, Misuse, shown
 from fenced.model import Stamp
 
 RECORDS_MAX = 10_000
@@ -74,3 +76,18 @@ def error_for(
         mark=mark.token if mark else None,
         holder=mark.grant if mark else None,
     )
+
+
+def stamp_in(text: str | None) -> Stamp | None:
+    """A recorded stamp; None where what was carried was none (it was refused as invalid)."""
+    try:
+        return Stamp.parse(text) if text else None
+    except InvalidStamp:
+        return None
+
+
+def record_of(row: tuple[Any, ...]) -> Record:
+    """A record as SQL guards keep it: time, name, stamp, the mark's token, grant and seq, verdict, ruling, mode."""
+    at, name, stamp, token, grant, seq, verdict, ruling, mode = row
+    mark = Mark(token, grant, seq) if token is not None else None
+    return Record(at, name, stamp_in(stamp), mark, Verdict(verdict), Ruling(ruling), mode)

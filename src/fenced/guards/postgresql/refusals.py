@@ -16,14 +16,12 @@ from fenced.errors import (
     Contended,
     FencedError,
     Indeterminate,
-    InvalidStamp,
     LeaseLost,
     Misconfigured,
     Misuse,
     Unavailable,
 )
-from fenced.guards.answers import error_for
-from fenced.model import Stamp
+from fenced.guards.answers import error_for, stamp_in
 
 SQLSTATES: dict[str, Verdict] = {
     "ZF001": Verdict.STALE,
@@ -132,17 +130,10 @@ def refusal_in(error: BaseException) -> FencedError | None:
     return error_for(
         SQLSTATES[state],
         name=told.get("name"),
-        stamp=_stamp(told.get("stamp")),
+        stamp=stamp_in(told.get("stamp")),
         mark=Mark(mark, told.get("holder") or "", told.get("seq") or 0) if mark is not None else None,
         table=told.get("guard"),
     )
-
-
-def _stamp(text: str | None) -> Stamp | None:
-    try:
-        return Stamp.parse(text) if text else None
-    except InvalidStamp:
-        return None
 
 
 def typed(error: BaseException, *, committing: bool = False) -> FencedError:

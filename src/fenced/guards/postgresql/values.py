@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import psycopg
 
 from fenced.contracts import Record, Runtime, Trait, Versioned
-from fenced.decision import Mark, Mode, Rule, Ruling, Verdict
-from fenced.errors import Conflict, Contended, InvalidStamp, Misuse, redacted, shown
+from fenced.decision import Mark, Mode, Rule
+from fenced.errors import Conflict, Contended, Misuse, redacted, shown
+from fenced.guards.answers import record_of
 from fenced.guards.postgresql.install import OWN_TABLE, is_there
 from fenced.guards.postgresql.refusals import typed
 from fenced.guards.postgresql.sessions import AsyncPsycopgSession, PsycopgSession
@@ -257,7 +258,7 @@ class PostgresqlGuard:
         return int(token)
 
     async def records(self) -> list[Record]:
-        return [_record(row) for row in await self._on_session(_run, _RECORDS, (OWN_TABLE,))]
+        return [record_of(row) for row in await self._on_session(_run, _RECORDS, (OWN_TABLE,))]
 
     async def tally(self) -> dict[tuple[str, str], int]:
         rows = await self._on_session(_run, _TALLY, {"guard": OWN_TABLE})
@@ -276,24 +277,3 @@ def _close(session: _Session) -> None:
 
 async def _run(session: _Session, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
     return await session.run(sql, parameters)
-
-
-def _record(row: tuple[Any, ...]) -> Record:
-    at, name, stamp, token, grant, seq, verdict, ruling, mode = row
-    return Record(
-        at,
-        name,
-        _stamp(stamp),
-        Mark(token, grant, seq) if token is not None else None,
-        Verdict(verdict),
-        Ruling(ruling),
-        mode,
-    )
-
-
-def _stamp(text: str | None) -> Stamp | None:
-    """A recorded stamp; None where what was carried was none (it was refused as invalid)."""
-    try:
-        return Stamp.parse(text) if text else None
-    except InvalidStamp:
-        return None

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote
 
 from fenced.contracts import Record, Runtime, Trait, Versioned
-from fenced.decision import Mark, Mode, Rule, Ruling, Verdict
-from fenced.errors import Conflict, Contended, InvalidStamp, Misconfigured, Misuse, redacted, shown
-from fenced.guards.answers import check_pattern
+from fenced.decision import Mark, Mode, Rule
+from fenced.errors import Conflict, Contended, Misconfigured, Misuse, redacted, shown
+from fenced.guards.answers import check_pattern, record_of
 from fenced.guards.spec import Spec
 from fenced.guards.sqlite import install
 from fenced.guards.sqlite.fencing import Fence, Guarded, translate
@@ -237,7 +237,7 @@ class SqliteGuard:
         return int(highest)
 
     async def records(self) -> list[Record]:
-        return [_record(row) for row in await self._on_session(_run, _RECORDS, (_TABLE,))]
+        return [record_of(row) for row in await self._on_session(_run, _RECORDS, (_TABLE,))]
 
     async def tally(self) -> dict[tuple[str, str], int]:
         rows = await self._on_session(_run, _TALLY, (_TABLE,))
@@ -254,27 +254,6 @@ async def _run(session: PlainSession, sql: str, parameters: Sequence[object]) ->
 
 async def _set_mode(session: PlainSession, mode: Mode, pattern: str) -> None:
     await set_mode(session.run, _TABLE, mode, pattern)
-
-
-def _record(row: tuple[Any, ...]) -> Record:
-    at, name, stamp, token, grant, seq, verdict, ruling, mode = row
-    return Record(
-        at,
-        name,
-        _stamp(stamp),
-        Mark(token, grant, seq) if token is not None else None,
-        Verdict(verdict),
-        Ruling(ruling),
-        mode,
-    )
-
-
-def _stamp(text: str | None) -> Stamp | None:
-    """A recorded stamp; None where what was carried was none (it was refused as invalid)."""
-    try:
-        return Stamp.parse(text) if text else None
-    except InvalidStamp:
-        return None
 
 
 async def set_mode(run: Run, guard: str, mode: Mode, pattern: str) -> None:
