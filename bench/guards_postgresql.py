@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import subprocess
 import tempfile
 import threading
 import time
@@ -19,6 +20,7 @@ from bench.figures import Figure, ratio
 from bench.interleaved import Action, Effort, async_medians, medians
 from fenced import sql
 from fenced.testing.servers import PostgresqlServer
+from fenced.testing.servers.base import find_program
 
 SETTINGS = {"shared_buffers": "128MB"}
 ROWS = 10_000
@@ -49,7 +51,7 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
             yield from _audit(connection, client, effort)
             yield from _many_rows(connection, client, effort)
             yield _many_names(connection, client, effort)
-            yield _one_holder(url, connection, client, effort)
+            yield from _one_holder(server, url, client, effort)
 
 
 def _make(connection: Connection, table: str) -> None:
@@ -238,8 +240,13 @@ def _many_names(connection: Connection, client: fenced.Client, effort: Effort) -
     return ratio("bulk_own", what, ours, theirs, target=2.5, against=f"{ROWS:,} rows without a guard")
 
 
-def _one_holder(url: str, connection: Connection, client: fenced.Client, effort: Effort) -> Figure:
-    """Eight connections write under one lease, each its own row: they share the fence."""
+def _one_holder(
+    server: PostgresqlServer, url: str, client: fenced.Client, effort: Effort
+) -> Iterator[Figure]:
+    """Eight connections write under one lease, each its own row: they share the fence.
+
+    By pgbench, which leaves the cores to the server; and by our own wrapper, in threads of one interpreter.
+    """
     guard = sql.Guard(table="constant", name="constant")
     with client.hold("constant") as lease, contextlib.ExitStack() as stack:
         connections = [stack.enter_context(psycopg.connect(url, autocommit=True)) for _ in range(CONNECTIONS)]
@@ -247,14 +254,37 @@ def _one_holder(url: str, connection: Connection, client: fenced.Client, effort:
         announced = [
             guarded(guard, each, lease, _one("constant"), [row]) for row, each in enumerate(connections, 1)
         ]
-        rates: list[list[float]] = [[], []]
+        announced[0]()
+        call = f"SELECT fenced_guard.announce('{lease.bare_stamp()}', 10000, 'public.constant')"
+        rates: list[list[float]] = [[], [], [], []]
         for _ in range(effort.of(CONTENDED_ROUNDS)):
-            for which, writes in enumerate((unguarded, announced)):
-                rates[which].append(_throughput(writes, CONTENDED_SECONDS))
-    theirs, ours = (sorted(each)[len(each) // 2] for each in rates)
-    detail = f"{ours:,.0f} against {theirs:,.0f} transactions a second without a guard"
+            rates[0].append(_by_pgbench(server, "BEGIN", "plain"))
+            rates[1].append(_by_pgbench(server, f"BEGIN\\; {call}", "constant"))
+            rates[2].append(_throughput(unguarded, CONTENDED_SECONDS))
+            rates[3].append(_throughput(announced, CONTENDED_SECONDS))
+    bare, fenced_, theirs, ours = (sorted(each)[len(each) // 2] for each in rates)
     what = f"{CONNECTIONS} connections of one holder, throughput"
-    return Figure("one_holder", what, ours / theirs, "x", 0.6, detail, "at least")
+    yield _rate("one_holder", f"{what}, by pgbench", fenced_, bare, target=0.6)
+    yield _rate("one_holder_threads", f"{what}, threads of one program", ours, theirs)
+
+
+def _rate(key: str, what: str, ours: float, theirs: float, target: float | None = None) -> Figure:
+    detail = f"{ours:,.0f} against {theirs:,.0f} transactions a second without a guard"
+    return Figure(key, what, ours / theirs, "x", target, detail, "at least")
+
+
+def _by_pgbench(server: PostgresqlServer, begin: str, table: str) -> float:
+    """Transactions a second."""
+    script = f"{begin};\nUPDATE {table} SET qty = qty + 1 WHERE id = :client_id + 1;\nCOMMIT;\n"
+    with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
+        file.write(script)
+        file.flush()
+        where = ["-h", server.host, "-p", str(server.port), "-U", "postgres", "guarded"]
+        load = ["-n", "-c", str(CONNECTIONS), "-T", str(int(CONTENDED_SECONDS)), "-f", file.name]
+        done = subprocess.run(
+            [find_program("pgbench", "postgresql"), *load, *where], capture_output=True, text=True, check=True
+        )
+    return float(done.stdout.partition("tps = ")[2].split()[0])
 
 
 def _throughput(writes: list[Action], seconds: float) -> float:
