@@ -48,8 +48,11 @@ def announce(
     function = "announce" if kind == "announce" else "announce_alone"
     told = " ".join(map(str, stamps))
     told_tokens = " ".join(f"{stamp.token}" for stamp in stamps)
+    level = (
+        "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; " if kind == "alone" else ""
+    )  # as the wrapper does it
     return sql(
-        f"SELECT fenced_guard.{function}('{told}', p_guard => 'explored.{table}'{options})",
+        f"{level}SELECT fenced_guard.{function}('{told}', p_guard => 'explored.{table}'{options})",
         label=f"{kind} {told_tokens} {','.join(only)}".strip(),
         about=Move(kind, names, stamps),
     )

@@ -54,6 +54,8 @@ class Spec:
                     f"a column is a whole segment of the name, as in 'orders/{{id}}': {shown(self.name)}"
                 )
         check_name(_FIELD.sub("x", self.name))
+        if "$" in self.name:
+            raise Misuse(f"a template holds no dollar sign: {shown(self.name)}")
 
     @cached_property
     def columns(self) -> tuple[str, ...]:

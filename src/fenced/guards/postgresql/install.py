@@ -155,16 +155,16 @@ class _Names:
         return rf"replace({value}, E'\n', E'\r')"
 
     def _text(self, row: str, column: str) -> str:
-        """A column as text; what `concat` writes for everybody alike, as it is."""
+        """A column as text. Without a cast, which its type's owner could have made, and would run as the guard's."""
         value = f'{row}."{column}"'
         if self._table.kinds[column] in _PLAIN:
             return value
-        # A cast of an enum may be its owner's, and would run as the guard's.
-        return f"concat({value})" if self._table.kinds[column] == "enum" else f"{value}::text"
+        text = f'concat({value}) COLLATE "C"'
+        return f"rtrim({text})" if self._table.kinds[column] == "bpchar" else text
 
     def name(self, row: str) -> str:
         parts = (literal(part.text) if isinstance(part, _Text) else part for part in self.parts(row))
-        return f"concat({', '.join(parts)})"
+        return f'concat({", ".join(parts)}) COLLATE "C"'
 
     def closed(self, row: str) -> str:
         """True unless the setting lets this row through."""
@@ -177,13 +177,12 @@ class _Names:
         changes = []
         for column in self.spec.columns:
             old, new = (self._text(row, column) for row in ("OLD", "NEW"))
-            as_bytes = "" if self._table.kinds[column] in _PLAIN else ' COLLATE "C"'
-            changes.append(f"{old}{as_bytes} IS DISTINCT FROM {new}{as_bytes}")
+            changes.append(f"{old} IS DISTINCT FROM {new}")
         return " OR ".join(changes)
 
     @property
     def not_free(self) -> str:
-        return _not_carried(_Text(f"*{self.guard}"))
+        return _not_carried(_Text(f"*{self.guard}"), last=True)
 
     @property
     def epoch_changed(self) -> str:
@@ -217,11 +216,16 @@ class _Names:
         return self.spec.epoch is not None and self.spec.rule == "retry"
 
 
-def _not_carried(*line: _Text | str, setting: str = "'fenced.stamp'", plain: bool = True) -> str:
-    """True unless the setting holds this line. LIKE is the cheapest look there is, where no value can be a pattern."""
+def _not_carried(
+    *line: _Text | str, setting: str = "'fenced.stamp'", plain: bool = True, last: bool = False
+) -> str:
+    """True unless the setting holds this line; `last`: as its last, with nothing announced after it.
+
+    LIKE is the cheapest look there is, where no value can be a pattern.
+    """
     parts: list[_Text | str] = [_Text("\n"), "pg_current_xact_id()", *line, _Text("\n")]
     if plain:
-        parts = [_Text("%"), *(_escaped(part) for part in parts), _Text("%")]
+        parts = [_Text("%"), *(_escaped(part) for part in parts), _Text("" if last else "%")]
     looked_for = f"concat({', '.join(_merged(parts))})"
     carried = f"current_setting({setting}, true)"
     return (
@@ -369,6 +373,9 @@ def _epoch_triggers(names: _Names, function: str, proof: bool) -> list[str]:
             f"DROP TRIGGER IF EXISTS fenced_epoch_insert ON {quoted(guard)}",
             f"DROP TRIGGER IF EXISTS fenced_epoch_update ON {quoted(guard)}",
         ]
+    # What is let through leaves the epoch alone; under another name it begins anew, or it would open that name.
+    moved = f" AND NOT ({names.moved})" if spec.columns else ""
+    kept = f"CASE WHEN TG_OP = 'UPDATE'{moved} THEN OLD.\"{spec.epoch}\" ELSE 0 END"
     decided = ""
     if names.by_epoch:
         decided = (
@@ -376,7 +383,7 @@ def _epoch_triggers(names: _Names, function: str, proof: bool) -> list[str]:
             f"  PERFORM fenced_guard.decide({literal(guard)}, {names.name('NEW')});\n  "
         )
     body = (
-        f'{decided}NEW."{spec.epoch}" := coalesce(fenced_guard.token_for({names.name("NEW")}), NEW."{spec.epoch}");\n'
+        f'{decided}NEW."{spec.epoch}" := coalesce(fenced_guard.token_for({names.name("NEW")}), {kept});\n'
         "  RETURN NEW;"
     )
     when = "" if proof else f"WHEN ({names.epoch_unknown}) "
@@ -391,8 +398,9 @@ def _epoch_triggers(names: _Names, function: str, proof: bool) -> list[str]:
 def _function(name: str, body: str) -> str:
     return (
         f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger\n"
-        "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$\n"
-        f"BEGIN\n  {body}\nEND $$"
+        "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fenced$\n"
+        f"BEGIN\n  {body}\nEND $fenced$;\n"
+        f"REVOKE ALL ON FUNCTION {name}() FROM PUBLIC"  # or anybody could hang it on a table of his own
     )
 
 

@@ -275,7 +275,8 @@ BEGIN
   END IF;
   SELECT * INTO v_mode FROM fenced_guard.mode_of(p_guard, p_name);
   RETURN (NOT v_mode.refuses AND strpos(p_lines, concat(E'\n', v_xid, '|', p_guard, '/', p_name, E'\n')) > 0)
-    OR (NOT v_mode.requires AND strpos(p_lines, concat(E'\n', v_xid, '*', p_guard, E'\n')) > 0);
+    OR (NOT v_mode.requires AND strpos(p_lines, concat(E'\n', v_xid, '*', p_guard, E'\n')) > 0
+      AND strpos(p_lines, E'\n' || v_xid || ' ') = 0);
 END $$;
 
 -- The decision, as `fenced.decision.judge` makes it: what the operation is, and the mark that then stands, if it rises.
@@ -613,15 +614,21 @@ END $$;
 CREATE FUNCTION fenced_guard.unmake_leases(p_grants text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+  IF cardinality(array_remove(p_grants, NULL)) > 0
+     AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+    RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('announce'),
+      MESSAGE = 'fenced: a mark changes hands at READ COMMITTED alone: an older snapshot may not see whose it was';
+  END IF;
   PERFORM 1 FROM fenced_guard.lease WHERE grant_id = ANY (p_grants) ORDER BY grant_id FOR UPDATE;
   DELETE FROM fenced_guard.lease WHERE grant_id = ANY (p_grants);
 END $$;
 
--- Whether a mark would rise in a SERIALIZABLE transaction, whose COMMIT could fail by it.
+-- Whether a mark would rise above READ COMMITTED: by an old snapshot, which may not see the lease that has to be unmade,
+-- and which at SERIALIZABLE could cost the program its COMMIT.
 CREATE FUNCTION fenced_guard.would_conflict(s fenced_guard.stamp, p_name text, p_rule text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  RETURN current_setting('transaction_isolation') = 'serializable' AND p_name = ANY (s.names)
+  RETURN current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND p_name = ANY (s.names)
     AND (p_rule = 'retry' OR s.seq > 0)  -- else it is invalid, and nothing rises
     AND NOT EXISTS (SELECT 1 FROM fenced_guard.mark WHERE name = p_name AND token >= s.token)
     AND NOT EXISTS (SELECT 1 FROM fenced_guard.trust WHERE realm <> s.realm);
@@ -678,7 +685,8 @@ DECLARE
   v_sample double precision;
 BEGIN
   -- One stamp, of a lease whose names carry its mark already: one statement, and nothing is written but a lock.
-  IF p_names IS NULL AND NOT p_exclusive AND NOT p_still_held THEN
+  IF p_names IS NULL AND NOT p_exclusive AND NOT p_still_held
+     AND current_setting('transaction_isolation') = 'read committed' THEN
     SELECT held.sample,
       set_config('fenced.stamp', concat(
         CASE WHEN starts_with(current_setting('fenced.stamp', true), E'\n' || held.xid)
@@ -767,7 +775,7 @@ BEGIN
     IF v_count < cardinality(p_texts) THEN  -- let go of the others: who waits for marks next must hold no lease
       RAISE EXCEPTION USING ERRCODE = 'ZF011';
     END IF;
-  EXCEPTION WHEN SQLSTATE 'ZF011' THEN
+  EXCEPTION WHEN SQLSTATE 'ZF011' OR serialization_failure THEN
     RETURN false;
   END;
   IF NOT p_alone THEN
@@ -787,7 +795,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_xid    text := pg_current_xact_id();
   v_stamps fenced_guard.stamp[];
-  v_only   text[] := ARRAY(SELECT fenced_guard.one_line(fenced_guard.decoded(n)) FROM unnest(p_names) AS n);
+  v_only   text[] := ARRAY(SELECT DISTINCT fenced_guard.one_line(fenced_guard.decoded(n)) FROM unnest(p_names) AS n);
   v_lines  text[] := '{}';
   v_counts bigint[];                     -- how many names of each stamp are admitted
   v_grants text[] := '{}';
@@ -840,6 +848,10 @@ BEGIN
       INSERT INTO fenced_guard.lease (grant_id, token, realm, names, sample)
       SELECT v_stamps[i].grant_id, v_stamps[i].token, t.realm, split_part(p_texts[i], ':', 6), t.sample
       FROM generate_subscripts(v_stamps, 1) AS i, fenced_guard.trust t WHERE v_counts[i] = cardinality(v_stamps[i].names)
+        AND NOT EXISTS (  -- two leases of one name in one announcement: only the newer one is whole
+          SELECT 1 FROM unnest(v_stamps[i].names) AS n LEFT JOIN fenced_guard.mark m ON m.name = n
+          WHERE m.grant_id IS DISTINCT FROM v_stamps[i].grant_id OR m.token <> v_stamps[i].token
+        )
       FOR SHARE OF t  -- so that `adopt` comes before, or finds the row
       ON CONFLICT (grant_id) DO NOTHING;
       PERFORM set_config('lock_timeout', v_before, true);
@@ -854,7 +866,10 @@ BEGIN
     -- Not for a part of a lease, nor for what is only let through: a row's epoch tells the lease, and not its fence.
     PERFORM fenced_guard.carry_tokens(ARRAY(
       SELECT v_stamps[i].token FROM generate_subscripts(v_stamps, 1) AS i
-      WHERE v_counts[i] = cardinality(v_stamps[i].names)));
+      WHERE v_counts[i] = cardinality(v_stamps[i].names) AND NOT EXISTS (
+        SELECT 1 FROM unnest(v_stamps[i].names) AS n LEFT JOIN fenced_guard.mark m ON m.name = n
+        WHERE m.grant_id IS DISTINCT FROM v_stamps[i].grant_id OR m.token <> v_stamps[i].token
+      )));
   END IF;
 END $$;
 
@@ -908,7 +923,7 @@ BEGIN
     END IF;
   ELSIF strpos(v_lines, concat(E'\n', v_xid, '|', p_guard, '/', p_name, E'\n')) > 0
     OR (v_rule = 'retry' AND strpos(v_lines, concat(E'\n', v_xid, '/', p_name, E'\n')) > 0)
-    OR strpos(v_lines, concat(E'\n', v_xid, '*', p_guard, E'\n')) > 0 THEN
+    OR (strpos(v_lines, concat(E'\n', v_xid, '*', p_guard, E'\n')) > 0 AND strpos(v_lines, E'\n' || v_xid || ' ') = 0) THEN
     RETURN;
   END IF;
   IF strpos(v_lines, E'\n' || v_xid || ' ') = 0 THEN
@@ -1125,7 +1140,8 @@ BEGIN
   UPDATE fenced_guard.trust SET
     max_jump = (v_before || p_change ->> 'max_jump')::bigint,
     sample = coalesce((v_before || p_change ->> 'sample')::double precision, 0);
-  UPDATE fenced_guard.lease l SET sample = t.sample FROM fenced_guard.trust t WHERE l.sample <> t.sample;
+  UPDATE fenced_guard.lease l SET sample = t.sample FROM fenced_guard.trust t
+  WHERE l.grant_id IN (SELECT grant_id FROM fenced_guard.lease FOR UPDATE SKIP LOCKED);  -- the others keep theirs
   INSERT INTO fenced_guard.history (what, detail)
   SELECT 'trust', jsonb_build_object('before', v_before, 'after',
     jsonb_build_object('max_jump', max_jump, 'sample', sample)) FROM fenced_guard.trust;

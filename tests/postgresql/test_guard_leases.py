@@ -1,0 +1,114 @@
+"""Ways in that a review found: each was open once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+import fenced
+from fenced.errors import Misuse
+from fenced.model import Stamp
+from fenced.sql import Guard
+from fenced.testing.kit import stamp
+
+ORDERS = Guard(table="orders", name="orders/{id}")
+ONE, TWO = "orders/1", "orders/2"
+
+
+@pytest.fixture
+def db(postgresql_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(postgresql_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id integer PRIMARY KEY, qty integer NOT NULL DEFAULT 0)")
+        connection.execute("INSERT INTO orders SELECT id FROM generate_series(1, 9) AS id")
+        ORDERS.install(connection, mode="require")
+        yield connection
+
+
+def write(db: psycopg.Connection, fence: Stamp | list[Stamp], row: int, *names: str) -> None:
+    with ORDERS.transaction(db, fence, *names) as tx:
+        tx.execute("UPDATE orders SET qty = qty + 1 WHERE id = %s", [row])
+
+
+def test_a_name_said_twice_is_one_name(db: psycopg.Connection) -> None:
+    """Or a lease would count as whole that has lost one of its names."""
+    old = stamp(5, 1, ONE, TWO)
+    write(db, stamp(9, 1, TWO), 2)
+    write(db, old, 1, ONE, ONE)
+    with pytest.raises(fenced.StaleToken):
+        write(db, old, 2)
+
+
+def test_of_two_leases_of_one_name_the_newer_one_is_whole(db: psycopg.Connection) -> None:
+    write(db, [stamp(5, 1, ONE), stamp(6, 1, ONE)], 1)
+    with pytest.raises(fenced.StaleToken):
+        write(db, stamp(5, 2, ONE), 1)
+    write(db, stamp(6, 2, ONE), 1)
+
+
+def test_a_mark_changes_hands_at_read_committed_alone(db: psycopg.Connection, postgresql_url: str) -> None:
+    """An old snapshot does not see the lease that has to be unmade, and its holder would still be let through."""
+    write(db, stamp(5, 1, ONE, TWO), 1, ONE)
+    with psycopg.connect(postgresql_url) as late:
+        late.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        late.execute("SELECT 1")
+        write(db, stamp(5, 2, ONE, TWO), 1)
+        with pytest.raises(psycopg.DatabaseError) as caught:
+            late.execute("SELECT fenced_guard.announce_alone(%s)", [str(stamp(6, 0, ONE))])
+        assert caught.value.sqlstate == "ZF012"
+        late.rollback()
+    write(db, stamp(5, 3, ONE, TWO), 1)
+
+
+def test_what_passed_without_a_stamp_opens_nothing_for_one_that_follows(db: psycopg.Connection) -> None:
+    ORDERS.set_mode(db, "enforce")
+    with pytest.raises(psycopg.DatabaseError) as caught, db.transaction():
+        db.execute("UPDATE orders SET qty = 0 WHERE id = 3")
+        ORDERS.announce_on(db, stamp(5, 1, ONE))
+        db.execute("UPDATE orders SET qty = 0 WHERE id = 2")
+    assert caught.value.sqlstate == "ZF005"
+
+
+def test_a_copied_epoch_opens_nothing(db: psycopg.Connection) -> None:
+    """A row carries a token only if it was written under it, and under its own name."""
+    guard = Guard(table="orders", name="orders/{id}", epoch="epoch")
+    guard.install(db, mode="enforce")
+    with guard.transaction(db, stamp(5, 1, ONE)) as tx:
+        tx.execute("UPDATE orders SET qty = 1 WHERE id = 1")
+    db.execute("INSERT INTO orders (id, qty, epoch) SELECT 44, qty, epoch FROM orders WHERE id = 1")
+    db.execute("UPDATE orders SET id = 45 WHERE id = 1")
+    assert db.execute("SELECT id, epoch FROM orders WHERE id > 9 ORDER BY id").fetchall() == [
+        (44, 0),
+        (45, 0),
+    ]
+    guard.set_mode(db, "require")
+    for row in (44, 45):
+        with pytest.raises(fenced.Uncovered), guard.transaction(db, stamp(5, 2, ONE)) as tx:
+            tx.execute("UPDATE orders SET qty = 2 WHERE id = %s", [row])
+
+
+def test_a_trigger_function_is_nobody_elses(db: psycopg.Connection) -> None:
+    """It runs as the guard's owner: whoever could hang it on a table of his own could make it call his functions."""
+    found = db.execute(
+        "SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace "
+        "WHERE n.nspname = 'fenced_guard' AND p.prorettype = 'trigger'::regtype "
+        "AND has_function_privilege('public', p.oid, 'EXECUTE')"
+    ).fetchall()
+    assert found == []
+    with pytest.raises(Misuse, match="dollar"):
+        Guard(table="orders", name="a$$b/{id}")
+
+
+@pytest.mark.parametrize("collation", ['"POSIX"', '"und-x-icu"', "loose"])
+def test_any_collation_of_a_name_column_will_do(db: psycopg.Connection, collation: str) -> None:
+    db.execute("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    db.execute(f"CREATE TABLE jobs (name text COLLATE {collation} PRIMARY KEY, n integer)".encode())
+    jobs = Guard(table="jobs", name="jobs/{name}")
+    jobs.install(db, mode="observe")
+    db.execute("INSERT INTO jobs VALUES ('a', 1)")
+    jobs.set_mode(db, "require")
+    with jobs.transaction(db, stamp(5, 1, "jobs/a")) as tx:
+        tx.execute("UPDATE jobs SET n = 2")
+    with pytest.raises(fenced.Uncovered), jobs.transaction(db, stamp(5, 2, "jobs/a")) as tx:
+        tx.execute("UPDATE jobs SET name = 'A'")
