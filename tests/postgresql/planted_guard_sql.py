@@ -83,7 +83,7 @@ BUGS = (
     Bug(
         "checked outside the transaction",
         "A wrapper that asks the guard first, and then begins.",
-        "I5",
+        "I3",
         (("old and new, and the mark is below both", REPEATABLE_READ),),
         announcing="SELECT set_config('fenced.stamp', concat(E'\\n', pg_current_xact_id(), E'/retry/x\\n'), true)",
     ),
@@ -171,7 +171,10 @@ BUGS = (
         "At REPEATABLE READ the snapshot is older than the lock: the last holder's work is not in it.",
         "I5",
         (("the new one does not announce first", REPEATABLE_READ),),
-        {"admit": (("AND p_step <> 'alone' AND NOT p_gently\n", "AND false\n"),)},
+        {
+            "admit": (("AND p_step <> 'alone' AND NOT p_gently\n", "AND false\n"),),
+            "unmake_leases": (("  IF cardinality(array_remove(p_grants, NULL)) > 0\n", "  IF false\n"),),
+        },
     ),
     Bug(
         "what is let through raises the mark",
@@ -207,8 +210,8 @@ BUGS = (
         {
             "announce_each": (
                 (
-                    "AS i\n      WHERE v_counts[i] = cardinality(v_stamps[i].names)));",
-                    "AS i));",
+                    "AS i\n      WHERE v_counts[i] = cardinality(v_stamps[i].names) AND NOT EXISTS (",
+                    "AS i\n      WHERE true OR NOT EXISTS (",
                 ),
             )
         },
