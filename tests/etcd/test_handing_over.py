@@ -136,6 +136,48 @@ def test_a_waiter_whose_session_is_gone_gets_another(queue: Queue) -> None:
     assert step(queue.mine.renew([waiter.secret], 5.0)) == [Kept(30.0)]
 
 
+def test_a_waiter_whose_record_is_gone_keeps_nobody_from_the_end(queue: Queue) -> None:
+    waiter = queue.wait(queue.mine)
+    mine = queue.mine._attempts.live[grant_id(waiter.secret)]
+    mine.memory = step(queue.mine._leases.grant(600, RUNTIME.now() + 5))
+    queue.revoke(mine.memory)
+    assert queue.release(queue.holder) == Released()
+    queue.heard(waiter)
+    step(granted(queue.mine, waiter))
+
+
+@pytest.mark.parametrize("ahead, behind", [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_with_a_delay_a_waiter_helps_itself(queue: Queue, ahead: float, behind: float) -> None:
+    holder = asking(RUNTIME, "jobs", ttl=30, lock_delay=ahead)
+    waiter = asking(RUNTIME, "jobs", ttl=30, lock_delay=behind, wait=True)
+    step(granted(queue.mine, holder))
+    assert isinstance(step(queue.mine.ask(waiter)), Waiting)
+    step(queue.mine.hear(RUNTIME.now() + 0.05))
+    assert queue.release(holder) == Released()
+    assert not queue.given(waiter)
+    queue.heard(waiter)
+    step(granted(queue.mine, waiter))
+    assert queue.release(waiter) == Released()
+    assert step(queue.other.observe("jobs")).free_in == 0
+
+
+@pytest.mark.parametrize("ahead, behind", [(("jobs", "orders"), ("jobs",)), (("jobs",), ("jobs", "mail"))])
+def test_with_other_names_a_waiter_helps_itself(
+    queue: Queue, ahead: tuple[str, ...], behind: tuple[str, ...]
+) -> None:
+    queue.release(queue.holder)
+    holder, waiter = asking(RUNTIME, *ahead, ttl=30), asking(RUNTIME, *behind, ttl=30, wait=True)
+    step(granted(queue.mine, holder))
+    assert isinstance(step(queue.mine.ask(waiter)), Waiting)
+    step(queue.mine.hear(RUNTIME.now() + 0.05))
+    assert queue.release(holder) == Released()
+    assert not queue.given(waiter)
+    queue.heard(waiter)
+    step(granted(queue.mine, waiter))
+    assert queue.release(waiter) == Released()
+    assert step(queue.other.survey()) == []
+
+
 def test_who_has_lost_the_name_hands_nothing_over(queue: Queue) -> None:
     waiter = queue.wait(queue.mine)
     token = step(queue.other.force_release("orders"))
