@@ -1,10 +1,14 @@
 """A release that grants the name to the one directly behind, when both are of one client: and when it must not."""
 
+import contextlib
+import random
 import secrets
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+import fenced
 from fenced.authorities.etcd import EtcdAuthority, messages
 from fenced.authorities.etcd.leases import Lease
 from fenced.errors import Indeterminate
@@ -260,3 +264,42 @@ def test_a_lost_reply_is_found_out(etcd_server: EtcdServer, times: int) -> None:
     assert step(queue.other.survey()) == []
     queue.close()
     proxy.stop()
+
+
+def test_a_crowd_that_loses_patience(etcd_server: EtcdServer) -> None:
+    """Threads of two clients, some of which give up while they are handed the name: one at a time, tokens rise."""
+    namespace = secrets.token_hex(8)
+    tokens: list[int] = []
+    inside = threading.Lock()
+    failed: list[BaseException] = []
+
+    def contend(client: fenced.Client, draw: random.Random) -> None:
+        try:
+            for _ in range(12):
+                with contextlib.suppress(fenced.NotGranted):
+                    lease = client.acquire("orders", ttl=30, wait=draw.choice((0.002, 0.01, 0.03, 5)))
+                    assert inside.acquire(blocking=False), "two at a time"
+                    tokens.append(lease.token)
+                    lease.check()
+                    inside.release()
+                    lease.release()
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    with (
+        fenced.Client(etcd_server.url(), namespace=namespace) as one,
+        fenced.Client(etcd_server.url(), namespace=namespace) as two,
+    ):
+        crowd = [
+            threading.Thread(target=contend, args=(client, random.Random(number)))
+            for number in range(6)
+            for client in (one, two)
+        ]
+        for thread in crowd:
+            thread.start()
+        for thread in crowd:
+            thread.join(30)
+        assert not failed and not any(thread.is_alive() for thread in crowd)
+        assert tokens == sorted(set(tokens)) and len(tokens) > 12
+        assert one._authority is not None
+        assert [view for view in step(one._authority.survey()) if view.held_by or view.waiters] == []
