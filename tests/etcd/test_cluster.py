@@ -37,6 +37,9 @@ def cluster(members: EtcdCluster) -> Iterator[EtcdCluster]:
         member.thaw()
     members.heal()
     members.start()
+    limit = time.monotonic() + 20
+    while any(member.status() is None for member in members.members):  # one that leads is not all
+        assert time.monotonic() < limit
 
 
 def opened(url: str, namespace: str | None = None) -> EtcdAuthority:

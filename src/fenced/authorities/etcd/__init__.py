@@ -152,4 +152,4 @@ class EtcdAuthority:
         self._wire.forked()
         self._ears.forked()
         self._sessions.forget_all()
-        self._attempts.live.clear()
+        self._attempts.forked()

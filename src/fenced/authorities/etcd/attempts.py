@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fenced.authorities.etcd import steps
 from fenced.authorities.etcd.keys import GRANTED, WAITING, About, Record
@@ -19,7 +20,7 @@ from fenced.authorities.etcd.messages import (
     valued,
 )
 from fenced.authorities.etcd.namespace import Namespace
-from fenced.authorities.etcd.watching import Ears
+from fenced.authorities.etcd.watching import Ears, Target
 from fenced.authorities.etcd.wire import LeaseGone
 from fenced.contracts import Runtime
 from fenced.errors import FencedError, Indeterminate, Misuse, Unsupported
@@ -59,11 +60,21 @@ class Attempt:
     def granted(self) -> bool:
         return self.record.state == GRANTED
 
+    def lives(self, now: float) -> bool:
+        return self.hold is not None and self.hold.until > now
+
     def leases(self, now: float) -> list[Lease]:
         """All that has to be kept alive for it: a delay before the lease that it follows, and not without it."""
-        lives = self.hold is not None and self.hold.until > now
-        kept = (self.delayed if lives else None, self.hold, self.queue)
+        kept = (self.delayed if self.lives(now) else None, self.hold, self.queue)
         return [lease for lease in kept if lease is not None]
+
+
+class Given(NamedTuple):
+    """A grant that another attempt of this client has written when it ended; its owner has not asked since."""
+
+    waited: Attempt
+    granted: Attempt
+    reply: TxnReply
 
 
 class Attempts:
@@ -80,6 +91,13 @@ class Attempts:
         self._now = runtime.now
         self.live: dict[str, Attempt] = {}
         self._held: dict[str, str] = {}
+        self._behind: dict[str, str] = {}
+        """Who waits directly behind an attempt, as far as both are of this client."""
+        self._given: dict[str, Given] = {}
+
+    def forked(self) -> None:
+        for known in (self.live, self._held, self._behind, self._given):
+            known.clear()
 
     # Asking.
 
@@ -88,6 +106,9 @@ class Attempts:
         public = grant_id(ask.secret)
         while True:
             mine = self.live.get(public)
+            given = self._given.pop(public, None)
+            if given is not None and given.waited is mine and given.granted.lives(began):
+                return await self._take(given.granted, given.reply, began, until)
             if mine is not None and (
                 mine.granted or (mine.record.names, mine.record.ttl) != (ask.names, ask.ttl)
             ):
@@ -221,9 +242,18 @@ class Attempts:
     async def look_ahead(self, mine: Attempt, until: float) -> Sight:
         """What stands ahead of a waiter; the one key that is directly ahead is watched from now on."""
         sight = await self._looker.ahead(mine.record.names, self._places(mine), until)
-        if (target := sight.target) is not None:
-            await self._ears.watch(mine.public, target)
+        if sight.blocker is not None and About.read(sight.blocker.value).public == mine.public:
+            return Sight()  # its own claim: it was granted meanwhile
+        if sight.blocker is not None:
+            await self.follow(mine, sight.blocker, sight.revision)
         return sight
+
+    async def follow(self, mine: Attempt, ahead: KeyValue, revision: int) -> None:
+        """Watch what is directly ahead, as of a revision. If it is ours, it can hand over when it ends."""
+        public = About.read(ahead.value).public
+        if public in self.live:
+            self._behind[public] = mine.public
+        await self._ears.watch(mine.public, Target(ahead.key, revision + 1))
 
     # What is stored.
 
@@ -306,6 +336,8 @@ class Attempts:
 
     def forget(self, mine: Attempt) -> None:
         self.live.pop(mine.public, None)
+        self._behind.pop(mine.public, None)
+        self._given.pop(mine.public, None)
         self._ears.forget(mine.public)
         for name in mine.record.names:
             if self._held.get(name) == mine.public:
@@ -344,6 +376,8 @@ class Attempts:
     async def _finish(self, mine: Attempt, state: str, until: float) -> ReleaseAnswer | None:
         """None: its record has changed."""
         memory = await self._sessions.memory(mine.record.ttl, until)
+        if state == "released" and await self._hand_over(mine, memory, until):
+            return Released()
         request, rest = steps.finish(self._keys, mine.public, mine.record, mine.revision, state, memory.id)
         reply = await self._space.run(request, until)
         self.forget(mine)
@@ -357,6 +391,35 @@ class Attempts:
         for name in mine.record.names:
             await self._space.run(steps.clear(self._keys, mine.public, mine.record, name), until)
         return Ended(await self.reason(mine, until))
+
+    async def _hand_over(self, mine: Attempt, memory: Lease, until: float) -> bool:
+        """End it and grant its name to the one directly behind, in one transaction, if both are of this client."""
+        heir = self.live.get(self._behind.get(mine.public, ""))
+        if heir is None or heir.granted or not mine.granted or not self._ears.listening:
+            return False
+        if heir.record.names != mine.record.names or len(heir.record.names) > 1:
+            return False
+        if heir.record.delay or mine.record.delay or heir.memory is None or heir.record.holder is None:
+            return False
+        self._behind.pop(mine.public, None)  # once only: its lease may be gone
+        session = await self._sessions.holding(heir.record.holder, heir.record.ttl, 0.0, until)
+        record = self._granted(heir.record, session)
+        follower = (heir.public, record, heir.memory.id)
+        request = steps.hand_over(self._keys, mine.public, mine.record, memory.id, follower, self._space.raw)
+        self._ears.forget(heir.public)  # it is told when there is something to be told
+        try:
+            reply = await self._space.run(request, until)
+            if reply.succeeded:
+                self.forget(mine)
+                granted = Attempt(
+                    heir.public, record, reply.header.revision, session.hold, None, heir.queue, heir.memory
+                )
+                self._given[heir.public] = Given(heir, granted, reply)
+                if self.live.get(heir.public) is not heir:  # it has ended, and found that out by itself
+                    self._given.pop(heir.public, None)
+            return reply.succeeded
+        finally:
+            self._ears.tell(heir.public)  # to take its grant, or to look again
 
     async def force(self, name: str, until: float) -> int | None:
         """Take a name from its holder. The token is that of the transaction that did it."""

@@ -80,6 +80,10 @@ class Keys:
         return Spot(name.decode(), rest[:1])
 
 
+def is_claim(key: bytes) -> bool:
+    return key.endswith(b"\0" + CLAIM)
+
+
 # Values. They are JSON, for people who look with etcdctl.
 
 

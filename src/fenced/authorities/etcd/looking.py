@@ -9,7 +9,6 @@ from fenced.authorities.etcd.keys import CLAIM, DELAY, PLACE, About, Record
 from fenced.authorities.etcd.leases import Leases
 from fenced.authorities.etcd.messages import TXN_OPS_MAX, Found, KeyValue, get
 from fenced.authorities.etcd.namespace import Namespace
-from fenced.authorities.etcd.watching import Target
 from fenced.model import HeldBy, NameView, Waiter
 
 PAGE = 500
@@ -26,10 +25,6 @@ class Sight:
     revision: int = 0
     claim: KeyValue | None = None
     ahead: int = 0
-
-    @property
-    def target(self) -> Target | None:
-        return Target(self.blocker.key, self.revision + 1) if self.blocker is not None else None
 
 
 class Looker:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fenced.authorities.etcd.attempts import Attempt, Attempts
-from fenced.authorities.etcd.keys import Keys, Record
+from fenced.authorities.etcd.keys import About, Keys, Record
 from fenced.authorities.etcd.leases import Sessions
 from fenced.authorities.etcd.messages import TXN_OPS_MAX, get
 from fenced.authorities.etcd.namespace import Namespace
-from fenced.authorities.etcd.watching import Ears, Target
+from fenced.authorities.etcd.watching import Ears
 from fenced.model import Ended, Gone, Kept, RenewAnswer, Waiting
 
 _WAITER_OPS = 2
@@ -104,10 +104,11 @@ class Renewal:
                     lost.append(each)
                     continue
                 if ahead.first is not None:
-                    blocked = True
-                    if not each.settled:
-                        target = Target(ahead.first.key, reply.header.revision + 1)
-                        await self._ears.watch(each.public, target)
+                    blocked = (
+                        About.read(ahead.first.value).public != each.public
+                    )  # or it was granted meanwhile
+                    if blocked and not each.settled:
+                        await self._attempts.follow(each, ahead.first, reply.header.revision)
                 else:
                     blocked = await self._blocked(each)
                 each.settled = True

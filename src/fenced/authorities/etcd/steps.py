@@ -4,6 +4,7 @@
     enqueue    it was turned away: take a place under each name
     promote    nothing stands ahead of its places: claim the names
     finish     it has its claim, or its place: give all back, and remember how it ended
+    hand_over  the same, and claim the name for the one directly behind
 
 What is the same for many attempts is made once: public ids have one length, so one stands in for the others.
 """
@@ -87,6 +88,29 @@ def finish(
         place = keys.place(record.names[0], record.ticket, public)
         proof = [present(place), modified_at(mine, revision)]
     return txn(proof, writes[:TXN_OPS_MAX], [get(mine)]), writes[TXN_OPS_MAX:]
+
+
+def hand_over(
+    keys: Keys, public: str, record: Record, memory: int, follower: tuple[str, Record, int], raw: bytes
+) -> bytes:
+    """Nothing stands before the heir's place but what is given back. For one name without a delay.
+
+    `follower`: its public id, the record of its grant, and what that hangs on.
+    """
+    heir, granted, its_memory = follower
+    (name,) = record.names
+    mine, place, start = keys.attempt(public), keys.place(name, granted.ticket, heir), keys.places(name)
+    proof = [*holds(keys, public, record), valued(keys.meta, raw), present(place)]
+    writes = [
+        put(mine, record.ended("released").written(), memory),
+        *_claims(keys, heir, granted, its_memory),
+    ]
+    if record.ticket:
+        ours = keys.place(name, record.ticket, public)
+        proof.append(absent(start, ours))
+        start = ours + b"\0"
+        writes.append(delete(ours))
+    return txn([*proof, absent(start, place)], writes, [get(mine)])
 
 
 @lru_cache(maxsize=256)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from fenced.authorities.etcd import messages
+from fenced.authorities.etcd import keys, messages
 from fenced.authorities.etcd.ends import Stream
 from fenced.authorities.etcd.wire import Wire
 from fenced.contracts import Runtime
@@ -34,12 +34,19 @@ class Ears:
         self._targets: dict[str, Target] = {}
         self._watches: dict[int, str] = {}
         self._watch_of: dict[str, int] = {}
+        self._claims: set[int] = set()
+        """Watches of keys that go more than once."""
         self._ids = itertools.count(1)
         self._over = 0
         self._heard: dict[str, None] = {}
         self._stream: Stream | None = None
         self._wakeup = self._runtime.wakeup()
         self._closed = False
+
+    @property
+    def listening(self) -> bool:
+        """Whether somebody hears what a waiter is told."""
+        return self._stream is not None
 
     def target(self, public: str) -> Target | None:
         return self._targets.get(public)
@@ -57,6 +64,8 @@ class Ears:
         watch = next(self._ids)
         self._watches.pop(self._watch_of.get(public, 0), None)
         self._watches[watch], self._watch_of[public] = public, watch
+        if keys.is_claim(target.key):
+            self._claims.add(watch)
         await stream.send(messages.watch_deletion(watch, target.key, target.revision))
 
     def forget(self, public: str) -> None:
@@ -79,6 +88,7 @@ class Ears:
         stream = await self._wire.stream(messages.WATCH, until)
         self._watches.clear()
         self._watch_of.clear()
+        self._claims.clear()
         self._over = 0
         self._stream = stream
         self._runtime.spawn(lambda: self._pump(stream), "fenced-watch")
@@ -90,8 +100,9 @@ class Ears:
         try:
             while self._over < OVER_MAX and (reply := await stream.read()) is not None:
                 told = messages.watch_reply(reply)
-                if told.deleted and told.watch not in self._watches:
-                    await stream.send(messages.watch_cancel(told.watch))  # a claim's key goes more than once
+                if told.deleted and told.watch not in self._watches and told.watch in self._claims:
+                    self._claims.discard(told.watch)
+                    await stream.send(messages.watch_cancel(told.watch))
                 self._told(told)
         finally:
             stream.cancel()
@@ -107,8 +118,11 @@ class Ears:
         self._over += 1
         if public is not None:
             self._watch_of.pop(public, None)
-            self._heard[public] = None
-            self._wakeup.set()
+            self.tell(public)
+
+    def tell(self, public: str) -> None:
+        self._heard[public] = None
+        self._wakeup.set()
 
     def nudge(self) -> None:
         self._wakeup.set()

@@ -1,0 +1,305 @@
+"""A release that grants the name to the one directly behind, when both are of one client: and when it must not."""
+
+import contextlib
+import random
+import secrets
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import fenced
+from fenced.authorities.etcd import EtcdAuthority, messages
+from fenced.authorities.etcd.leases import Lease
+from fenced.errors import Indeterminate
+from fenced.model import Ask, Ended, Granted, Kept, Released, Waiting, grant_id
+from fenced.runtime.blocking import step
+from fenced.testing.faults import Fault, Proxy, http2_reply
+from fenced.testing.kit import asking, granted
+from fenced.testing.servers import EtcdServer
+from tests.etcd.aging import LEASE_REVOKE
+from tests.etcd.test_authority import RUNTIME, opened, received
+
+pytestmark = pytest.mark.xdist_group("serial")  # some count what the server is asked
+
+
+class Queue:
+    """A client that holds `orders`, and whose waiters listen."""
+
+    def __init__(self, server: EtcdServer, url: str = "") -> None:
+        self.namespace = secrets.token_hex(8)
+        self.mine, self.other = (opened(at, self.namespace) for at in (url or server.url(), server.url()))
+        self.holder = asking(RUNTIME, "orders", ttl=30)
+        self.first = step(granted(self.mine, self.holder))
+
+    def wait(self, authority: EtcdAuthority) -> Ask:
+        ask = asking(RUNTIME, "orders", ttl=30, wait=True)
+        assert isinstance(step(authority.ask(ask)), Waiting)
+        step(authority.hear(RUNTIME.now() + 0.05))
+        assert authority._ears.listening
+        return ask
+
+    def release(self, ask: Ask) -> object:
+        return step(self.mine.release(ask.secret))
+
+    def heard(self, ask: Ask) -> None:
+        found: list[str] = []
+        limit = RUNTIME.now() + 5
+        while grant_id(ask.secret) not in found:
+            assert RUNTIME.now() < limit
+            found += step(self.mine.hear(limit))
+
+    def given(self, ask: Ask) -> bool:
+        return grant_id(ask.secret) in self.mine._attempts._given
+
+    def revoke(self, lease: Lease | None) -> None:
+        assert lease is not None
+        step(self.mine._wire.call(LEASE_REVOKE, messages.lease_id(lease.id), RUNTIME.now() + 5))
+
+    def close(self) -> None:
+        for each in (self.mine, self.other):
+            step(each.close())
+
+
+@pytest.fixture
+def queue(etcd_server: EtcdServer) -> Iterator[Queue]:
+    queue = Queue(etcd_server)
+    yield queue
+    queue.close()
+
+
+def test_a_hand_over_is_one_request(queue: Queue, etcd_server: EtcdServer) -> None:
+    waiters = [queue.wait(queue.mine) for _ in range(3)]
+    last, token = queue.holder, queue.first.token
+    before = received(etcd_server)
+    for waiter in waiters:
+        assert queue.release(last) == Released()
+        queue.heard(waiter)
+        lease = step(granted(queue.mine, waiter))
+        assert lease.token > token and 29 < lease.remaining <= 30
+        last, token = waiter, lease.token
+    assert received(etcd_server) - before <= 4, "three releases; the watch of the claim is ended"
+    view = step(queue.other.observe("orders"))
+    assert view.held_by is not None and view.held_by.token == token and not view.waiters
+    assert view.held_by.grant == grant_id(last.secret)
+    assert step(queue.mine.renew([last.secret], 5.0)) == [Kept(30.0)]
+    assert queue.release(last) == Released()
+    assert step(queue.other.survey()) == []
+
+
+def test_nobody_is_passed_over(queue: Queue) -> None:
+    """Another client's waiter is between: what is remembered of who is behind may be old."""
+    between, behind = queue.wait(queue.other), queue.wait(queue.mine)
+    queue.mine._attempts._behind[grant_id(queue.holder.secret)] = grant_id(behind.secret)
+    assert queue.release(queue.holder) == Released()
+    assert isinstance(step(queue.mine.ask(behind)), Waiting)
+    step(granted(queue.other, between))
+
+
+def test_nobody_is_passed_over_who_takes_an_earlier_place(queue: Queue) -> None:
+    """It was turned away before the holder was, and took its place later than that came to hold the name."""
+    first, second = queue.wait(queue.mine), queue.wait(queue.mine)
+    queue.release(queue.holder)
+    step(granted(queue.mine, first))
+    keys, mine = queue.mine._space.keys, queue.mine._attempts.live[grant_id(second.secret)]
+    early = keys.place("orders", 1, "0" * 32)
+    about = step(queue.mine._space.read([messages.get(keys.claim("orders"))], RUNTIME.now() + 5)).found[0]
+    assert about.first is not None and mine.queue is not None
+    put = messages.put(
+        early, about.first.value.replace(grant_id(first.secret).encode(), b"0" * 32), mine.queue.id
+    )
+    step(queue.mine._space.run(messages.txn((), [put]), RUNTIME.now() + 5))
+    assert queue.release(first) == Released()
+    assert isinstance(step(queue.mine.ask(second)), Waiting)
+    assert step(queue.other.observe("orders")).held_by is None
+
+
+def test_a_floor_that_was_raised_holds(queue: Queue) -> None:
+    waiter = queue.wait(queue.mine)
+    step(queue.other.raise_floor(10**9))
+    assert queue.release(queue.holder) == Released()
+    queue.heard(waiter)
+    assert step(granted(queue.mine, waiter)).token > 10**9
+
+
+def test_who_expired_in_the_queue_gets_nothing(queue: Queue) -> None:
+    waiter, next_one = queue.wait(queue.mine), queue.wait(queue.other)
+    queue.revoke(queue.mine._attempts.live[grant_id(waiter.secret)].queue)
+    assert queue.release(queue.holder) == Released()
+    assert step(queue.mine.ask(waiter)) == Ended("expired")
+    step(granted(queue.other, next_one))
+
+
+def test_a_waiter_whose_session_is_gone_gets_another(queue: Queue) -> None:
+    """Its place is there; what its claim would hang on is not."""
+    waiter = queue.wait(queue.mine)
+    queue.revoke(queue.mine._attempts.live[grant_id(waiter.secret)].hold)
+    assert queue.release(queue.holder) == Released()
+    queue.heard(waiter)
+    assert step(granted(queue.mine, waiter)).token > queue.first.token
+    assert step(queue.mine.renew([waiter.secret], 5.0)) == [Kept(30.0)]
+
+
+def test_a_waiter_whose_record_is_gone_keeps_nobody_from_the_end(queue: Queue) -> None:
+    waiter = queue.wait(queue.mine)
+    mine = queue.mine._attempts.live[grant_id(waiter.secret)]
+    mine.memory = step(queue.mine._leases.grant(600, RUNTIME.now() + 5))
+    queue.revoke(mine.memory)
+    assert queue.release(queue.holder) == Released()
+    queue.heard(waiter)
+    step(granted(queue.mine, waiter))
+
+
+@pytest.mark.parametrize("ahead, behind", [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_with_a_delay_a_waiter_helps_itself(queue: Queue, ahead: float, behind: float) -> None:
+    holder = asking(RUNTIME, "jobs", ttl=30, lock_delay=ahead)
+    waiter = asking(RUNTIME, "jobs", ttl=30, lock_delay=behind, wait=True)
+    step(granted(queue.mine, holder))
+    assert isinstance(step(queue.mine.ask(waiter)), Waiting)
+    step(queue.mine.hear(RUNTIME.now() + 0.05))
+    assert queue.release(holder) == Released()
+    assert not queue.given(waiter)
+    queue.heard(waiter)
+    step(granted(queue.mine, waiter))
+    assert queue.release(waiter) == Released()
+    assert step(queue.other.observe("jobs")).free_in == 0
+
+
+@pytest.mark.parametrize("ahead, behind", [(("jobs", "orders"), ("jobs",)), (("jobs",), ("jobs", "mail"))])
+def test_with_other_names_a_waiter_helps_itself(
+    queue: Queue, ahead: tuple[str, ...], behind: tuple[str, ...]
+) -> None:
+    queue.release(queue.holder)
+    holder, waiter = asking(RUNTIME, *ahead, ttl=30), asking(RUNTIME, *behind, ttl=30, wait=True)
+    step(granted(queue.mine, holder))
+    assert isinstance(step(queue.mine.ask(waiter)), Waiting)
+    step(queue.mine.hear(RUNTIME.now() + 0.05))
+    assert queue.release(holder) == Released()
+    assert not queue.given(waiter)
+    queue.heard(waiter)
+    step(granted(queue.mine, waiter))
+    assert queue.release(waiter) == Released()
+    assert step(queue.other.survey()) == []
+
+
+def test_who_has_lost_the_name_hands_nothing_over(queue: Queue) -> None:
+    waiter = queue.wait(queue.mine)
+    token = step(queue.other.force_release("orders"))
+    assert token is not None
+    assert queue.release(queue.holder) == Ended("revoked")
+    queue.heard(waiter)
+    assert not queue.given(waiter)
+    assert step(granted(queue.mine, waiter)).token > token
+
+
+def test_who_gives_up_meanwhile_gives_the_name_back(queue: Queue) -> None:
+    waiter, next_one = queue.wait(queue.mine), queue.wait(queue.other)
+    assert queue.release(queue.holder) == Released()
+    assert queue.given(waiter)
+    assert step(queue.mine.withdraw(waiter.secret)) == Released()
+    assert not queue.given(waiter)
+    assert step(queue.mine.ask(waiter)) == Ended("withdrawn")
+    step(granted(queue.other, next_one))
+
+
+def test_a_renewal_on_the_way_does_not_disturb(queue: Queue) -> None:
+    waiter = queue.wait(queue.mine)
+    assert queue.release(queue.holder) == Released()
+    assert step(queue.mine.renew([waiter.secret], 5.0)) == [Waiting(0.0)]
+    assert queue.given(waiter)
+    lease = step(granted(queue.mine, waiter))
+    view = step(queue.other.observe("orders")).held_by
+    assert view is not None and view.token == lease.token
+
+
+def test_who_comes_late_is_told_what_is_left(queue: Queue) -> None:
+    """Its own clock says that the session may be over: the server knows."""
+    waiter = queue.wait(queue.mine)
+    assert queue.release(queue.holder) == Released()
+    lease = queue.mine._attempts._given[grant_id(waiter.secret)].granted.hold
+    assert lease is not None
+    lease.confirmed -= 60
+    answer = step(queue.mine.ask(waiter))
+    assert isinstance(answer, Granted) and answer.remaining > 20
+    again = queue.wait(queue.mine)
+    assert queue.release(waiter) == Released()
+    lease = queue.mine._attempts._given[grant_id(again.secret)].granted.hold
+    assert lease is not None
+    lease.confirmed -= 60
+    lost = step(queue.other.observe("orders")).held_by
+    queue.revoke(lease)
+    anew = step(granted(queue.mine, again))
+    assert lost is not None and anew.token > lost.token, "its place was there, its grant was not: a new one"
+
+
+def test_who_does_not_listen_is_not_granted_anything(queue: Queue) -> None:
+    """A grant that nobody takes would keep the name from the others."""
+    silent = asking(RUNTIME, "orders", ttl=30, wait=True)
+    assert isinstance(step(queue.mine.ask(silent)), Waiting)
+    assert queue.release(queue.holder) == Released()
+    assert step(queue.other.observe("orders")).held_by is None
+    step(granted(queue.mine, silent))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_lost_reply_is_found_out(etcd_server: EtcdServer, times: int) -> None:
+    """The name is handed over, and neither of the two is told: both find it in what is stored."""
+    proxy = Proxy(etcd_server.host, etcd_server.port, http2_reply)
+    queue = Queue(etcd_server, f"etcd://{proxy.host}:{proxy.port}")
+    waiter = queue.wait(queue.mine)
+    proxy.on(b'"state":"released"', Fault.LOSE_REPLY, times=times)
+    if times == 1:
+        assert queue.release(queue.holder) == Released()
+    else:
+        with pytest.raises(Indeterminate):
+            queue.release(queue.holder)
+        assert queue.release(queue.holder) == Released()
+    view = step(queue.other.observe("orders")).held_by
+    assert view is not None and view.grant == grant_id(waiter.secret)
+    assert not queue.given(waiter)
+    queue.heard(waiter)
+    lease = step(granted(queue.mine, waiter))
+    assert lease.token == view.token > queue.first.token
+    assert queue.release(waiter) == Released()
+    assert step(queue.other.survey()) == []
+    queue.close()
+    proxy.stop()
+
+
+def test_a_crowd_that_loses_patience(etcd_server: EtcdServer) -> None:
+    """Threads of two clients, some of which give up while they are handed the name: one at a time, tokens rise."""
+    namespace = secrets.token_hex(8)
+    tokens: list[int] = []
+    inside = threading.Lock()
+    failed: list[BaseException] = []
+
+    def contend(client: fenced.Client, draw: random.Random) -> None:
+        try:
+            for _ in range(12):
+                with contextlib.suppress(fenced.NotGranted):
+                    lease = client.acquire("orders", ttl=30, wait=draw.choice((0.002, 0.01, 0.03, 5)))
+                    assert inside.acquire(blocking=False), "two at a time"
+                    tokens.append(lease.token)
+                    lease.check()
+                    inside.release()
+                    lease.release()
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    with (
+        fenced.Client(etcd_server.url(), namespace=namespace) as one,
+        fenced.Client(etcd_server.url(), namespace=namespace) as two,
+    ):
+        crowd = [
+            threading.Thread(target=contend, args=(client, random.Random(number)))
+            for number in range(6)
+            for client in (one, two)
+        ]
+        for thread in crowd:
+            thread.start()
+        for thread in crowd:
+            thread.join(30)
+        assert not failed and not any(thread.is_alive() for thread in crowd)
+        assert tokens == sorted(set(tokens)) and len(tokens) > 12
+        assert one._authority is not None
+        assert [view for view in step(one._authority.survey()) if view.held_by or view.waiters] == []
