@@ -147,7 +147,7 @@ def overlap(ensemble: ZooKeeperEnsemble) -> float:
     others = f"zookeeper://{ensemble.leader().host}:{ensemble.leader().port}"
     with client(follower.url(), namespace) as one, client(others, namespace) as two:
         held = hold(one)
-        assert patient(lambda: two.authority.open())  # the election after the last test may not be over
+        assert patient(two.authority.open)  # the election after the last test may not be over
         ensemble.cut_off(follower)
         try:
             after = hold(two)
