@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -112,3 +113,45 @@ def test_any_collation_of_a_name_column_will_do(db: psycopg.Connection, collatio
         tx.execute("UPDATE jobs SET n = 2")
     with pytest.raises(fenced.Uncovered), jobs.transaction(db, stamp(5, 2, "jobs/a")) as tx:
         tx.execute("UPDATE jobs SET name = 'A'")
+
+
+def test_a_token_used_twice_is_told_apart_by_its_grant(db: psycopg.Connection) -> None:
+    """Row 1 carries the mark of another grant with the same token; a lease of row 2 must not write it."""
+    write(db, stamp(8, 1, ONE), 1)
+    twin = stamp(8, 1, TWO, grant="f" * 32)
+    for seq in (1, 2):  # the long way, and the short one
+        with pytest.raises(fenced.Uncovered):
+            write(db, twin._replace(seq=seq), 1)
+        write(db, twin._replace(seq=seq), 2)
+
+
+def test_an_inner_announcement_takes_only_itself_out(db: psycopg.Connection) -> None:
+    with ORDERS.transaction(db, stamp(5, 1, ONE)) as tx:
+        with ORDERS.announce_on(db, stamp(5, 2, ONE)):
+            tx.execute("UPDATE orders SET qty = 1 WHERE id = 1")
+        tx.execute("UPDATE orders SET qty = 2 WHERE id = 1")
+
+
+def test_new_transactions_of_the_old_holder_do_not_keep_the_new_one_out(
+    db: psycopg.Connection, postgresql_url: str
+) -> None:
+    """They share one row. Once somebody waits for it, who comes later queues behind him, and is refused."""
+    write(db, stamp(5, 1, ONE), 1)
+    watch = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with (
+        psycopg.connect(postgresql_url, autocommit=True) as first,
+        psycopg.connect(postgresql_url, autocommit=True) as second,
+        psycopg.connect(postgresql_url, autocommit=True) as successor,
+        ThreadPoolExecutor() as threads,
+    ):
+        with ORDERS.transaction(first, stamp(5, 2, ONE)) as tx:
+            tx.execute("UPDATE orders SET qty = 1 WHERE id = 1")
+            new = threads.submit(write, successor, stamp(6, 1, ONE), 1)
+            while db.execute(watch).fetchone() != (1,):
+                assert not new.done()
+            late = threads.submit(write, second, stamp(5, 3, ONE), 1)
+            while db.execute(watch).fetchone() != (2,):
+                assert not late.done(), "it shared the row once more"
+        new.result(30)
+        with pytest.raises(fenced.StaleToken):
+            late.result(30)

@@ -13,6 +13,7 @@
 -- and in the settings `fenced.token0` to `15`, by the token, which stay short however many names there are:
 --
 --   XID@TOKEN        a token that was admitted for all names of its lease, for rows that carry it in their epoch column
+--   XID#GRANT        and its grant, for names that carry its mark
 --
 -- A row trigger's condition looks for its own line, in the executor, without calling a function of ours. Everything
 -- else goes through `decide`. What is called in every transaction is one statement where possible, as plpgsql sets
@@ -71,8 +72,7 @@ CREATE TABLE fenced_guard.guard (
   mandatory boolean NOT NULL,
   epoch     text,                                    -- the column that keeps the token of the last write
   epoch_made boolean NOT NULL DEFAULT false,         -- whether the installation made that column
-  refused   text NOT NULL,                           -- a sequence: counts refusals, which roll back all else
-  installed timestamptz NOT NULL DEFAULT clock_timestamp()
+  refused   text NOT NULL                            -- a sequence: counts refusals, which roll back all else
 );
 
 -- The stage of the rollout, by guard and name pattern; the longest pattern counts.
@@ -226,26 +226,29 @@ BEGIN
   PERFORM set_config('fenced.stamp', fenced_guard.carried() || p_lines, true);
 END $$;
 
-CREATE FUNCTION fenced_guard.carry_tokens(p_tokens bigint[]) RETURNS void
+CREATE FUNCTION fenced_guard.carry_tokens(p_texts text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_xid text := pg_current_xact_id();
 BEGIN
   PERFORM set_config(setting, concat(
     CASE WHEN starts_with(current_setting(setting, true), E'\n' || v_xid) THEN current_setting(setting, true) ELSE E'\n' END,
-    string_agg(concat(v_xid, '@', token, E'\n'), '')), true)
-  FROM (SELECT token, concat('fenced.token', token % 16) AS setting FROM unnest(p_tokens) AS token) AS carried
+    string_agg(concat(v_xid, '@', token, E'\n', v_xid, '#', grant_id, E'\n'), '')), true)
+  FROM (
+    SELECT token, grant_id, concat('fenced.token', token % 16) AS setting FROM unnest(p_texts) AS text
+    CROSS JOIN LATERAL (SELECT split_part(text, ':', 3)::bigint AS token, split_part(text, ':', 5) AS grant_id) AS part
+  ) AS carried
   GROUP BY setting;
 END $$;
 
--- Whether this name's mark is a token that is carried for its whole lease.
+-- Whether this name's mark is of a grant that is carried for its whole lease.
 CREATE FUNCTION fenced_guard.carries_mark(p_name text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RETURN EXISTS (
     SELECT 1 FROM fenced_guard.mark m WHERE m.name = p_name
       AND strpos(current_setting(concat('fenced.token', m.token % 16), true),
-        concat(E'\n', pg_current_xact_id(), '@', m.token, E'\n')) > 0
+        concat(E'\n', pg_current_xact_id(), '#', m.grant_id, E'\n')) > 0
   );
 END $$;
 
@@ -610,7 +613,9 @@ BEGIN
   END LOOP;
 END $$;
 
--- Wait for those who share a lease's one row instead of locking its marks, and end that. Sorted, after the marks.
+-- Wait for those who share a lease's one row instead of locking its marks, and end that. Sorted, after the marks. A lock in
+-- memory says so from the first: whoever finds it taken (`unmaking`) shares the row no more, and queues at the marks, or
+-- ever new transactions of the old holder could keep the new one waiting.
 CREATE FUNCTION fenced_guard.unmake_leases(p_grants text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -619,8 +624,20 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('announce'),
       MESSAGE = 'fenced: a mark changes hands at READ COMMITTED alone: an older snapshot may not see whose it was';
   END IF;
+  PERFORM pg_advisory_xact_lock(hashtextextended(grant_id, 0)) FROM (
+    SELECT DISTINCT grant_id COLLATE "C" AS grant_id FROM unnest(p_grants) AS grant_id WHERE grant_id IS NOT NULL ORDER BY 1
+  ) AS sorted;
   PERFORM 1 FROM fenced_guard.lease WHERE grant_id = ANY (p_grants) ORDER BY grant_id FOR UPDATE;
   DELETE FROM fenced_guard.lease WHERE grant_id = ANY (p_grants);
+END $$;
+
+-- Whether somebody is about to unmake this lease. Taken and given back in one breath: it is never held.
+CREATE FUNCTION fenced_guard.unmaking(p_grant text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_key bigint := hashtextextended(p_grant, 0);
+BEGIN
+  RETURN NOT CASE WHEN pg_try_advisory_lock_shared(v_key) THEN pg_advisory_unlock_shared(v_key) ELSE false END;
 END $$;
 
 -- Whether a mark would rise above READ COMMITTED: by an old snapshot, which may not see the lease that has to be unmade,
@@ -686,7 +703,9 @@ DECLARE
 BEGIN
   -- One stamp, of a lease whose names carry its mark already: one statement, and nothing is written but a lock.
   IF p_names IS NULL AND NOT p_exclusive AND NOT p_still_held
-     AND current_setting('transaction_isolation') = 'read committed' THEN
+     AND current_setting('transaction_isolation') = 'read committed'
+     AND (CASE WHEN pg_try_advisory_lock_shared(hashtextextended(split_part(p_stamps, ':', 5), 0))  -- as `unmaking` does
+       THEN pg_advisory_unlock_shared(hashtextextended(split_part(p_stamps, ':', 5), 0)) END) THEN
     SELECT held.sample,
       set_config('fenced.stamp', concat(
         CASE WHEN starts_with(current_setting('fenced.stamp', true), E'\n' || held.xid)
@@ -695,14 +714,15 @@ BEGIN
       set_config(held.setting, concat(
         CASE WHEN starts_with(current_setting(held.setting, true), E'\n' || held.xid)
           THEN current_setting(held.setting, true) ELSE E'\n' END,
-        held.xid, '@', held.token, E'\n'), true),
+        held.xid, '@', held.token, E'\n', held.xid, '#', held.grant_id, E'\n'), true),
       CASE WHEN p_left IS NULL THEN NULL
         WHEN current_setting('idle_in_transaction_session_timeout') = '0'
           THEN set_config('idle_in_transaction_session_timeout', p_left::text, true)
         ELSE fenced_guard.limit_idling(p_left)::text END
     INTO v_sample
     FROM (
-      SELECT l.names, l.token, concat('fenced.token', l.token % 16) AS setting, pg_current_xact_id()::text AS xid, l.sample
+      SELECT l.names, l.token, l.grant_id, l.sample, concat('fenced.token', l.token % 16) AS setting,
+        pg_current_xact_id()::text AS xid
       FROM fenced_guard.lease l
       WHERE l.grant_id = split_part(p_stamps, ':', 5) AND split_part(p_stamps, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
         AND p_stamps = concat('1:', l.realm, ':', l.token, ':', split_part(p_stamps, ':', 4), ':', l.grant_id, ':', l.names)
@@ -763,12 +783,12 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_xid    text := pg_current_xact_id();
   v_count  bigint;
-  v_tokens bigint[];
 BEGIN
   BEGIN
-    SELECT count(*), array_agg(token) INTO v_count, v_tokens FROM (
-      SELECT l.token FROM unnest(p_texts) AS wanted, fenced_guard.lease l
+    SELECT count(*) INTO v_count FROM (
+      SELECT 1 FROM unnest(p_texts) AS wanted, fenced_guard.lease l
       WHERE l.grant_id = split_part(wanted, ':', 5) AND split_part(wanted, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
+        AND NOT fenced_guard.unmaking(l.grant_id)
         AND wanted = concat('1:', l.realm, ':', l.token, ':', split_part(wanted, ':', 4), ':', l.grant_id, ':', l.names)
       FOR SHARE OF l SKIP LOCKED
     ) AS held;
@@ -781,9 +801,19 @@ BEGIN
   IF NOT p_alone THEN
     -- No lines for their names: their rows are let through by the token.
     PERFORM fenced_guard.carry((SELECT string_agg(concat(v_xid, ' ', text, E'\n'), '') FROM unnest(p_texts) AS text));
-    PERFORM fenced_guard.carry_tokens(v_tokens);
+    PERFORM fenced_guard.carry_tokens(p_texts);
   END IF;
   RETURN true;
+END $$;
+
+-- Whether all names of a lease carry its mark. Of two leases of one name in one announcement only the newer one's do.
+CREATE FUNCTION fenced_guard.is_whole(s fenced_guard.stamp) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN NOT EXISTS (
+    SELECT 1 FROM unnest(s.names) AS n LEFT JOIN fenced_guard.mark m ON m.name = n
+    WHERE m.grant_id IS DISTINCT FROM s.grant_id OR m.token <> s.token
+  );
 END $$;
 
 -- Name by name, sorted, so that two announcements never wait for each other in a circle.
@@ -848,10 +878,7 @@ BEGIN
       INSERT INTO fenced_guard.lease (grant_id, token, realm, names, sample)
       SELECT v_stamps[i].grant_id, v_stamps[i].token, t.realm, split_part(p_texts[i], ':', 6), t.sample
       FROM generate_subscripts(v_stamps, 1) AS i, fenced_guard.trust t WHERE v_counts[i] = cardinality(v_stamps[i].names)
-        AND NOT EXISTS (  -- two leases of one name in one announcement: only the newer one is whole
-          SELECT 1 FROM unnest(v_stamps[i].names) AS n LEFT JOIN fenced_guard.mark m ON m.name = n
-          WHERE m.grant_id IS DISTINCT FROM v_stamps[i].grant_id OR m.token <> v_stamps[i].token
-        )
+        AND fenced_guard.is_whole(v_stamps[i])
       FOR SHARE OF t  -- so that `adopt` comes before, or finds the row
       ON CONFLICT (grant_id) DO NOTHING;
       PERFORM set_config('lock_timeout', v_before, true);
@@ -865,11 +892,8 @@ BEGIN
       FROM generate_subscripts(p_texts, 1) AS i));
     -- Not for a part of a lease, nor for what is only let through: a row's epoch tells the lease, and not its fence.
     PERFORM fenced_guard.carry_tokens(ARRAY(
-      SELECT v_stamps[i].token FROM generate_subscripts(v_stamps, 1) AS i
-      WHERE v_counts[i] = cardinality(v_stamps[i].names) AND NOT EXISTS (
-        SELECT 1 FROM unnest(v_stamps[i].names) AS n LEFT JOIN fenced_guard.mark m ON m.name = n
-        WHERE m.grant_id IS DISTINCT FROM v_stamps[i].grant_id OR m.token <> v_stamps[i].token
-      )));
+      SELECT p_texts[i] FROM generate_subscripts(v_stamps, 1) AS i
+      WHERE v_counts[i] = cardinality(v_stamps[i].names) AND fenced_guard.is_whole(v_stamps[i])));
   END IF;
 END $$;
 

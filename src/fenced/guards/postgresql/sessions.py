@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-if TYPE_CHECKING:
-    import psycopg
+from typing import Any, Literal, Protocol
 
 State = Literal["idle", "open", "failed", "closed"]
 
@@ -65,17 +62,16 @@ class PsycopgSession:
 
     __slots__ = ("_commit", "connection")
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: Any) -> None:
         self.connection = connection
         self._commit = b"COMMIT"
 
     def state(self) -> State:
-        return _STATES[self.connection.info.transaction_status]
+        found: State = _STATES[self.connection.info.transaction_status]
+        return found
 
-    async def begin(self, announce: str) -> None:
-        begin = f"{_begin(self.connection)}; " if self.connection.autocommit else ""
-        self.connection.execute((begin + announce).encode())
-        self._commit = b"COMMIT" if begin else _STILL_STAMPED_COMMIT
+    async def _execute(self, sql: bytes) -> Any:
+        return self.connection.execute(sql)
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         from psycopg.rows import tuple_row
@@ -84,6 +80,11 @@ class PsycopgSession:
             cursor.execute(sql.encode(), parameters or None)
             return cursor.fetchall() if cursor.description else []
 
+    async def begin(self, announce: str) -> None:
+        begin = f"{_begin(self.connection)}; " if self.connection.autocommit else ""
+        await self._execute((begin + announce).encode())
+        self._commit = b"COMMIT" if begin else _STILL_STAMPED_COMMIT
+
     async def alone(self, statements: Sequence[str]) -> None:
         self._commit = b"COMMIT"
         if self.connection.autocommit:
@@ -95,7 +96,7 @@ class PsycopgSession:
     async def commit(self) -> None:
         if self.state() == "failed":
             raise Aborted
-        cursor = self.connection.execute(self._commit)
+        cursor = await self._execute(self._commit)
         while cursor.nextset():
             pass
         if cursor.statusmessage != "COMMIT":
@@ -103,25 +104,16 @@ class PsycopgSession:
 
     async def rollback(self) -> None:
         if self.state() in ("open", "failed"):
-            self.connection.execute(b"ROLLBACK")
+            await self._execute(b"ROLLBACK")
 
 
-class AsyncPsycopgSession:
+class AsyncPsycopgSession(PsycopgSession):
     """A psycopg connection for asyncio."""
 
-    __slots__ = ("_commit", "connection")
+    __slots__ = ()
 
-    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        self.connection = connection
-        self._commit = b"COMMIT"
-
-    def state(self) -> State:
-        return _STATES[self.connection.info.transaction_status]
-
-    async def begin(self, announce: str) -> None:
-        begin = f"{_begin(self.connection)}; " if self.connection.autocommit else ""
-        await self.connection.execute((begin + announce).encode())
-        self._commit = b"COMMIT" if begin else _STILL_STAMPED_COMMIT
+    async def _execute(self, sql: bytes) -> Any:
+        return await self.connection.execute(sql)
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         from psycopg.rows import tuple_row
@@ -129,27 +121,6 @@ class AsyncPsycopgSession:
         async with self.connection.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(sql.encode(), parameters or None)
             return await cursor.fetchall() if cursor.description else []
-
-    async def alone(self, statements: Sequence[str]) -> None:
-        self._commit = b"COMMIT"
-        if self.connection.autocommit:
-            await self.run("BEGIN")
-        for statement in statements:
-            await self.run(statement)
-        await self.commit()
-
-    async def commit(self) -> None:
-        if self.state() == "failed":
-            raise Aborted
-        cursor = await self.connection.execute(self._commit)
-        while cursor.nextset():
-            pass
-        if cursor.statusmessage != "COMMIT":
-            raise Aborted
-
-    async def rollback(self) -> None:
-        if self.state() in ("open", "failed"):
-            await self.connection.execute(b"ROLLBACK")
 
 
 class AsyncpgSession:

@@ -180,18 +180,19 @@ class PostgresqlTable:
             raise wrapped(error) from error
 
     async def clear(self, announcement: Announcement) -> None:
-        """Take these stamps out again, and no others: what follows in this transaction does not carry them."""
+        """Take these stamps out again, and no others, nor an earlier announcement of the same ones."""
         if self._session.state() != "open":
             return
         names = announcement.names or tuple(name for stamp in announcement.stamps for name in stamp.names)
         lines = [f"{before}{name}" for before in ("/", f"|{self.guard}/") for name in names]
         for stamp in announcement.stamps:
-            lines += [f" {stamp}", f"@{stamp.token}"]
+            lines += [f" {stamp}", f"@{stamp.token}", f"#{stamp.grant}"]
         own = ", ".join(map(text_literal, lines))
         kept = ", ".join(
-            f"set_config('{setting}', (SELECT string_agg(line, E'\\n' ORDER BY n) FROM string_to_table("
-            f"current_setting('{setting}', true), E'\\n') WITH ORDINALITY AS u (line, n) "
-            f"WHERE regexp_replace(line, '^[0-9]+', '') NOT IN ({own})), true)"
+            f"set_config('{setting}', (SELECT string_agg(line, E'\\n' ORDER BY n) FROM ("
+            "SELECT line, n, row_number() OVER (PARTITION BY line ORDER BY n DESC) AS latest FROM string_to_table("
+            f"current_setting('{setting}', true), E'\\n') WITH ORDINALITY AS u (line, n)) AS found "
+            f"WHERE latest > 1 OR regexp_replace(line, '^[0-9]+', '') NOT IN ({own})), true)"
             for setting in (
                 "fenced.stamp",
                 *{f"fenced.token{stamp.token % 16}" for stamp in announcement.stamps},

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from psycopg import IsolationLevel
 
 T = TypeVar("T")
-_Session = PsycopgSession | AsyncPsycopgSession
+_Session = PsycopgSession
 
 IDLE_SECONDS = 5.0
 """Our own transactions never wait for the program: one that idles this long belongs to a process that was stopped."""
@@ -269,10 +269,10 @@ class PostgresqlGuard:
 
 
 def _close(session: _Session) -> None:
-    if isinstance(session, PsycopgSession):
-        session.connection.close()
-    else:
+    if isinstance(session, AsyncPsycopgSession):
         step(session.connection.close())  # a coroutine that never suspends
+    else:
+        session.connection.close()
 
 
 async def _run(session: _Session, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
