@@ -130,7 +130,7 @@ BUGS = (
             ("concat(E'\\n', pg_current_xact_id(),", "concat(E'\\n', pg_backend_pid(),"),
             ("E'\\n' || pg_current_xact_id();", "E'\\n' || pg_backend_pid();"),
             ("held.xid, ' ', p_stamps, E'\\n'), true)", "held.xid, ' ', p_stamps, E'\\n'), false)"),
-            ("held.xid, '@', held.token, E'\\n'), true)", "held.xid, '@', held.token, E'\\n'), false)"),
+            ("held.xid, '#', held.grant_id, E'\\n'), true)", "held.xid, '#', held.grant_id, E'\\n'), false)"),
         ),
     ),
     Bug(
@@ -164,7 +164,15 @@ BUGS = (
         "A draft of ours: what could be locked at once stayed locked, while the rest was waited for in order.",
         "40P01",
         (("two leases, and somebody in the middle of one", READ_COMMITTED),),
-        {"announce_whole": (("      RAISE EXCEPTION USING ERRCODE = 'ZF011';\n", "      RETURN false;\n"),)},
+        {
+            "announce_whole": (
+                ("      RAISE EXCEPTION USING ERRCODE = 'ZF011';\n", "      RETURN false;\n"),
+                (
+                    "        AND NOT fenced_guard.unmaking(l.grant_id)\n",
+                    "",
+                ),  # else only a race within a statement
+            )
+        },
     ),
     Bug(
         "raised by an old snapshot",
@@ -209,10 +217,8 @@ BUGS = (
         (("an epoch, and its name not announced", READ_COMMITTED),),
         {
             "announce_each": (
-                (
-                    "AS i\n      WHERE v_counts[i] = cardinality(v_stamps[i].names) AND NOT EXISTS (",
-                    "AS i\n      WHERE true OR NOT EXISTS (",
-                ),
+                (" AND fenced_guard.is_whole(v_stamps[i])));", "));"),
+                ("\n      WHERE v_counts[i] = cardinality(v_stamps[i].names)", ""),
             )
         },
     ),

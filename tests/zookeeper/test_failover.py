@@ -86,8 +86,6 @@ def test_a_killed_leader_takes_no_token_and_no_lease_with_it(ensemble: ZooKeeper
             assert held.state in (State.HELD, State.JEOPARDY)
         step(one.release(held))
         answer = patient(lambda: two.ask(waiter))
-        while isinstance(answer, Waiting):  # its connection was lost, and with it the news
-            answer = patient(lambda: two.ask(waiter))
         assert isinstance(answer, Granted)
         tokens.append(answer.token)
         # The waiter's token is that of its place in the queue, which is older than both elections.
@@ -137,6 +135,25 @@ def test_a_frozen_leader_is_left(ensemble: ZooKeeperEnsemble) -> None:
         finally:
             leader.thaw()
         step(one.release(held))
+
+
+def test_who_asks_again_at_a_follower_that_lags_sees_what_was_done_before(
+    ensemble: ZooKeeperEnsemble,
+) -> None:
+    """Reads of a follower are old; a release that the leader has answered must not be missed."""
+    namespace = secrets.token_hex(8)
+    leader, follower = ensemble.leader(), ensemble.followers()[0]
+    with opened(leader.url(), namespace) as one, opened(follower.url(), namespace) as two:
+        first, waiter = asking(RUNTIME, "orders"), asking(RUNTIME, "orders", wait=True)
+        step(granted(one, first))
+        assert isinstance(step(two.ask(waiter)), Waiting)
+        ensemble.lag(follower, 0.2)
+        try:
+            assert step(one.release(first.secret)) == Released()
+            step(granted(two, waiter))
+        finally:
+            ensemble.heal(follower)
+    follower.wait_until(lambda: follower.mode == "follower", "it follows again")
 
 
 def overlap(ensemble: ZooKeeperEnsemble) -> float:

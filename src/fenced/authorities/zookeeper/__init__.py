@@ -126,7 +126,7 @@ class ZooKeeperAuthority(Operating):
         self, session: Session, mine: Attempt, wait: bool, start: float, until: float
     ) -> AskAnswer:
         """One try. What an earlier one did that broke, this one finds."""
-        found = None
+        found, newest = None, True  # who asks again sees what was done before, whichever member it asks
         if not mine.over and not mine.places:
             entered = await self._enter(session, mine, until)
             if not isinstance(entered, tuple):
@@ -137,8 +137,8 @@ class ZooKeeperAuthority(Operating):
             if answer is not None:
                 return answer
         while not mine.over:
-            queues, space = found or await self._look(session, mine.names, until)
-            found = None
+            queues, space = found or await self._look(session, mine.names, until, newest=newest)
+            found, newest = None, False
             if space is None:
                 continue
             if any(mine.public not in queue.publics for queue in queues.values()):

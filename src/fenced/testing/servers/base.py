@@ -48,7 +48,35 @@ class Endpoint(Protocol):
     def port(self) -> int: ...
 
 
-class Server(ABC):
+class Startable(ABC):
+    """A server or several, started at the beginning of a block and gone after it."""
+
+    @property
+    def running(self) -> bool:
+        return False
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        if not self.running:
+            try:
+                self.start()
+            except BaseException:
+                self.close()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Server(Startable):
     """One server, stopped or running; its folder and its port stay the same from start to start.
 
     Without `folder` it makes a temporary one, and removes it on leaving the context. A folder that was given
@@ -82,7 +110,7 @@ class Server(ABC):
     def answers(self) -> bool:
         """Whether the server does its work; called again and again while it starts."""
 
-    def prepare(self) -> None:  # noqa: B027 - most need nothing
+    def prepare(self) -> None:
         """Write what the server needs before each start."""
 
     def own(self, path: Path) -> None:
@@ -185,20 +213,6 @@ class Server(ABC):
             shutil.rmtree(self.folder, ignore_errors=True)
         else:
             self.stop()
-
-    def __enter__(self) -> Self:
-        if not self.running:
-            try:
-                self.start()
-            except BaseException:
-                self.close()
-                raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _at_exit(self) -> None:
         if os.getpid() == self._made_by:  # not in a child that a test has forked

@@ -7,7 +7,6 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
@@ -17,6 +16,7 @@ from fenced.testing.servers.base import (
     POLL_SECONDS,
     Server,
     ServerFailed,
+    Startable,
     find_program,
     free_port,
     run_program,
@@ -192,7 +192,7 @@ class EtcdServer(Server):
         return True
 
 
-class EtcdCluster:
+class EtcdCluster(Startable):
     """Several members. They know each other by proxies in front of each, so that one can be cut off."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, size: int = 3) -> None:
@@ -262,19 +262,6 @@ class EtcdCluster:
             member.close()
         for way in self._ways:
             way.stop()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def url_of(members: Sequence[EtcdServer]) -> str:

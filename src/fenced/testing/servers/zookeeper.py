@@ -10,10 +10,17 @@ import ssl
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from fenced.testing.servers.base import HOST, MissingProgram, Server, ServerFailed, find_program, free_port
+from fenced.testing.servers.base import (
+    HOST,
+    MissingProgram,
+    Server,
+    ServerFailed,
+    Startable,
+    find_program,
+    free_port,
+)
 from fenced.testing.servers.certificates import make_certificates
 
 if TYPE_CHECKING:
@@ -156,7 +163,7 @@ class ZooKeeperServer(Server):
         return self.mode != ""
 
 
-class ZooKeeperEnsemble:
+class ZooKeeperEnsemble(Startable):
     """Three members, or another odd number, with a proxy on every way from one of them to another.
 
     Through these ways members follow a leader. They elect one on ways of their own, which cannot be cut: who is cut
@@ -209,6 +216,11 @@ class ZooKeeperEnsemble:
         for way in self._ways_of(member):
             way.black_hole(drop=True)
 
+    def lag(self, member: ZooKeeperServer, seconds: float) -> None:
+        """All that passes between this one and the others takes so much longer."""
+        for way in self._ways_of(member):
+            way.delay(seconds)
+
     def heal(self, member: ZooKeeperServer) -> None:
         for way in self._ways_of(member):
             way.heal()
@@ -223,19 +235,6 @@ class ZooKeeperEnsemble:
             member.close()
         for way in self._ways.values():
             way.stop()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _make_certificates(folder: Path) -> None:
