@@ -6,11 +6,17 @@ carries `@pytest.mark.xdist_group("serial")`.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from fenced.testing.servers import EtcdServer, Pgbouncer, PostgresqlServer, RedisServer, ZooKeeperServer
+
+
+def pytest_configure() -> None:
+    # A shell starts what it puts into the background with Ctrl-C ignored, and all its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

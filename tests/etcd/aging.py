@@ -76,7 +76,7 @@ class Time:
                 self.ages[lease] = self.ages.get(lease, 0) + seconds
                 if left < self.ages[lease]:  # it is told in whole seconds, rounded down
                     await wire.call(LEASE_REVOKE, messages.lease_id(lease), until)
-        await wire.close()
+        wire.close()
 
 
 def _known(authority: EtcdAuthority) -> set[Lease]:

@@ -57,7 +57,7 @@ def token_of(authority: EtcdAuthority, name: str = "orders") -> int:
 
 def at_member(authority: EtcdAuthority, cluster: EtcdCluster, member: EtcdServer) -> None:
     """Make this member the one that is asked."""
-    authority._wire._turn = cluster.members.index(member)
+    authority._wire.turn = cluster.members.index(member)
 
 
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
@@ -262,7 +262,7 @@ def test_a_waiter_is_told_by_the_members_that_are_left(cluster: EtcdCluster) -> 
         tokens: list[int] = []
         waiting = threading.Thread(target=lambda: tokens.append(two.acquire("orders", ttl=3).token))
         waiting.start()
-        while not step(opened(cluster.url(), namespace).observe("orders")).waiters:
+        while not step(one._authority.observe("orders")).waiters:
             time.sleep(0.01)
         follower.kill()
         began = time.monotonic()

@@ -64,28 +64,29 @@ class Pool(Generic[C]):
         doubt: Broken | None = None
         while True:
             try:
-                connection = await self._take(until)
+                connection = await self.take(until)
             except FencedError as error:
                 raise _doubted(error, doubt) from error
             try:
                 result = await work(connection)
             except FencedError as error:
-                self._give(connection)
+                self.give(connection)
                 raise _doubted(error, doubt) from error
             except Broken as error:
-                self._drop(connection)
+                self.drop(connection)
                 self.close_idle()  # what broke one has most likely broken all
                 if doubt is not None or not repeatable or self._runtime.now() >= until:
                     raise Indeterminate(str(error)) from error
                 doubt = error
             except BaseException:
-                self._drop(connection)  # cancelled or interrupted: its reply is still under way
+                self.drop(connection)  # cancelled or interrupted: its reply is still under way
                 raise
             else:
-                self._give(connection)
+                self.give(connection)
                 return result
 
-    async def _take(self, until: float) -> C:
+    async def take(self, until: float) -> C:
+        """A connection, for whoever does not leave the rest to `request`: it is given back, or dropped."""
         turn: _Turn[C] | None = None
         with self._lock:
             if self._idle:
@@ -125,13 +126,13 @@ class Pool(Generic[C]):
                 return True
         return False
 
-    def _give(self, connection: C) -> None:
+    def give(self, connection: C) -> None:
         if self._closed:
-            self._drop(connection)
+            self.drop(connection)
         else:
             self._pass_on(connection)
 
-    def _drop(self, connection: C) -> None:
+    def drop(self, connection: C) -> None:
         connection.close()
         self._pass_on(None)
 
@@ -155,7 +156,7 @@ class Pool(Generic[C]):
                 if not self._idle:
                     return
                 connection = self._idle.pop()
-            self._drop(connection)
+            self.drop(connection)
 
     def close(self) -> None:
         """Close all connections; one that is in use is closed when it is given back."""

@@ -135,8 +135,9 @@ async def a_cut_renewal_is_repeated(h: OutageHarness) -> None:
         trigger = h.proxy.on(h.words["renew"], fault)
         (answer,) = await a.renew([ask.secret], 2.0)
         trigger.wait()
-        ensure(isinstance(answer, Kept | Unknown), f"{fault.name}: kept or unknown, not {answer}")
-        (answer,) = await a.renew([ask.secret], 2.0)
+        limit = h.runtime.now() + 2.0
+        while isinstance(answer, Unknown) and h.runtime.now() < limit:  # the first one may still be at it
+            (answer,) = await a.renew([ask.secret], 2.0)
         ensure(isinstance(answer, Kept), f"{fault.name}: kept, not {answer}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fenced.authorities.etcd import messages, probe
 from fenced.authorities.etcd.address import Address
@@ -32,8 +32,6 @@ from fenced.model import (
 CALL_SECONDS = 5.0
 SCHEMA = 1
 
-_inherited: list[Any] = []
-"""A parent's channels, in a forked child: kept, so that no finalizer touches what they share."""
 _warned: set[str] = set()
 log = logging.getLogger("fenced")
 
@@ -142,13 +140,12 @@ class EtcdAuthority:
 
     async def close(self) -> None:
         self._ears.close()
-        await self._wire.close()
+        self._wire.close()
 
     def before_fork(self) -> None:
         return
 
     def forked(self) -> None:
-        _inherited.extend(self._wire.inherited())
         self._wire.forked()
         self._ears.forked()
         self._sessions.forget_all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import ssl
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from fenced.errors import Misconfigured, Misuse, shown
@@ -28,7 +30,9 @@ class Address:
         self.user, self.password = unquote(user), unquote(password)
         if bool(who) and not (self.user and self.password):
             raise Misuse(f"an address of an etcd cluster has both a user and a password, as in {_FORM}")
-        self.targets = tuple(_target(member) for member in members.split(","))
+        self.members = [_member(member) for member in members.split(",")]
+        self.targets = [_target(*member) for member in self.members]
+        """The same, as they are written."""
         if len(set(self.targets)) != len(self.targets):
             raise Misuse(f"the same member twice: {shown(members)}")
         self.url = f"{parts.scheme}://{','.join(self.targets)}"
@@ -44,32 +48,36 @@ class Address:
             raise Misuse("a client certificate needs both ssl_certfile and ssl_keyfile")
         return options
 
-    def certificates(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """The authority's certificates, our key and our certificate, as gRPC takes them; None: the system's, none."""
-        ca, certificate, key = (self._read(name) for name in _OPTIONS)
-        return ca, key, certificate
-
-    def _read(self, option: str) -> bytes | None:
-        path = self._files.get(option)
-        if path is None:
+    @functools.cached_property
+    def context(self) -> ssl.SSLContext | None:
+        """How to speak TLS; None: not at all. Without ssl_ca_certs the system's are trusted."""
+        if not self.tls:
             return None
+        asked = "ssl_ca_certs"
         try:
-            with open(path, "rb") as file:
-                return file.read()
+            context = ssl.create_default_context(cafile=self._files.get(asked))
+            context.set_alpn_protocols(["h2"])
+            if (certificate := self._files.get("ssl_certfile")) is not None:
+                asked = "ssl_certfile, ssl_keyfile"
+                context.load_cert_chain(certificate, self._files["ssl_keyfile"])
         except OSError as error:
-            raise Misconfigured(f"{self.url}: {option}: {error}") from error
+            raise Misconfigured(f"{self.url}: {asked}: {error}") from error
+        return context
 
     def __repr__(self) -> str:
         return f"<Address {self.url}>"
 
 
-def _target(member: str) -> str:
-    """One member as host:port."""
+def _member(text: str) -> tuple[str, int]:
     try:
-        parts = urlsplit(f"//{member}")
+        parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
-    if not host or "@" in member:
+    if not host or "@" in text:
         raise Misuse(f"an address of an etcd cluster looks like {_FORM}")
-    return f"[{host}]:{port or PORT}" if ":" in host else f"{host}:{port or PORT}"
+    return host, port or PORT
+
+
+def _target(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -155,13 +155,18 @@ class Attempts:
         delayed = session.delayed.id if session.delayed is not None else 0
         if delayed and len(record.names) >= TXN_OPS_MAX // 2:
             raise Unsupported(f"with lock_delay an etcd lease covers at most {TXN_OPS_MAX // 2 - 1} names")
-        return replace(
-            record,
-            state=GRANTED,
-            hold=session.hold.id,
-            seconds=session.hold.seconds,
-            delayed=delayed,
-            offset=self._space.meta.offset,
+        return Record(
+            GRANTED,
+            record.names,
+            record.ttl,
+            record.delay,
+            record.holder,
+            session.hold.id,
+            session.hold.seconds,
+            record.queue,
+            record.ticket,
+            delayed,
+            self._space.meta.offset,
         )
 
     async def _take(self, mine: Attempt, reply: TxnReply, began: float, until: float) -> Granted:
@@ -245,15 +250,15 @@ class Attempts:
         if sight.blocker is not None and About.read(sight.blocker.value).public == mine.public:
             return Sight()  # its own claim: it was granted meanwhile
         if sight.blocker is not None:
-            await self.follow(mine, sight.blocker, sight.revision)
+            await self.follow(mine, sight.blocker, sight.revision, until)
         return sight
 
-    async def follow(self, mine: Attempt, ahead: KeyValue, revision: int) -> None:
+    async def follow(self, mine: Attempt, ahead: KeyValue, revision: int, until: float) -> None:
         """Watch what is directly ahead, as of a revision. If it is ours, it can hand over when it ends."""
         public = About.read(ahead.value).public
         if public in self.live:
             self._behind[public] = mine.public
-        await self._ears.watch(mine.public, Target(ahead.key, revision + 1))
+        await self._ears.watch(mine.public, Target(ahead.key, revision + 1), until)
 
     # What is stored.
 

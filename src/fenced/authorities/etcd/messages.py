@@ -147,13 +147,14 @@ def authenticate(user: str, password: str) -> bytes:
 
 
 def _header(reply: bytes) -> Header:
+    """The cluster, the member and the revision come first, in this order; the term behind them is not needed."""
     cluster = revision = 0
     for field, value in fields(reply):
         if field == 1:
             cluster = whole(value)
         elif field == 3:
             revision = signed(whole(value))
-            break  # the term behind it is not needed
+            break
     return Header(cluster, revision)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _MASK = 2**64 - 1
 _SIGN = 2**63
+_VARINT_MAX = 10
 
 
 class Malformed(ValueError):
@@ -57,7 +58,10 @@ def fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
     """The fields of a message in their order. Fixed-width ones are passed over: etcd sends none that we read."""
     at, end = 0, len(raw)
     while at < end:
-        key, at = _varint_at(raw, at)
+        key = raw[at]
+        at += 1
+        if key > 0x7F:
+            key, at = _varint_at(raw, at - 1)
         field, kind = key >> 3, key & 7
         if kind == VARINT:
             number, at = _varint_at(raw, at)
@@ -76,18 +80,14 @@ def fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint_at(raw: bytes, at: int) -> tuple[int, int]:
-    if at < len(raw) and raw[at] < 0x80:
-        return raw[at], at + 1
     number = shift = 0
-    while True:
-        if at >= len(raw) or shift > 63:
-            raise Malformed("a number does not end")
-        byte = raw[at]
+    for byte in raw[at : at + _VARINT_MAX]:
         at += 1
-        number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number & _MASK, at
+            return (number | byte << shift) & _MASK, at
+        number |= (byte & 0x7F) << shift
         shift += 7
+    raise Malformed("a number does not end")
 
 
 def whole(value: int | bytes) -> int:

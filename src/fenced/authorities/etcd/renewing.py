@@ -108,7 +108,7 @@ class Renewal:
                         About.read(ahead.first.value).public != each.public
                     )  # or it was granted meanwhile
                     if blocked and not each.settled:
-                        await self._attempts.follow(each, ahead.first, reply.header.revision)
+                        await self._attempts.follow(each, ahead.first, reply.header.revision, self._until)
                 else:
                     blocked = await self._blocked(each)
                 each.settled = True

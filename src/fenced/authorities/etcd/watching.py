@@ -6,9 +6,10 @@ import itertools
 from typing import NamedTuple
 
 from fenced.authorities.etcd import keys, messages
-from fenced.authorities.etcd.ends import Stream
+from fenced.authorities.etcd.calls import Stream
 from fenced.authorities.etcd.wire import Wire
 from fenced.contracts import Runtime
+from fenced.runtime.links import Bell
 
 OVER_MAX = 1000
 """After so many watches that are over a stream is opened anew: to end each of them costs a message."""
@@ -40,7 +41,8 @@ class Ears:
         self._over = 0
         self._heard: dict[str, None] = {}
         self._stream: Stream | None = None
-        self._wakeup = self._runtime.wakeup()
+        self._bell: Bell | None = None
+        self._rung = False
         self._closed = False
 
     @property
@@ -51,22 +53,22 @@ class Ears:
     def target(self, public: str) -> Target | None:
         return self._targets.get(public)
 
-    async def watch(self, public: str, target: Target) -> None:
+    async def watch(self, public: str, target: Target, until: float) -> None:
         """Tell this waiter when its target goes."""
         known = self._targets.get(public)
         if known is not None and known.key == target.key and public in self._watch_of:
             return
         self._targets[public] = target
         if (stream := self._stream) is not None:
-            await self._begin(stream, public, target)
+            await self._begin(stream, public, target, until)
 
-    async def _begin(self, stream: Stream, public: str, target: Target) -> None:
+    async def _begin(self, stream: Stream, public: str, target: Target, until: float) -> None:
         watch = next(self._ids)
         self._watches.pop(self._watch_of.get(public, 0), None)
         self._watches[watch], self._watch_of[public] = public, watch
         if keys.is_claim(target.key):
             self._claims.add(watch)
-        await stream.send(messages.watch_deletion(watch, target.key, target.revision))
+        await stream.send(messages.watch_deletion(watch, target.key, target.revision), until)
 
     def forget(self, public: str) -> None:
         """This one waits no more."""
@@ -74,41 +76,54 @@ class Ears:
         self._watches.pop(self._watch_of.pop(public, 0), None)
 
     async def hear(self, until: float) -> list[str]:
+        bell = self._bell = self._bell or Bell()  # before the look: who tells us later rings it
+        if self._stream is not None and self._stream.turn != self._wire.turn:
+            self._drop()  # that member is not asked any more: it may stand still
         if self._stream is None and self._targets and not self._closed:
-            await self._open(until)
-        if not self._heard:
-            await self._runtime.wait(self._wakeup, until)
-        self._wakeup.clear()
+            await self._open(bell, until)
+        while not self._heard and not self._rung:
+            ready = await bell.wait(self._runtime, until)
+            if ready is None:
+                break
+            for stream in ready:
+                assert isinstance(stream, Stream)
+                await self._read(stream, until)
+        self._rung = False
         heard = list(self._heard)
         for public in heard:
             self._heard.pop(public, None)
         return heard
 
-    async def _open(self, until: float) -> None:
+    async def _open(self, bell: Bell, until: float) -> None:
         stream = await self._wire.stream(messages.WATCH, until)
         self._watches.clear()
         self._watch_of.clear()
         self._claims.clear()
         self._over = 0
+        bell.add(stream.link, stream)
         self._stream = stream
-        self._runtime.spawn(lambda: self._pump(stream), "fenced-watch")
         for public, target in list(self._targets.items()):
-            await self._begin(stream, public, target)
+            await self._begin(stream, public, target, until)
 
-    async def _pump(self, stream: Stream) -> None:
-        """Read one stream to its end."""
-        try:
-            while self._over < OVER_MAX and (reply := await stream.read()) is not None:
-                told = messages.watch_reply(reply)
-                if told.deleted and told.watch not in self._watches and told.watch in self._claims:
-                    self._claims.discard(told.watch)
-                    await stream.send(messages.watch_cancel(told.watch))
-                self._told(told)
-        finally:
+    async def _read(self, stream: Stream, until: float) -> None:
+        """Take in what a stream says. One that is over is left; the next who hears opens another."""
+        replies = await stream.receive(until)
+        for reply in replies or ():
+            told = messages.watch_reply(reply)
+            if told.deleted and told.watch not in self._watches and told.watch in self._claims:
+                self._claims.discard(told.watch)
+                await stream.send(messages.watch_cancel(told.watch), until)
+            self._told(told)
+        if replies is None or self._over >= OVER_MAX:
+            self._drop()
+            self._rung = True
+
+    def _drop(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            if self._bell is not None:
+                self._bell.remove(stream.link)
             stream.cancel()
-            if self._stream is stream:
-                self._stream = None
-            self._wakeup.set()  # whoever hears opens another one
 
     def _told(self, reply: messages.WatchReply) -> None:
         if not reply.deleted and not reply.canceled:
@@ -122,14 +137,18 @@ class Ears:
 
     def tell(self, public: str) -> None:
         self._heard[public] = None
-        self._wakeup.set()
+        self._ring()
 
     def nudge(self) -> None:
-        self._wakeup.set()
+        self._rung = True
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            self._bell.ring()
 
     def close(self) -> None:
         self._closed = True
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.cancel()
-        self._wakeup.set()
+        self._drop()
+        if self._bell is not None:
+            self._bell.close()

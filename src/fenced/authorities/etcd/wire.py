@@ -1,34 +1,37 @@
-"""Calls to a cluster: one channel per member, deadlines of our own, and leaving a member that does not answer.
+"""Calls to a cluster: connections to one member, deadlines, and leaving a member that does not answer.
 
-gRPC's own balancing stays with a member that stands still, so it is not used. Every call asks for a member that
-knows a leader (`hasleader`); one that does not says so at once, and the call waits for an election to end.
+Every call asks for a member that knows a leader (`hasleader`); one that does not says so at once, and the call waits
+for an election to end. How gRPC is spoken: record 0021.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+import ssl
+from collections.abc import Sequence
 
-import grpc
-import grpc.aio
-
-from fenced.authorities.etcd import messages
+from fenced.authorities.etcd import http2, messages
 from fenced.authorities.etcd.address import Address
-from fenced.authorities.etcd.ends import End, Metadata, Stream, new_end
+from fenced.authorities.etcd.calls import Connection, Failed, Stream
+from fenced.authorities.etcd.http2 import Status
 from fenced.contracts import Runtime
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
-from fenced.runtime.pool import Broken
+from fenced.runtime import links
+from fenced.runtime.pool import Broken, Pool
 
-T = TypeVar("T")
-
+CONNECTIONS_MAX = 8
 TRY_SECONDS = 1.5
 """How long one of several members may take to answer before another is asked."""
 
 ELECTION_BACKOFF_SECONDS = 0.05
 SECONDS_MIN = 0.001
-HAS_LEADER = ("hasleader", "true")
+METADATA = (("hasleader", "true"),)
 
-_NOT_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed", "empty address list")
+CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, NOT_FOUND, RESOURCE_EXHAUSTED = 1, 2, 4, 5, 8
+ABORTED, INTERNAL, UNAVAILABLE = 10, 13, 14
+"""What a call may end with, by gRPC's numbers."""
+_UNSURE = (CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, ABORTED, INTERNAL, UNAVAILABLE)
+_DISTRUST = ("CERTIFICATE", "UNKNOWN_CA")
+"""In errors of TLS: one side does not take the other's certificate."""
 _TOKEN_OVER = ("invalid auth token", "revision of auth store is old", "revision in header is old")
 
 
@@ -48,10 +51,6 @@ class _NotSent(Exception):
         self.passing = passing
 
 
-class _TokenOver(Exception):
-    """The authentication is not valid any more; the request was not carried out."""
-
-
 class Wire:
     """All members of one cluster. One of them is asked, until it fails; then it is the next one's turn."""
 
@@ -59,68 +58,64 @@ class Wire:
         self.url = address.url
         self._address = address
         self._runtime = runtime
+        self._pool: Pool[Connection] = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=address.url)
         self.forked()
 
     def forked(self) -> None:
-        """Start without channels; those of a parent process are left as they are."""
-        self._ends: dict[str, End] = {}
-        self._turn = 0
+        """Start without connections; those of a parent process are left as they are."""
+        self._pool.forked()
+        self.turn = 0
+        """Counts who is asked: one member until it fails, then the next."""
         self._token = ""
-
-    def inherited(self) -> list[End]:
-        return list(self._ends.values())
 
     # One call.
 
     async def call(self, path: str, request: bytes, until: float, *, repeatable: bool = True) -> bytes:
         """The reply. Unavailable: nothing happened. Indeterminate: perhaps. LeaseGone: it names a lost lease."""
-
-        async def work(end: End, seconds: float, metadata: Metadata) -> bytes:
-            return await end.unary(path, request, seconds, metadata)
-
-        return await self._anywhere(work, until, repeatable)
+        return (await self._anywhere(path, (request,), until, repeatable))[0]
 
     async def exchange(self, path: str, requests: Sequence[bytes], until: float) -> list[bytes]:
         """The replies to several messages of one stream; only for what may be repeated."""
-
-        async def work(end: End, seconds: float, metadata: Metadata) -> list[bytes]:
-            return await end.exchange(path, requests, seconds, metadata)
-
-        return await self._anywhere(work, until, repeatable=True)
+        return await self._anywhere(path, requests, until, repeatable=True)
 
     async def stream(self, path: str, until: float) -> Stream:
-        """A stream to the member whose turn it is."""
-        end = self._end()
+        """A stream to the member whose turn it is, on a connection of its own."""
         try:
-            if self._address.user and not self._token:
-                await self._authenticate(end, until)
-            return end.stream(path, self._metadata())
-        except (grpc.RpcError, grpc.aio.UsageError, ValueError) as error:  # closed by another caller just now
+            connection = await self._connect(self._limit(until))
+            try:
+                head = await self._head(connection, path, until)
+            except BaseException:
+                connection.close()
+                raise
+        except (_NotSent, Broken, Failed, http2.Refused) as error:
             raise Unavailable(f"{self.url}: {error}") from error
+        return Stream(connection, head, self._runtime)
 
     async def _anywhere(
-        self, work: Callable[[End, float, Metadata], Awaitable[T]], until: float, repeatable: bool
-    ) -> T:
+        self, path: str, requests: Sequence[bytes], until: float, repeatable: bool
+    ) -> list[bytes]:
         """Do it at one member after the other. Once a try has broken, no later error is a definite no."""
         doubt: Broken | None = None
         broken = unreached = 0
+        if not repeatable:
+            self._pool.close_idle()  # one of them may be closed at the other end, and we have not read so
         while True:
-            turn = self._turn
+            turn = self.turn
             try:
-                return await self._at(self._end(), work, until)
+                return await self._once(path, requests, self._limit(until))
             except _NotSent as error:
-                await self._leave(turn)
+                self._leave(turn)
                 unreached += not error.passing
-                over = unreached >= len(self._address.targets) or self._runtime.now() >= until
+                over = unreached >= len(self._address.members) or self._runtime.now() >= until
                 if over:
                     raise self._unavailable(error, doubt) from error
                 if error.passing:
                     pause = min(until, self._runtime.now() + ELECTION_BACKOFF_SECONDS)
                     await self._runtime.wait(self._runtime.wakeup(), pause)
             except Broken as error:
-                await self._leave(turn)
+                self._leave(turn)
                 broken += 1
-                over = broken > max(1, len(self._address.targets) - 1) or self._runtime.now() >= until
+                over = broken > max(1, len(self._address.members) - 1) or self._runtime.now() >= until
                 if not repeatable or over:
                     raise Indeterminate(f"{self.url}: {error}") from error
                 doubt = error
@@ -132,79 +127,96 @@ class Wire:
             return Indeterminate(f"{self.url}: {doubt}; then: {error}")
         return Unavailable(f"{self.url}: {error}")
 
-    async def _at(self, end: End, work: Callable[[End, float, Metadata], Awaitable[T]], until: float) -> T:
-        for renewed in (False, True):
+    async def _once(self, path: str, requests: Sequence[bytes], until: float) -> list[bytes]:
+        connection = await self._pool.take(until)
+        kept = False
+        try:
+            replies = await self._at(connection, path, requests, until)
+            if len(replies) != len(requests):
+                raise Broken("the call ended before all was answered")
+            kept = True
+        except Failed as error:
+            kept = True
+            raise _read(error.status, self.url) from error
+        except http2.Refused as error:
+            raise _NotSent(str(error), passing=True) from error
+        finally:
+            if kept and connection.usable and connection.turn == self.turn:
+                self._pool.give(connection)
+            else:
+                self._pool.drop(connection)
+        return replies
+
+    async def _at(
+        self, connection: Connection, path: str, requests: Sequence[bytes], until: float
+    ) -> list[bytes]:
+        for last in (False, True):
+            head, token = await self._head(connection, path, until), self._token
             try:
-                if self._address.user and not self._token:
-                    await self._authenticate(end, until)
-                return await work(end, self._seconds(until), self._metadata())
-            except grpc.RpcError as error:
-                try:
-                    raise _read(error, self.url) from error
-                except _TokenOver as over:
-                    if renewed or not self._address.user:
-                        raise Misconfigured(f"{self.url}: {over}") from error
+                return await connection.call(head, requests, until)
+            except Failed as error:  # a token may lapse: then one is asked for anew, once
+                if last or not token or not any(sign in error.status.text for sign in _TOKEN_OVER):
+                    raise
+                if self._token == token:
                     self._token = ""
-            except (
-                EOFError,
-                ValueError,
-                grpc.aio.UsageError,
-            ) as error:  # ended without an answer; closed by another caller
-                raise Broken(f"the call was ended: {error}") from error
         raise AssertionError  # the second round returns or raises
 
-    def _seconds(self, until: float) -> float:
-        """For one try: with several members never so long that no other could be asked."""
-        left = max(until - self._runtime.now(), SECONDS_MIN)
-        return min(left / 2, TRY_SECONDS) if len(self._address.targets) > 1 else left
+    async def _head(self, connection: Connection, path: str, until: float) -> bytes:
+        if self._address.user and not self._token:
+            request = messages.authenticate(self._address.user, self._address.password)
+            plain = connection.head(messages.AUTHENTICATE, METADATA, "")
+            self._token = messages.text_of((await connection.call(plain, (request,), until))[0], 2)
+        return connection.head(path, METADATA, self._token)
 
-    async def _authenticate(self, end: End, until: float) -> None:
-        request = messages.authenticate(self._address.user, self._address.password)
-        reply = await end.unary(messages.AUTHENTICATE, request, self._seconds(until), (HAS_LEADER,))
-        self._token = messages.text_of(reply, 2)
+    def _limit(self, until: float) -> float:
+        """Until when one try may take: with several members never so long that no other could be asked."""
+        now = self._runtime.now()
+        left = max(until - now, SECONDS_MIN)
+        return now + (min(left / 2, TRY_SECONDS) if len(self._address.members) > 1 else left)
 
-    def _metadata(self) -> Metadata:
-        return (HAS_LEADER, ("token", self._token)) if self._token else (HAS_LEADER,)
+    # Connections.
 
-    # Channels.
+    async def _connect(self, until: float) -> Connection:
+        turn = self.turn
+        host, port = self._address.members[turn % len(self._address.members)]
+        where = self._address.targets[turn % len(self._address.targets)]
+        connection = None
+        try:
+            link = await links.connect(host, port, self._runtime, until, self._address.context)
+            connection = Connection(link, where, self._runtime, turn)
+            if self._address.tls:
+                await connection.greet(until)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, ssl.SSLError) and any(sign in str(error) for sign in _DISTRUST):
+                raise Misconfigured(f"{where}: {error}") from error
+            if isinstance(error, OSError):
+                raise _NotSent(f"{where}: {error}") from error
+            raise
+        return connection
 
-    def _end(self) -> End:
-        target = self._address.targets[self._turn % len(self._address.targets)]
-        end = self._ends.get(target)
-        if end is None:
-            end = self._ends[target] = new_end(target, self._address, self._runtime.colour)
-        return end
+    def _leave(self, turn: int) -> None:
+        """The next member's turn, unless somebody else has seen to that."""
+        if self.turn == turn:
+            self.turn = turn + 1
+            self._pool.close_idle()
 
-    async def _leave(self, turn: int) -> None:
-        """The next member's turn, unless somebody else has seen to that. Its channel is made anew when it is due."""
-        if self._turn == turn:
-            self._turn = turn + 1
-            target = self._address.targets[turn % len(self._address.targets)]
-            if (end := self._ends.pop(target, None)) is not None:
-                await end.close()
-
-    async def close(self) -> None:
-        while self._ends:
-            _, end = self._ends.popitem()
-            await end.close()
+    def close(self) -> None:
+        self._pool.close()
 
 
-def _read(error: grpc.RpcError, url: str) -> Exception:
-    """What an error of gRPC means for the request."""
-    code, text = error.code(), str(error.details() or error.code())
-    known = grpc.StatusCode
-    if code == known.UNAVAILABLE:
-        if "etcdserver: no leader" in text:
-            return _NotSent(text, passing=True)
-        return _NotSent(text) if text.startswith(_NOT_CONNECTED) else Broken(text)
-    if code == known.NOT_FOUND and "lease not found" in text:
+def _read(status: Status, url: str) -> Exception:
+    """What it means for the request that a call has failed."""
+    code, text = status
+    if code == UNAVAILABLE and "etcdserver: no leader" in text:
+        return _NotSent(text, passing=True)
+    if code == NOT_FOUND and "lease not found" in text:
         return LeaseGone(text)
     if "lease already exists" in text:
         return LeaseExists(text)
-    if code == known.RESOURCE_EXHAUSTED:
+    if code == RESOURCE_EXHAUSTED:
         return Unavailable(f"{url}: {text}")
-    if any(sign in text for sign in _TOKEN_OVER):
-        return _TokenOver(text)
-    if code in (known.DEADLINE_EXCEEDED, known.CANCELLED, known.UNKNOWN, known.INTERNAL, known.ABORTED):
+    if code in _UNSURE:
         return Broken(text)
     return Misconfigured(f"{url}: {text}")

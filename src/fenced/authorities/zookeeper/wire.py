@@ -8,25 +8,19 @@ no thread that reads: one of those who wait does it, for the others too, and han
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
-import selectors
 import socket
 import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from fenced.authorities.zookeeper import jute
 from fenced.authorities.zookeeper.address import Address
 from fenced.contracts import Runtime, Wakeup
 from fenced.errors import Misconfigured, Unavailable
+from fenced.runtime import links
 from fenced.runtime.pool import Broken
 
-T = TypeVar("T")
-
-READ_BYTES = 65_536
 FRAME_MAX = 64 * 2**20
 
 
@@ -36,11 +30,7 @@ class Hub:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lock = runtime.lock()
-        self._selector = selectors.DefaultSelector()
-        self._bell, self._button = socket.socketpair()
-        for end in (self._bell, self._button):
-            end.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ, None)
+        self._bell = links.Bell()
         self.seen = 0
         """The newest transaction that this client has seen: a server that knows less does not serve it."""
         self._taken = False
@@ -48,24 +38,20 @@ class Hub:
 
     def add(self, wire: Wire) -> None:
         try:
-            self._selector.register(wire.socket, selectors.EVENT_READ, wire)
+            self._bell.add(wire.socket, wire)
         except (OSError, ValueError, RuntimeError) as error:
             wire.socket.close()
             raise Unavailable("this client is closed") from error
 
     def remove(self, wire: Wire) -> None:
-        with contextlib.suppress(KeyError, ValueError, OSError):
-            self._selector.unregister(wire.socket)
+        self._bell.remove(wire.socket)
 
     def ring(self) -> None:
         """Let whoever reads look again whether it has what it wants."""
-        with contextlib.suppress(OSError):
-            self._button.send(b"!")
+        self._bell.ring()
 
     def close(self) -> None:
-        self._selector.close()
         self._bell.close()
-        self._button.close()
 
     async def wait(self, met: Callable[[], bool], wakeup: Wakeup, until: float) -> bool:
         """Wait until `met` (True) or `until` (False). Who makes it true sets the wake-up."""
@@ -92,17 +78,14 @@ class Hub:
         try:
             while not met():
                 try:
-                    if not await self._runtime.readable(self._selector, until):
-                        return met()
-                    ready = self._selector.select(0)
+                    ready = await self._bell.wait(self._runtime, until)
                 except (OSError, ValueError) as error:  # closed meanwhile
                     raise Broken("this client is closed") from error
-                for key, _ in ready:
-                    if key.data is not None:
-                        key.data.receive()
-                    else:
-                        with contextlib.suppress(OSError):
-                            self._bell.recv(READ_BYTES)
+                if ready is None:
+                    return met()
+                for wire in ready:
+                    assert isinstance(wire, Wire)
+                    wire.receive()
             return True
         finally:
             self._taken = False
@@ -190,7 +173,7 @@ class Wire:
                 try:
                     del self._out[: self.socket.send(self._out)]
                     continue
-                except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                except (*links.WAIT_TO_READ, links.WAIT_TO_WRITE):
                     pass
                 except OSError as error:
                     trouble = str(error) or type(error).__name__
@@ -208,13 +191,13 @@ class Wire:
             if self.closed:
                 return
             try:
-                while data := self.socket.recv(READ_BYTES):
+                while data := self.socket.recv(links.READ_BYTES):
                     self._in += data
-                    if len(data) < READ_BYTES and not self._secure:
+                    if len(data) < links.READ_BYTES and not self._secure:
                         break
                 else:
                     trouble = "the server closed the connection"
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            except (*links.WAIT_TO_READ, links.WAIT_TO_WRITE):
                 pass
             except OSError as error:
                 trouble = str(error) or type(error).__name__
@@ -288,48 +271,19 @@ async def dial(
     """A socket to one member on which the session is alive (or has a timeout of 0, and is over)."""
     where = f"{member[0]}:{member[1]}"
     try:
-        link = await _connect(member, runtime, until)
+        link = await links.connect(*member, runtime, until, address.context)
+    except ssl.SSLCertVerificationError as error:
+        raise Misconfigured(f"{where}: {error}") from error
     except OSError as error:
         raise Unavailable(f"{where}: {error}") from error
     try:
-        if address.context is not None:
-            link = address.context.wrap_socket(link, server_hostname=member[0], do_handshake_on_connect=False)
-            await _nonblocking(runtime, link, link.do_handshake, until)
         return link, await _greet(link, address, runtime, hello, seen, until)
-    except ssl.SSLCertVerificationError as error:
-        link.close()
-        raise Misconfigured(f"{where}: {error}") from error
     except (OSError, struct.error, jute.Malformed) as error:
         link.close()
         raise Unavailable(f"{where}: {error}") from error
     except BaseException:
         link.close()
         raise
-
-
-async def _connect(member: tuple[str, int], runtime: Runtime, until: float) -> socket.socket:
-    """A connected socket: a name may stand for several addresses, of which the first that answers is taken."""
-    found = await runtime.call(socket.getaddrinfo, *member, 0, socket.SOCK_STREAM)
-    while True:
-        family, kind, protocol, _, place = found.pop(0)
-        link = socket.socket(family, kind, protocol)
-        try:
-            link.setblocking(False)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            error = link.connect_ex(place)
-            if error and not await runtime.writable(link, until):
-                raise OSError("no connection in time")
-            if error and (error := link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
-                raise OSError(error, os.strerror(error))
-        except OSError:
-            link.close()
-            if not found:
-                raise
-        except BaseException:
-            link.close()
-            raise
-        else:
-            return link
 
 
 async def _greet(
@@ -343,7 +297,7 @@ async def _greet(
     request = jute.frame(jute.connect(seen, hello.timeout, hello.session, hello.password))
     if address.credentials is not None:
         request += jute.frame(jute.auth("digest", address.credentials))
-    await _nonblocking(runtime, link, lambda: link.sendall(request), until)
+    await links.patiently(runtime, link, link.sendall, request, until=until)
     session = jute.connected(await _frame(link, runtime, until))
     if session.timeout > 0 and address.credentials is not None:
         _, reply = jute.reply(await _frame(link, runtime, until))
@@ -355,7 +309,7 @@ async def _greet(
 async def _frame(link: socket.socket, runtime: Runtime, until: float) -> bytes:
     """One frame, and no byte more."""
     size = struct.unpack(">i", await _exactly(link, 4, runtime, until))[0]
-    if not 0 < size <= READ_BYTES:
+    if not 0 < size <= links.READ_BYTES:
         raise jute.Malformed("this is not a ZooKeeper server")
     return await _exactly(link, size, runtime, until)
 
@@ -363,22 +317,10 @@ async def _frame(link: socket.socket, runtime: Runtime, until: float) -> bytes:
 async def _exactly(link: socket.socket, count: int, runtime: Runtime, until: float) -> bytes:
     data = b""
     while len(data) < count:
-        more = await _nonblocking(runtime, link, functools.partial(link.recv, count - len(data)), until)
+        more = await links.patiently(runtime, link, link.recv, count - len(data), until=until)
         if not more:
             raise OSError(
                 "the server closed the connection: it does not serve now, or knows less than we have seen"
             )
         data += more
     return data
-
-
-async def _nonblocking(runtime: Runtime, link: socket.socket, step: Callable[[], T], until: float) -> T:
-    while True:
-        try:
-            return step()
-        except (BlockingIOError, ssl.SSLWantReadError):
-            ready = await runtime.readable(link, until)
-        except ssl.SSLWantWriteError:
-            ready = await runtime.writable(link, until)
-        if not ready:
-            raise OSError("no answer in time")

@@ -1,0 +1,307 @@
+"""gRPC over HTTP/2, as much of both as one call at a time needs. Pure: bytes come in, bytes go out.
+
+A connection carries one call and then the next, never two at once. So there is one stream to keep in mind, and what
+the server still says of an earlier one is passed over. The server is told to index no headers: then what a
+block of them means does not depend on those before it, and each is decoded once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from hpack import Decoder, HPACKError
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
+END_STREAM, END_HEADERS, PADDED, PRIORITY = 0x1, 0x4, 0x8, 0x20
+ACK = 0x1
+HEADER_TABLE_SIZE, ENABLE_PUSH, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 4, 5
+REFUSED_STREAM = 7
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+FRAME_MAX = 16_384
+"""The longest frame that either side may send, unless the other one allows more."""
+WINDOW = 65_535
+"""How much may be on its way until the receiver says more, unless it has said so before."""
+WINDOW_MAX = 2**31 - 1
+LET_FLOW = 2**24
+"""After so many bytes the server is told that it may send as many again."""
+
+_FRAME = struct.Struct(">HBBBI")
+_MESSAGE = struct.Struct(">BI")
+
+
+class Malformed(ValueError):
+    """This is not how a gRPC server speaks."""
+
+
+class Refused(Exception):
+    """The server has not carried out this call, and says so."""
+
+
+class Status(NamedTuple):
+    """How a call ended, by the numbers of gRPC; 0 is well."""
+
+    code: int
+    text: str
+
+
+OK, UNKNOWN = 0, 2
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    size = len(payload)
+    return _FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
+
+
+# Headers (HPACK). Those of a request are written literally: they are the same bytes each time.
+
+
+def head(scheme: str, authority: str, path: str, metadata: Sequence[tuple[str, str]], token: str) -> bytes:
+    """The headers of a call. A token is marked: nobody on the way may keep it in a table."""
+    pairs = [
+        (":method", "POST"),
+        (":scheme", scheme),
+        (":path", path),
+        (":authority", authority),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        ("user-agent", "fenced"),
+        *metadata,
+    ]
+    block = b"".join(_literal(0x00, *pair) for pair in pairs)
+    return block + _literal(0x10, "token", token) if token else block
+
+
+def _literal(kind: int, name: str, value: str) -> bytes:
+    return bytes([kind]) + _text(name.encode()) + _text(value.encode())
+
+
+def _text(raw: bytes) -> bytes:
+    size = len(raw)
+    if size < 0x7F:
+        return bytes([size]) + raw
+    size -= 0x7F
+    out = bytearray(b"\x7f")
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
+    return bytes(out) + raw
+
+
+@lru_cache(maxsize=256)
+def headers(block: bytes) -> dict[str, str]:
+    """What a block of headers says that refers to no other one."""
+    decoder = Decoder()
+    decoder.header_table_size = decoder.max_allowed_table_size = 0
+    try:
+        return {str(name): str(value) for name, value in decoder.decode(block)}
+    except (HPACKError, UnicodeDecodeError) as error:
+        raise Malformed(f"headers that cannot be read: {error}") from error
+
+
+class Talk:
+    """What was said on one connection, and what follows from it."""
+
+    def __init__(self) -> None:
+        self.messages: deque[bytes] = deque()
+        """What the server has said in the call that is under way, or was last."""
+        self.status: Status | None = None
+        """How that call ended; None: it has not."""
+        self.closing = False
+        """The server takes no more calls on this connection."""
+        self.pings = b""
+        """Answers to pings, to be sent when they are due. With a ping in each call etcd measures its bandwidth."""
+        self._stream = -1
+        self._in = b""
+        self._partial = bytearray()
+        """The beginning of a message."""
+        self._block: tuple[int, int, bytes] | None = None
+        """Headers whose end has not come: the stream, the flags, and what has come."""
+        self._unsent = bytearray()
+        self._ending = self._ended = False
+        self._window, self._stream_window, self._window_first = WINDOW, WINDOW, WINDOW
+        self._frame_max = FRAME_MAX
+        self._taken = 0
+
+    def hello(self) -> bytes:
+        """What comes first on a connection."""
+        settings = ((HEADER_TABLE_SIZE, 0), (ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, WINDOW_MAX))
+        payload = b"".join(struct.pack(">HI", *setting) for setting in settings)
+        return PREFACE + frame(SETTINGS, 0, 0, payload) + _more(0, WINDOW_MAX - WINDOW)
+
+    # What we say.
+
+    def begin(self, head: bytes, requests: Sequence[bytes], *, end: bool = True) -> bytes:
+        """Begin a call; without `end` more can be said in it. The call before must be over."""
+        if len(head) > self._frame_max:
+            raise Malformed("the server's own token is too long to be sent back")
+        self._stream += 2
+        self.messages.clear()
+        self.status = None
+        self._partial.clear()
+        self._stream_window = self._window_first
+        self._unsent.clear()
+        self._ended = False
+        return frame(HEADERS, END_HEADERS, self._stream, head) + self.say(requests, end=end)
+
+    def say(self, requests: Sequence[bytes], *, end: bool = False) -> bytes:
+        said = b"".join([_MESSAGE.pack(0, len(request)) + request for request in requests])
+        self._ending = end
+        room = min(self._window, self._stream_window, self._frame_max)
+        if self._unsent or len(said) > room:
+            self._unsent += said
+            return self._due()
+        self._ended = end
+        self._window -= len(said)
+        self._stream_window -= len(said)
+        return frame(DATA, END_STREAM if end else 0, self._stream, said) if said or end else b""
+
+    def _due(self) -> bytes:
+        """As much of what we want to say as the server lets us."""
+        out = []
+        while (self._unsent or self._ending) and not self._ended and self.status is None:
+            size = min(len(self._unsent), self._window, self._stream_window, self._frame_max)
+            if self._unsent and size <= 0:
+                break
+            self._ended = self._ending and size == len(self._unsent)
+            out.append(
+                frame(DATA, END_STREAM if self._ended else 0, self._stream, bytes(self._unsent[:size]))
+            )
+            del self._unsent[:size]
+            self._window -= size
+            self._stream_window -= size
+        return b"".join(out)
+
+    # What the server says.
+
+    def receive(self, data: bytes) -> bytes:
+        """Take in what has come; what is to be answered. Refused: the call that is under way will not be done."""
+        data = self._in + data if self._in else data
+        answers, at, end = b"", 0, len(data)
+        while end - at >= 9:
+            high, low, kind, flags, stream = _FRAME.unpack_from(data, at)
+            size = high << 8 | low
+            if size > FRAME_MAX:
+                raise Malformed(f"a frame of {size} bytes")
+            if end - at < 9 + size:
+                break
+            payload = data[at + 9 : at + 9 + size]
+            at += 9 + size
+            answers += self._frame(kind, flags, stream & WINDOW_MAX, payload)
+        self._in = data[at:]
+        return answers
+
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        if kind == DATA:
+            return self._data(flags, stream, payload)
+        if kind == HEADERS:
+            payload = _unpadded(flags, payload)
+            self._headers(flags, stream, payload[5:] if flags & PRIORITY else payload)
+        elif kind == CONTINUATION:
+            if self._block is None or self._block[0] != stream:
+                raise Malformed("headers without a beginning")
+            _, before, block = self._block
+            self._headers(flags & END_HEADERS | before, stream, block + payload)
+        elif kind == RST_STREAM:
+            self._reset(stream, *_numbers(">I", payload))
+        elif kind == SETTINGS and not flags & ACK:
+            return self._settings(payload) + frame(SETTINGS, ACK, 0, b"")
+        elif kind == PING and not flags & ACK:
+            self.pings += frame(PING, ACK, 0, payload)
+        elif kind == GOAWAY:
+            self._goes_away(payload)
+        elif kind == WINDOW_UPDATE:
+            (more,) = _numbers(">I", payload)
+            if stream == 0:
+                self._window += more
+            elif stream == self._stream:
+                self._stream_window += more
+            return self._due()
+        return b""  # also for what later versions may say
+
+    def _data(self, flags: int, stream: int, payload: bytes) -> bytes:
+        self._taken += len(payload)
+        if stream == self._stream and self.status is None:
+            self._partial += _unpadded(flags, payload)
+            self._cut()
+            if flags & END_STREAM:
+                self.status = Status(UNKNOWN, "the server ended the call without a status")
+        if self._taken < LET_FLOW:
+            return b""
+        taken, self._taken = self._taken, 0
+        return _more(0, taken) + (_more(self._stream, taken) if self.status is None else b"")
+
+    def _cut(self) -> None:
+        """Take the messages that are whole."""
+        at, end = 0, len(self._partial)
+        while end - at >= 5:
+            packed, size = _MESSAGE.unpack_from(self._partial, at)
+            if packed:
+                raise Malformed("a compressed message, which nobody has asked for")
+            if end - at < 5 + size:
+                break
+            self.messages.append(bytes(self._partial[at + 5 : at + 5 + size]))
+            at += 5 + size
+        del self._partial[:at]
+
+    def _headers(self, flags: int, stream: int, block: bytes) -> None:
+        if len(block) > 16 * FRAME_MAX:
+            raise Malformed("headers without an end")
+        self._block = None if flags & END_HEADERS else (stream, flags & END_STREAM, block)
+        if self._block is not None or stream != self._stream or self.status is not None:
+            return
+        told = headers(block)
+        if told.get(":status", "200") != "200":
+            raise Malformed(f"HTTP status {told[':status']}: this is no gRPC server, or a proxy before it")
+        if flags & END_STREAM:
+            code = told.get("grpc-status", "")
+            if not code.isdecimal():
+                raise Malformed("a call ended without a status")
+            self.status = Status(int(code), unquote(told.get("grpc-message", "")))
+
+    def _reset(self, stream: int, code: int) -> None:
+        if stream == self._stream and self.status is None:
+            if code == REFUSED_STREAM:
+                raise Refused("the server has too much to do")
+            self.status = Status(UNKNOWN, f"the server broke the call off (HTTP/2 error {code})")
+
+    def _goes_away(self, payload: bytes) -> None:
+        last, _ = _numbers(">II", payload[:8])
+        self.closing = True
+        if self._stream > last & WINDOW_MAX and self.status is None:
+            raise Refused("the server closes the connection")
+
+    def _settings(self, payload: bytes) -> bytes:
+        for at in range(0, len(payload), 6):
+            setting, value = _numbers(">HI", payload[at : at + 6])
+            if setting == INITIAL_WINDOW_SIZE:
+                self._stream_window += value - self._window_first
+                self._window_first = value
+            elif setting == MAX_FRAME_SIZE:
+                self._frame_max = value
+        return self._due()
+
+
+def _more(stream: int, size: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size))
+
+
+def _unpadded(flags: int, payload: bytes) -> bytes:
+    if not flags & PADDED:
+        return payload
+    if not payload or payload[0] >= len(payload):
+        raise Malformed("more padding than there is")
+    return payload[1 : len(payload) - payload[0]]
+
+
+def _numbers(form: str, payload: bytes) -> tuple[int, ...]:
+    try:
+        return struct.unpack(form, payload)
+    except struct.error as error:
+        raise Malformed(f"a frame of another length: {error}") from error
