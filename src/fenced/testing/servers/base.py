@@ -265,10 +265,16 @@ def _state(pid: int) -> str:
         return "X"
 
 
+_given_ports: set[int] = set()
+
+
 def free_port() -> int:
-    """A port on loopback that nobody listens on now, and no client is ever given."""
+    """A port on loopback that nobody listens on now, that no client is ever given, and nobody else in this process."""
     while True:
         port = random.SystemRandom().choice(PORTS)
+        if port in _given_ports and len(_given_ports) < len(PORTS) // 2:
+            continue
+        _given_ports.add(port)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
