@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import selectors
 import socket
 import ssl
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from fenced.contracts import Runtime
+from fenced.runtime.aio import SLICE_SECONDS
 
 T = TypeVar("T")
 
 READ_BYTES = 65_536
-WAIT_TO_READ = (BlockingIOError, ssl.SSLWantReadError)
-WAIT_TO_WRITE = ssl.SSLWantWriteError
+_LATE = "no answer in time"
+_CLOSED = "the server closed the connection"
+NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What a socket says that would have to wait."""
 
 
 async def connect(
@@ -28,7 +32,7 @@ async def connect(
         return link
     try:
         link = context.wrap_socket(link, server_hostname=host, do_handshake_on_connect=False)
-        await patiently(runtime, link, link.do_handshake, until=until)
+        await _patiently(link, link.do_handshake, runtime, until)
     except BaseException:
         link.close()
         raise
@@ -60,19 +64,120 @@ async def _reached(host: str, port: int, runtime: Runtime, until: float) -> sock
             return link
 
 
-async def patiently(
-    runtime: Runtime, link: socket.socket, step: Callable[..., T], *args: Any, until: float
-) -> T:
-    """Repeat a step that does not block until it is done."""
+async def send(link: socket.socket, data: bytes, runtime: Runtime, until: float) -> None:
+    while data:
+        try:
+            data = data[link.send(data) :]
+        except ssl.SSLWantReadError:
+            await _ready(runtime.readable(link, until))
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            await _ready(runtime.writable(link, until))
+
+
+async def receive(link: socket.socket, runtime: Runtime, until: float, count: int = READ_BYTES) -> bytes:
+    """What comes next, at most `count` bytes; nothing if the other end has closed the connection."""
+    if not isinstance(link, ssl.SSLSocket):  # which may have read more already than it gave
+        await _ready(runtime.readable(link, until))
+    return await _patiently(link, lambda: link.recv(count), runtime, until)
+
+
+async def _patiently(link: socket.socket, step: Callable[[], T], runtime: Runtime, until: float) -> T:
     while True:
         try:
-            return step(*args)
-        except WAIT_TO_READ:
-            ready = await runtime.readable(link, until)
-        except WAIT_TO_WRITE:
-            ready = await runtime.writable(link, until)
-        if not ready:
-            raise OSError("no answer in time")
+            return step()
+        except (BlockingIOError, ssl.SSLWantReadError):
+            await _ready(runtime.readable(link, until))
+        except ssl.SSLWantWriteError:
+            await _ready(runtime.writable(link, until))
+
+
+async def _ready(waiting: Awaitable[bool]) -> None:
+    if not await waiting:
+        raise OSError(_LATE)
+
+
+class Line:
+    """A connected socket that one at a time uses."""
+
+    def __init__(self, link: socket.socket, runtime: Runtime) -> None:
+        self.link = link
+        self._runtime = runtime
+
+    async def send(self, data: bytes, until: float) -> None:
+        await send(self.link, data, self._runtime, until)
+
+    async def receive(self, until: float) -> bytes:
+        """What comes next. OSError: nothing in time, or nothing any more."""
+        data = await receive(self.link, self._runtime, until)
+        if not data:
+            raise OSError(_CLOSED)
+        return data
+
+    def let_go(self) -> bytes:
+        """Leave the socket to somebody else, with what was read of it and not given out."""
+        return b""
+
+    def close(self) -> None:
+        self.link.close()
+
+
+class LoopLine(Line):
+    """The event loop reads whenever something comes: to add and remove a reader for each wait costs more."""
+
+    def __init__(self, link: socket.socket, runtime: Runtime) -> None:
+        super().__init__(link, runtime)
+        self._data = b""
+        self._over = ""
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(link, self._read)
+
+    def _read(self) -> None:
+        try:
+            while data := self.link.recv(READ_BYTES):
+                self._data += data
+            self._end(_CLOSED)
+        except NOT_NOW:
+            pass
+        except OSError as error:
+            self._end(str(error) or type(error).__name__)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _end(self, why: str) -> None:
+        self._over = why
+        self._loop.remove_reader(self.link)
+
+    async def receive(self, until: float) -> bytes:
+        while not self._data:
+            if self._over:
+                raise OSError(self._over)
+            left = until - self._runtime.now()
+            if left <= 0:
+                raise OSError(_LATE)
+            self._waiter = self._loop.create_future()
+            alarm = self._loop.call_later(min(left, SLICE_SECONDS), self._read)
+            try:
+                await self._waiter
+            finally:
+                alarm.cancel()
+        data, self._data = self._data, b""
+        return data
+
+    def let_go(self) -> bytes:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.remove_reader(self.link)
+        data, self._data = self._data, b""
+        return data
+
+    def close(self) -> None:
+        if self.link.fileno() >= 0:
+            self.let_go()
+        super().close()
+
+
+def line(link: socket.socket, runtime: Runtime) -> Line:
+    return LoopLine(link, runtime) if runtime.colour == "asyncio" else Line(link, runtime)
 
 
 class Bell:

@@ -12,9 +12,10 @@ from fenced.contracts import Runtime
 from fenced.runtime import links
 from fenced.runtime.pool import Broken
 
+METADATA = (("hasleader", "true"),)
+"""A member that knows no leader says so at once."""
 PING_SECONDS = 1.0
 """Pings are answered no more often: each answer brings about the next ping, and that a wake-up in the next call."""
-_LATER = (*links.WAIT_TO_READ, links.WAIT_TO_WRITE)
 
 
 class Failed(Exception):
@@ -31,11 +32,10 @@ class Connection:
     def __init__(self, link: socket.socket, where: str, runtime: Runtime, turn: int) -> None:
         self.turn = turn
         """Whose turn it was when this one was made."""
-        self.link = link
+        self._line = links.line(link, runtime)
         self._where = where
-        self._runtime = runtime
-        self._secure = isinstance(link, ssl.SSLSocket)
-        self._scheme = "https" if self._secure else "http"
+        self._now = runtime.now
+        self._scheme = "https" if isinstance(link, ssl.SSLSocket) else "http"
         self._heads: dict[str, bytes] = {}
         self._token = ""
         self._talk = Talk()
@@ -46,69 +46,65 @@ class Connection:
     def usable(self) -> bool:
         return not self._talk.closing
 
-    def head(self, path: str, metadata: Sequence[tuple[str, str]], token: str) -> bytes:
+    async def greet(self, until: float) -> None:
+        """Wait for the server's first word. With TLS it comes once our certificate is accepted."""
+        out, self._out = self._out, b""
+        await self._line.send(out, until)
+        try:
+            self._out = self._talk.receive(await self._line.receive(until))
+        except (Malformed, http2.Refused) as error:
+            raise OSError(str(error)) from error
+
+    async def call(self, path: str, requests: Sequence[bytes], until: float, token: str = "") -> list[bytes]:
+        """The replies of a call, one to each request; it is over then."""
+        talk = self._talk
+        try:
+            out, self._out = self._out + talk.begin(self._head(path, token), requests), b""
+            if talk.pings and self._now() - self._answered > PING_SECONDS:
+                out, talk.pings, self._answered = out + talk.pings, b"", self._now()
+            await self._line.send(out, until)
+            while talk.status is None:
+                if answers := talk.receive(await self._line.receive(until)):
+                    await self._line.send(answers, until)
+        except (OSError, Malformed) as error:
+            raise Broken(f"{self._where}: {error}") from error
+        if talk.status.code != http2.OK:
+            raise Failed(talk.status)
+        if len(talk.messages) != len(requests):
+            raise Broken(f"{self._where}: the call ended before all was answered")
+        return list(talk.messages)
+
+    def _head(self, path: str, token: str) -> bytes:
         """The headers of a call, which are made once as long as the token is the same."""
         if token != self._token:
             self._heads.clear()
             self._token = token
         known = self._heads.get(path)
         if known is None:
-            known = self._heads[path] = http2.head(self._scheme, self._where, path, metadata, token)
+            known = self._heads[path] = http2.head(self._scheme, self._where, path, METADATA, token)
         return known
 
-    async def greet(self, until: float) -> None:
-        """Wait for the server's first word. With TLS it comes once our certificate is accepted."""
-        try:
-            await self._send(b"", until)
-            self._out = self._talk.receive(await self._receive(until))
-        except (Malformed, http2.Refused) as error:
-            raise OSError(str(error)) from error
-
-    async def call(self, head: bytes, requests: Sequence[bytes], until: float) -> list[bytes]:
-        """The replies of a call, which is over then."""
-        talk = self._talk
-        if talk.pings and self._runtime.now() - self._answered > PING_SECONDS:
-            self._out, talk.pings, self._answered = self._out + talk.pings, b"", self._runtime.now()
-        try:
-            await self._send(talk.begin(head, requests), until)
-            while talk.status is None:
-                if answers := talk.receive(await self._receive(until)):
-                    await self._send(answers, until)
-        except (OSError, Malformed) as error:
-            raise Broken(f"{self._where}: {error}") from error
-        if talk.status.code != http2.OK:
-            raise Failed(talk.status)
-        return list(talk.messages)
-
-    async def _send(self, data: bytes, until: float) -> None:
-        if self._out:
-            data, self._out = self._out + data, b""
-        while data:
-            data = data[await links.patiently(self._runtime, self.link, self.link.send, data, until=until) :]
-
-    async def _receive(self, until: float) -> bytes:
-        if not self._secure and not await self._runtime.readable(self.link, until):
-            raise OSError("no answer in time")
-        data = await links.patiently(self._runtime, self.link, self.link.recv, links.READ_BYTES, until=until)
-        if not data:
-            raise OSError("the server closed the connection")
-        return data
+    def stream(self, path: str, runtime: Runtime, token: str = "") -> Stream:
+        """Begin a call without an end; nothing else can be done with this connection then."""
+        out = self._out + self._talk.receive(self._line.let_go())
+        out += self._talk.begin(self._head(path, token), (), end=False)
+        return Stream(self._line.link, self.turn, self._talk, out, runtime)
 
     def close(self) -> None:
-        self.link.close()
+        self._line.close()
 
 
 class Stream:
     """A call without an end. Any thread may send; one receives, when the link can be read."""
 
-    def __init__(self, connection: Connection, head: bytes, runtime: Runtime) -> None:
-        self.link = connection.link
-        self.turn = connection.turn
+    def __init__(self, link: socket.socket, turn: int, talk: Talk, out: bytes, runtime: Runtime) -> None:
+        self.link = link
+        self.turn = turn
+        self._talk = talk
+        self._out = out
         self._runtime = runtime
-        self._talk = connection._talk
         self._lock = runtime.lock()
         self._closed = False
-        self._out = connection._out + self._talk.begin(head, (), end=False)
 
     async def send(self, request: bytes, until: float) -> None:
         """Who receives is told if that is not possible."""
@@ -124,7 +120,7 @@ class Stream:
                 try:
                     self._out = self._out[self.link.send(self._out) :]
                     continue
-                except _LATER:
+                except links.NOT_NOW:
                     pass
                 except OSError:
                     return
@@ -148,7 +144,7 @@ class Stream:
         while True:
             try:
                 data = self.link.recv(links.READ_BYTES)
-            except _LATER:
+            except links.NOT_NOW:
                 return self._talk.status is None
             if not data:
                 return False

@@ -94,7 +94,6 @@ def _text(raw: bytes) -> bytes:
     return bytes(out) + raw
 
 
-@lru_cache(maxsize=256)
 def headers(block: bytes) -> dict[str, str]:
     """What a block of headers says that refers to no other one."""
     decoder = Decoder()
@@ -103,6 +102,16 @@ def headers(block: bytes) -> dict[str, str]:
         return {str(name): str(value) for name, value in decoder.decode(block)}
     except (HPACKError, UnicodeDecodeError) as error:
         raise Malformed(f"headers that cannot be read: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def status(block: bytes) -> Status | None:
+    """How a call ended, if these headers are its last; None: they do not say so."""
+    told = headers(block)
+    if told.get(":status", "200") != "200":
+        raise Malformed(f"HTTP status {told[':status']}: this is no gRPC server, or a proxy before it")
+    code = told.get("grpc-status", "")
+    return Status(int(code), unquote(told.get("grpc-message", ""))) if code.isdecimal() else None
 
 
 class Talk:
@@ -256,14 +265,11 @@ class Talk:
         self._block = None if flags & END_HEADERS else (stream, flags & END_STREAM, block)
         if self._block is not None or stream != self._stream or self.status is not None:
             return
-        told = headers(block)
-        if told.get(":status", "200") != "200":
-            raise Malformed(f"HTTP status {told[':status']}: this is no gRPC server, or a proxy before it")
+        told = status(block)
         if flags & END_STREAM:
-            code = told.get("grpc-status", "")
-            if not code.isdecimal():
+            if told is None:
                 raise Malformed("a call ended without a status")
-            self.status = Status(int(code), unquote(told.get("grpc-message", "")))
+            self.status = told
 
     def _reset(self, stream: int, code: int) -> None:
         if stream == self._stream and self.status is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fenced.authorities.etcd.protobuf import data, fields, integer, message, raw, signed, whole
+from fenced.authorities.etcd.protobuf import data, fields, integer, message, number, raw, signed, whole
 
 TXN = "/etcdserverpb.KV/Txn"
 LEASE_GRANT = "/etcdserverpb.Lease/LeaseGrant"
@@ -23,6 +24,11 @@ _CREATE, _MOD, _VALUE = 1, 2, 3
 _DESCENDING = 2
 _RANGE_REPLY = b"\x0a"
 """How the answer to a range request begins inside a transaction's; the others say nothing that is needed."""
+
+
+_VARINT = rb"([\x80-\xff]{0,9}[\x00-\x7f])"
+_HEADER = re.compile(rb"\x08%b\x10%b\x18%b" % (_VARINT, _VARINT.replace(b"(", b"(?:"), _VARINT))
+"""The cluster, the member and the revision, as every header begins; read at once, since every reply has one."""
 
 
 class Header(NamedTuple):
@@ -147,15 +153,11 @@ def authenticate(user: str, password: str) -> bytes:
 
 
 def _header(reply: bytes) -> Header:
-    """The cluster, the member and the revision come first, in this order; the term behind them is not needed."""
-    cluster = revision = 0
-    for field, value in fields(reply):
-        if field == 1:
-            cluster = whole(value)
-        elif field == 3:
-            revision = signed(whole(value))
-            break
-    return Header(cluster, revision)
+    usual = _HEADER.match(reply)
+    if usual is not None:
+        return Header(number(usual[1]), signed(number(usual[2])))
+    told = dict(fields(reply))
+    return Header(whole(told.get(1, 0)), signed(whole(told.get(3, 0))))
 
 
 def txn_reply(reply: bytes) -> TxnReply:

@@ -90,6 +90,14 @@ def _varint_at(raw: bytes, at: int) -> tuple[int, int]:
     raise Malformed("a number does not end")
 
 
+def number(raw: bytes) -> int:
+    """A whole number that takes all of these bytes."""
+    value = 0
+    for byte in reversed(raw):
+        value = value << 7 | byte & 0x7F
+    return value & _MASK
+
+
 def whole(value: int | bytes) -> int:
     """A field's value, which must be a number."""
     if not isinstance(value, int):

@@ -1,7 +1,7 @@
 """Calls to a cluster: connections to one member, deadlines, and leaving a member that does not answer.
 
-Every call asks for a member that knows a leader (`hasleader`); one that does not says so at once, and the call waits
-for an election to end. How gRPC is spoken: record 0021.
+Every call asks for a member that knows a leader; one that does not says so at once, and the call waits for an election
+to end. How gRPC is spoken: record 0021.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ TRY_SECONDS = 1.5
 
 ELECTION_BACKOFF_SECONDS = 0.05
 SECONDS_MIN = 0.001
-METADATA = (("hasleader", "true"),)
 
 CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, NOT_FOUND, RESOURCE_EXHAUSTED = 1, 2, 4, 5, 8
 ABORTED, INTERNAL, UNAVAILABLE = 10, 13, 14
@@ -83,13 +82,13 @@ class Wire:
         try:
             connection = await self._connect(self._limit(until))
             try:
-                head = await self._head(connection, path, until)
+                await self._authenticate(connection, until)
+                return connection.stream(path, self._runtime, self._token)
             except BaseException:
                 connection.close()
                 raise
-        except (_NotSent, Broken, Failed, http2.Refused) as error:
+        except (_NotSent, Broken, Failed, http2.Malformed, http2.Refused) as error:
             raise Unavailable(f"{self.url}: {error}") from error
-        return Stream(connection, head, self._runtime)
 
     async def _anywhere(
         self, path: str, requests: Sequence[bytes], until: float, repeatable: bool
@@ -131,9 +130,10 @@ class Wire:
         connection = await self._pool.take(until)
         kept = False
         try:
-            replies = await self._at(connection, path, requests, until)
-            if len(replies) != len(requests):
-                raise Broken("the call ended before all was answered")
+            if self._address.user:
+                replies = await self._authorised(connection, path, requests, until)
+            else:
+                replies = await connection.call(path, requests, until)
             kept = True
         except Failed as error:
             kept = True
@@ -147,26 +147,27 @@ class Wire:
                 self._pool.drop(connection)
         return replies
 
-    async def _at(
+    async def _authorised(
         self, connection: Connection, path: str, requests: Sequence[bytes], until: float
     ) -> list[bytes]:
         for last in (False, True):
-            head, token = await self._head(connection, path, until), self._token
+            await self._authenticate(connection, until)
+            token = self._token
             try:
-                return await connection.call(head, requests, until)
+                return await connection.call(path, requests, until, token)
             except Failed as error:  # a token may lapse: then one is asked for anew, once
-                if last or not token or not any(sign in error.status.text for sign in _TOKEN_OVER):
+                if last or not any(sign in error.status.text for sign in _TOKEN_OVER):
                     raise
                 if self._token == token:
                     self._token = ""
         raise AssertionError  # the second round returns or raises
 
-    async def _head(self, connection: Connection, path: str, until: float) -> bytes:
+    async def _authenticate(self, connection: Connection, until: float) -> None:
+        """Get a token, if we need one and have none."""
         if self._address.user and not self._token:
             request = messages.authenticate(self._address.user, self._address.password)
-            plain = connection.head(messages.AUTHENTICATE, METADATA, "")
-            self._token = messages.text_of((await connection.call(plain, (request,), until))[0], 2)
-        return connection.head(path, METADATA, self._token)
+            (reply,) = await connection.call(messages.AUTHENTICATE, (request,), until)
+            self._token = messages.text_of(reply, 2)
 
     def _limit(self, until: float) -> float:
         """Until when one try may take: with several members never so long that no other could be asked."""

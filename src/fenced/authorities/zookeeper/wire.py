@@ -173,7 +173,7 @@ class Wire:
                 try:
                     del self._out[: self.socket.send(self._out)]
                     continue
-                except (*links.WAIT_TO_READ, links.WAIT_TO_WRITE):
+                except links.NOT_NOW:
                     pass
                 except OSError as error:
                     trouble = str(error) or type(error).__name__
@@ -197,7 +197,7 @@ class Wire:
                         break
                 else:
                     trouble = "the server closed the connection"
-            except (*links.WAIT_TO_READ, links.WAIT_TO_WRITE):
+            except links.NOT_NOW:
                 pass
             except OSError as error:
                 trouble = str(error) or type(error).__name__
@@ -297,7 +297,7 @@ async def _greet(
     request = jute.frame(jute.connect(seen, hello.timeout, hello.session, hello.password))
     if address.credentials is not None:
         request += jute.frame(jute.auth("digest", address.credentials))
-    await links.patiently(runtime, link, link.sendall, request, until=until)
+    await links.send(link, request, runtime, until)
     session = jute.connected(await _frame(link, runtime, until))
     if session.timeout > 0 and address.credentials is not None:
         _, reply = jute.reply(await _frame(link, runtime, until))
@@ -317,7 +317,7 @@ async def _frame(link: socket.socket, runtime: Runtime, until: float) -> bytes:
 async def _exactly(link: socket.socket, count: int, runtime: Runtime, until: float) -> bytes:
     data = b""
     while len(data) < count:
-        more = await links.patiently(runtime, link, link.recv, count - len(data), until=until)
+        more = await links.receive(link, runtime, until, count - len(data))
         if not more:
             raise OSError(
                 "the server closed the connection: it does not serve now, or knows less than we have seen"
