@@ -172,7 +172,7 @@ def test_users_and_their_tokens() -> None:
         step(granted(authority, asking(RUNTIME, "before")))
         server.restart()  # it forgets the tokens that it has given
         step(granted(authority, asking(RUNTIME, "after")))
-        authority._wire._token = "made-up.1"
+        authority._wire.token = "made-up.1"
         step(granted(authority, asking(RUNTIME, "forged")))
         step(authority.close())
         for url in (server.url().replace("secret", "other"), server.url().replace("root:secret@", "")):

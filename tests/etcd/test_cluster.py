@@ -150,6 +150,31 @@ def test_a_member_that_is_cut_off_is_left(cluster: EtcdCluster) -> None:
         step(each.close())
 
 
+def test_more_callers_than_connections_leave_a_frozen_member(
+    cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who wait for a connection still have time for the next member, when those who have one give up."""
+    monkeypatch.setattr("fenced.authorities.etcd.wire.CONNECTIONS_MAX", 1)
+    follower = cluster.followers()[0]
+    authority = opened(cluster.url())
+    at_member(authority, cluster, follower)
+    tokens: list[int] = []
+    threads = [
+        threading.Thread(target=lambda name: tokens.append(token_of(authority, name)), args=(f"n{number}",))
+        for number in range(4)
+    ]
+    follower.freeze()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        follower.thaw()
+    assert len(set(tokens)) == 4
+    step(authority.close())
+
+
 # proves authority etcd: quorum
 def test_without_a_majority_nothing_is_granted(cluster: EtcdCluster) -> None:
     """One of three cannot grant, renew or release; a holder stops believing in time. With two it goes on."""

@@ -16,6 +16,7 @@ from fenced.runtime import clocks
 
 T = TypeVar("T")
 
+OTHER_LOOP = "this belongs to another event loop; make a new one for this loop"
 SLICE_SECONDS = 1.0
 """The longest single sleep: the loop's clock stands still while the machine is suspended."""
 
@@ -80,7 +81,7 @@ class AioRuntime:
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise Misuse("this belongs to another event loop; make a new one for this loop")
+            raise Misuse(OTHER_LOOP)
         return loop
 
     def secret(self) -> str:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import ipaddress
 import os
 import selectors
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fenced.contracts import Runtime
-from fenced.runtime.aio import SLICE_SECONDS
+from fenced.errors import FencedError, Misuse
+from fenced.runtime.aio import OTHER_LOOP, SLICE_SECONDS
 
 T = TypeVar("T")
+Place = Any
+"""What getaddrinfo says of an address: family, kind, protocol, name, and where."""
 
 READ_BYTES = 65_536
 _LATE = "no answer in time"
@@ -40,28 +45,57 @@ async def connect(
 
 
 async def _reached(host: str, port: int, runtime: Runtime, until: float) -> socket.socket:
-    """A name may stand for several addresses, of which the first that answers is taken."""
-    found = await runtime.call(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
+    """A name may stand for several addresses: the first that answers is taken, and each gets its share of the time."""
+    found = await _resolved(host, port, runtime, until)
     while True:
-        family, kind, protocol, _, place = found.pop(0)
-        link = socket.socket(family, kind, protocol)
+        place = found.pop(0)
+        share = (until - runtime.now()) / (len(found) + 1)
         try:
-            link.setblocking(False)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            error = link.connect_ex(place)
-            if error and not await runtime.writable(link, until):
-                raise OSError("no connection in time")
-            if error and (error := link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
-                raise OSError(error, os.strerror(error))
+            return await _at(place, runtime, runtime.now() + share)
         except OSError:
-            link.close()
             if not found:
                 raise
-        except BaseException:
-            link.close()
-            raise
-        else:
-            return link
+
+
+async def _at(place: Place, runtime: Runtime, until: float) -> socket.socket:
+    family, kind, protocol, _, address = place
+    link = socket.socket(family, kind, protocol)
+    try:
+        link.setblocking(False)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        error = link.connect_ex(address)
+        if error == errno.EINPROGRESS:
+            await _ready(runtime.writable(link, until))
+            error = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+async def _resolved(host: str, port: int, runtime: Runtime, until: float) -> list[Place]:
+    """The addresses of a host. The system's resolver knows no deadline, so it is not waited for longer than ours."""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)  # which asks nobody then
+    answers: list[list[Place] | Exception] = []
+    answered = runtime.wakeup()
+
+    async def ask() -> None:
+        try:
+            answers.append(await runtime.call(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM))
+        except (OSError, UnicodeError, FencedError) as error:
+            answers.append(error)
+        answered.set()
+
+    runtime.spawn(ask, "fenced-resolve")
+    if not await runtime.wait(answered, until):
+        raise OSError(f"{host}: no address in time")
+    if isinstance(answers[0], Exception):
+        raise OSError(f"{host}: {answers[0]}") from answers[0]
+    return answers[0]
 
 
 async def send(link: socket.socket, data: bytes, runtime: Runtime, until: float) -> None:
@@ -113,6 +147,15 @@ class Line:
             raise OSError(_CLOSED)
         return data
 
+    def ended(self) -> bool:
+        """Whether the other end has closed it, as far as one can see without waiting."""
+        try:
+            return not socket.socket.recv(self.link, 1, socket.MSG_PEEK)  # also of TLS: what lies below it
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def let_go(self) -> bytes:
         """Leave the socket to somebody else, with what was read of it and not given out."""
         return b""
@@ -147,6 +190,14 @@ class LoopLine(Line):
     def _end(self, why: str) -> None:
         self._over = why
         self._loop.remove_reader(self.link)
+
+    def ended(self) -> bool:
+        return bool(self._over)
+
+    async def send(self, data: bytes, until: float) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise Misuse(OTHER_LOOP)
+        await super().send(data, until)
 
     async def receive(self, until: float) -> bytes:
         while not self._data:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class Connection:
     def __init__(self, link: socket.socket, where: str, runtime: Runtime, turn: int) -> None:
         self.turn = turn
         """Whose turn it was when this one was made."""
-        self._line = links.line(link, runtime)
+        self.line = links.line(link, runtime)
         self._where = where
         self._now = runtime.now
         self._scheme = "https" if isinstance(link, ssl.SSLSocket) else "http"
@@ -44,14 +45,14 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        return not self._talk.closing
+        return not self._talk.closing and not self.line.ended()
 
     async def greet(self, until: float) -> None:
         """Wait for the server's first word. With TLS it comes once our certificate is accepted."""
         out, self._out = self._out, b""
-        await self._line.send(out, until)
+        await self.line.send(out, until)
         try:
-            self._out = self._talk.receive(await self._line.receive(until))
+            self._out = self._talk.receive(await self.line.receive(until))
         except (Malformed, http2.Refused) as error:
             raise OSError(str(error)) from error
 
@@ -62,10 +63,10 @@ class Connection:
             out, self._out = self._out + talk.begin(self._head(path, token), requests), b""
             if talk.pings and self._now() - self._answered > PING_SECONDS:
                 out, talk.pings, self._answered = out + talk.pings, b"", self._now()
-            await self._line.send(out, until)
+            await self.line.send(out, until)
             while talk.status is None:
-                if answers := talk.receive(await self._line.receive(until)):
-                    await self._line.send(answers, until)
+                if answers := talk.receive(await self.line.receive(until)):
+                    await self.line.send(answers, until)
         except (OSError, Malformed) as error:
             raise Broken(f"{self._where}: {error}") from error
         if talk.status.code != http2.OK:
@@ -86,75 +87,101 @@ class Connection:
 
     def stream(self, path: str, runtime: Runtime, token: str = "") -> Stream:
         """Begin a call without an end; nothing else can be done with this connection then."""
-        out = self._out + self._talk.receive(self._line.let_go())
+        out = self._out + self._talk.receive(self.line.let_go())
         out += self._talk.begin(self._head(path, token), (), end=False)
-        return Stream(self._line.link, self.turn, self._talk, out, runtime)
+        return Stream(self, self._talk, out, runtime, token)
 
     def close(self) -> None:
-        self._line.close()
+        self.line.close()
 
 
 class Stream:
-    """A call without an end. Any thread may send; one receives, when the link can be read."""
+    """A call without an end. Anybody may send; one receives, when the link can be read."""
 
-    def __init__(self, link: socket.socket, turn: int, talk: Talk, out: bytes, runtime: Runtime) -> None:
-        self.link = link
-        self.turn = turn
+    def __init__(self, connection: Connection, talk: Talk, out: bytes, runtime: Runtime, token: str) -> None:
+        self.link = connection.line.link
+        self.turn = connection.turn
+        self.token = token
+        self.over = False
+        """Nothing more will come of it."""
         self._talk = talk
         self._out = out
         self._runtime = runtime
         self._lock = runtime.lock()
-        self._closed = False
+        self._closed = self._flushing = False
 
     async def send(self, request: bytes, until: float) -> None:
-        """Who receives is told if that is not possible."""
+        """If that is not possible in time, the stream is over, and who receives is told."""
         with self._lock:
             self._out += self._talk.say((request,))
         await self._flush(until)
 
     async def _flush(self, until: float) -> None:
-        while True:
-            with self._lock:
-                if self._closed or not self._out:
-                    return
-                try:
-                    self._out = self._out[self.link.send(self._out) :]
-                    continue
-                except links.NOT_NOW:
-                    pass
-                except OSError:
-                    return
-            if not await self._runtime.writable(self.link, until):
-                self.cancel()
-
-    async def receive(self, until: float) -> list[bytes] | None:
-        """What has come, without waiting for more; None: the stream is over, however it ended."""
+        """Only one at a time waits, for the others too."""
+        with self._lock:
+            if self._flushing:
+                return
+            self._flushing = True
         try:
+            while self._blocked():
+                if not await self._runtime.writable(self.link, until):
+                    self._shut()
+        finally:
             with self._lock:
-                over = self._closed or not self._take()
-                messages = list(self._talk.messages)
+                self._flushing = False
+                if self._closed:
+                    self.link.close()
+
+    def _blocked(self) -> bool:
+        """Send what is there; whether there is more than can be sent now."""
+        with self._lock:
+            try:
+                while self._out and not self._closed:
+                    self._out = self._out[self.link.send(self._out) :]
+            except links.NOT_NOW:
+                return True
+            except OSError:
+                self._out = b""  # who receives will find the same
+        return False
+
+    def _shut(self) -> None:
+        """Let whoever waits for the link find it at its end. It stays open, so that nobody waits for another's."""
+        with self._lock, contextlib.suppress(OSError):
+            self._out = b""
+            self.link.shutdown(socket.SHUT_RDWR)
+
+    async def receive(self, until: float) -> list[bytes]:
+        """What has come, without waiting for more. Look whether it is over then, however it ended."""
+        messages: list[bytes] = []
+        with self._lock:
+            try:
+                self.over = self._closed or not self._take()
+                messages += self._talk.messages
                 self._talk.messages.clear()
-        except (OSError, Malformed, http2.Refused):
-            return None
-        await self._flush(until)
-        return messages if messages or not over else None
+            except (OSError, Malformed, http2.Refused):
+                self.over = True
+        if not self.over:
+            await self._flush(until)
+        return messages
 
     def _take(self) -> bool:
         """Whether more can come."""
-        while True:
+        while self._talk.status is None:
             try:
                 data = self.link.recv(links.READ_BYTES)
             except links.NOT_NOW:
-                return self._talk.status is None
+                return True
             if not data:
                 return False
             self._out += self._talk.receive(data) + self._talk.pings
             self._talk.pings = b""
-            if self._talk.status is not None:
-                return False
+        return False
 
     def cancel(self) -> None:
         """End it. May be called from another thread, and again."""
         with self._lock:
             self._closed = True
-            self.link.close()
+            if not self._flushing:
+                self.link.close()
+                return
+        self._shut()  # and who waits for it now closes it

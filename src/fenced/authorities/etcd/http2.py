@@ -111,7 +111,11 @@ def status(block: bytes) -> Status | None:
     if told.get(":status", "200") != "200":
         raise Malformed(f"HTTP status {told[':status']}: this is no gRPC server, or a proxy before it")
     code = told.get("grpc-status", "")
-    return Status(int(code), unquote(told.get("grpc-message", ""))) if code.isdecimal() else None
+    return (
+        Status(int(code), unquote(told.get("grpc-message", "")))
+        if code.isdecimal() and len(code) < 4
+        else None
+    )
 
 
 class Talk:
@@ -136,7 +140,7 @@ class Talk:
         self._ending = self._ended = False
         self._window, self._stream_window, self._window_first = WINDOW, WINDOW, WINDOW
         self._frame_max = FRAME_MAX
-        self._taken = 0
+        self._taken = self._stream_taken = 0
 
     def hello(self) -> bytes:
         """What comes first on a connection."""
@@ -150,10 +154,14 @@ class Talk:
         """Begin a call; without `end` more can be said in it. The call before must be over."""
         if len(head) > self._frame_max:
             raise Malformed("the server's own token is too long to be sent back")
+        if self.closing:
+            raise Refused("the server closes the connection")
         self._stream += 2
+        self.closing = self._stream > WINDOW_MAX - 2  # there are no more numbers
         self.messages.clear()
         self.status = None
         self._partial.clear()
+        self._stream_taken = 0
         self._stream_window = self._window_first
         self._unsent.clear()
         self._ended = False
@@ -237,14 +245,17 @@ class Talk:
     def _data(self, flags: int, stream: int, payload: bytes) -> bytes:
         self._taken += len(payload)
         if stream == self._stream and self.status is None:
+            self._stream_taken += len(payload)
             self._partial += _unpadded(flags, payload)
             self._cut()
             if flags & END_STREAM:
                 self.status = Status(UNKNOWN, "the server ended the call without a status")
-        if self._taken < LET_FLOW:
-            return b""
-        taken, self._taken = self._taken, 0
-        return _more(0, taken) + (_more(self._stream, taken) if self.status is None else b"")
+        more = b""
+        if self._taken >= LET_FLOW:
+            more, self._taken = _more(0, self._taken), 0
+        if self._stream_taken >= LET_FLOW and self.status is None:
+            more, self._stream_taken = more + _more(stream, self._stream_taken), 0
+        return more
 
     def _cut(self) -> None:
         """Take the messages that are whole."""

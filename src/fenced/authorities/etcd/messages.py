@@ -6,7 +6,17 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fenced.authorities.etcd.protobuf import data, fields, integer, message, number, raw, signed, whole
+from fenced.authorities.etcd.protobuf import (
+    Malformed,
+    data,
+    fields,
+    integer,
+    message,
+    number,
+    raw,
+    signed,
+    whole,
+)
 
 TXN = "/etcdserverpb.KV/Txn"
 LEASE_GRANT = "/etcdserverpb.Lease/LeaseGrant"
@@ -169,6 +179,8 @@ def txn_reply(reply: bytes) -> TxnReply:
             succeeded = bool(value)
         elif field == 3 and raw(value)[:1] == _RANGE_REPLY:
             found += [found_in(raw(part)) for _, part in fields(raw(value))]
+    if not header.revision:
+        raise Malformed("a transaction was answered without a revision")
     return TxnReply(header, succeeded, found)
 
 
@@ -220,5 +232,5 @@ def text_of(reply: bytes, number: int) -> str:
     """One field that holds text: the version of a server, a token."""
     for field, value in fields(reply):
         if field == number:
-            return raw(value).decode()
+            return raw(value).decode(errors="replace")
     return ""

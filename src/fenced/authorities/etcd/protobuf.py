@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fenced.errors import Indeterminate
+
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _MASK = 2**64 - 1
 _SIGN = 2**63
 _VARINT_MAX = 10
 
 
-class Malformed(ValueError):
-    """These bytes are no protobuf message."""
+class Malformed(Indeterminate):
+    """These bytes are no protobuf message. What became of the request that they answer, nobody knows."""
 
 
 _SMALL = [bytes([number]) for number in range(0x80)]

@@ -15,6 +15,11 @@ OVER_MAX = 1000
 """After so many watches that are over a stream is opened anew: to end each of them costs a message."""
 
 
+OPEN_SECONDS = 1.5
+REOPEN_SECONDS = 0.5
+"""A stream is opened no more often: a member without a leader ends it at once. Meanwhile waiters look by themselves."""
+
+
 class Target(NamedTuple):
     """The key that a waiter waits for to go, and the revision after the one in which it was seen."""
 
@@ -44,6 +49,7 @@ class Ears:
         self._bell: Bell | None = None
         self._rung = False
         self._closed = False
+        self._opens = 0.0
 
     @property
     def listening(self) -> bool:
@@ -77,17 +83,23 @@ class Ears:
 
     async def hear(self, until: float) -> list[str]:
         bell = self._bell = self._bell or Bell()  # before the look: who tells us later rings it
-        if self._stream is not None and self._stream.turn != self._wire.turn:
-            self._drop()  # that member is not asked any more: it may stand still
-        if self._stream is None and self._targets and not self._closed:
-            await self._open(bell, until)
+        stream = self._stream
+        if stream is not None and (stream.turn, stream.token) != (self._wire.turn, self._wire.token):
+            self._drop()  # that member is not asked any more, it may stand still; or it takes no new watches
+        now = self._runtime.now()
+        if self._stream is None and self._targets and now >= self._opens and not self._closed:
+            self._opens = now + REOPEN_SECONDS
+            await self._open(bell, max(until, now + OPEN_SECONDS))
         while not self._heard and not self._rung:
-            ready = await bell.wait(self._runtime, until)
+            try:
+                ready = await bell.wait(self._runtime, until)
+            except (OSError, ValueError):  # closed meanwhile
+                break
             if ready is None:
                 break
-            for stream in ready:
-                assert isinstance(stream, Stream)
-                await self._read(stream, until)
+            for each in ready:
+                assert isinstance(each, Stream)
+                await self._read(each, until)
         self._rung = False
         heard = list(self._heard)
         for public in heard:
@@ -107,14 +119,16 @@ class Ears:
 
     async def _read(self, stream: Stream, until: float) -> None:
         """Take in what a stream says. One that is over is left; the next who hears opens another."""
-        replies = await stream.receive(until)
-        for reply in replies or ():
+        for reply in await stream.receive(until):
             told = messages.watch_reply(reply)
+            if told.watch < 0 and told.canceled:  # it was refused, and whose it was is not said
+                self._wire.distrust(stream.token)
+                stream.over = True
             if told.deleted and told.watch not in self._watches and told.watch in self._claims:
                 self._claims.discard(told.watch)
                 await stream.send(messages.watch_cancel(told.watch), until)
             self._told(told)
-        if replies is None or self._over >= OVER_MAX:
+        if stream.over or self._over >= OVER_MAX:
             self._drop()
             self._rung = True
 

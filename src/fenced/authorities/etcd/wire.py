@@ -6,6 +6,7 @@ to end. How gRPC is spoken: record 0021.
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Sequence
 
@@ -65,7 +66,8 @@ class Wire:
         self._pool.forked()
         self.turn = 0
         """Counts who is asked: one member until it fails, then the next."""
-        self._token = ""
+        self.token = ""
+        """Who we are, to a server that has users; "" until it was asked."""
 
     # One call.
 
@@ -80,10 +82,9 @@ class Wire:
     async def stream(self, path: str, until: float) -> Stream:
         """A stream to the member whose turn it is, on a connection of its own."""
         try:
-            connection = await self._connect(self._limit(until))
+            connection = await self._connect(until)
             try:
-                await self._authenticate(connection, until)
-                return connection.stream(path, self._runtime, self._token)
+                return connection.stream(path, self._runtime, await self._authenticated(connection, until))
             except BaseException:
                 connection.close()
                 raise
@@ -101,7 +102,7 @@ class Wire:
         while True:
             turn = self.turn
             try:
-                return await self._once(path, requests, self._limit(until))
+                return await self._once(path, requests, until)
             except _NotSent as error:
                 self._leave(turn)
                 unreached += not error.passing
@@ -128,7 +129,10 @@ class Wire:
 
     async def _once(self, path: str, requests: Sequence[bytes], until: float) -> list[bytes]:
         connection = await self._pool.take(until)
-        kept = False
+        while not connection.usable or connection.turn != self.turn:
+            self._pool.drop(connection)
+            connection = await self._pool.take(until)
+        until, kept = self._limit(until), False
         try:
             if self._address.user:
                 replies = await self._authorised(connection, path, requests, until)
@@ -151,23 +155,31 @@ class Wire:
         self, connection: Connection, path: str, requests: Sequence[bytes], until: float
     ) -> list[bytes]:
         for last in (False, True):
-            await self._authenticate(connection, until)
-            token = self._token
+            try:
+                token = await self._authenticated(connection, until)
+            except Broken as error:
+                raise _NotSent(str(error)) from error
             try:
                 return await connection.call(path, requests, until, token)
             except Failed as error:  # a token may lapse: then one is asked for anew, once
                 if last or not any(sign in error.status.text for sign in _TOKEN_OVER):
                     raise
-                if self._token == token:
-                    self._token = ""
+                self.distrust(token)
         raise AssertionError  # the second round returns or raises
 
-    async def _authenticate(self, connection: Connection, until: float) -> None:
-        """Get a token, if we need one and have none."""
-        if self._address.user and not self._token:
+    async def _authenticated(self, connection: Connection, until: float) -> str:
+        """Our token, which is asked for if we need one and have none."""
+        token = self.token
+        if self._address.user and not token:
             request = messages.authenticate(self._address.user, self._address.password)
             (reply,) = await connection.call(messages.AUTHENTICATE, (request,), until)
-            self._token = messages.text_of(reply, 2)
+            token = self.token = messages.text_of(reply, 2)
+        return token
+
+    def distrust(self, token: str) -> None:
+        """The server does not take this token any more."""
+        if self.token == token:
+            self.token = ""
 
     def _limit(self, until: float) -> float:
         """Until when one try may take: with several members never so long that no other could be asked."""
@@ -181,15 +193,16 @@ class Wire:
         turn = self.turn
         host, port = self._address.members[turn % len(self._address.members)]
         where = self._address.targets[turn % len(self._address.targets)]
-        connection = None
+        until = self._limit(until)
+        made: socket.socket | Connection | None = None
         try:
-            link = await links.connect(host, port, self._runtime, until, self._address.context)
-            connection = Connection(link, where, self._runtime, turn)
+            made = link = await links.connect(host, port, self._runtime, until, self._address.context)
+            made = connection = Connection(link, where, self._runtime, turn)
             if self._address.tls:
                 await connection.greet(until)
         except BaseException as error:
-            if connection is not None:
-                connection.close()
+            if made is not None:
+                made.close()
             if isinstance(error, ssl.SSLError) and any(sign in str(error) for sign in _DISTRUST):
                 raise Misconfigured(f"{where}: {error}") from error
             if isinstance(error, OSError):

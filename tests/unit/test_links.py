@@ -1,0 +1,124 @@
+"""Connecting: what fails at once, what never answers, and a name with several addresses."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from fenced.contracts import Runtime
+from fenced.runtime import links
+from fenced.runtime.aio import AioRuntime
+from fenced.runtime.blocking import BlockingRuntime, step
+
+NOWHERE = "255.255.255.255"
+"""To connect there fails at once: the network is unreachable."""
+
+
+def run(colour: str, work: Callable[[Runtime], Coroutine[Any, Any, Any]]) -> Any:
+    if colour == "blocking":
+        return step(work(BlockingRuntime()))
+
+    async def main() -> Any:
+        runtime = AioRuntime()
+        try:
+            return await work(runtime)
+        finally:
+            runtime.close()
+
+    return asyncio.run(main())
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Somebody listens there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def place(host: str, port: int) -> Any:
+    return (socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))
+
+
+@pytest.mark.parametrize("colour", ["blocking", "asyncio"])
+def test_the_first_address_that_answers_is_taken(
+    colour: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One fails at once, one refuses, one is of a kind that the machine does not have."""
+    listed = [
+        place(NOWHERE, port),
+        place("127.0.0.1", 1),
+        (99, socket.SOCK_STREAM, 0, "", ("x", 1)),
+        place("127.0.0.1", port),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: list(listed))
+    link = run(colour, lambda runtime: links.connect("db", port, runtime, runtime.now() + 5))
+    assert link.getpeername() == ("127.0.0.1", port)
+    link.close()
+    listed.pop()
+    with pytest.raises(OSError, match="family not supported"):
+        run(colour, lambda runtime: links.connect("db", port, runtime, runtime.now() + 5))
+
+
+@pytest.mark.parametrize("colour", ["blocking", "asyncio"])
+@pytest.mark.parametrize(
+    "host, why",
+    [
+        (NOWHERE, "unreachable"),
+        ("a" * 64, "label"),
+        ("a..b", "label"),
+        ("no-such-host.invalid", "no-such-host"),
+    ],
+)
+def test_what_cannot_be_reached_is_an_error_of_the_system(colour: str, host: str, why: str) -> None:
+    with pytest.raises(OSError, match=why):
+        run(colour, lambda runtime: links.connect(host, 1, runtime, runtime.now() + 5))
+
+
+@pytest.mark.parametrize("colour", ["blocking", "asyncio"])
+def test_a_resolver_that_hangs_is_not_waited_for(colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: hangs.wait(10) and [])
+    began = time.monotonic()
+    try:
+        with pytest.raises(OSError, match="no address in time"):
+            run(colour, lambda runtime: links.connect("db", 1, runtime, runtime.now() + 0.1))
+        assert time.monotonic() - began < 5
+    finally:
+        hangs.set()
+
+
+@pytest.mark.parametrize("colour", ["blocking", "asyncio"])
+def test_who_never_answers_is_left_in_time(colour: str, port: int) -> None:
+    async def talk(runtime: Runtime) -> None:
+        line = links.line(await links.connect("127.0.0.1", port, runtime, runtime.now() + 5), runtime)
+        try:
+            assert not line.ended()
+            with pytest.raises(OSError, match="no answer in time"):
+                await line.receive(runtime.now() + 0.05)
+            with pytest.raises(OSError, match="no answer in time"):
+                await line.send(bytes(50_000_000), runtime.now() + 0.05)
+        finally:
+            line.close()
+
+    run(colour, talk)
+
+
+@pytest.mark.parametrize("colour", ["blocking", "asyncio"])
+def test_an_end_is_noticed_while_nobody_waits(colour: str) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+
+    async def talk(runtime: Runtime) -> None:
+        line = links.line(ours, runtime)
+        theirs.send(b"last")
+        assert await line.receive(runtime.now() + 5) == b"last"
+        theirs.close()
+        await runtime.wait(runtime.wakeup(), runtime.now() + 0.01)
+        assert line.ended()
+        line.close()
+
+    run(colour, talk)
