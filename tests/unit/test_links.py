@@ -96,7 +96,7 @@ def test_who_never_answers_is_left_in_time(colour: str, port: int) -> None:
     async def talk(runtime: Runtime) -> None:
         line = links.line(await links.connect("127.0.0.1", port, runtime, runtime.now() + 5), runtime)
         try:
-            assert not line.ended()
+            assert line.arrived() == b""
             with pytest.raises(OSError, match="no answer in time"):
                 await line.receive(runtime.now() + 0.05)
             with pytest.raises(OSError, match="no answer in time"):
@@ -116,9 +116,13 @@ def test_an_end_is_noticed_while_nobody_waits(colour: str) -> None:
         line = links.line(ours, runtime)
         theirs.send(b"last")
         assert await line.receive(runtime.now() + 5) == b"last"
+        theirs.send(b"words")
+        await runtime.wait(runtime.wakeup(), runtime.now() + 0.01)
+        assert line.arrived() == b"words"
         theirs.close()
         await runtime.wait(runtime.wakeup(), runtime.now() + 0.01)
-        assert line.ended()
+        with pytest.raises(OSError, match="closed"):
+            line.arrived()
         line.close()
 
     run(colour, talk)

@@ -10,14 +10,13 @@ import os
 import selectors
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import Any
 
 from fenced.contracts import Runtime
 from fenced.errors import FencedError, Misuse
 from fenced.runtime.aio import OTHER_LOOP, SLICE_SECONDS
 
-T = TypeVar("T")
 Place = Any
 """What getaddrinfo says of an address: family, kind, protocol, name, and where."""
 
@@ -37,11 +36,21 @@ async def connect(
         return link
     try:
         link = context.wrap_socket(link, server_hostname=host, do_handshake_on_connect=False)
-        await _patiently(link, link.do_handshake, runtime, until)
+        await _shake_hands(link, runtime, until)
     except BaseException:
         link.close()
         raise
     return link
+
+
+async def _shake_hands(link: ssl.SSLSocket, runtime: Runtime, until: float) -> None:
+    while True:
+        try:
+            return link.do_handshake()
+        except ssl.SSLWantReadError:
+            await _ready(runtime.readable(link, until))
+        except ssl.SSLWantWriteError:
+            await _ready(runtime.writable(link, until))
 
 
 async def _reached(host: str, port: int, runtime: Runtime, until: float) -> socket.socket:
@@ -110,17 +119,14 @@ async def send(link: socket.socket, data: bytes, runtime: Runtime, until: float)
 
 async def receive(link: socket.socket, runtime: Runtime, until: float, count: int = READ_BYTES) -> bytes:
     """What comes next, at most `count` bytes; nothing if the other end has closed the connection."""
-    if not isinstance(link, ssl.SSLSocket):  # which may have read more already than it gave
-        await _ready(runtime.readable(link, until))
-    return await _patiently(link, lambda: link.recv(count), runtime, until)
-
-
-async def _patiently(link: socket.socket, step: Callable[[], T], runtime: Runtime, until: float) -> T:
+    wait = not isinstance(link, ssl.SSLSocket)  # which may have read more already than it gave
     while True:
+        if wait and not await runtime.readable(link, until):
+            raise OSError(_LATE)
         try:
-            return step()
+            return link.recv(count)
         except (BlockingIOError, ssl.SSLWantReadError):
-            await _ready(runtime.readable(link, until))
+            wait = True
         except ssl.SSLWantWriteError:
             await _ready(runtime.writable(link, until))
 
@@ -138,7 +144,12 @@ class Line:
         self._runtime = runtime
 
     async def send(self, data: bytes, until: float) -> None:
-        await send(self.link, data, self._runtime, until)
+        try:
+            sent = self.link.send(data)
+        except NOT_NOW:
+            sent = 0
+        if sent < len(data):
+            await send(self.link, data[sent:], self._runtime, until)
 
     async def receive(self, until: float) -> bytes:
         """What comes next. OSError: nothing in time, or nothing any more."""
@@ -147,14 +158,15 @@ class Line:
             raise OSError(_CLOSED)
         return data
 
-    def ended(self) -> bool:
-        """Whether the other end has closed it, as far as one can see without waiting."""
+    def arrived(self) -> bytes:
+        """What has come while nobody waited. OSError: nothing comes any more."""
+        data = b""
         try:
-            return not socket.socket.recv(self.link, 1, socket.MSG_PEEK)  # also of TLS: what lies below it
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+            while more := self.link.recv(READ_BYTES):
+                data += more
+        except NOT_NOW:
+            return data
+        raise OSError(_CLOSED)
 
     def let_go(self) -> bytes:
         """Leave the socket to somebody else, with what was read of it and not given out."""
@@ -169,9 +181,11 @@ class LoopLine(Line):
 
     def __init__(self, link: socket.socket, runtime: Runtime) -> None:
         super().__init__(link, runtime)
+        self._secure = isinstance(link, ssl.SSLSocket)
         self._data = b""
         self._over = ""
         self._waiter: asyncio.Future[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(link, self._read)
 
@@ -179,20 +193,43 @@ class LoopLine(Line):
         try:
             while data := self.link.recv(READ_BYTES):
                 self._data += data
-            self._end(_CLOSED)
+                if len(data) < READ_BYTES and not self._secure:
+                    break
+            else:
+                self._end(_CLOSED)
         except NOT_NOW:
-            pass
+            return
         except OSError as error:
             self._end(str(error) or type(error).__name__)
+        finally:
+            if self._data or self._over:
+                self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._wake()
+
+    def _wake_in(self, seconds: float) -> None:
+        """An alarm that rings early enough is left as it is: most calls are over long before, and need no new one."""
+        if self._alarm is not None:
+            if self._alarm.when() <= self._loop.time() + seconds:
+                return
+            self._alarm.cancel()
+        self._alarm = self._loop.call_later(min(seconds, SLICE_SECONDS), self._ring)
 
     def _end(self, why: str) -> None:
         self._over = why
         self._loop.remove_reader(self.link)
 
-    def ended(self) -> bool:
-        return bool(self._over)
+    def arrived(self) -> bytes:
+        if self._over:
+            raise OSError(self._over)
+        data, self._data = self._data, b""
+        return data
 
     async def send(self, data: bytes, until: float) -> None:
         if asyncio.get_running_loop() is not self._loop:
@@ -206,18 +243,17 @@ class LoopLine(Line):
             left = until - self._runtime.now()
             if left <= 0:
                 raise OSError(_LATE)
+            self._wake_in(left)
             self._waiter = self._loop.create_future()
-            alarm = self._loop.call_later(min(left, SLICE_SECONDS), self._read)
-            try:
-                await self._waiter
-            finally:
-                alarm.cancel()
+            await self._waiter
         data, self._data = self._data, b""
         return data
 
     def let_go(self) -> bytes:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.remove_reader(self.link)
+        if self._alarm is not None:
+            self._alarm.cancel()
         data, self._data = self._data, b""
         return data
 

@@ -44,8 +44,18 @@ class Connection:
         self._answered = runtime.now()
 
     @property
-    def usable(self) -> bool:
-        return not self._talk.closing and not self.line.ended()
+    def closing(self) -> bool:
+        """The server takes no more calls here."""
+        return self._talk.closing
+
+    def is_alive(self) -> bool:
+        """Whether it can be used again, by what the server has said since the last call."""
+        try:
+            if arrived := self.line.arrived():
+                self._out += self._talk.receive(arrived)
+        except (OSError, Malformed, http2.Refused):
+            return False
+        return not self._talk.closing
 
     async def greet(self, until: float) -> None:
         """Wait for the server's first word. With TLS it comes once our certificate is accepted."""

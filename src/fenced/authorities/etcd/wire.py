@@ -129,7 +129,7 @@ class Wire:
 
     async def _once(self, path: str, requests: Sequence[bytes], until: float) -> list[bytes]:
         connection = await self._pool.take(until)
-        while not connection.usable or connection.turn != self.turn:
+        while connection.turn != self.turn or not connection.is_alive():
             self._pool.drop(connection)
             connection = await self._pool.take(until)
         until, kept = self._limit(until), False
@@ -145,7 +145,7 @@ class Wire:
         except http2.Refused as error:
             raise _NotSent(str(error), passing=True) from error
         finally:
-            if kept and connection.usable and connection.turn == self.turn:
+            if kept and not connection.closing:
                 self._pool.give(connection)
             else:
                 self._pool.drop(connection)
