@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import queue
 import re
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,15 +17,19 @@ import grpc
 import grpc.aio
 
 from bench import requests
-from bench.contending import AsyncLock, Kind, Lock
-from bench.figures import Figure
-from bench.interleaved import Effort
-from bench.peers import NAME, compare, ourselves
+from bench.contending import WARM_UP, AsyncLock, Kind, Lock, crew_of
+from bench.figures import Figure, ratio
+from bench.interleaved import Effort, medians
+from bench.peers import NAME, compare, ourselves, ourselves_apart
 from fenced.authorities.etcd import messages
+from fenced.authorities.etcd.address import Address
 from fenced.authorities.etcd.protobuf import data, fields, integer, raw
+from fenced.authorities.etcd.wire import Wire
+from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.servers import EtcdServer
 
 TTL_SECONDS = 600
+BARE_PAIRS = 1000
 DEFAULTS = {"heartbeat-interval": "100", "election-timeout": "1000"}
 LOCK, UNLOCK = "/v3lockpb.Lock/Lock", "/v3lockpb.Lock/Unlock"
 _KEEP_ALIVE = 'grpc_method="LeaseKeepAlive"'
@@ -38,8 +39,9 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
     with EtcdServer(DEFAULTS) as server:
         status = server.status() or {}
         name = f"etcd {status.get('version', '')}"
-        peers = [_v3lock(server), _aetcd(server), _etcd3gw(server), _bare(server)]
+        peers = [_v3lock(server), _aetcd(server), _etcd3gw(server), ourselves_apart(server.url())]
         yield from compare(name, "etcd", ourselves(server.url()), peers, effort)
+        yield _bare(server, effort)
         yield from requests.run("etcd", server.url(), lambda: _requests(server))
 
 
@@ -108,83 +110,29 @@ def _v3lock(server: EtcdServer) -> Kind:
     return Kind("v3lock", "v3lock over gRPC", crew, async_crew, targets=targets, note=note)
 
 
-class _Queue:
-    """Places in a queue and who is told when one of them goes, by one watch stream; nothing is checked."""
+def _bare(server: EtcdServer, effort: Effort) -> Figure:
+    """Our pair, against a key that is written and deleted: two transactions, which no lock can do without."""
+    runtime = BlockingRuntime()
+    wire = Wire(Address(server.url()), runtime)
+    transactions = [
+        messages.txn([messages.absent(b"bare")], [messages.put(b"bare", b"v" * 170)]),
+        messages.txn([messages.present(b"bare")], [messages.delete(b"bare")]),
+    ]
 
-    def __init__(self, channel: Any) -> None:
-        self.txn: Any = channel.unary_unary(messages.TXN, None, None)
-        self._numbers = itertools.count(1)
-        self._entering = threading.Lock()
-        self._gone: dict[int, threading.Event] = {}
-        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = channel.stream_stream(messages.WATCH, None, None)(iter(self._out.get, None))
-        threading.Thread(target=self._pump, daemon=True).start()
+    def bare() -> None:
+        for transaction in transactions:
+            step(wire.call(messages.TXN, transaction, runtime.now() + 5))
 
-    def enter(self, lease: int) -> int:
-        """Take a place, and wait until the one before is gone."""
-        with self._entering:
-            number = next(self._numbers)
-            before = b"bare/%016x" % (number - 1)
-            place = messages.put(b"bare/%016x" % number, b"v" * 170, lease)
-            reply = messages.txn_reply(self.txn(messages.txn([], [place, messages.get(before)])))
-        if reply.found[0].first is not None:
-            gone = self._gone[number] = threading.Event()
-            self._out.put(messages.watch_deletion(number, before, reply.header.revision + 1))
-            gone.wait()
-        return number
+    with contextlib.ExitStack() as stack:
+        stack.callback(wire.close)
+        (lock,) = crew_of(ourselves(server.url()), stack, 1)
 
-    def _pump(self) -> None:
-        with contextlib.suppress(grpc.RpcError):
-            for reply in self._call:
-                told = messages.watch_reply(reply)
-                if told.deleted:
-                    self._gone[told.watch].set()
+        def ours() -> None:
+            lock.acquire()
+            lock.release()
 
-    def close(self) -> None:
-        self._out.put(None)
-        self._call.cancel()
-
-
-@dataclass
-class _Bare:
-    """The requests that a lease in etcd cannot do without: an entry, a grant that is stored, and their end."""
-
-    queue: _Queue
-    lease: int
-    waits: bool
-    number: int = 0
-
-    def acquire(self) -> None:
-        if self.waits:
-            self.number = self.queue.enter(self.lease)
-            place = messages.put(b"claim", b"v" * 170, self.lease)
-        else:
-            place = messages.put(b"bare/%016x" % self.number, b"v" * 170, self.lease)
-        ahead = messages.absent(b"bare/", b"bare/%016x" % self.number)
-        record = messages.put(b"record/%016x" % self.number, b"v" * 230, self.lease)
-        self.queue.txn(messages.txn([ahead], [place, record], [messages.get(b"claim")]))
-
-    def release(self) -> None:
-        place, record = b"bare/%016x" % self.number, b"record/%016x" % self.number
-        ends = [
-            messages.delete(place),
-            messages.delete(b"claim"),
-            messages.put(record, b"v" * 60, self.lease),
-        ]
-        self.queue.txn(messages.txn([], ends))
-
-
-def _bare(server: EtcdServer) -> Kind:
-    def crew(stack: contextlib.ExitStack, count: int) -> list[Lock]:
-        channel = stack.enter_context(grpc.insecure_channel(f"{server.host}:{server.port}"))
-        shared = _Queue(channel)
-        stack.callback(shared.close)
-        grant: Any = channel.unary_unary(messages.LEASE_GRANT, None, None)
-        lease = messages.lease_reply(grant(integer(1, TTL_SECONDS)))[0]
-        return [_Bare(shared, lease, count > 1) for _ in range(count)]
-
-    note = "no lock: only the requests, without a look at their answers"
-    return Kind("bare", "bare transactions", crew, note=note)
+        mine, least = medians(ours, bare, rounds=effort.of(BARE_PAIRS), warm_up=WARM_UP)
+    return ratio("etcd.bare", "acquire and release", mine, least, against="one key written and deleted")
 
 
 def _aetcd(server: EtcdServer) -> Kind:

@@ -64,6 +64,18 @@ def ourselves(url: str, guarantee: Guarantee = "strict") -> Kind:
     return Kind("fenced", "fenced", crew, async_crew)
 
 
+def ourselves_apart(url: str) -> Kind:
+    """Leases of a client for each contender, as in as many processes."""
+
+    def crew(stack: contextlib.ExitStack, count: int) -> list[Lock]:
+        return [Leased(stack.enter_context(fenced.Client(url))) for _ in range(count)]
+
+    async def async_crew(stack: contextlib.AsyncExitStack, count: int) -> list[AsyncLock]:
+        return [AsyncLeased(await stack.enter_async_context(fenced.AsyncClient(url))) for _ in range(count)]
+
+    return Kind("apart", "fenced, a client each", crew, async_crew)
+
+
 @dataclass(frozen=True)
 class Contest:
     """Ours and the peers that have the same form, on one server."""

@@ -145,7 +145,10 @@ class Mode:
         raise Misuse(f"a mode is observe, shadow, canary(P%), enforce or require, not {shown(text)}")
 
     def __str__(self) -> str:
-        return f"canary({self.percent:g}%)" if self.name == "canary" else self.name
+        if self.name != "canary":
+            return self.name
+        digits = f"{self.percent:.9f}".rstrip("0").rstrip(".")  # never as 1e-05, which no SQL would read back
+        return f"canary({digits}%)"
 
     def refuses(self, name: str) -> bool:
         """Whether a bad stamp on `name` is refused in this mode."""

@@ -186,6 +186,18 @@ def test_an_operator_waits_for_no_writer(shop: Shop) -> None:
         step(shop.operator.reset("orders/41", " "))
 
 
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_an_operator_decides_by_what_is_there_whatever_the_default(shop: Shop, level: str) -> None:
+    """Not by an old snapshot, which a higher isolation level would keep."""
+    shop.write(42, 5, "billing")
+    database = shop.db.info.dbname
+    shop.db.execute(f"ALTER DATABASE \"{database}\" SET default_transaction_isolation = '{level}'")
+    with shop.connect("operator") as fresh:
+        operator = PostgresqlOperator(PsycopgSession(fresh))
+        assert step(operator.reset("orders/42", "test")) == 5
+        assert step(operator.override("orders", "*", 60, "test")).pattern == "*"
+
+
 def test_the_same_on_asyncpg(shop: Shop) -> None:
     shop.write(42, 5, "billing")
     shop.write(44, None, "cron")

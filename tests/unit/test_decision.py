@@ -1,5 +1,7 @@
 """The decision table of the design, row by row, and what must hold for every row."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +87,13 @@ def test_a_larger_canary_contains_the_smaller(name: str, one: float, other: floa
         assert in_canary(name, max(one, other))
     assert in_canary(name, 100)
     assert not in_canary(name, 0)
+
+
+@given(st.floats(0, 100))
+def test_a_canary_is_written_as_sql_reads_it(percent: float) -> None:
+    written = str(Mode("canary", percent))
+    assert re.fullmatch(r"canary\([0-9]+(\.[0-9]+)?%\)", written)
+    assert abs(Mode.parse(written).percent - percent) < 1e-8
 
 
 def test_every_verdict_has_a_ruling_and_an_error() -> None:

@@ -159,8 +159,10 @@ class PostgresqlOperator:
 
     async def _change(self, sql: str) -> Rows:
         """One of the operators' functions, in a transaction of its own; it never waits long for a writer."""
-        limit = f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
-        return await self._within(limit, lambda: self._session.run(sql), commit=True)
+        first = (
+            f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
+        )
+        return await self._within(first, lambda: self._session.run(sql), commit=True)
 
     async def _run(self, what: str, **parts: str) -> Rows:
         return await self._session.run(SQL[what].format(**parts))
