@@ -66,8 +66,8 @@ class UnknownIsNo(Pool[Any]):
 class ConnectionsAreKept(Pool[Any]):
     """Who gives up waiting puts the connection back, with a reply still under way."""
 
-    def _drop(self, connection: Any) -> None:
-        self._give(connection)
+    def drop(self, connection: Any) -> None:
+        self.give(connection)
 
     def close_idle(self) -> None:
         return

@@ -97,8 +97,6 @@ class Wire:
         """Do it at one member after the other. Once a try has broken, no later error is a definite no."""
         doubt: Broken | None = None
         broken = unreached = 0
-        if not repeatable:
-            self._pool.close_idle()  # one of them may be closed at the other end, and we have not read so
         while True:
             turn = self.turn
             try:
