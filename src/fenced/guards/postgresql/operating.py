@@ -159,9 +159,7 @@ class PostgresqlOperator:
 
     async def _change(self, sql: str) -> Rows:
         """One of the operators' functions, in a transaction of its own; it never waits long for a writer."""
-        first = (
-            f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
-        )
+        first = f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
         return await self._within(first, lambda: self._session.run(sql), commit=True)
 
     async def _run(self, what: str, **parts: str) -> Rows:
