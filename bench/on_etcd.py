@@ -7,7 +7,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ import grpc
 import grpc.aio
 
 from bench import requests
-from bench.contending import WARM_UP, AsyncLock, Kind, Lock, crew_of
+from bench.contending import WARM_UP, AsyncLock, Kind, Lock, crew_of, drains
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
-from bench.peers import NAME, compare, ourselves, ourselves_apart
+from bench.peers import CYCLES, NAME, Contest, compare, ourselves, ourselves_apart
 from fenced.authorities.etcd import messages
 from fenced.authorities.etcd.address import Address
 from fenced.authorities.etcd.protobuf import data, fields, integer, raw
@@ -39,8 +39,9 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
     with EtcdServer(DEFAULTS) as server:
         status = server.status() or {}
         name = f"etcd {status.get('version', '')}"
-        peers = [_v3lock(server), _aetcd(server), _etcd3gw(server), ourselves_apart(server.url())]
+        peers = [_v3lock(server), _aetcd(server), _etcd3gw(server)]
         yield from compare(name, "etcd", ourselves(server.url()), peers, effort)
+        yield from _between_clients(name, server, effort)
         yield _bare(server, effort)
         yield from requests.run("etcd", server.url(), lambda: _requests(server))
 
@@ -108,6 +109,17 @@ def _v3lock(server: EtcdServer) -> Kind:
     targets = {"pair": 0.95, "2 waiters": 0.6, "16 waiters": 0.6, "64 waiters": 0.6}
     note = "no renewal, nothing notices a loss"
     return Kind("v3lock", "v3lock over gRPC", crew, async_crew, targets=targets, note=note)
+
+
+def _between_clients(name: str, server: EtcdServer, effort: Effort) -> Iterator[Figure]:
+    """The same hand-over from one client to another: the release cannot grant for it."""
+    peer = replace(_v3lock(server), targets={})
+    contest = Contest(
+        f"{name}, a client each", "etcd.apart", "blocking", ourselves_apart(server.url()), [peer]
+    )
+    for waiters in (2, 16):
+        times = drains(contest.kinds, waiters, effort.of(CYCLES[waiters]))
+        yield from contest.of_drains(waiters, times)
 
 
 def _bare(server: EtcdServer, effort: Effort) -> Figure:

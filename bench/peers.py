@@ -70,10 +70,7 @@ def ourselves_apart(url: str) -> Kind:
     def crew(stack: contextlib.ExitStack, count: int) -> list[Lock]:
         return [Leased(stack.enter_context(fenced.Client(url))) for _ in range(count)]
 
-    async def async_crew(stack: contextlib.AsyncExitStack, count: int) -> list[AsyncLock]:
-        return [AsyncLeased(await stack.enter_async_context(fenced.AsyncClient(url))) for _ in range(count)]
-
-    return Kind("apart", "fenced, a client each", crew, async_crew)
+    return Kind("apart", "fenced, a client each", crew)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def test_messages_are_those_of_etcd() -> None:
     assert put.hex() == "0a0510011a016b" + "120a1208" + "0a016b" + "120176" + "1805" + "1a050a030a016b"
     assert messages.watch_deletion(7, b"k", 9).hex() == "0a0a" + "0a016b" + "1809" + "2a0100" + "3807"
     reply = bytes.fromhex("0a0408051809" + "1001" + "1a100a0e" + "120c0a016b1006180720012a0176")
-    told = messages.txn_reply(reply)
+    told = messages.TxnReply(reply)
     assert told.header == messages.Header(5, 9) and told.succeeded
     assert told.found[0].kvs == [messages.KeyValue(b"k", 6, 7, b"v", 0)]
 
@@ -89,7 +89,7 @@ def test_what_is_written_is_read(parts: list[tuple[int, int | bytes]]) -> None:
 def test_what_is_no_message_is_malformed(raw: bytes) -> None:
     try:
         list(protobuf.fields(raw))
-        messages.txn_reply(raw)
+        messages.TxnReply(raw)
         messages.watch_reply(raw)
     except protobuf.Malformed:
         pass

@@ -37,8 +37,11 @@ _RANGE_REPLY = b"\x0a"
 
 
 _VARINT = rb"([\x80-\xff]{0,9}[\x00-\x7f])"
-_HEADER = re.compile(rb"\x08%b\x10%b\x18%b" % (_VARINT, _VARINT.replace(b"(", b"(?:"), _VARINT))
-"""The cluster, the member and the revision, as every header begins; read at once, since every reply has one."""
+_PASSED = _VARINT.replace(b"(", b"(?:")
+_USUAL = re.compile(
+    rb"\x0a[\x00-\x7f]\x08%b\x10%b\x18%b\x20%b\x10\x01" % (_VARINT, _PASSED, _VARINT, _PASSED)
+)
+"""How the reply to a transaction begins that was carried out: cluster, member, revision, term; and that it was."""
 
 
 class Header(NamedTuple):
@@ -67,11 +70,33 @@ class Found(NamedTuple):
         return self.kvs[0] if self.kvs else None
 
 
-class TxnReply(NamedTuple):
-    header: Header
-    succeeded: bool
-    found: list[Found]
-    """The answers to the range requests of the branch that was taken, in their order."""
+class TxnReply:
+    """What became of a transaction."""
+
+    __slots__ = ("_raw", "header", "succeeded")
+
+    def __init__(self, reply: bytes) -> None:
+        self._raw = reply
+        usual = _USUAL.match(reply)
+        if usual is not None:
+            self.header, self.succeeded = Header(number(usual[1]), number(usual[2])), True
+            return
+        told = dict(fields(reply))
+        header = dict(fields(raw(told.get(1, b""))))
+        self.header = Header(whole(header.get(1, 0)), signed(whole(header.get(3, 0))))
+        self.succeeded = bool(told.get(2, 0))
+        if not self.header.revision:
+            raise Malformed("a transaction was answered without a revision")
+
+    @property
+    def found(self) -> list[Found]:
+        """The answers to the range requests of the branch that was taken, in their order."""
+        return [
+            found_in(raw(part))
+            for field, value in fields(self._raw)
+            if field == 3 and raw(value)[:1] == _RANGE_REPLY
+            for _, part in fields(raw(value))
+        ]
 
 
 class WatchReply(NamedTuple):
@@ -160,28 +185,6 @@ def authenticate(user: str, password: str) -> bytes:
 
 
 # Replies.
-
-
-def _header(reply: bytes) -> Header:
-    usual = _HEADER.match(reply)
-    if usual is not None:
-        return Header(number(usual[1]), signed(number(usual[2])))
-    told = dict(fields(reply))
-    return Header(whole(told.get(1, 0)), signed(whole(told.get(3, 0))))
-
-
-def txn_reply(reply: bytes) -> TxnReply:
-    header, succeeded, found = Header(0, 0), False, []
-    for field, value in fields(reply):
-        if field == 1:
-            header = _header(raw(value))
-        elif field == 2:
-            succeeded = bool(value)
-        elif field == 3 and raw(value)[:1] == _RANGE_REPLY:
-            found += [found_in(raw(part)) for _, part in fields(raw(value))]
-    if not header.revision:
-        raise Malformed("a transaction was answered without a revision")
-    return TxnReply(header, succeeded, found)
 
 
 def found_in(reply: bytes) -> Found:

@@ -30,7 +30,7 @@ class Namespace:
     async def run(self, request: bytes, until: float, *, repeatable: bool = True) -> TxnReply:
         """One transaction."""
         seen = self._seen
-        reply = messages.txn_reply(await self._wire.call(messages.TXN, request, until, repeatable=repeatable))
+        reply = messages.TxnReply(await self._wire.call(messages.TXN, request, until, repeatable=repeatable))
         revision = reply.header.revision
         if revision > self._seen:
             self._seen = revision
