@@ -5,14 +5,16 @@ import random
 import secrets
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 import fenced
-from fenced.authorities.etcd import EtcdAuthority, messages
+from fenced.authorities.etcd import EtcdAuthority, messages, steps
+from fenced.authorities.etcd.floors import TICKET_SECONDS
 from fenced.authorities.etcd.leases import Lease
 from fenced.errors import Indeterminate
-from fenced.model import Ask, Ended, Granted, Kept, Released, Waiting, grant_id
+from fenced.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import step
 from fenced.testing.faults import Fault, Proxy, http2_reply
 from fenced.testing.kit import asking, granted
@@ -96,22 +98,64 @@ def test_nobody_is_passed_over(queue: Queue) -> None:
     step(granted(queue.other, between))
 
 
-def test_nobody_is_passed_over_who_takes_an_earlier_place(queue: Queue) -> None:
-    """It was turned away before the holder was, and took its place later than that came to hold the name."""
-    first, second = queue.wait(queue.mine), queue.wait(queue.mine)
+def test_a_ticket_from_before_somebody_was_let_in_is_taken_no_more(queue: Queue) -> None:
+    """Or its place would be ahead of all, and those who know how far the queue has come would not see it."""
+    first = queue.wait(queue.mine)
+    live = queue.mine._attempts.live[grant_id(first.secret)]
+    assert live.memory is not None
     queue.release(queue.holder)
     step(granted(queue.mine, first))
-    keys, mine = queue.mine._space.keys, queue.mine._attempts.live[grant_id(second.secret)]
-    early = keys.place("orders", 1, "0" * 32)
-    about = step(queue.mine._space.read([messages.get(keys.claim("orders"))], RUNTIME.now() + 5)).found[0]
-    assert about.first is not None and mine.queue is not None
-    put = messages.put(
-        early, about.first.value.replace(grant_id(first.secret).encode(), b"0" * 32), mine.queue.id
-    )
-    step(queue.mine._space.run(messages.txn((), [put]), RUNTIME.now() + 5))
-    assert queue.release(first) == Released()
-    assert isinstance(step(queue.mine.ask(second)), Waiting)
-    assert step(queue.other.observe("orders")).held_by is None
+    request = steps.enqueue(queue.mine._space.keys, "0" * 32, live.record, live.memory.id)
+    reply = step(queue.mine._space.run(request, RUNTIME.now() + 5))
+    assert not reply.succeeded and reply.found[0].first is None
+    late = replace(live.record, ticket=reply.header.revision)
+    request = steps.enqueue(queue.mine._space.keys, "0" * 32, late, live.memory.id)
+    assert step(queue.mine._space.run(request, RUNTIME.now() + 5)).succeeded
+
+
+def test_what_was_a_queue_is_not_walked_through_again(queue: Queue) -> None:
+    """Until a compaction etcd goes through all keys that a range ever had. Who came since then is seen."""
+    tickets, last = [], queue.holder
+    for _ in range(3):
+        waiter = queue.wait(queue.mine)
+        tickets.append(queue.mine._attempts.live[grant_id(waiter.secret)].record.ticket)
+        queue.release(last)
+        step(granted(queue.mine, waiter))
+        last = waiter
+    behind = queue.wait(queue.other)
+    assert queue.mine._attempts._floor(("orders",)) == tickets[-1]
+    assert queue.other._attempts._floor(("orders",)) == tickets[-1], "told by the claim"
+    queue.release(last)
+    with_floor, without = asking(RUNTIME, "orders"), asking(RUNTIME, "orders")
+    assert isinstance(step(queue.mine.ask(with_floor)), Busy), "another client's place is newer"
+    step(granted(queue.other, behind))
+    step(queue.other.release(behind.secret))
+    keys, memory = queue.mine._space.keys, step(queue.mine._sessions.memory(30, RUNTIME.now() + 5))
+    dead = messages.put(keys.place("orders", tickets[0], "0" * 32), b"{}", memory.id)
+    step(queue.mine._space.run(messages.txn((), [dead]), RUNTIME.now() + 5))
+    step(granted(queue.mine, without))
+
+
+def test_who_finds_a_name_free_need_not_look_at_its_past_for_long(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once nobody can be left who was turned away before."""
+    shift = [0.0]
+    monkeypatch.setattr(queue.other._attempts._floors, "_now", lambda: RUNTIME.now() + shift[0])
+    queue.release(queue.holder)
+
+    def token() -> int:
+        ask = asking(RUNTIME, "orders", ttl=600)
+        lease = step(granted(queue.other, ask))
+        step(queue.other.release(ask.secret))
+        return lease.token
+
+    first = token()
+    token()
+    assert queue.other._attempts._floor(("orders",)) == 0
+    shift[0] = TICKET_SECONDS + 1
+    token()
+    assert queue.other._attempts._floor(("orders",)) == first
 
 
 def test_a_floor_that_was_raised_holds(queue: Queue) -> None:

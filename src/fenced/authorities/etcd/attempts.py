@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fenced.authorities.etcd import steps
+from fenced.authorities.etcd.floors import Floors
 from fenced.authorities.etcd.keys import GRANTED, WAITING, About, Record
 from fenced.authorities.etcd.leases import Lease, Session, Sessions
 from fenced.authorities.etcd.looking import Looker, Sight
@@ -94,10 +95,15 @@ class Attempts:
         self._behind: dict[str, str] = {}
         """Who waits directly behind an attempt, as far as both are of this client."""
         self._given: dict[str, Given] = {}
+        self._floors = Floors(runtime.now)
 
     def forked(self) -> None:
         for known in (self.live, self._held, self._behind, self._given):
             known.clear()
+        self._floors.clear()
+
+    def _floor(self, names: tuple[str, ...]) -> int:
+        return self._floors.of(names, self._space.raw)
 
     # Asking.
 
@@ -133,9 +139,11 @@ class Attempts:
         memory = await self._sessions.memory(ask.ttl, until)
         space, raw = self._space, self._space.raw
         record = self._granted(Record(GRANTED, ask.names, ask.ttl, ask.lock_delay, ask.holder), session)
-        reply = await space.run(steps.grant(self._keys, public, record, memory.id, raw), until)
+        floor = self._floor(ask.names)
+        reply = await space.run(steps.grant(self._keys, public, record, memory.id, raw, floor), until)
         if reply.succeeded:
             mine = Attempt(public, record, reply.header.revision, session.hold, session.delayed, None, memory)
+            self._floors.was_free(ask.names, reply.header.revision)
             return await self._take(mine, reply, began, until)
         found, meta = reply.found[0].first, reply.found[1].first
         if found is not None:
@@ -143,12 +151,13 @@ class Attempts:
         if space.is_new(meta) or raw != space.raw:
             return None
         space.refuse_next(reply.header)
-        sight = await self._looker.ahead(ask.names, [self._keys.behind(name) for name in ask.names], until)
+        ends = [self._keys.behind(name) for name in ask.names]
+        sight = await self._looker.ahead(ask.names, ends, until, floor)
         if sight.blocker is None:
             return None  # free again
         if not ask.wait or sight.ahead >= QUEUE_MAX:
             return Busy(sight.ahead, await self._looker.held_by(sight.claim, until))
-        await self._enqueue(public, record, session, memory, reply.header.revision, until)
+        await self._enqueue(public, record, session, memory, sight.revision, until)
         return None
 
     def _granted(self, record: Record, session: Session) -> Record:
@@ -190,20 +199,22 @@ class Attempts:
     async def _enqueue(
         self, public: str, record: Record, session: Session, memory: Lease, ticket: int, until: float
     ) -> None:
-        """Take a place in all queues at once, under one ticket: the revision in which it was turned away.
+        """Take a place in all queues at once, under one ticket: a revision in which somebody was in the way.
 
-        One who was turned away earlier stands ahead. If it takes its place later than we ours, it is let in before
-        us all the same, and nobody who holds the name is disturbed.
+        If somebody else was let in since, the ticket may be too early, and another one is taken.
         """
         assert record.holder is not None
         queue = await self._sessions.queueing(record.holder, record.ttl, until)
-        record = replace(record, state=WAITING, queue=queue.id, ticket=ticket)
-        reply = await self._space.run(steps.enqueue(self._keys, public, record, memory.id), until)
-        if reply.succeeded:
-            revision = reply.header.revision
-            self.live[public] = Attempt(
-                public, record, revision, session.hold, session.delayed, queue, memory
-            )
+        while True:
+            record = replace(record, state=WAITING, queue=queue.id, ticket=ticket)
+            reply = await self._space.run(steps.enqueue(self._keys, public, record, memory.id), until)
+            if reply.succeeded:
+                self.live[public] = Attempt(
+                    public, record, reply.header.revision, session.hold, session.delayed, queue, memory
+                )
+            if reply.succeeded or reply.found[0].first is not None or self._now() >= until:
+                return
+            ticket = reply.header.revision
 
     def _places(self, mine: Attempt) -> list[bytes]:
         return self._keys.places_of(mine.record.names, mine.record.ticket, mine.public)
@@ -214,9 +225,11 @@ class Attempts:
         session = await self._sessions.holding(ask.holder, ask.ttl, mine.record.delay, until)
         memory = await self._sessions.memory(ask.ttl, until)
         record = self._granted(mine.record, session)
-        reply = await space.run(steps.promote(self._keys, mine.public, record, memory.id, raw), until)
+        floor = min(self._floor(record.names), record.ticket)
+        reply = await space.run(steps.promote(self._keys, mine.public, record, memory.id, raw, floor), until)
         if reply.succeeded:
             revision = reply.header.revision
+            self._floors.let_in(record.names, record.ticket)
             granted = Attempt(
                 mine.public, record, revision, session.hold, session.delayed, mine.queue, memory
             )
@@ -246,7 +259,10 @@ class Attempts:
 
     async def look_ahead(self, mine: Attempt, until: float) -> Sight:
         """What stands ahead of a waiter; the one key that is directly ahead is watched from now on."""
-        sight = await self._looker.ahead(mine.record.names, self._places(mine), until)
+        floor = min(self._floor(mine.record.names), mine.record.ticket)
+        sight = await self._looker.ahead(mine.record.names, self._places(mine), until, floor)
+        if sight.claim is not None and len(mine.record.names) == 1:
+            self._floors.let_in(mine.record.names, About.read(sight.claim.value).ticket)
         if sight.blocker is not None and About.read(sight.blocker.value).public == mine.public:
             return Sight()  # its own claim: it was granted meanwhile
         if sight.blocker is not None:
@@ -410,12 +426,16 @@ class Attempts:
         session = await self._sessions.holding(heir.record.holder, heir.record.ttl, 0.0, until)
         record = self._granted(heir.record, session)
         follower = (heir.public, record, heir.memory.id)
-        request = steps.hand_over(self._keys, mine.public, mine.record, memory.id, follower, self._space.raw)
+        floor = min(self._floor(record.names), mine.record.ticket or record.ticket)
+        request = steps.hand_over(
+            self._keys, mine.public, mine.record, memory.id, follower, self._space.raw, floor
+        )
         self._ears.forget(heir.public)  # it is told when there is something to be told
         try:
             reply = await self._space.run(request, until)
             if reply.succeeded:
                 self.forget(mine)
+                self._floors.let_in(record.names, record.ticket)
                 granted = Attempt(
                     heir.public, record, reply.header.revision, session.hold, None, heir.queue, heir.memory
                 )

@@ -68,9 +68,9 @@ class Keys:
     def places_of(self, names: tuple[str, ...], ticket: int, public: str) -> list[bytes]:
         return [self.place(name, ticket, public) for name in names]
 
-    def places(self, name: str) -> bytes:
-        """Where the queue of a name begins."""
-        return b"%b%b\0q" % (self._names, name.encode())
+    def places(self, name: str, ticket: int = 0) -> bytes:
+        """Where the queue of a name begins, or the part of it from a ticket on."""
+        return b"%b%b\0q%b" % (self._names, name.encode(), b"%016x" % ticket if ticket else b"")
 
     def spot(self, key: bytes) -> Spot:
         """What a key under a name means."""
@@ -163,19 +163,20 @@ class About(NamedTuple):
     ttl: float
     many: bool
     offset: int = 0
-    queued: bool = False
+    ticket: int = 0
+    """Of its place in the queue, if it has or had one."""
 
     @classmethod
     def of(cls, public: str, record: Record) -> About:
         """What is written under each name of an attempt; always the same."""
         assert record.holder is not None
-        many, queued = len(record.names) > 1, bool(record.ticket)
-        return cls(public, record.holder, record.ttl, many, record.offset, queued)
+        many = len(record.names) > 1
+        return cls(public, record.holder, record.ttl, many, record.offset, record.ticket)
 
     def written(self) -> bytes:
         who = self.holder
         told: dict[str, Any] = {"holder": [who.id, who.label, who.host, who.pid], "ttl": self.ttl}
-        for field in ("many", "offset", "queued"):
+        for field in ("many", "offset", "ticket"):
             if value := getattr(self, field):
                 told[field] = value
         return b'{"grant":"%b",%b' % (self.public.encode(), _json(told)[1:])
@@ -189,5 +190,5 @@ class About(NamedTuple):
             told["ttl"],
             told.get("many", False),
             told.get("offset", 0),
-            told.get("queued", False),
+            told.get("ticket", 0),
         )

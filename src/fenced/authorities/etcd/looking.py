@@ -34,31 +34,32 @@ class Looker:
         self._space = space
         self._leases = leases
 
-    async def ahead(self, names: Sequence[str], ends: Sequence[bytes], until: float) -> Sight:
-        """Look at each name from its beginning to the end that is given."""
-        sight = Sight()
+    async def ahead(self, names: Sequence[str], ends: Sequence[bytes], until: float, floor: int = 0) -> Sight:
+        """Look at each name from its beginning to the end that is given; at its queue from a ticket on."""
+        keys, sight = self._space.keys, Sight()
         at_once = TXN_OPS_MAX // LOOK_OPS
         for start in range(0, len(names), at_once):
             part = range(start, min(start + at_once, len(names)))
             gets: list[bytes] = []
             for index in part:
-                under, end = self._space.keys.under(names[index]), ends[index]
+                name, queue = names[index], keys.places(names[index], floor)
                 gets += [
-                    get(under, end, limit=1),
-                    get(under, end, last=True),
-                    get(self._space.keys.places(names[index]), end, count=True),
+                    get(keys.under(name), keys.places(name)),
+                    get(queue, ends[index], last=True),
+                    get(queue, ends[index], count=True),
                 ]
             reply = await self._space.read(gets, until)
-            for first, last, places in zip(*[iter(reply.found)] * LOOK_OPS, strict=True):
-                self._add(sight, first, last, places, reply.header.revision)
+            for held, last, places in zip(*[iter(reply.found)] * LOOK_OPS, strict=True):
+                self._add(sight, held, last, places, reply.header.revision)
         return sight
 
-    def _add(self, sight: Sight, first: Found, last: Found, places: Found, revision: int) -> None:
-        if last.first is not None and sight.blocker is None:
-            sight.blocker, sight.revision = last.first, revision
+    def _add(self, sight: Sight, held: Found, last: Found, places: Found, revision: int) -> None:
+        blocker = last.first or (held.kvs[-1] if held.kvs else None)
+        if blocker is not None and sight.blocker is None:
+            sight.blocker, sight.revision = blocker, revision
         ahead = places.total
-        if (kv := first.first) is not None and self._space.keys.spot(kv.key).kind == CLAIM:
-            ahead -= About.read(kv.value).queued  # its holder keeps its place, but does not wait
+        if (kv := held.first) is not None and self._space.keys.spot(kv.key).kind == CLAIM:
+            ahead -= bool(About.read(kv.value).ticket)  # its holder keeps its place, but does not wait
             sight.claim = sight.claim or kv
         sight.ahead = max(sight.ahead, ahead)
 

@@ -29,7 +29,7 @@ AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
 TXN_OPS_MAX = 128
 """What etcd allows by default (--max-txn-ops), of comparisons and of operations each."""
 
-_EQUAL, _GREATER = 0, 1
+_EQUAL, _GREATER, _LESS = 0, 1, 2
 _CREATE, _MOD, _VALUE = 1, 2, 3
 _DESCENDING = 2
 _RANGE_REPLY = b"\x0a"
@@ -120,6 +120,11 @@ def present(key: bytes) -> bytes:
 
 def modified_at(key: bytes, revision: int) -> bytes:
     return _compare(_EQUAL, _MOD, key, integer(6, revision), b"")
+
+
+def unmodified_since(key: bytes, revision: int) -> bytes:
+    """Nobody has written it after this revision; it may be gone."""
+    return _compare(_LESS, _MOD, key, integer(6, revision + 1), b"")
 
 
 def valued(key: bytes, value: bytes) -> bytes:

@@ -7,6 +7,9 @@
     hand_over  the same, and claim the name for the one directly behind
 
 What is the same for many attempts is made once: public ids have one length, so one stands in for the others.
+
+`floor`: all places with an earlier ticket are known to be gone. Until a compaction etcd walks through all keys that a
+range ever had, so what was a queue once is left out.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from fenced.authorities.etcd.messages import (
     present,
     put,
     txn,
+    unmodified_since,
     valued,
 )
 
@@ -30,14 +34,20 @@ _ANYBODY = "\x7f" * 32
 """Stands for a public id. Neither names nor the values that we write hold such a character."""
 
 
-def grant(keys: Keys, public: str, record: Record, memory: int, raw: bytes) -> bytes:
-    return public.encode().join(_grant(keys, record, memory, raw))
+def grant(keys: Keys, public: str, record: Record, memory: int, raw: bytes, floor: int = 0) -> bytes:
+    return public.encode().join(_grant(keys, record, memory, raw, floor))
+
+
+def _nothing_ahead(keys: Keys, name: str, end: bytes, floor: int) -> list[bytes]:
+    if not floor:
+        return [absent(keys.under(name), end)]
+    return [absent(keys.under(name), keys.places(name)), absent(keys.places(name, floor), end)]
 
 
 @lru_cache(maxsize=256)
-def _grant(keys: Keys, record: Record, memory: int, raw: bytes) -> list[bytes]:
+def _grant(keys: Keys, record: Record, memory: int, raw: bytes, floor: int) -> list[bytes]:
     mine = keys.attempt(_ANYBODY)
-    free = [absent(keys.under(name), keys.behind(name)) for name in record.names]
+    free = [proof for name in record.names for proof in _nothing_ahead(keys, name, keys.behind(name), floor)]
     return txn(
         [absent(mine), valued(keys.meta, raw), *free],
         _claims(keys, _ANYBODY, record, memory),
@@ -46,18 +56,21 @@ def _grant(keys: Keys, record: Record, memory: int, raw: bytes) -> list[bytes]:
 
 
 def enqueue(keys: Keys, public: str, record: Record, memory: int) -> bytes:
+    """Nobody was let in since it took its ticket: then those who were have an earlier one, and look out for it."""
     mine, about = keys.attempt(public), About.of(public, record).written()
     writes = [put(mine, record.written(), memory)]
     writes += [
         put(place, about, record.queue) for place in keys.places_of(record.names, record.ticket, public)
     ]
-    return txn([absent(mine)], writes)
+    held = [unmodified_since(keys.claim(name), record.ticket) for name in record.names]
+    return txn([absent(mine), *held], writes, [get(mine)])
 
 
-def promote(keys: Keys, public: str, record: Record, memory: int, raw: bytes) -> bytes:
+def promote(keys: Keys, public: str, record: Record, memory: int, raw: bytes, floor: int = 0) -> bytes:
     """Ahead of a place lie claims, delays and earlier places; its own claim would be among them."""
     mine, places = keys.attempt(public), keys.places_of(record.names, record.ticket, public)
-    first = [absent(keys.under(name), place) for name, place in zip(record.names, places, strict=True)]
+    ahead = zip(record.names, places, strict=True)
+    first = [proof for name, place in ahead for proof in _nothing_ahead(keys, name, place, floor)]
     return txn(
         [valued(keys.meta, raw), present(places[0]), *first],
         _claims(keys, public, record, memory),
@@ -91,7 +104,13 @@ def finish(
 
 
 def hand_over(
-    keys: Keys, public: str, record: Record, memory: int, follower: tuple[str, Record, int], raw: bytes
+    keys: Keys,
+    public: str,
+    record: Record,
+    memory: int,
+    follower: tuple[str, Record, int],
+    raw: bytes,
+    floor: int = 0,
 ) -> bytes:
     """Nothing stands before the heir's place but what is given back. For one name without a delay.
 
@@ -99,7 +118,8 @@ def hand_over(
     """
     heir, granted, its_memory = follower
     (name,) = record.names
-    mine, place, start = keys.attempt(public), keys.place(name, granted.ticket, heir), keys.places(name)
+    mine, place = keys.attempt(public), keys.place(name, granted.ticket, heir)
+    start = keys.places(name, floor)
     proof = [*holds(keys, public, record), valued(keys.meta, raw), present(place)]
     writes = [
         put(mine, record.ended("released").written(), memory),
