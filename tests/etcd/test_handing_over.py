@@ -136,6 +136,19 @@ def test_what_was_a_queue_is_not_walked_through_again(queue: Queue) -> None:
     step(granted(queue.mine, without))
 
 
+def test_who_comes_new_is_told_how_far_a_queue_has_come(queue: Queue, etcd_server: EtcdServer) -> None:
+    waiter = queue.wait(queue.mine)
+    ticket = queue.mine._attempts.live[grant_id(waiter.secret)].record.ticket
+    queue.release(queue.holder)
+    step(granted(queue.mine, waiter))
+    queue.release(waiter)
+    new = opened(etcd_server.url(), queue.namespace)
+    ask = asking(RUNTIME, "orders")
+    step(granted(new, ask))
+    assert new._attempts._floor(("orders",)) == ticket
+    step(new.close())
+
+
 def test_who_finds_a_name_free_need_not_look_at_its_past_for_long(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

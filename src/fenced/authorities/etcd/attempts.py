@@ -139,9 +139,13 @@ class Attempts:
         memory = await self._sessions.memory(ask.ttl, until)
         space, raw = self._space, self._space.raw
         record = self._granted(Record(GRANTED, ask.names, ask.ttl, ask.lock_delay, ask.holder), session)
-        floor = self._floor(ask.names)
-        reply = await space.run(steps.grant(self._keys, public, record, memory.id, raw, floor), until)
+        floor, learn = self._floor(ask.names), self._floors.unknown(ask.names)
+        request = steps.grant(self._keys, public, record, memory.id, raw, floor, learn=learn)
+        reply = await space.run(request, until)
         if reply.succeeded:
+            if learn:
+                told = reply.found[0].first
+                self._floors.let_in(ask.names, int(told.value) if told is not None else 0)
             mine = Attempt(public, record, reply.header.revision, session.hold, session.delayed, None, memory)
             self._floors.was_free(ask.names, reply.header.revision)
             return await self._take(mine, reply, began, until)
@@ -226,7 +230,9 @@ class Attempts:
         memory = await self._sessions.memory(ask.ttl, until)
         record = self._granted(mine.record, session)
         floor = min(self._floor(record.names), record.ticket)
-        reply = await space.run(steps.promote(self._keys, mine.public, record, memory.id, raw, floor), until)
+        tell = self._floors.to_tell(record.names, record.ticket)
+        request = steps.promote(self._keys, mine.public, record, memory.id, raw, floor, tell=tell)
+        reply = await space.run(request, until)
         if reply.succeeded:
             revision = reply.header.revision
             self._floors.let_in(record.names, record.ticket)
@@ -427,8 +433,9 @@ class Attempts:
         record = self._granted(heir.record, session)
         follower = (heir.public, record, heir.memory.id)
         floor = min(self._floor(record.names), mine.record.ticket or record.ticket)
+        tell = self._floors.to_tell(record.names, record.ticket)
         request = steps.hand_over(
-            self._keys, mine.public, mine.record, memory.id, follower, self._space.raw, floor
+            self._keys, mine.public, mine.record, memory.id, follower, self._space.raw, floor, tell=tell
         )
         self._ears.forget(heir.public)  # it is told when there is something to be told
         try:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 NAMES_MAX = 10_000
+TELL_STEP = 300
+"""In revisions: about a hundred hand-overs."""
 TICKET_SECONDS = 10.0
 """Within much less than this who has taken a ticket has taken its place, or has given up."""
 
@@ -21,12 +23,27 @@ class Floors:
         self._now = now
         self._history = b""
         self._tickets: dict[str, int] = {}
+        self._told: dict[str, int] = {}
         self._free: dict[str, tuple[int, float]] = {}
         """When a name was free, with nobody waiting: the revision, and our time."""
 
     def clear(self) -> None:
         self._tickets.clear()
+        self._told.clear()
         self._free.clear()
+
+    def unknown(self, names: tuple[str, ...]) -> bool:
+        """Whether to ask what others have told."""
+        return len(names) == 1 and names[0] not in self._tickets
+
+    def to_tell(self, names: tuple[str, ...], ticket: int) -> bool:
+        """Whether who is let in writes it down for others: now and then."""
+        if len(names) > 1 or ticket - self._told.get(names[0], -TELL_STEP) < TELL_STEP:
+            return False
+        if len(self._told) > NAMES_MAX:
+            self._told.clear()
+        self._told[names[0]] = ticket
+        return True
 
     def of(self, names: tuple[str, ...], history: bytes) -> int:
         """A ticket, or 0 if nothing is known. Of several names nothing is: a transaction has no room for it."""
@@ -43,7 +60,7 @@ class Floors:
             self._tickets[name] = max(ticket, self._tickets.get(name, 0))
 
     def was_free(self, names: tuple[str, ...], revision: int) -> None:
-        """Nobody waited. Who was turned away before takes its place soon or never: found free again later, it is a floor."""
+        """Nobody waited. Who was turned away before takes its place soon or never: free again later, it is a floor."""
         now = self._now()
         for name in names:
             before = self._free.get(name)

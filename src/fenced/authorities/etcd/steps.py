@@ -34,8 +34,11 @@ _ANYBODY = "\x7f" * 32
 """Stands for a public id. Neither names nor the values that we write hold such a character."""
 
 
-def grant(keys: Keys, public: str, record: Record, memory: int, raw: bytes, floor: int = 0) -> bytes:
-    return public.encode().join(_grant(keys, record, memory, raw, floor))
+def grant(
+    keys: Keys, public: str, record: Record, memory: int, raw: bytes, floor: int = 0, *, learn: bool = False
+) -> bytes:
+    """`learn`: and read how far the queue of its name has come."""
+    return public.encode().join(_grant(keys, record, memory, raw, floor, learn))
 
 
 def _nothing_ahead(keys: Keys, name: str, end: bytes, floor: int) -> list[bytes]:
@@ -45,12 +48,12 @@ def _nothing_ahead(keys: Keys, name: str, end: bytes, floor: int) -> list[bytes]
 
 
 @lru_cache(maxsize=256)
-def _grant(keys: Keys, record: Record, memory: int, raw: bytes, floor: int) -> list[bytes]:
+def _grant(keys: Keys, record: Record, memory: int, raw: bytes, floor: int, learn: bool) -> list[bytes]:
     mine = keys.attempt(_ANYBODY)
     free = [proof for name in record.names for proof in _nothing_ahead(keys, name, keys.behind(name), floor)]
     return txn(
         [absent(mine), valued(keys.meta, raw), *free],
-        _claims(keys, _ANYBODY, record, memory),
+        _claims(keys, _ANYBODY, record, memory) + [get(keys.floor(name)) for name in record.names if learn],
         [get(mine), get(keys.meta)],
     ).split(_ANYBODY.encode())
 
@@ -66,16 +69,23 @@ def enqueue(keys: Keys, public: str, record: Record, memory: int) -> bytes:
     return txn([absent(mine), *held], writes, [get(mine)])
 
 
-def promote(keys: Keys, public: str, record: Record, memory: int, raw: bytes, floor: int = 0) -> bytes:
+def promote(
+    keys: Keys, public: str, record: Record, memory: int, raw: bytes, floor: int = 0, *, tell: bool = False
+) -> bytes:
     """Ahead of a place lie claims, delays and earlier places; its own claim would be among them."""
     mine, places = keys.attempt(public), keys.places_of(record.names, record.ticket, public)
     ahead = zip(record.names, places, strict=True)
     first = [proof for name, place in ahead for proof in _nothing_ahead(keys, name, place, floor)]
     return txn(
         [valued(keys.meta, raw), present(places[0]), *first],
-        _claims(keys, public, record, memory),
+        _claims(keys, public, record, memory) + _told(keys, record, memory, tell),
         [get(mine), get(keys.meta), get(places[0])],
     )
+
+
+def _told(keys: Keys, record: Record, memory: int, tell: bool) -> list[bytes]:
+    """How far the queue has come, for those who come new."""
+    return [put(keys.floor(name), b"%d" % record.ticket, memory) for name in record.names if tell]
 
 
 def _claims(keys: Keys, public: str, record: Record, memory: int) -> list[bytes]:
@@ -111,6 +121,8 @@ def hand_over(
     follower: tuple[str, Record, int],
     raw: bytes,
     floor: int = 0,
+    *,
+    tell: bool = False,
 ) -> bytes:
     """Nothing stands before the heir's place but what is given back. For one name without a delay.
 
@@ -124,6 +136,7 @@ def hand_over(
     writes = [
         put(mine, record.ended("released").written(), memory),
         *_claims(keys, heir, granted, its_memory),
+        *_told(keys, granted, its_memory, tell),
     ]
     if record.ticket:
         ours = keys.place(name, record.ticket, public)
