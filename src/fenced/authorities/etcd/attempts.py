@@ -235,7 +235,7 @@ class Attempts:
         reply = await space.run(request, until)
         if reply.succeeded:
             revision = reply.header.revision
-            self._floors.let_in(record.names, record.ticket)
+            self._floors.let_in(record.names, record.ticket, told=tell)
             granted = Attempt(
                 mine.public, record, revision, session.hold, session.delayed, mine.queue, memory
             )
@@ -442,7 +442,7 @@ class Attempts:
             reply = await self._space.run(request, until)
             if reply.succeeded:
                 self.forget(mine)
-                self._floors.let_in(record.names, record.ticket)
+                self._floors.let_in(record.names, record.ticket, told=tell)
                 granted = Attempt(
                     heir.public, record, reply.header.revision, session.hold, None, heir.queue, heir.memory
                 )

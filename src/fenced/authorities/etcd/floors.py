@@ -38,12 +38,7 @@ class Floors:
 
     def to_tell(self, names: tuple[str, ...], ticket: int) -> bool:
         """Whether who is let in writes it down for others: now and then."""
-        if len(names) > 1 or ticket - self._told.get(names[0], -TELL_STEP) < TELL_STEP:
-            return False
-        if len(self._told) > NAMES_MAX:
-            self._told.clear()
-        self._told[names[0]] = ticket
-        return True
+        return len(names) == 1 and ticket - self._told.get(names[0], -TELL_STEP) >= TELL_STEP
 
     def of(self, names: tuple[str, ...], history: bytes) -> int:
         """A ticket, or 0 if nothing is known. Of several names nothing is: a transaction has no room for it."""
@@ -52,10 +47,13 @@ class Floors:
             self._history = history
         return self._tickets.get(names[0], 0) if len(names) == 1 else 0
 
-    def let_in(self, names: tuple[str, ...], ticket: int) -> None:
+    def let_in(self, names: tuple[str, ...], ticket: int, *, told: bool = False) -> None:
         """Somebody with this ticket: so nobody was ahead of it, and who has an earlier one is refused a place."""
         if len(self._tickets) > NAMES_MAX:
             self._tickets.clear()
+            self._told.clear()
+        if told:
+            self._told[names[0]] = ticket
         for name in names:
             self._tickets[name] = max(ticket, self._tickets.get(name, 0))
 
