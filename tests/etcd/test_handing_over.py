@@ -5,12 +5,12 @@ import random
 import secrets
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import fenced
-from fenced.authorities.etcd import EtcdAuthority, messages, steps
+from fenced.authorities.etcd import EtcdAuthority, messages
 from fenced.authorities.etcd.floors import TICKET_SECONDS
 from fenced.authorities.etcd.leases import Lease
 from fenced.errors import Indeterminate
@@ -33,6 +33,7 @@ class Queue:
         self.mine, self.other = (opened(at, self.namespace) for at in (url or server.url(), server.url()))
         self.holder = asking(RUNTIME, "orders", ttl=30)
         self.first = step(granted(self.mine, self.holder))
+        self.again = asking(RUNTIME, "orders", ttl=30)
 
     def wait(self, authority: EtcdAuthority) -> Ask:
         ask = asking(RUNTIME, "orders", ttl=30, wait=True)
@@ -98,19 +99,59 @@ def test_nobody_is_passed_over(queue: Queue) -> None:
     step(granted(queue.other, between))
 
 
-def test_a_ticket_from_before_somebody_was_let_in_is_taken_no_more(queue: Queue) -> None:
-    """Or its place would be ahead of all, and those who know how far the queue has come would not see it."""
-    first = queue.wait(queue.mine)
-    live = queue.mine._attempts.live[grant_id(first.secret)]
-    assert live.memory is not None
+def test_who_looked_before_somebody_was_let_in_looks_again(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ticket is from before: those who know how far the queue has come would overlook its place."""
+    late, looks = asking(RUNTIME, "orders", ttl=30, wait=True), []
+    queueing = queue.other._sessions.queueing
+
+    async def slowly(*args: Any) -> Any:
+        """Meanwhile somebody else comes, is let in, and leaves."""
+        looks.append(len(looks))
+        if len(looks) == 1:
+            between = queue.wait(queue.mine)
+            queue.release(queue.holder)
+            await granted(queue.mine, between)
+            queue.release(between)
+            await granted(queue.mine, queue.again)
+        return await queueing(*args)
+
+    monkeypatch.setattr(queue.other._sessions, "queueing", slowly)
+    assert isinstance(step(queue.other.ask(late)), Waiting)
+    assert len(looks) == 2
+    ticket = queue.other._attempts.live[grant_id(late.secret)].record.ticket
+    assert ticket > queue.mine._attempts._floor(("orders",)) > 0
+    behind = queue.wait(queue.mine)
+    queue.release(queue.again)
+    assert isinstance(step(queue.mine.ask(behind)), Waiting)
+    step(granted(queue.other, late))
+
+
+def test_a_queue_that_moves_on_ahead_keeps_nobody_out(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks and comes late takes its place behind the last one, however many were let in meanwhile."""
+    waiters = [queue.wait(queue.mine) for _ in range(3)]
+    late, looks = asking(RUNTIME, "orders", ttl=30, wait=True), []
+    queueing = queue.other._sessions.queueing
+
+    async def slowly(*args: Any) -> Any:
+        looks.append(len(looks))
+        queue.release(queue.holder)
+        await granted(queue.mine, waiters[0])
+        return await queueing(*args)
+
+    monkeypatch.setattr(queue.other._sessions, "queueing", slowly)
+    assert isinstance(step(queue.other.ask(late)), Waiting)
+    assert len(looks) == 1
+
+
+@pytest.mark.parametrize("told", [b"x", b"9" * 25, b"-1", b"", b"99999999"])
+def test_what_is_told_and_cannot_be_is_not_believed(queue: Queue, told: bytes) -> None:
     queue.release(queue.holder)
-    step(granted(queue.mine, first))
-    request = steps.enqueue(queue.mine._space.keys, "0" * 32, live.record, live.memory.id)
-    reply = step(queue.mine._space.run(request, RUNTIME.now() + 5))
-    assert not reply.succeeded and reply.found[0].first is None
-    late = replace(live.record, ticket=reply.header.revision)
-    request = steps.enqueue(queue.mine._space.keys, "0" * 32, late, live.memory.id)
-    assert step(queue.mine._space.run(request, RUNTIME.now() + 5)).succeeded
+    write = messages.put(queue.other._space.keys.floor("orders"), told)
+    step(queue.other._space.run(messages.txn((), [write]), RUNTIME.now() + 5))
+    step(granted(queue.other, asking(RUNTIME, "orders")))
+    assert queue.other._attempts._floor(("orders",)) == 0
 
 
 def test_what_was_a_queue_is_not_walked_through_again(queue: Queue) -> None:

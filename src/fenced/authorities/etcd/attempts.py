@@ -132,6 +132,8 @@ class Attempts:
                 continue
             if answer is not None:
                 return answer
+            if self._now() >= until:
+                raise Indeterminate("others were always quicker: neither granted nor queued in time")
 
     async def _first(self, ask: Ask, public: str, began: float, until: float) -> AskAnswer | None:
         """Grant it in one transaction if all its names are free; None: look again."""
@@ -144,8 +146,7 @@ class Attempts:
         reply = await space.run(request, until)
         if reply.succeeded:
             if learn:
-                told = reply.found[0].first
-                self._floors.let_in(ask.names, int(told.value) if told is not None else 0)
+                self._floors.learn(ask.names, reply.found[0].first, reply.header.revision)
             mine = Attempt(public, record, reply.header.revision, session.hold, session.delayed, None, memory)
             self._floors.was_free(ask.names, reply.header.revision)
             return await self._take(mine, reply, began, until)
@@ -161,7 +162,7 @@ class Attempts:
             return None  # free again
         if not ask.wait or sight.ahead >= QUEUE_MAX:
             return Busy(sight.ahead, await self._looker.held_by(sight.claim, until))
-        await self._enqueue(public, record, session, memory, sight.revision, until)
+        await self._enqueue(public, record, session, memory, sight, until)
         return None
 
     def _granted(self, record: Record, session: Session) -> Record:
@@ -201,24 +202,21 @@ class Attempts:
         return Granted(reply.header.revision + mine.record.offset, left, float(mine.hold.seconds))
 
     async def _enqueue(
-        self, public: str, record: Record, session: Session, memory: Lease, ticket: int, until: float
+        self, public: str, record: Record, session: Session, memory: Lease, sight: Sight, until: float
     ) -> None:
-        """Take a place in all queues at once, under one ticket: a revision in which somebody was in the way.
+        """Take a place in all queues at once, under one ticket: the revision in which somebody was in the way.
 
-        If somebody else was let in since, the ticket may be too early, and another one is taken.
+        If that one is gone by now, nothing is written: look again.
         """
-        assert record.holder is not None
+        assert record.holder is not None and sight.blocker is not None
         queue = await self._sessions.queueing(record.holder, record.ttl, until)
-        while True:
-            record = replace(record, state=WAITING, queue=queue.id, ticket=ticket)
-            reply = await self._space.run(steps.enqueue(self._keys, public, record, memory.id), until)
-            if reply.succeeded:
-                self.live[public] = Attempt(
-                    public, record, reply.header.revision, session.hold, session.delayed, queue, memory
-                )
-            if reply.succeeded or reply.found[0].first is not None or self._now() >= until:
-                return
-            ticket = reply.header.revision
+        record = replace(record, state=WAITING, queue=queue.id, ticket=sight.revision)
+        request = steps.enqueue(self._keys, public, record, memory.id, sight.blocker)
+        reply = await self._space.run(request, until)
+        if reply.succeeded:
+            self.live[public] = Attempt(
+                public, record, reply.header.revision, session.hold, session.delayed, queue, memory
+            )
 
     def _places(self, mine: Attempt) -> list[bytes]:
         return self._keys.places_of(mine.record.names, mine.record.ticket, mine.public)
@@ -268,7 +266,9 @@ class Attempts:
         floor = min(self._floor(mine.record.names), mine.record.ticket)
         sight = await self._looker.ahead(mine.record.names, self._places(mine), until, floor)
         if sight.claim is not None and len(mine.record.names) == 1:
-            self._floors.let_in(mine.record.names, About.read(sight.claim.value).ticket)
+            ticket = About.read(sight.claim.value).ticket
+            if ticket:
+                self._floors.let_in(mine.record.names, ticket)
         if sight.blocker is not None and About.read(sight.blocker.value).public == mine.public:
             return Sight()  # its own claim: it was granted meanwhile
         if sight.blocker is not None:
@@ -425,6 +425,8 @@ class Attempts:
         if heir is None or heir.granted or not mine.granted or not self._ears.listening:
             return False
         if heir.record.names != mine.record.names or len(heir.record.names) > 1:
+            return False
+        if heir.record.ticket < mine.record.ticket:
             return False
         if heir.record.delay or mine.record.delay or heir.memory is None or heir.record.holder is None:
             return False

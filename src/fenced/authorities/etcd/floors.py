@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fenced.authorities.etcd.messages import KeyValue
+
 NAMES_MAX = 10_000
 TELL_STEP = 300
 """In revisions: about a hundred hand-overs."""
@@ -36,6 +38,12 @@ class Floors:
         """Whether to ask what others have told."""
         return len(names) == 1 and names[0] not in self._tickets
 
+    def learn(self, names: tuple[str, ...], told: KeyValue | None, revision: int) -> None:
+        """What others have written down; 0 if that is nothing, or cannot be true."""
+        digits = told.value if told is not None else b""
+        ticket = int(digits) if digits.isdigit() and len(digits) < 20 else 0
+        self.let_in(names, ticket if ticket < revision else 0)
+
     def to_tell(self, names: tuple[str, ...], ticket: int) -> bool:
         """Whether who is let in writes it down for others: now and then."""
         return len(names) == 1 and ticket - self._told.get(names[0], -TELL_STEP) >= TELL_STEP
@@ -48,7 +56,7 @@ class Floors:
         return self._tickets.get(names[0], 0) if len(names) == 1 else 0
 
     def let_in(self, names: tuple[str, ...], ticket: int, *, told: bool = False) -> None:
-        """Somebody with this ticket: so nobody was ahead of it, and who has an earlier one is refused a place."""
+        """Somebody with this ticket: so nobody was ahead of it, and nobody takes a place with an earlier one now."""
         if len(self._tickets) > NAMES_MAX:
             self._tickets.clear()
             self._told.clear()

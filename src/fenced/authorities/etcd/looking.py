@@ -50,16 +50,16 @@ class Looker:
                 ]
             reply = await self._space.read(gets, until)
             for held, last, places in zip(*[iter(reply.found)] * LOOK_OPS, strict=True):
-                self._add(sight, held, last, places, reply.header.revision)
+                self._add(sight, held, last, places.total, reply.header.revision)
         return sight
 
-    def _add(self, sight: Sight, held: Found, last: Found, places: Found, revision: int) -> None:
+    def _add(self, sight: Sight, held: Found, last: Found, ahead: int, revision: int) -> None:
         blocker = last.first or (held.kvs[-1] if held.kvs else None)
         if blocker is not None and sight.blocker is None:
             sight.blocker, sight.revision = blocker, revision
-        ahead = places.total
         if (kv := held.first) is not None and self._space.keys.spot(kv.key).kind == CLAIM:
-            ahead -= bool(About.read(kv.value).ticket)  # its holder keeps its place, but does not wait
+            # Its holder keeps its place, but does not wait. Below the floor it was not counted: it is then one too few.
+            ahead -= bool(About.read(kv.value).ticket)
             sight.claim = sight.claim or kv
         sight.ahead = max(sight.ahead, ahead)
 

@@ -19,6 +19,7 @@ from functools import lru_cache
 from fenced.authorities.etcd.keys import GRANTED, About, Keys, Record
 from fenced.authorities.etcd.messages import (
     TXN_OPS_MAX,
+    KeyValue,
     absent,
     delete,
     get,
@@ -58,15 +59,20 @@ def _grant(keys: Keys, record: Record, memory: int, raw: bytes, floor: int, lear
     ).split(_ANYBODY.encode())
 
 
-def enqueue(keys: Keys, public: str, record: Record, memory: int) -> bytes:
-    """Nobody was let in since it took its ticket: then those who were have an earlier one, and look out for it."""
+def enqueue(keys: Keys, public: str, record: Record, memory: int, blocker: KeyValue) -> bytes:
+    """`blocker`: what was directly ahead when the ticket was taken, and must be there still.
+
+    While it stands, nobody with a later ticket is let in past it, so nobody has learnt to overlook this one. Of other
+    names it must not have been granted meanwhile.
+    """
     mine, about = keys.attempt(public), About.of(public, record).written()
     writes = [put(mine, record.written(), memory)]
     writes += [
         put(place, about, record.queue) for place in keys.places_of(record.names, record.ticket, public)
     ]
-    held = [unmodified_since(keys.claim(name), record.ticket) for name in record.names]
-    return txn([absent(mine), *held], writes, [get(mine)])
+    blocked = keys.spot(blocker.key).name
+    others = [unmodified_since(keys.claim(name), record.ticket) for name in record.names if name != blocked]
+    return txn([absent(mine), modified_at(blocker.key, blocker.modified), *others], writes)
 
 
 def promote(
