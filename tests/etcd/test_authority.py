@@ -397,7 +397,7 @@ def test_a_thousand_leases_are_one_keep_alive(etcd_server: EtcdServer, authority
 # Forks.
 
 
-def test_a_forked_child_leaves_its_parents_channels_alone(etcd_server: EtcdServer) -> None:
+def test_a_forked_child_leaves_its_parents_connections_alone(etcd_server: EtcdServer) -> None:
     with fenced.Client(etcd_server.url(), namespace=secrets.token_hex(8)) as client:
         lease = client.acquire("a", ttl=5)
         reader, writer = os.pipe()

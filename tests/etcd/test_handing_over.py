@@ -55,6 +55,17 @@ class Queue:
     def given(self, ask: Ask) -> bool:
         return grant_id(ask.secret) in self.mine._attempts._given
 
+    def let_help_itself(self, holder: Ask, waiter: Ask) -> None:
+        """The release gives nothing to the waiter, which is woken, and asks."""
+        step(granted(self.mine, holder))
+        assert isinstance(step(self.mine.ask(waiter)), Waiting)
+        step(self.mine.hear(RUNTIME.now() + 0.05))
+        assert self.release(holder) == Released()
+        assert not self.given(waiter)
+        self.heard(waiter)
+        step(granted(self.mine, waiter))
+        assert self.release(waiter) == Released()
+
     def revoke(self, lease: Lease | None) -> None:
         assert lease is not None
         step(self.mine._wire.call(LEASE_REVOKE, messages.lease_id(lease.id), RUNTIME.now() + 5))
@@ -252,14 +263,7 @@ def test_a_waiter_whose_record_is_gone_keeps_nobody_from_the_end(queue: Queue) -
 def test_with_a_delay_a_waiter_helps_itself(queue: Queue, ahead: float, behind: float) -> None:
     holder = asking(RUNTIME, "jobs", ttl=30, lock_delay=ahead)
     waiter = asking(RUNTIME, "jobs", ttl=30, lock_delay=behind, wait=True)
-    step(granted(queue.mine, holder))
-    assert isinstance(step(queue.mine.ask(waiter)), Waiting)
-    step(queue.mine.hear(RUNTIME.now() + 0.05))
-    assert queue.release(holder) == Released()
-    assert not queue.given(waiter)
-    queue.heard(waiter)
-    step(granted(queue.mine, waiter))
-    assert queue.release(waiter) == Released()
+    queue.let_help_itself(holder, waiter)
     assert step(queue.other.observe("jobs")).free_in == 0
 
 
@@ -269,14 +273,7 @@ def test_with_other_names_a_waiter_helps_itself(
 ) -> None:
     queue.release(queue.holder)
     holder, waiter = asking(RUNTIME, *ahead, ttl=30), asking(RUNTIME, *behind, ttl=30, wait=True)
-    step(granted(queue.mine, holder))
-    assert isinstance(step(queue.mine.ask(waiter)), Waiting)
-    step(queue.mine.hear(RUNTIME.now() + 0.05))
-    assert queue.release(holder) == Released()
-    assert not queue.given(waiter)
-    queue.heard(waiter)
-    step(granted(queue.mine, waiter))
-    assert queue.release(waiter) == Released()
+    queue.let_help_itself(holder, waiter)
     assert step(queue.other.survey()) == []
 
 

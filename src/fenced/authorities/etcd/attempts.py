@@ -150,7 +150,7 @@ class Attempts:
             mine = Attempt(public, record, reply.header.revision, session.hold, session.delayed, None, memory)
             self._floors.was_free(ask.names, reply.header.revision)
             return await self._take(mine, reply, began, until)
-        found, meta = reply.found[0].first, reply.found[1].first
+        found, meta = (each.first for each in reply.found)
         if found is not None:
             return await self._stored(ask, public, found, until)
         if space.is_new(meta) or raw != space.raw:

@@ -50,18 +50,24 @@ class Looker:
                 ]
             reply = await self._space.read(gets, until)
             for held, last, places in zip(*[iter(reply.found)] * LOOK_OPS, strict=True):
-                self._add(sight, held, last, places.total, reply.header.revision)
+                self._add(sight, held, last.first, reply.header.revision)
+                sight.ahead = max(sight.ahead, places.total - self._holds_a_place(held, floor))
         return sight
 
-    def _add(self, sight: Sight, held: Found, last: Found, ahead: int, revision: int) -> None:
-        blocker = last.first or (held.kvs[-1] if held.kvs else None)
+    def _add(self, sight: Sight, held: Found, last: KeyValue | None, revision: int) -> None:
+        blocker = last or (held.kvs[-1] if held.kvs else None)
         if blocker is not None and sight.blocker is None:
             sight.blocker, sight.revision = blocker, revision
-        if (kv := held.first) is not None and self._space.keys.spot(kv.key).kind == CLAIM:
-            # Its holder keeps its place, but does not wait. Below the floor it was not counted: it is then one too few.
-            ahead -= bool(About.read(kv.value).ticket)
-            sight.claim = sight.claim or kv
-        sight.ahead = max(sight.ahead, ahead)
+        sight.claim = sight.claim or self._claim(held)
+
+    def _claim(self, held: Found) -> KeyValue | None:
+        kv = held.first
+        return kv if kv is not None and self._space.keys.spot(kv.key).kind == CLAIM else None
+
+    def _holds_a_place(self, held: Found, floor: int) -> bool:
+        """Who came through the queue keeps its place, among those that were counted, but does not wait."""
+        claim = self._claim(held)
+        return claim is not None and About.read(claim.value).ticket >= max(floor, 1)
 
     async def held_by(self, claim: KeyValue | None, until: float) -> HeldBy | None:
         """Who it is; None if its lease is over just now."""
