@@ -84,9 +84,9 @@ def _timed_renewals(client: fenced.Client) -> Iterator[list[tuple[int, float]]]:
     renew = authority.renew
     batches: list[tuple[int, float]] = []
 
-    async def timed(secrets: Sequence[str], timeout: float) -> object:
+    async def timed(secrets: Sequence[str], until: float) -> object:
         began = time.perf_counter()
-        answers = await renew(secrets, timeout)
+        answers = await renew(secrets, until)
         batches.append((len(secrets), time.perf_counter() - began))
         return answers
 

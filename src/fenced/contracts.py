@@ -105,6 +105,13 @@ class Authority(Protocol):
     Every method ends in an answer, or raises Unavailable (nothing happened), Indeterminate (unknown:
     repeat the same attempt), Misconfigured or Misuse. No driver error leaves. `ask`, `renew`, `release`
     and `withdraw` never wait for another holder.
+
+    `until`, on the runtime's clock, is the caller's deadline for the whole call: name look-up, connecting,
+    every retry and every partial read. A server that says nothing by then, or sends a byte now and then,
+    ends the call in Indeterminate (Unavailable if nothing was sent). None means `timing.CALL_SECONDS`.
+
+    No name outlives its own ttl because another lease of the same client lives: what the client no longer
+    renews and has released or withdrawn, with whatever outcome, must end by itself.
     """
 
     traits: ClassVar[tuple[Trait, ...]]
@@ -113,25 +120,25 @@ class Authority(Protocol):
     def url(self) -> str:
         """Where it is, without secrets."""
 
-    async def open(self, *, create: bool = True) -> Standing:
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         """Connect, create what is missing, and find out whether tokens could repeat here.
 
         Without `create` nothing is made: Misconfigured where there is no such authority or namespace.
         """
 
-    async def ask(self, ask: Ask) -> AskAnswer:
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         """Grant, queue (`ask.wait`) or refuse. The same attempt gets the same grant.
 
         Only the head of the queue is granted. The token is minted here, after the names are locked.
         """
 
-    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         """Keep leases and places in queues alive, in one batch. Never creates, never revives."""
 
-    async def release(self, secret: str) -> ReleaseAnswer:
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         """Free the names and wake the heads of their queues. Repeating it gives the same answer."""
 
-    async def withdraw(self, secret: str) -> ReleaseAnswer:
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         """End the attempt, whatever became of it, and leave a tombstone: a delayed ask finds it."""
 
     async def hear(self, until: float) -> list[str]:

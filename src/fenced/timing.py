@@ -23,6 +23,8 @@ DRIFT_RATIO = 0.01
 DRIFT_SECONDS = 0.010
 WAITER_TTL_MAX = 10.0
 REMEMBER_SECONDS_MIN = 600.0
+CALL_SECONDS = 5.0
+"""How long a request to an authority may take where its caller has no deadline of its own."""
 
 
 def _seconds(value: object, what: str, low: float, high: float) -> float:
@@ -57,6 +59,11 @@ def check_lock_delay(value: object) -> float:
 
 def check_need(value: object) -> float:
     return _seconds(value, "need", 0.0, TTL_MAX)
+
+
+def call_until(now: float, until: float | None) -> float:
+    """When a request ends: at its caller's deadline, or after CALL_SECONDS if the caller has none."""
+    return now + CALL_SECONDS if until is None else until
 
 
 def local_deadline(sent: float, remaining: float) -> float:

@@ -96,12 +96,12 @@ class Scaled:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._authority, name)
 
-    async def ask(self, ask: Ask) -> AskAnswer:
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         longer = dataclasses.replace(ask, ttl=ask.ttl * SCALE, lock_delay=ask.lock_delay * SCALE)
-        return _shorter(await self._authority.ask(longer))
+        return _shorter(await self._authority.ask(longer, until))
 
-    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
-        return [_shorter(answer) for answer in await self._authority.renew(secrets, timeout)]
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
+        return [_shorter(answer) for answer in await self._authority.renew(secrets, until)]
 
     async def observe(self, name: str) -> NameView:
         return _shorter(await self._authority.observe(name))

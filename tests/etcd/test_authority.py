@@ -247,13 +247,13 @@ def test_the_names_of_a_client_live_and_expire_together(authority: EtcdAuthority
     }
     for _ in range(5):
         time.sleep(0.5)
-        assert step(authority.renew([first.secret], 5.0)) == [Kept(2.0)]
+        assert step(authority.renew([first.secret])) == [Kept(2.0)]
     assert isinstance(step(authority.ask(asking(RUNTIME, "b"))), Busy), "the other is alive, too"
     limit = time.monotonic() + 5
     while step(authority.survey()):
         assert time.monotonic() < limit
         time.sleep(0.05)
-    assert step(authority.renew([first.secret, second.secret], 5.0)) == [Ended("expired")] * 2
+    assert step(authority.renew([first.secret, second.secret])) == [Ended("expired")] * 2
 
 
 def test_a_name_granted_on_an_old_session_has_its_rest(authority: EtcdAuthority) -> None:
@@ -274,12 +274,12 @@ def test_a_deleted_name_is_revoked(etcd_server: EtcdServer, authority: EtcdAutho
     prefix = authority._space.keys.under("taken").decode()
     # A zero byte cannot be an argument: so all keys up to the next name.
     etcd_server_delete(authority, prefix.encode())
-    assert step(authority.renew([taken.secret, kept.secret], 5.0)) == [Ended("revoked"), Kept(10.0)]
+    assert step(authority.renew([taken.secret, kept.secret])) == [Ended("revoked"), Kept(10.0)]
     # And if the same client takes it again, on the same lease, the old attempt is not revived by that.
     again = asking(RUNTIME, "taken")
     again = fenced.model.Ask(again.secret, again.names, again.ttl, taken.holder)
     step(granted(authority, again))
-    assert step(authority.renew([taken.secret, again.secret], 5.0)) == [Ended("revoked"), Kept(10.0)]
+    assert step(authority.renew([taken.secret, again.secret])) == [Ended("revoked"), Kept(10.0)]
     assert step(authority.release(taken.secret)) == Ended("revoked")
     assert isinstance(step(authority.ask(asking(RUNTIME, "taken"))), Busy)
 
@@ -313,7 +313,7 @@ def test_a_session_that_was_revoked_is_replaced(authority: EtcdAuthority) -> Non
     second = asking(RUNTIME, "a")
     second = fenced.model.Ask(second.secret, second.names, second.ttl, first.holder)
     step(granted(authority, second))
-    assert step(authority.renew([first.secret, second.secret], 5.0)) == [Ended("expired"), Kept(10.0)]
+    assert step(authority.renew([first.secret, second.secret])) == [Ended("expired"), Kept(10.0)]
 
 
 def test_a_late_renewal_does_not_prolong_a_delay(authority: EtcdAuthority) -> None:
@@ -325,7 +325,7 @@ def test_a_late_renewal_does_not_prolong_a_delay(authority: EtcdAuthority) -> No
         time.sleep(0.05)
     assert step(authority.observe("a")).free_in > 0
     while step(authority.survey()):
-        assert step(authority.renew([late.secret], 5.0)) == [Ended("expired")]
+        assert step(authority.renew([late.secret])) == [Ended("expired")]
         assert time.monotonic() < limit
         time.sleep(0.2)
 
@@ -390,7 +390,7 @@ def test_a_thousand_leases_are_one_keep_alive(etcd_server: EtcdServer, authority
     for ask in asks:
         step(granted(authority, ask))
     before = received(etcd_server)
-    assert step(authority.renew([ask.secret for ask in asks], 5.0)) == [Kept(30.0)] * 300
+    assert step(authority.renew([ask.secret for ask in asks])) == [Kept(30.0)] * 300
     assert received(etcd_server) - before <= 3
 
 

@@ -218,7 +218,7 @@ def test_who_expired_while_waiting_is_never_granted(server: EtcdServer) -> None:
     assert step(authority.ask(silent)) == Ended("expired")
     assert step(authority.ask(silent)) == Ended("expired")
     step(granted(other, alive))
-    assert step(authority.renew([silent.secret], 5.0)) == [Ended("expired")]
+    assert step(authority.renew([silent.secret])) == [Ended("expired")]
     for each in (authority, other):
         step(each.close())
 
@@ -234,12 +234,12 @@ def test_a_client_frozen_past_its_session_is_late(server: EtcdServer) -> None:
         step(other.hear(RUNTIME.now() + 0.5))
         assert time.monotonic() < limit
     assert answer.token > first.token
-    assert step(frozen.renew([old.secret], 5.0)) == [Ended("expired")]
+    assert step(frozen.renew([old.secret])) == [Ended("expired")]
     assert step(frozen.release(old.secret)) == Ended("expired")
     assert step(frozen.ask(old)) == Ended("expired")
     # Its own next ask gets a session that lives.
     assert isinstance(step(frozen.ask(asking(RUNTIME, "orders", ttl=1))), Busy)
-    assert step(other.renew([new.secret], 5.0)) == [Kept(30.0)]
+    assert step(other.renew([new.secret])) == [Kept(30.0)]
     for each in (frozen, other):
         step(each.close())
 
@@ -264,7 +264,7 @@ def test_a_restored_snapshot_is_noticed(tmp_path: Path, same_id: bool) -> None:
             with pytest.raises(Misconfigured, match="authority raise"):
                 step(after.ask(asking(RUNTIME, "orders")))
             assert step(after.observe("orders")).held_by is None, "and nothing is left of it"
-            assert step(after.renew([held.secret], 5.0)) == [Kept(10.0)], "who holds goes on"
+            assert step(after.renew([held.secret])) == [Kept(10.0)], "who holds goes on"
             assert step(after.raise_floor(last)) >= last
             assert token_of(after) > last
             if same_id:

@@ -96,7 +96,7 @@ def test_a_hand_over_is_one_request(queue: Queue, etcd_server: EtcdServer) -> No
     view = step(queue.other.observe("orders"))
     assert view.held_by is not None and view.held_by.token == token and not view.waiters
     assert view.held_by.grant == grant_id(last.secret)
-    assert step(queue.mine.renew([last.secret], 5.0)) == [Kept(30.0)]
+    assert step(queue.mine.renew([last.secret])) == [Kept(30.0)]
     assert queue.release(last) == Released()
     assert step(queue.other.survey()) == []
 
@@ -246,7 +246,7 @@ def test_a_waiter_whose_session_is_gone_gets_another(queue: Queue) -> None:
     assert queue.release(queue.holder) == Released()
     queue.heard(waiter)
     assert step(granted(queue.mine, waiter)).token > queue.first.token
-    assert step(queue.mine.renew([waiter.secret], 5.0)) == [Kept(30.0)]
+    assert step(queue.mine.renew([waiter.secret])) == [Kept(30.0)]
 
 
 def test_a_waiter_whose_record_is_gone_keeps_nobody_from_the_end(queue: Queue) -> None:
@@ -300,7 +300,7 @@ def test_who_gives_up_meanwhile_gives_the_name_back(queue: Queue) -> None:
 def test_a_renewal_on_the_way_does_not_disturb(queue: Queue) -> None:
     waiter = queue.wait(queue.mine)
     assert queue.release(queue.holder) == Released()
-    assert step(queue.mine.renew([waiter.secret], 5.0)) == [Waiting(0.0)]
+    assert step(queue.mine.renew([waiter.secret])) == [Waiting(0.0)]
     assert queue.given(waiter)
     lease = step(granted(queue.mine, waiter))
     view = step(queue.other.observe("orders")).held_by

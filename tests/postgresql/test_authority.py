@@ -97,10 +97,10 @@ def test_a_holder_behind_a_lock_is_unknown_and_never_revived(postgresql_url: str
     with psycopg.connect(postgresql_url) as other:
         other.execute("SELECT FROM fenced.attempt FOR UPDATE")
         began = time.monotonic()
-        assert step(authority.renew([ask.secret], 1.0)) == [Unknown("its row was locked")]
+        assert step(authority.renew([ask.secret])) == [Unknown("its row was locked")]
         assert time.monotonic() - began < 0.4
         time.sleep(0.6)
-    assert step(authority.renew([ask.secret], 1.0)) == [Ended("expired")]
+    assert step(authority.renew([ask.secret])) == [Ended("expired")]
 
 
 def test_a_release_behind_a_lock_is_too_late_and_delays(postgresql_url: str) -> None:
@@ -169,7 +169,7 @@ def test_a_holder_needs_usage_of_the_schema_and_no_more(
     app = opened(url)
     ask = asking(RUNTIME, "orders")
     token = step(granted(app, ask)).token
-    assert step(app.renew([ask.secret], 1.0)) == [Kept(10.0)]
+    assert step(app.renew([ask.secret])) == [Kept(10.0)]
     assert step(app.observe("orders")).held_by is not None and len(step(app.survey())) == 1
     with pytest.raises(Misconfigured, match="EXECUTE"):
         step(app.force_release("orders"))
@@ -214,7 +214,7 @@ def test_a_stamp_does_not_suffice_to_release(
             (public, guess),
         ).fetchone()
         assert row == ("misuse",)
-    assert step(authority.renew([ask.secret], 1.0)) == [Kept(10.0)]
+    assert step(authority.renew([ask.secret])) == [Kept(10.0)]
 
 
 def test_who_may_not_create_is_told_so(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
@@ -364,7 +364,7 @@ def test_leases_expire_by_the_servers_wall_clock(
     postgresql_server.execute("UPDATE fenced.attempt SET expires = expires - interval '1 hour'", database)
     again = step(authority.ask(asking(RUNTIME, "orders")))
     assert isinstance(again, Granted) and again.token > token
-    assert step(authority.renew([ask.secret], 1.0)) == [Ended("expired")]
+    assert step(authority.renew([ask.secret])) == [Ended("expired")]
 
 
 # Processes and threads.

@@ -50,7 +50,7 @@ def test_a_grant_is_flushed_even_where_the_server_is_lazy() -> None:
         server.start()
         assert server.execute("SELECT * FROM lazy") == [], "the fault was strong enough to lose a commit"
         after = opened(server)
-        assert step(after.renew([held.secret], 5.0)) == [Kept(10.0)], "the grant is there"
+        assert step(after.renew([held.secret])) == [Kept(10.0)], "the grant is there"
         tokens.append(token_of(after))
         assert tokens == sorted(set(tokens))
 
@@ -104,7 +104,7 @@ def test_a_promoted_standby_grants_nothing_until_raised() -> None:
             for client in (promoted, session):
                 with pytest.raises(Misconfigured, match="authority raise"):
                     step(client.ask(asking(RUNTIME, "orders")))
-            assert step(promoted.renew([held.secret], 5.0)) == [Kept(60.0)], "who holds may go on"
+            assert step(promoted.renew([held.secret])) == [Kept(60.0)], "who holds may go on"
             step(promoted.raise_floor(lost))
             assert token_of(promoted) > lost
             assert token_of(session) > lost

@@ -116,7 +116,7 @@ class AgainstTheModel(RuleBasedStateMachine):
     @rule(who=st.lists(st.sampled_from(SECRETS), min_size=1, max_size=6, unique=True))
     def renew(self, who: list[str]) -> None:
         chosen = [self.secret[each] for each in who]
-        self.both(self.real.renew(chosen, 5.0), lambda: self.model.renew(chosen))
+        self.both(self.real.renew(chosen), lambda: self.model.renew(chosen))
 
     @rule(who=st.sampled_from(SECRETS))
     def release(self, who: str) -> None:

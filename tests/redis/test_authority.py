@@ -136,7 +136,7 @@ def test_a_server_that_forgot_the_scripts_is_told_again(
     ask = asking(RUNTIME, "orders")
     token = step(granted(authority, ask)).token
     redis_server.execute("SCRIPT", "FLUSH")
-    assert step(authority.renew([ask.secret], 5.0)) == [Kept(10.0)]
+    assert step(authority.renew([ask.secret])) == [Kept(10.0)]
     redis_server.execute("SCRIPT", "FLUSH")
     assert step(authority.release(ask.secret)) == Released()
     redis_server.execute("SCRIPT", "FLUSH")
@@ -224,7 +224,7 @@ def test_the_documented_rights_are_enough_and_others_are_told(redis_server: Redi
         lease = client.acquire("orders")
         step(other._authority.open())
         assert other._authority.url == f"redis://127.0.0.1:{redis_server.port}/0"
-        step(client._authority.renew(["0" * 32], 5.0))
+        step(client._authority.renew(["0" * 32]))
         ask = asking(RUNTIME, "orders", wait=True)
         step(other._authority.ask(ask))
         lease.release()

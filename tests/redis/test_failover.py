@@ -54,7 +54,7 @@ def test_a_killed_server_has_every_token_it_handed_out() -> None:
                 server.kill()
             server.start()
             with opened(server) as authority:
-                assert step(authority.renew([held.secret], 5.0)) == [Kept(10.0)]
+                assert step(authority.renew([held.secret])) == [Kept(10.0)]
         assert all(a < b for a, b in itertools.pairwise(tokens)), tokens
 
 
@@ -74,7 +74,7 @@ def test_a_promoted_replica_grants_nothing_until_the_floor_is_raised() -> None:
             lineage = replica.execute("HGET", "fenced:{default}:meta", "lineage").decode().lstrip("!")
             with pytest.raises(Misconfigured, match=f"{lineage}.*fenced authority raise --above"):
                 token_of(after)
-            assert step(after.renew([held.secret], 5.0)) == [Kept(10.0)], "holders go on"
+            assert step(after.renew([held.secret])) == [Kept(10.0)], "holders go on"
             assert isinstance(step(after.ask(held)), Granted), "and hear of their own grant again"
             with pytest.raises(Misconfigured):
                 step(after.force_release("held"))
@@ -172,7 +172,7 @@ def test_every_operation_works_on_a_node_of_a_cluster() -> None:
             holder, waiter = asking(RUNTIME, "{a}", "{b}"), asking(RUNTIME, "{a}", wait=True)
             step(granted(authority, holder))
             step(authority.ask(waiter))
-            step(authority.renew([holder.secret, waiter.secret], 5.0))
+            step(authority.renew([holder.secret, waiter.secret]))
             assert len(step(authority.survey())) == 2
             assert step(authority.observe("{a}")).waiters
             step(authority.release(holder.secret))

@@ -138,7 +138,7 @@ def test_a_place_whose_attempt_somebody_deleted_can_be_taken_by_force(pair: Pair
     assert isinstance(step(two.ask(asking(RUNTIME, "orders"))), Busy)
     minted = step(two.force_release("orders"))
     assert minted is not None and minted > token
-    assert step(one.renew([ask.secret], 2.0)) == [Ended("revoked")]
+    assert step(one.renew([ask.secret])) == [Ended("revoked")]
     assert step(granted(two, asking(RUNTIME, "orders"))).token > minted
 
 
@@ -156,7 +156,7 @@ def test_the_server_bounds_the_ttl_and_the_grant_says_so() -> None:
             ask = asking(RUNTIME, f"for/{asked}", ttl=asked)
             grant = step(granted(authority, ask))
             assert (grant.ttl, grant.remaining) == (given_ttl, given_ttl)
-            assert step(authority.renew([ask.secret], 1.0)) == [Kept(given_ttl)]
+            assert step(authority.renew([ask.secret])) == [Kept(given_ttl)]
 
 
 def test_a_session_that_was_silent_is_confirmed_before_anything_is_granted_on_it(
@@ -172,7 +172,7 @@ def test_a_session_that_was_silent_is_confirmed_before_anything_is_granted_on_it
             connections = proxy.connections
             for seconds, made in ((3.0, 0), (3.2, 0), (4.0, 1), (1.0, 1)):
                 runtime.ahead += seconds
-                assert step(authority.renew([ask.secret], 2.0)) == [Kept(10.0)]
+                assert step(authority.renew([ask.secret])) == [Kept(10.0)]
                 assert proxy.connections == connections + made
 
 
@@ -203,10 +203,10 @@ def test_a_name_that_somebody_deleted_is_revoked(pair: Pair, raw: Raw) -> None:
     step(granted(one, late))
     for path in places(raw, one):
         assert raw.delete(path) == 0
-    assert step(one.renew([early.secret, late.secret], 2.0)) == [Ended("revoked"), Kept(10.0)]
+    assert step(one.renew([early.secret, late.secret])) == [Ended("revoked"), Kept(10.0)]
     for path in places(raw, one, "late"):  # which is watched by now
         assert raw.delete(path) == 0
-    assert step(one.renew([late.secret], 2.0)) == [Ended("revoked")]
+    assert step(one.renew([late.secret])) == [Ended("revoked")]
     assert step(one.release(late.secret)) == Ended("revoked")
     assert step(one.survey()) == [] and raw.children(one._paths.attempts) == []
 
@@ -220,10 +220,10 @@ def test_who_has_the_secret_can_take_a_lease_over(pair: Pair) -> None:
     assert isinstance(step(one.ask(waiter)), Waiting)
     again = step(granted(two, ask))
     assert (again.token, again.remaining) == (token, 0.0)  # another client's session: nothing is promised
-    assert step(two.renew([ask.secret], 2.0)) == [Kept(10.0)]
+    assert step(two.renew([ask.secret])) == [Kept(10.0)]
     assert isinstance(step(one.ask(waiter)), Waiting)
-    assert step(one.renew([ask.secret], 2.0)) == [Ended("revoked")]
-    assert step(two.renew([ask.secret], 2.0)) == [Kept(10.0)]
+    assert step(one.renew([ask.secret])) == [Ended("revoked")]
+    assert step(two.renew([ask.secret])) == [Kept(10.0)]
     held_by = step(one.observe("orders")).held_by
     assert held_by is not None and held_by.token == token
     assert step(two.release(ask.secret)) == step(two.release(ask.secret)) == Released()
@@ -235,10 +235,10 @@ def test_what_was_taken_over_is_not_expired_by_its_first_owner(zookeeper_url: st
     with opened(zookeeper_url, namespace, ours) as one, opened(zookeeper_url, namespace) as two:
         ask, other = asking(RUNTIME, "orders"), asking(RUNTIME, "other")
         step(granted(one, ask))
-        assert step(two.renew([ask.secret], 2.0)) == [Kept(10.0)]
+        assert step(two.renew([ask.secret])) == [Kept(10.0)]
         ours.ahead += 11
         step(granted(one, other))  # clears up what is overdue, on a session that goes on
-        assert step(two.renew([ask.secret], 2.0)) == [Kept(10.0)]
+        assert step(two.renew([ask.secret])) == [Kept(10.0)]
 
 
 # proves authority zookeeper: delay-noticed

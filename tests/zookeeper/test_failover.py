@@ -82,7 +82,7 @@ def test_a_killed_leader_takes_no_token_and_no_lease_with_it(ensemble: ZooKeeper
             assert isinstance(answer, Granted)
             tokens.append(answer.token)
             ensemble.start(leader)
-            patient(lambda: two.renew([waiter.secret], 2.0))
+            patient(lambda: two.renew([waiter.secret]))
             assert held.state in (State.HELD, State.JEOPARDY)
         step(one.release(held))
         answer = patient(lambda: two.ask(waiter))
@@ -237,7 +237,7 @@ def test_a_session_that_ends_while_its_client_waits_is_never_granted(zookeeper_u
         end_session(two._session(5.0), two._address)
         assert step(one.release(holder.secret)) == Released()
         assert step(two.ask(waiter)) == Ended("expired")
-        assert step(two.renew([waiter.secret], 2.0)) == [Ended("expired")]
+        assert step(two.renew([waiter.secret])) == [Ended("expired")]
         step(granted(one, asking(RUNTIME, "orders")))
 
 
@@ -276,9 +276,9 @@ def test_a_client_frozen_past_its_session_has_lost_it(zookeeper_url: str) -> Non
         took = time.monotonic() - began
         assert heard and 0.6 <= took < 0.8 + 0.5, took
         assert step(granted(two, new)).token > first.token
-        assert step(one.renew([old.secret], 1.0)) == [Ended("expired")]
+        assert step(one.renew([old.secret])) == [Ended("expired")]
         assert step(one.release(old.secret)) == Ended("expired")
-        assert step(two.renew([new.secret], 1.0)) == [Kept(10.0)]
+        assert step(two.renew([new.secret])) == [Kept(10.0)]
 
 
 # Backups.

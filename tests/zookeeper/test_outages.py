@@ -55,7 +55,7 @@ def test_an_unknown_ask_that_nobody_withdraws_lapses(server: ZooKeeperServer) ->
     assert isinstance(step(onlooker.ask(asking(runtime, "orders"))), Busy)
     for _ in range(2):
         runtime.ahead += 6
-        assert step(one.renew([kept.secret], 2.0)) == [Kept(10.0)]
+        assert step(one.renew([kept.secret])) == [Kept(10.0)]
     step(granted(onlooker, asking(runtime, "orders")))
     assert step(one.ask(lost)) == Ended("expired")
     step(harness.close())

@@ -66,8 +66,8 @@ def test_a_newer_number_is_newer_than_those_behind(pair: Pair, same_client: bool
     if what == "raise":
         assert step(one.release(holder.secret)) == Released()
     first = step(granted(one, early)).token
-    assert step(one.renew([early.secret], 2.0)) == [Kept(10.0)]
-    (waiting,) = step(other.renew([late.secret], 2.0))  # which looks again: something has changed ahead
+    assert step(one.renew([early.secret])) == [Kept(10.0)]
+    (waiting,) = step(other.renew([late.secret]))  # which looks again: something has changed ahead
     assert isinstance(waiting, Waiting) and waiting.check_in > 0
     assert step(one.release(early.secret)) == Released()
     woken(other, grant_id(late.secret))
@@ -90,7 +90,7 @@ def test_a_newer_number_is_noticed_between_the_look_and_the_watch(
     async def stand_late(session: Session, mine: Any, *rest: Any) -> Any:
         if mine.public == grant_id(late.secret) and not tokens:
             tokens.append((await granted(one, early)).token)
-            assert await one.renew([early.secret], 2.0) == [Kept(10.0)]
+            assert await one.renew([early.secret]) == [Kept(10.0)]
         return await stand(session, mine, *rest)
 
     monkeypatch.setattr(other, "_stand", stand_late)

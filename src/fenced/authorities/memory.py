@@ -343,19 +343,19 @@ class MemoryAuthority:
         if self._wakeup is not None:
             self._wakeup.set()
 
-    async def open(self, *, create: bool = True) -> Standing:
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         return Standing(self._store.ledger.realm, self._store.ledger.token)
 
-    async def ask(self, ask: Ask) -> AskAnswer:
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         return self._store.ask(ask)
 
-    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         return self._store.renew(secrets)
 
-    async def release(self, secret: str) -> ReleaseAnswer:
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return self._store.release(secret)
 
-    async def withdraw(self, secret: str) -> ReleaseAnswer:
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return self._store.withdraw(secret)
 
     async def hear(self, until: float) -> list[str]:

@@ -18,7 +18,6 @@ from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting, grant
 
 BATCH_MAX = 5000
 CALL_SECONDS_MIN = 0.01
-CALL_SECONDS_MAX = 5.0
 EARLY_MAX = 1024
 IDLE_SECONDS = 5.0
 """A keeper with nothing to renew looks again by then, so that a lease that is soon released need not wake it."""
@@ -144,9 +143,9 @@ class Keeper:
         sent = self._runtime.now()
         # Nobody's deadline may pass while the keeper waits here for others.
         patience = min(_time_left(item, sent) for item in (*self.holds(), *items)) / 2
-        timeout = min(max(patience, CALL_SECONDS_MIN), CALL_SECONDS_MAX)
+        seconds = min(max(patience, CALL_SECONDS_MIN), timing.CALL_SECONDS)
         try:
-            answers = await self._authority.renew([item.secret for item in items], timeout)
+            answers = await self._authority.renew([item.secret for item in items], sent + seconds)
         except FencedError as error:
             answers = [Unknown(str(error))] * len(items)
         for item, answer in zip(items, answers, strict=True):

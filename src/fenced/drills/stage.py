@@ -98,7 +98,7 @@ class Stage:
         for _ in range(_PROBE_TRIES):
             stopped_at = member.stop()
             try:
-                step(self.authority.renew([_NOBODY], _PROBE_SECONDS))
+                step(self.authority.renew([_NOBODY], now() + _PROBE_SECONDS))
                 return stopped_at
             except Unavailable:
                 member.resume()

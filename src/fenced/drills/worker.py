@@ -34,7 +34,6 @@ WORK_SECONDS = (0.004, 0.016)
 """How long a holder of the storm works between its read and its write."""
 WAIT_SECONDS = 1.0
 BACKOFF_SECONDS = 0.02
-RENEW_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -179,7 +178,7 @@ class Worker:
         say("renewing", name=self._name, token=right.token, time=now())
         time.sleep(delay)
         began = now()
-        (answer,) = step(self._authority.renew([right.secret], RENEW_SECONDS))
+        (answer,) = step(self._authority.renew([right.secret]))
         say("renewed", name=self._name, token=right.token, answer=_in_words(answer), began=began, time=now())
 
     def _held(self) -> Right:

@@ -83,7 +83,7 @@ async def tokens_rise_over_a_restart(h: AuthorityHarness) -> None:
     token = (await granted(a, held)).token
     await h.restart()
     b = await h.authority()
-    ensure(await b.renew([held.secret], 1.0) == [Kept(10.0)], "the lease outlives the restart")
+    ensure(await b.renew([held.secret]) == [Kept(10.0)], "the lease outlives the restart")
     ensure(isinstance(await b.ask(asking(h.runtime, "held")), Busy), "and still excludes others")
     ensure(before < token < await _token(h, b), "the token rises over the restart")
 
@@ -149,13 +149,13 @@ async def a_renewal_extends_and_never_revives(h: AuthorityHarness) -> None:
     ask = asking(h.runtime, "orders", ttl=2.0)
     await granted(a, ask)
     await h.pass_time(1.5)
-    (kept,) = await a.renew([ask.secret], 1.0)
+    (kept,) = await a.renew([ask.secret])
     ensure(isinstance(kept, Kept) and 1.9 < kept.remaining <= 2.0, f"a full ttl again, not {kept}")
     await h.pass_time(1.5)
     ensure(isinstance(await a.ask(asking(h.runtime, "orders")), Busy), "held past the first ttl")
     await h.pass_time(1.0)
-    ensure(await a.renew([ask.secret], 1.0) == [Ended("expired")], "late is late")
-    ensure(await a.renew([ask.secret], 1.0) == [Ended("expired")], "and stays so")
+    ensure(await a.renew([ask.secret]) == [Ended("expired")], "late is late")
+    ensure(await a.renew([ask.secret]) == [Ended("expired")], "and stays so")
     ensure(await a.ask(ask) == Ended("expired"), "its own ask revives nothing either")
     await granted(a, asking(h.runtime, "orders"))
 
@@ -170,10 +170,10 @@ async def a_late_renewal_does_not_touch_the_new_holder(h: AuthorityHarness) -> N
     new = asking(h.runtime, "orders", ttl=5.0)
     second = await granted(b, new)
     ensure(second.token > first.token, "the new token is greater")
-    ensure(await a.renew([old.secret], 1.0) == [Ended("expired")], "the old renewal fails")
+    ensure(await a.renew([old.secret]) == [Ended("expired")], "the old renewal fails")
     ensure(await a.release(old.secret) == Ended("expired"), "so does the old release")
     ensure(await a.withdraw(old.secret) == Ended("expired"), "and the old withdrawal")
-    (kept,) = await b.renew([new.secret], 1.0)
+    (kept,) = await b.renew([new.secret])
     ensure(isinstance(kept, Kept), "the new holder is undisturbed")
     ensure(isinstance(await a.ask(asking(h.runtime, "orders")), Busy), "and the name is still its own")
 
@@ -186,7 +186,7 @@ async def only_the_secret_renews_and_releases(h: AuthorityHarness) -> None:
     await granted(a, ask)
     stranger = h.runtime.secret()
     for wrong in (stranger, grant_id(ask.secret)):
-        ensure(await a.renew([wrong], 1.0) == [Gone()], "a renewal never creates")
+        ensure(await a.renew([wrong]) == [Gone()], "a renewal never creates")
         ensure(await a.release(wrong) == Gone(), "a foreign release changes nothing")
     ensure(isinstance(await a.ask(asking(h.runtime, "orders")), Busy), "still held")
 
@@ -202,9 +202,7 @@ async def a_release_may_be_repeated(h: AuthorityHarness) -> None:
     new = asking(h.runtime, "orders")
     await granted(a, new)
     ensure(await a.release(ask.secret) == Released(), "and again")
-    ensure(
-        await a.renew([ask.secret, new.secret], 1.0) == [Ended("released"), Kept(10.0)], "the new one is held"
-    )
+    ensure(await a.renew([ask.secret, new.secret]) == [Ended("released"), Kept(10.0)], "the new one is held")
 
 
 @check()
@@ -227,7 +225,7 @@ async def a_batch_is_answered_one_by_one(h: AuthorityHarness) -> None:
     )
     kinds = [type(answer) for answer in answers]
     ensure(kinds == [Ended, Kept, Gone, Ended, Waiting], f"in order: {answers}")
-    ensure(await a.renew([], 1.0) == [], "an empty batch is answered emptily")
+    ensure(await a.renew([]) == [], "an empty batch is answered emptily")
 
 
 # Waiting.
@@ -302,10 +300,10 @@ async def dead_waiters_are_skipped_however_many(h: AuthorityHarness) -> None:
     alive = asking(h.runtime, "orders", ttl=2.0, wait=True)
     await a.ask(alive)
     await h.pass_time(1.5)
-    (kept,) = await a.renew([alive.secret], 1.0)
+    (kept,) = await a.renew([alive.secret])
     ensure(isinstance(kept, Waiting), f"the living one keeps its place: {kept}")
     await h.pass_time(0.6)  # holder and dead waiters are past their ttl now, the living one is not
-    (ready,) = await a.renew([alive.secret], 1.0)
+    (ready,) = await a.renew([alive.secret])
     ensure(isinstance(ready, Waiting) and ready.check_in <= 0, f"it is told to come: {ready}")
     await granted(a, alive)
     for ask in dead:
@@ -391,7 +389,7 @@ async def force_release_revokes(h: AuthorityHarness) -> None:
     token = (await granted(a, ask)).token
     minted = await b.force_release("orders")
     ensure(minted is not None and minted > token, "a token above the holder's")
-    ensure(await a.renew([ask.secret], 1.0) == [Ended("revoked")], "the holder is told")
+    ensure(await a.renew([ask.secret]) == [Ended("revoked")], "the holder is told")
     ensure(await a.release(ask.secret) == Ended("revoked"), "its release changes nothing")
     ensure((await granted(b, asking(h.runtime, "orders"))).token > (minted or 0), "and the tokens go on")
     ensure(await b.force_release("nobody") is None, "a free name: None")

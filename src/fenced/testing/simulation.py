@@ -120,7 +120,7 @@ class Server:
         self.process = Process(self.world, self.name)
 
     async def ask(
-        self, client: Process, runtime: SimulatedRuntime, handle: Callable[[], T], timeout: float
+        self, client: Process, runtime: SimulatedRuntime, handle: Callable[[], T], until: float
     ) -> T:
         """A request and its reply; Indeterminate when none comes in time."""
         if not self.process.alive and self.network.lossy():
@@ -141,7 +141,7 @@ class Server:
                 answered.set()
 
         self.network.send(self.process, serve)
-        if not await runtime.wait(answered, runtime.now() + timeout):
+        if not await runtime.wait(answered, until):
             raise Indeterminate(f"{self.name} did not answer")
         if isinstance(box[0], FencedError):
             raise box[0]
@@ -170,23 +170,25 @@ class SimulatedAuthority:
 
         self._site.network.send(self._process, hear)
 
-    async def _call(self, handle: Callable[[], T], timeout: float = 1.0) -> T:
-        return await self._site.authority.ask(self._process, self._runtime, handle, timeout)
+    async def _call(self, handle: Callable[[], T], until: float | None = None) -> T:
+        latest = self._runtime.now() + 1.0
+        until = latest if until is None else min(until, latest)
+        return await self._site.authority.ask(self._process, self._runtime, handle, until)
 
-    async def open(self, *, create: bool = True) -> Standing:
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         return Standing(REALM, 0)
 
-    async def ask(self, ask: Ask) -> AskAnswer:
-        return await self._call(partial(self._site.ask, ask))
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        return await self._call(partial(self._site.ask, ask), until)
 
-    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
-        return await self._call(partial(self._site.renew, tuple(secrets)), timeout)
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
+        return await self._call(partial(self._site.renew, tuple(secrets)), until)
 
-    async def release(self, secret: str) -> ReleaseAnswer:
-        return await self._call(partial(self._site.release, secret))
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._call(partial(self._site.release, secret), until)
 
-    async def withdraw(self, secret: str) -> ReleaseAnswer:
-        return await self._call(partial(self._site.withdraw, secret))
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._call(partial(self._site.withdraw, secret), until)
 
     async def hear(self, until: float) -> list[str]:
         if not self._heard:
@@ -465,7 +467,9 @@ class Client:
         """Ask the resource, a few times with the very same stamp."""
         for attempt in itertools.count(1):
             try:
-                return await self.site.resource.ask(self.process, self.runtime, handle, 0.5)
+                return await self.site.resource.ask(
+                    self.process, self.runtime, handle, self.runtime.now() + 0.5
+                )
             except (Indeterminate, Unavailable):
                 if attempt == 4:
                     raise

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import ClassVar
 
+from fenced import timing
 from fenced.authorities.etcd import messages, probe
 from fenced.authorities.etcd.address import Address
 from fenced.authorities.etcd.attempts import Attempts
@@ -29,7 +30,6 @@ from fenced.model import (
     grant_id,
 )
 
-CALL_SECONDS = 5.0
 SCHEMA = 1
 
 _warned: set[str] = set()
@@ -76,11 +76,11 @@ class EtcdAuthority:
     def at(cls, url: str, runtime: Runtime, namespace: str) -> EtcdAuthority:
         return cls(Address(url), runtime, namespace)
 
-    def _until(self, seconds: float = CALL_SECONDS) -> float:
-        return self._runtime.now() + seconds
+    def _until(self, until: float | None = None) -> float:
+        return timing.call_until(self._runtime.now(), until)
 
-    async def open(self, *, create: bool = True) -> Standing:
-        until = self._until()
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        until = self._until(until)
         await self._warn(until)
         header = await self._space.open(create, until)
         meta = self._space.meta
@@ -99,20 +99,20 @@ class EtcdAuthority:
 
     # The operations.
 
-    async def ask(self, ask: Ask) -> AskAnswer:
-        return await self._attempts.ask(ask, self._until())
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        return await self._attempts.ask(ask, self._until(until))
 
-    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         publics = [grant_id(secret) for secret in secrets]
         now = self._runtime.now
-        batch = Renewal(self._space, self._sessions, self._attempts, self._ears, now, now() + timeout)
+        batch = Renewal(self._space, self._sessions, self._attempts, self._ears, now, self._until(until))
         return await batch.run(publics) if publics else []
 
-    async def release(self, secret: str) -> ReleaseAnswer:
-        return await self._attempts.finish(secret, "released", self._until())
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._attempts.finish(secret, "released", self._until(until))
 
-    async def withdraw(self, secret: str) -> ReleaseAnswer:
-        return await self._attempts.finish(secret, "withdrawn", self._until())
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._attempts.finish(secret, "withdrawn", self._until(until))
 
     async def hear(self, until: float) -> list[str]:
         return await self._ears.hear(until)

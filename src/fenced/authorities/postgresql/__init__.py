@@ -33,7 +33,6 @@ from fenced.runtime.pool import Broken, Pool
 HERE = Path(__file__).parent
 SCHEMA_VERSION = 1
 SQL = {name: text.encode() for name, text in sqlfile.load(HERE / "queries.sql").items()}
-CALL_SECONDS = 5.0
 INSTALL_SECONDS = 60.0
 CONNECTIONS_MAX = 8
 LOOK_SECONDS = 0.25
@@ -103,12 +102,12 @@ class PostgresqlAuthority:
         name: str,
         *parameters: bytes | None,
         pool: Pool[Session] | None = None,
-        seconds: float = CALL_SECONDS,
+        until: float | None = None,
         repeatable: bool = True,
         certain: bool = False,
     ) -> list[Row]:
         """One statement on one of our connections. `certain`: a warning makes its outcome unknown."""
-        until = self._runtime.now() + seconds
+        until = timing.call_until(self._runtime.now(), until)
 
         async def work(session: Session) -> list[Row]:
             rows = await session.run(b"fenced_" + name.encode(), SQL[name], parameters, until)
@@ -120,7 +119,7 @@ class PostgresqlAuthority:
 
     # Opening.
 
-    async def open(self, *, create: bool = True) -> Standing:
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         await self._check(create)
         name, realm = self._namespace_name.encode(), secrets.token_hex(8).encode()
         rows = await self._run("enter", name, realm, b"t" if create else b"f")
@@ -192,19 +191,19 @@ class PostgresqlAuthority:
 
     # The operations.
 
-    async def ask(self, ask: Ask) -> AskAnswer:
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         public = grant_id(ask.secret)
         if ask.wait:
             self._waiting.add(public)  # before it is sent: who begins to listen meanwhile looks for it
         answer: AskAnswer | None = None
         try:
-            answer = await self._ask(ask, public)
+            answer = await self._ask(ask, public, until)
         finally:
             if not isinstance(answer, Waiting):
                 self._waiting.discard(public)
         return answer
 
-    async def _ask(self, ask: Ask, public: str) -> AskAnswer:
+    async def _ask(self, ask: Ask, public: str, until: float | None) -> AskAnswer:
         rows = await self._run(
             "ask",
             self._namespace,
@@ -219,11 +218,12 @@ class PostgresqlAuthority:
             _QUEUE_MAX,
             b"" if self._deaf else self._channel,
             answers.holder_text(ask.holder),
+            until=until,
             certain=True,
         )
         return answers.asked(_text(rows[0][0]), ask.ttl)
 
-    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         publics = [grant_id(secret) for secret in secrets]
         rows = await self._run(
             "renew",
@@ -233,22 +233,24 @@ class PostgresqlAuthority:
             _PLACE,
             _REMEMBER,
             pool=self._keeping,
-            seconds=timeout,
+            until=until,
             certain=True,
         )
         found = {_text(public): _text(answer) for public, answer in rows}
         return [answers.renewed(found.get(public)) for public in publics]
 
-    async def release(self, secret: str) -> ReleaseAnswer:
-        return await self._end(secret, b"released")
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._end(secret, b"released", until)
 
-    async def withdraw(self, secret: str) -> ReleaseAnswer:
-        return await self._end(secret, b"withdrawn")
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._end(secret, b"withdrawn", until)
 
-    async def _end(self, secret: str, state: bytes) -> ReleaseAnswer:
+    async def _end(self, secret: str, state: bytes, until: float | None) -> ReleaseAnswer:
         public = grant_id(secret)
         self._waiting.discard(public)
-        rows = await self._run("release", self._namespace, public.encode(), secret.encode(), state, _REMEMBER)
+        rows = await self._run(
+            "release", self._namespace, public.encode(), secret.encode(), state, _REMEMBER, until=until
+        )
         return answers.released(_text(rows[0][0]))
 
     # Waiting.
@@ -270,7 +272,7 @@ class PostgresqlAuthority:
             raise
 
     async def _begin_to_listen(self) -> None:
-        until = self._runtime.now() + CALL_SECONDS
+        until = timing.call_until(self._runtime.now(), None)
         where = self._address.listen
         assert where is not None
         ear = await Session.connect(where, self._runtime, self.url, until)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 from weakref import WeakSet
 
+from fenced import timing
 from fenced.authorities.redis import probe, replies
 from fenced.authorities.redis.address import Address
 from fenced.authorities.redis.listening import Ears
@@ -32,7 +33,6 @@ from fenced.model import (
 )
 from fenced.runtime.pool import Pool
 
-CALL_SECONDS = 5.0
 WAIT_SECONDS = 1.0
 """How long a replica may take to confirm a grant."""
 
@@ -146,7 +146,7 @@ class RedisAuthority:
 
     async def _call(self, name: str, *arguments: str | int, repeatable: bool = True) -> Any:
         """Run a script of the less frequent kind."""
-        until = self._runtime.now() + CALL_SECONDS
+        until = timing.call_until(self._runtime.now(), None)
         script = self._scripts[name]
         request = script.request(*arguments)
 
@@ -163,7 +163,7 @@ class RedisAuthority:
 
     # Opening.
 
-    async def open(self, *, create: bool = True) -> Standing:
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         reply = await self._call("open", random.token_hex(8), int(create), SCHEMA)
         match reply[0]:
             case b"absent":
@@ -188,7 +188,7 @@ class RedisAuthority:
         return Standing(self._realm, token, await self._doubts())
 
     async def _doubts(self) -> tuple[str, ...]:
-        until = self._runtime.now() + CALL_SECONDS
+        until = timing.call_until(self._runtime.now(), None)
 
         async def work(wire: Wire) -> tuple[str, ...]:
             settings: dict[str, str] = {}
@@ -205,20 +205,20 @@ class RedisAuthority:
 
     # The operations.
 
-    async def ask(self, ask: Ask) -> AskAnswer:
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         public = grant_id(ask.secret)
         if ask.wait:
             self._waiting.add(public)  # before it is sent: who begins to listen meanwhile looks for it
         answer: AskAnswer | None = None
         try:
-            answer = await self._asked(ask, public)
+            answer = await self._asked(ask, public, until)
         finally:
             if not isinstance(answer, Waiting):
                 self._waiting.discard(public)
         return answer
 
-    async def _asked(self, ask: Ask, public: str) -> AskAnswer:
-        until = self._runtime.now() + CALL_SECONDS
+    async def _asked(self, ask: Ask, public: str, until: float | None) -> AskAnswer:
+        until = timing.call_until(self._runtime.now(), until)
         request = b"%b%b\r\n" % (
             _asking(
                 self._ask_opening,
@@ -249,13 +249,13 @@ class RedisAuthority:
             raise replies.denied(reply, self.url)
         return answer
 
-    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
-        return await self._renew(self._renewals, [grant_id(secret) for secret in secrets], timeout)
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
+        return await self._renew(self._renewals, [grant_id(secret) for secret in secrets], until)
 
-    async def _renew(self, pool: Pool[Wire], publics: list[str], seconds: float) -> list[RenewAnswer]:
+    async def _renew(self, pool: Pool[Wire], publics: list[str], until: float | None) -> list[RenewAnswer]:
         if not publics:
             return []
-        until = self._runtime.now() + seconds
+        until = timing.call_until(self._runtime.now(), until)
         script = self._scripts["renew"]
         request = script.batch(self._realm, publics)
 
@@ -264,14 +264,14 @@ class RedisAuthority:
 
         return [replies.renewed(reply) for reply in await pool.request(work, until)]
 
-    async def release(self, secret: str) -> ReleaseAnswer:
-        return await self._finish(secret, b"$1\r\nr\r\n")
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._finish(secret, b"$1\r\nr\r\n", until)
 
-    async def withdraw(self, secret: str) -> ReleaseAnswer:
-        return await self._finish(secret, b"$1\r\nd\r\n")
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._finish(secret, b"$1\r\nd\r\n", until)
 
-    async def _finish(self, secret: str, end: bytes) -> ReleaseAnswer:
-        until = self._runtime.now() + CALL_SECONDS
+    async def _finish(self, secret: str, end: bytes, until: float | None) -> ReleaseAnswer:
+        until = timing.call_until(self._runtime.now(), until)
         public = grant_id(secret)
         self._waiting.discard(public)
         request = b"%b%b\r\n%b" % (self._release_opening, public.encode(), end)
@@ -285,11 +285,11 @@ class RedisAuthority:
     async def hear(self, until: float) -> list[str]:
         if self._ears.open:
             return await self._ears.hear(until)
-        await self._ears.listen(self._runtime.now() + CALL_SECONDS)
+        await self._ears.listen(timing.call_until(self._runtime.now(), None))
         # Of what happened before we listened nobody told us.
         waiting = list(self._waiting)
         try:
-            answers = await self._renew(self._pool, waiting, CALL_SECONDS)
+            answers = await self._renew(self._pool, waiting, None)
         except FencedError:
             self._ears.close()  # and look again next time
             raise

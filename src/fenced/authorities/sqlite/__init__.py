@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from fenced import timing
 from fenced.authorities.sqlite import place
 from fenced.authorities.sqlite.store import Store
 from fenced.authorities.sqlite.wake import Wakes
@@ -85,23 +86,26 @@ class SqliteAuthority:
     def at(cls, url: str, runtime: Runtime, namespace: str) -> SqliteAuthority:
         return cls(path_of(url), runtime, namespace=namespace)
 
-    async def open(self, *, create: bool = True) -> Standing:
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         return await self._runtime.call(self._store.open, create)
 
-    async def ask(self, ask: Ask) -> AskAnswer:
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         if ask.wait:
             self._wakes.listen()
         return await self._runtime.call(self._store.ask, ask, self._wakes.address)
 
-    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
-        return await self._runtime.call(self._store.renew, secrets, timeout, urgent=True)
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
+        now = self._runtime.now()
+        return await self._runtime.call(
+            self._store.renew, secrets, timing.call_until(now, until) - now, urgent=True
+        )
 
-    async def release(self, secret: str) -> ReleaseAnswer:
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         answer, wakes = await self._runtime.call(self._store.release, secret)
         self._wakes.send(wakes)
         return answer
 
-    async def withdraw(self, secret: str) -> ReleaseAnswer:
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         answer, wakes = await self._runtime.call(self._store.withdraw, secret)
         self._wakes.send(wakes)
         return answer

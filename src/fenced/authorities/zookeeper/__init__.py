@@ -9,7 +9,6 @@ from typing import ClassVar
 from fenced import timing
 from fenced.authorities.zookeeper import jute
 from fenced.authorities.zookeeper.address import Address
-from fenced.authorities.zookeeper.base import CALL_SECONDS
 from fenced.authorities.zookeeper.errors import refused
 from fenced.authorities.zookeeper.operating import Operating
 from fenced.authorities.zookeeper.session import Session
@@ -103,9 +102,9 @@ class ZooKeeperAuthority(Operating):
 
     # Asking.
 
-    async def ask(self, ask: Ask) -> AskAnswer:
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         start = self._runtime.now()
-        until = start + CALL_SECONDS
+        until = timing.call_until(start, until)
         await self._settle(start, until)
         public = grant_id(ask.secret)
         mine = self._memory.get(public)
@@ -402,9 +401,9 @@ class ZooKeeperAuthority(Operating):
 
     # Renewing.
 
-    async def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         now = self._runtime.now()
-        until = now + timeout
+        until = timing.call_until(now, until)
         await self._settle(now, until)
         publics = [grant_id(secret) for secret in secrets]
         answers: dict[str, RenewAnswer] = {}
@@ -516,15 +515,15 @@ class ZooKeeperAuthority(Operating):
 
     # Ending.
 
-    async def release(self, secret: str) -> ReleaseAnswer:
-        return await self._finish(secret, "released")
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._finish(secret, "released", until)
 
-    async def withdraw(self, secret: str) -> ReleaseAnswer:
-        return await self._finish(secret, "withdrawn")
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._finish(secret, "withdrawn", until)
 
-    async def _finish(self, secret: str, state: str) -> ReleaseAnswer:
+    async def _finish(self, secret: str, state: str, until: float | None) -> ReleaseAnswer:
         now = self._runtime.now()
-        until = now + CALL_SECONDS
+        until = timing.call_until(now, until)
         await self._settle(now, until)
         public = grant_id(secret)
         mine = self._memory.get(public)

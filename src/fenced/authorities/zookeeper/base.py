@@ -29,7 +29,6 @@ from fenced.contracts import Runtime
 from fenced.errors import FencedError
 from fenced.model import Ended, HeldBy, check_name
 
-CALL_SECONDS = 5.0
 REMEMBERED_MAX = 16_384
 """How many attempts are remembered at most. Only their own client can repeat one that is over."""
 KNOWN_MAX = 10_000

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from fenced import timing
 from fenced.authorities.zookeeper import jute
-from fenced.authorities.zookeeper.base import CALL_SECONDS, Base, _inherited
+from fenced.authorities.zookeeper.base import Base, _inherited
 from fenced.authorities.zookeeper.errors import refused
 from fenced.authorities.zookeeper.session import Session
 from fenced.authorities.zookeeper.tree import (
@@ -28,8 +29,8 @@ AT_ONCE = 200
 
 
 class Operating(Base):
-    async def open(self, *, create: bool = True) -> Standing:
-        until = self._runtime.now() + CALL_SECONDS
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        until = timing.call_until(self._runtime.now(), until)
         session = self._any_session()
 
         async def work() -> Standing:
@@ -62,7 +63,7 @@ class Operating(Base):
     # Looking.
 
     async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
-        until = self._runtime.now() + CALL_SECONDS
+        until = timing.call_until(self._runtime.now(), None)
         await self._settle(self._runtime.now(), until)
         session = self._any_session()
 
@@ -85,7 +86,7 @@ class Operating(Base):
         return await session.request(work, until)
 
     async def observe(self, name: str) -> NameView:
-        until = self._runtime.now() + CALL_SECONDS
+        until = timing.call_until(self._runtime.now(), None)
         await self._settle(self._runtime.now(), until)
         session, names = self._any_session(), (check_name(name),)
 
@@ -140,7 +141,7 @@ class Operating(Base):
     # Operating.
 
     async def force_release(self, name: str) -> int | None:
-        until = self._runtime.now() + CALL_SECONDS
+        until = timing.call_until(self._runtime.now(), None)
         await self._settle(self._runtime.now(), until)
         session, name = self._any_session(), check_name(name)
         # A second time it would hit the next holder.
@@ -187,7 +188,7 @@ class Operating(Base):
 
     async def raise_floor(self, above: int) -> int:
         above = check_floor(above)
-        until = self._runtime.now() + CALL_SECONDS
+        until = timing.call_until(self._runtime.now(), None)
         session = self._any_session()
 
         async def work() -> int:
@@ -213,7 +214,7 @@ class Operating(Base):
 
     async def tidy(self) -> int:
         now = self._runtime.now()
-        until = now + 12 * CALL_SECONDS
+        until = now + 12 * timing.CALL_SECONDS
         await self._settle(now, until)
         session = self._any_session()
 
