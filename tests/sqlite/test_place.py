@@ -141,7 +141,7 @@ def test_a_replaced_file_is_noticed(store: Store) -> None:
     with pytest.raises(Misconfigured, match="removed or replaced"):
         store.ask(ask(2, "other"), "")
     with pytest.raises(Misconfigured):
-        store.renew([f"{1:032x}"])
+        store.renew([f"{1:032x}"], 1.0)
     assert not store.path.exists(), "nor is an empty one made in its place"
 
 
@@ -163,7 +163,7 @@ def renew_behind_a_lock(store: Store) -> object:
     blocker = sqlite3.connect(store.path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     answers: list[object] = []
-    renewal = threading.Thread(target=lambda: answers.extend(store.renew([lease.secret])))
+    renewal = threading.Thread(target=lambda: answers.extend(store.renew([lease.secret], 5.0)))
     renewal.start()
     over = clocks.now() + 0.4
     while clocks.now() < over:

@@ -221,7 +221,7 @@ async def a_batch_is_answered_one_by_one(h: AuthorityHarness) -> None:
     ensure(isinstance(await a.ask(waiting), Waiting), "queued")
     await h.pass_time(0.3)
     answers = await a.renew(
-        [expired.secret, live.secret, h.runtime.secret(), released.secret, waiting.secret], 1.0
+        [expired.secret, live.secret, h.runtime.secret(), released.secret, waiting.secret]
     )
     kinds = [type(answer) for answer in answers]
     ensure(kinds == [Ended, Kept, Gone, Ended, Waiting], f"in order: {answers}")
