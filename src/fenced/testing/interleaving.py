@@ -377,13 +377,19 @@ class _Run:
         return {pid: frozenset(blockers) for pid, blockers in rows}
 
     def _all_held(self, blockers: dict[int, frozenset[int]]) -> bool:
-        """Whether nobody can go on by himself. A circle can: the server breaks it."""
+        """Whether nobody can go on by himself. A circle can: the server breaks it.
+
+        A session whose step has ended since the server was asked is in its way no more, and may have let others go on:
+        what the server said is out of date, and is asked again.
+        """
+        if any(self._by_pid[pid].event is None for pid in blockers):
+            return False
         standing = self._by_pid.keys() - blockers.keys()
         waiting = dict(blockers)
         while held := [pid for pid, others in waiting.items() if others and others <= standing]:
             standing = standing | set(held)
             for pid in held:
-                event = self._by_pid[pid].event
-                if event is not None:
-                    event.waited_for = " ".join(sorted(self._by_pid[p].name for p in waiting.pop(pid)))
+                names = " ".join(sorted(self._by_pid[p].name for p in waiting.pop(pid)))
+                if (event := self._by_pid[pid].event) is not None:
+                    event.waited_for = names
         return not waiting

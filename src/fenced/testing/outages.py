@@ -229,7 +229,9 @@ async def a_wake_up_lost_on_the_way_is_made_good(h: OutageHarness) -> None:
 
     task = h.runtime.spawn(wait, "waiter")
     onlooker = await h.direct()
+    limit = h.runtime.now() + 20.0
     while not (await onlooker.observe("orders")).waiters:
+        ensure(h.runtime.now() < limit, "the waiter has a place")
         await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.01)
     h.proxy.reset()
     await one.release(hold)

@@ -196,9 +196,12 @@ class Server(Startable):
         which the hypervisor pauses one program.
         """
         _ = self.pid
-        while moving := [pid for pid in self._processes() if _state(pid) not in "TZX"]:
-            self._signal(moving, signal.SIGSTOP)
-            time.sleep(0.001)
+        self.wait_until(self._stopped, "all of its processes stand still")
+
+    def _stopped(self) -> bool:
+        moving = [pid for pid in self._processes() if _state(pid) not in "TZX"]
+        self._signal(moving, signal.SIGSTOP)
+        return not moving
 
     def thaw(self) -> None:
         """End a freeze."""
