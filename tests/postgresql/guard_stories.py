@@ -244,11 +244,30 @@ STORIES = [
         AT_OLD,
         levels=(READ_COMMITTED,),
     ),
-    Story("two names, one of them announced", (ONE_OF_TWO, BOTH_OF_TWO), NINES),
+    Story("two names, one of them announced", (ONE_OF_TWO, BOTH_OF_TWO), NINES, serial=False),
+    Story(
+        "a name that is read, and not announced",
+        (
+            (announce(lease(OLD, Y)), read(Y), add("a", Y), COMMIT),
+            (announce(NEW_PAIR, only=(X,)), read(Y), add("b", Y), COMMIT),
+        ),
+        (lease(OLD, Y),),
+        serial=False,
+    ),
+    Story(
+        "a name that is read, and announced by an earlier transaction of its lease",
+        (
+            (announce(lease(OLD, Y)), read(Y), add("a", Y), COMMIT),
+            (announce(NEW_PAIR), COMMIT, announce(NEW_PAIR, only=(X,)), read(Y), add("b", Y), COMMIT),
+        ),
+        (lease(OLD, Y),),
+        serial=False,
+    ),
     Story(
         "two names, one of them announced, and the other's new holder",
         (ONE_OF_TWO, (announce(lease(NEW)), touch("b"), COMMIT)),
         NINES,
+        serial=False,
     ),
     Story(
         "two names the other way round, and somebody in the middle of one",
@@ -282,6 +301,7 @@ STORIES = [
             (announce(lease(NEW, EY)), COMMIT),
         ),
         (lease(OLD, EX, EY),),
+        serial=False,
     ),
     Story(
         "a stranger with operators of his own",

@@ -17,7 +17,7 @@ import pytest
 from psycopg import IsolationLevel
 
 from fenced.decision import RULES, Judgement, Mark, Mode, Rule, Ruling, Verdict, judge, rule_on
-from fenced.guards.postgresql.refusals import ANNOUNCE_FIRST, CONTENDED, SERIALIZATION, SQLSTATES
+from fenced.guards.postgresql.refusals import ANNOUNCE_FIRST, SERIALIZATION, SQLSTATES
 from fenced.guards.postgresql.sessions import PsycopgSession
 from fenced.guards.postgresql.tables import PostgresqlTable
 from fenced.guards.spec import Spec
@@ -213,8 +213,7 @@ class State:
                     self.marks[name] = judgement.mark
                 if move.kind == "write":
                     self.labels.setdefault(name, []).append((move.label, stamp.token if stamp else 0))
-            if move.kind == "announce":
-                carried += move.stamps
+            carried += announced_by(move)
 
     def judged(
         self, move: Move, carried: list[Stamp], operation: str
@@ -237,6 +236,13 @@ class State:
                 ),
                 stamp,
             )
+
+
+def announced_by(move: Move) -> list[Stamp]:
+    """The stamps that a move lets further writes be made under: of a part of a lease, that part."""
+    if move.kind != "announce":
+        return []
+    return [stamp._replace(names=tuple(n for n in stamp.names if n in move.names)) for stamp in move.stamps]
 
 
 def rule_of(name: str) -> Rule:
@@ -319,14 +325,11 @@ class Judge:
         elif code == ANNOUNCE_FIRST:
             ensure(self.level is not READ_COMMITTED, told)
             ensure(not self.story.apart or self._was_alone_in_vain(event), told)
-        elif code == CONTENDED:
-            announced = {name for m in transaction.moves if m.kind == "announce" for name in m.names}
-            ensure(move.kind == "write" and not announced & {*move.names}, told)
         else:
             ensure(code in SQLSTATES, f"an error: {told}")
             state = self._replayed(event.ended)
             state.play(transaction)
-            carried = [stamp for m in transaction.moves if m.kind == "announce" for stamp in m.stamps]
+            carried = [stamp for m in transaction.moves for stamp in announced_by(m)]
             verdicts = [j.verdict for _, j, _ in state.judged(move, carried, transaction.id)]
             first = next((v for v in verdicts if v is not Verdict.ADMIT), Verdict.ADMIT)
             ensure(SQLSTATES[code] is first, f"it is {first}, and was refused: {told}")
@@ -341,13 +344,13 @@ class Judge:
         return any(move is not None and move.kind == "alone" for move in earlier)
 
     def _nobody_missed_anything(self) -> None:
-        """I5 and I8: a read whose announcement was committed shows all that other holders ever acknowledged before."""
+        """I5 and I8: a read that is announced, or that a write may rest on, shows all that others acknowledged."""
         state = self._replayed(0)
         for transaction in self._committed():
             own = {s.token for m in transaction.moves if m.kind == "announce" for s in m.stamps}
-            announced = {name for m in transaction.moves if m.kind == "announce" for name in m.names}
+            fenced = {n for m in transaction.moves if m.kind in ("announce", "write") for n in m.names}
             for move, seen in transaction.reads:
-                if not announced & {*move.names} or not state.mode.refuses(move.names[0]):
+                if not fenced & {*move.names} or not state.mode.refuses(move.names[0]):
                     continue
                 lines = [(x, t) for x, t in state.labels.get(move.names[0], []) if not x.startswith("=")]
                 missed = [label for label, token in lines if token not in own and label not in seen]

@@ -41,6 +41,50 @@ def test_a_name_said_twice_is_one_name(db: psycopg.Connection) -> None:
         write(db, old, 2)
 
 
+@pytest.mark.parametrize("level", list(psycopg.IsolationLevel), ids=lambda level: level.name.lower())
+def test_a_name_of_the_lease_that_was_not_announced_is_not_written(
+    db: psycopg.Connection, postgresql_url: str, level: psycopg.IsolationLevel
+) -> None:
+    """It may have been read before a late holder's write, which would be lost: I5."""
+    late, both = stamp(5, 1, TWO), stamp(6, 1, ONE, TWO)
+    write(db, late, 2)
+    with psycopg.connect(postgresql_url, autocommit=True) as holder:
+        holder.isolation_level = level
+        with (
+            pytest.raises(fenced.Uncovered, match="announce it too"),
+            ORDERS.transaction(holder, both, ONE) as tx,
+        ):
+            (before,) = tx.execute("SELECT qty FROM orders WHERE id = 2").fetchone() or ()
+            if (
+                level < psycopg.IsolationLevel.REPEATABLE_READ
+            ):  # there the wrapper announced the whole lease apart
+                write(db, stamp(5, 2, TWO), 2)
+            tx.execute("UPDATE orders SET qty = %s WHERE id = 2", [before + 1])
+    expected = 2 if level < psycopg.IsolationLevel.REPEATABLE_READ else 1
+    assert db.execute("SELECT qty FROM orders WHERE id = 2").fetchone() == (expected,)
+    write(db, both, 2, ONE, TWO)
+
+
+def test_what_another_guard_observed_raises_no_mark_where_it_is_enforced(
+    db: psycopg.Connection, postgresql_url: str
+) -> None:
+    """The observing guard did not wait for the fence, so what was read since is not fenced."""
+    db.execute("CREATE TABLE lines (id integer PRIMARY KEY, of integer NOT NULL)")
+    lines = Guard(table="lines", name="orders/{of}")
+    lines.install(db, mode="observe")
+    write(db, stamp(5, 1, ONE), 1)
+    with (
+        psycopg.connect(postgresql_url, autocommit=True) as late,
+        psycopg.connect(postgresql_url, autocommit=True) as holder,
+        pytest.raises(fenced.Contended, match="announce it by the guard of this table"),
+        ORDERS.transaction(late, stamp(5, 2, ONE)) as busy,
+        lines.transaction(holder, stamp(6, 1, ONE)) as tx,
+    ):
+        tx.execute("INSERT INTO lines VALUES (1, 1)")
+        busy.execute("COMMIT")
+        tx.execute("UPDATE orders SET qty = 9 WHERE id = 1")
+
+
 def test_of_two_leases_of_one_name_the_newer_one_is_whole(db: psycopg.Connection) -> None:
     write(db, [stamp(5, 1, ONE), stamp(6, 1, ONE)], 1)
     with pytest.raises(fenced.StaleToken):

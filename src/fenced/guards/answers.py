@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -59,12 +59,13 @@ def error_for(
     stamp: Stamp | None = None,
     mark: Mark | None = None,
     table: str | None = None,
+    announced: Sequence[str] | None = None,
 ) -> FencedError:
-    """The typed error that says a verdict to the caller."""
+    """The typed error that says a verdict to the caller. `announced`: which of the lease's names were."""
     where = name or (f"a row of {table}" if table else "a row")
     if verdict is Verdict.APPLIED:
         return AlreadyApplied(f"{where}: this operation was applied before; nothing was done")
-    says = _SAYS[verdict].format(
+    says = _unannounced(verdict, name, stamp, announced) or _SAYS[verdict].format(
         token=stamp.token if stamp else "?",
         mark=mark.token if mark else "a newer one",
         names=", ".join(stamp.names) if stamp else "its stamp",
@@ -76,6 +77,22 @@ def error_for(
         mark=mark.token if mark else None,
         holder=mark.grant if mark else None,
     )
+
+
+def _unannounced(
+    verdict: Verdict, name: str | None, stamp: Stamp | None, announced: Sequence[str] | None
+) -> str | None:
+    """What is said of a name that the lease covers, or may cover, and that this transaction did not announce."""
+    if verdict is not Verdict.UNCOVERED or stamp is None:
+        return None
+    if name in stamp.names:
+        return f"covered by the lease (token {stamp.token}), but not announced in this transaction; announce it too"
+    if name is None and announced is not None and set(announced) < set(stamp.names):
+        return (
+            f"only {', '.join(announced)} was announced in this transaction (token {stamp.token}); "
+            "if the lease covers the row, announce it too"
+        )
+    return None
 
 
 def stamp_in(text: str | None) -> Stamp | None:

@@ -252,25 +252,40 @@ BEGIN
   );
 END $$;
 
+-- Whether this transaction has announced a name, admitted or not. Another name of the same lease is not enough: what the
+-- transaction read under it before was not fenced, and a late holder may have written since.
+CREATE FUNCTION fenced_guard.announced(p_name text, p_lines text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_xid text := pg_current_xact_id();
+BEGIN
+  RETURN strpos(p_lines, concat(E'\n', v_xid, '/', p_name, E'\n')) > 0 OR fenced_guard.carries_mark(p_name) OR EXISTS (
+    SELECT 1 FROM string_to_table(p_lines, E'\n') AS line
+    WHERE starts_with(line, v_xid || '|') AND substr(line, strpos(line, '/') + 1) = p_name
+  );
+END $$;
+
 -- Whether a row may pass where callers are not trusted: anybody can write the setting, so what it says is looked up. The
--- name's mark must be that of a stamp which is carried, and is locked, alone or with its lease, unless it is already.
+-- name's mark must be that of a stamp which is carried, and is locked, alone or with its lease, unless it is already; and
+-- the name must have been announced.
 -- Lines that only say what has been noted are believed of rows that are not refused anyway.
 -- (A seal over the lines would not do: they could be put back after ROLLBACK TO SAVEPOINT has undone what they say.)
 CREATE FUNCTION fenced_guard.confirmed(p_guard text, p_name text, p_rule text, p_lines text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_xid   text := pg_current_xact_id();
+  v_announced boolean := fenced_guard.announced(p_name, p_lines);
   v_mode  record;
 BEGIN
   PERFORM 1 FROM fenced_guard.mark m, fenced_guard.trust t, fenced_guard.lease l
-  WHERE p_rule = 'retry' AND m.name = p_name AND l.grant_id = m.grant_id
+  WHERE v_announced AND p_rule = 'retry' AND m.name = p_name AND l.grant_id = m.grant_id
     AND p_lines ~ concat('\n', v_xid, ' 1:', t.realm, ':', m.token, ':[0-9-]+:', m.grant_id, ':')
   FOR SHARE OF l SKIP LOCKED;
   IF FOUND THEN
     RETURN true;
   END IF;
   PERFORM 1 FROM fenced_guard.mark m, fenced_guard.trust t
-  WHERE m.name = p_name AND (p_rule = 'retry' OR m.operation = pg_current_xact_id())
+  WHERE v_announced AND m.name = p_name AND (p_rule = 'retry' OR m.operation = pg_current_xact_id())
     AND p_lines ~ concat('\n', v_xid, ' 1:', t.realm, ':', m.token, ':[0-9-]+:', m.grant_id, ':')
   FOR SHARE OF m SKIP LOCKED;
   IF FOUND THEN
@@ -498,7 +513,9 @@ BEGIN
     WHEN 'duplicate' THEN 'this grant has made its one operation (rule once)'
     WHEN 'out_of_order' THEN 'a later operation of the same lease was applied before (rule sequenced)'
     WHEN 'reused' THEN format('token %s was seen from another grant: the authority lost its history', v_token)
-    WHEN 'uncovered' THEN format('not covered by the lease that was announced (token %s)', v_token)
+    WHEN 'uncovered' THEN CASE WHEN p_name = ANY ((fenced_guard.parse(p_stamp)).names)
+      THEN format('covered by the lease (token %s), but not announced in this transaction; announce it too', v_token)
+      ELSE format('not covered by the lease that was announced (token %s)', v_token) END
     WHEN 'foreign' THEN 'the stamp is of another authority than the one trusted here'
     WHEN 'missing' THEN 'the write carries no stamp'
     WHEN 'invalid' THEN 'not a stamp that this rule can use'
@@ -546,7 +563,8 @@ END $$;
 -- Decide about one name: lock its fence, judge, raise the mark. `replaced` is the grant whose mark it was: its lease has
 -- to be unmade.
 --
--- `p_step`: `alone`, in a transaction that ends with it and reads nothing; `announce`, a write will follow; `write`.
+-- `p_step`: `alone`, in a transaction that ends with it and reads nothing; `announce`, a write will follow; `write`; `row`,
+-- a write whose announcement came before: it raises no mark to a new token, since it may rest on what was read before.
 -- `p_gently`: whatever the isolation is.
 CREATE FUNCTION fenced_guard.admit(
   s fenced_guard.stamp, p_name text, p_rule text, p_step text, p_proof text, p_gently boolean DEFAULT false,
@@ -558,8 +576,8 @@ DECLARE
   v record;
   v_realm text;
   v_proof boolean;
-  v_operation xid8 := CASE p_step WHEN 'write' THEN pg_current_xact_id() END;
-  v_seq bigint := CASE p_step WHEN 'write' THEN coalesce(s.seq, 0) ELSE 0 END;
+  v_operation xid8 := CASE WHEN p_step IN ('write', 'row') THEN pg_current_xact_id() END;
+  v_seq bigint := CASE WHEN p_step IN ('write', 'row') THEN coalesce(s.seq, 0) ELSE 0 END;
 BEGIN
   SELECT realm, proof INTO v_realm, v_proof FROM fenced_guard.trust;
   IF s.realm <> v_realm THEN
@@ -577,19 +595,22 @@ BEGIN
     ELSIF m.token <= s.token THEN  -- a mark above it stays above it, locked or not
       SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;
     END IF;
-    SELECT * INTO v FROM fenced_guard.judge(m, s, p_rule, p_step <> 'write', v_operation);
+    SELECT * INTO v FROM fenced_guard.judge(m, s, p_rule, p_step NOT IN ('write', 'row'), v_operation);
     IF v.verdict = 'admit' AND p_step = 'announce' AND p_rule <> 'retry' AND coalesce(s.seq, 0) = 0 THEN
       verdict := 'invalid';  -- as the write that follows would be
       RETURN;
     ELSIF NOT v.rises THEN
       verdict := v.verdict;
       RETURN;
-    ELSIF (m.token IS NULL OR m.token < s.token) AND p_step <> 'alone' AND NOT p_gently
+    ELSIF (m.token IS NULL OR m.token < s.token) AND p_step NOT IN ('alone', 'row') AND NOT p_gently
       AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
       -- This transaction's snapshot is older than the lock: it may not see what the last holder wrote.
       PERFORM fenced_guard.announce_first(p_name);
     ELSIF (m.token IS NULL OR m.token < s.token) AND NOT fenced_guard.plausible(s, p_proof) THEN
       verdict := 'forged';
+      RETURN;
+    ELSIF (m.token IS NULL OR m.token < s.token) AND p_step = 'row' THEN
+      verdict := 'contended';
       RETURN;
     END IF;
     IF v_realm IS NULL THEN
@@ -960,7 +981,7 @@ BEGIN
       EXIT WHEN p_name = ANY (s.names);
       s.names := NULL;
     END LOOP;
-    IF s.names IS NOT NULL THEN
+    IF s.names IS NOT NULL AND fenced_guard.announced(p_name, v_lines) THEN
       SELECT * INTO v_mode FROM fenced_guard.mode_of(p_guard, p_name);
       v_verdict := fenced_guard.admit_briefly(s, p_name, v_rule, v_mode.refuses);
     END IF;
@@ -979,25 +1000,28 @@ BEGIN
     ELSE concat(v_xid, '|', p_guard, '/', p_name, E'\n') END);
 END $$;
 
--- A fence that this transaction has not locked, or not enough: rows are locked already, so it waits only a moment.
+-- A fence that this transaction has announced, and not locked enough: for a rule that wants more, or because another
+-- guard's mode did not wait for it. Rows are locked already, so it waits only a moment.
 CREATE FUNCTION fenced_guard.admit_briefly(s fenced_guard.stamp, p_name text, p_rule text, p_refuses boolean) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_before text := current_setting('lock_timeout');
   v_verdict text;
-  v_replaced text;
 BEGIN
   IF NOT p_refuses THEN
     RETURN fenced_guard.admit_gently(s, p_name, p_rule, 'write', NULL);
   END IF;
   PERFORM set_config('lock_timeout', '100', true);
-  SELECT * INTO v_verdict, v_replaced FROM fenced_guard.admit(s, p_name, p_rule, 'write', NULL);
-  PERFORM fenced_guard.unmake_leases(ARRAY[v_replaced]) WHERE v_replaced IS NOT NULL;
+  SELECT verdict INTO v_verdict FROM fenced_guard.admit(s, p_name, p_rule, 'row', NULL);
+  IF v_verdict = 'contended' THEN
+    RAISE lock_not_available;
+  END IF;
   PERFORM set_config('lock_timeout', v_before, true);
   RETURN v_verdict;
 EXCEPTION WHEN lock_not_available THEN
-  RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('contended'),
-    MESSAGE = format('fenced: %s: its fence is locked by another transaction, and was not announced in this one', p_name);
+  RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('contended'), MESSAGE = format(
+    'fenced: %s: its fence was locked by another transaction when this one announced it, or is now; announce it by the '
+    'guard of this table', p_name);
 END $$;
 
 -- The token under which this transaction writes a name; NULL when the name is not admitted in it.

@@ -269,7 +269,7 @@ class Fence:
             mode = str(mode_of(name or "", modes))
         except (sqlite3.Error, FencedError):
             mark = None  # the refusal itself matters more than what is told with it
-        refused = error_for(verdict, name=name, stamp=stamp, mark=mark, table=guard)
+        refused = error_for(verdict, name=name, stamp=stamp, mark=mark, table=guard, announced=names)
         if verdict is not Verdict.APPLIED:
             note = Note(name, stamp, mark, verdict, Ruling.REFUSE, mode)
             await where._note_late(session, refused, note)
