@@ -18,6 +18,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.faults import Proxy
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import RedisServer
+from fenced.testing.servers.base import free_port
 
 pytestmark = pytest.mark.xdist_group("serial")
 RUNTIME = BlockingRuntime()
@@ -159,7 +160,8 @@ def test_restored_files_repeat_tokens_unless_the_floor_is_raised(tmp_path: Path)
 # proves authority redis: one-slot
 def test_every_operation_works_on_a_node_of_a_cluster() -> None:
     """A cluster of one node that has half the slots: what needed another slot would be told MOVED."""
-    with RedisServer({"cluster-enabled": "yes", "cluster-require-full-coverage": "no"}) as server:
+    settings = {"cluster-enabled": "yes", "cluster-require-full-coverage": "no"}
+    with RedisServer({**settings, "cluster-port": str(free_port())}) as server:
         namespace = next(
             name
             for name in (f"}}{number}{{" for number in range(100))

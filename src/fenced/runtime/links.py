@@ -21,10 +21,18 @@ Place = Any
 """What getaddrinfo says of an address: family, kind, protocol, name, and where."""
 
 READ_BYTES = 65_536
+FULL_QUEUE_SECONDS = 0.01
 _LATE = "no answer in time"
 _CLOSED = "the server closed the connection"
 NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """What a socket says that would have to wait."""
+
+
+class Late(OSError):
+    """The deadline has come, and what was waited for has not."""
+
+    def __init__(self, text: str = _LATE) -> None:
+        super().__init__(text)
 
 
 async def connect(
@@ -84,6 +92,24 @@ async def _at(place: Place, runtime: Runtime, until: float) -> socket.socket:
     return link
 
 
+async def connect_path(path: str, runtime: Runtime, until: float) -> socket.socket:
+    """A socket that is connected to a socket file."""
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        link.setblocking(False)
+        while error := link.connect_ex(path):
+            if error != errno.EAGAIN:
+                raise OSError(error, os.strerror(error))
+            if runtime.now() >= until:
+                raise Late
+            # Its queue is full, and nothing tells when there is room in it.
+            await runtime.wait(runtime.wakeup(), min(until, runtime.now() + FULL_QUEUE_SECONDS))
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
 async def _resolved(host: str, port: int, runtime: Runtime, until: float) -> list[Place]:
     """The addresses of a host. The system's resolver knows no deadline, so it is not waited for longer than ours."""
     with contextlib.suppress(ValueError):
@@ -101,7 +127,7 @@ async def _resolved(host: str, port: int, runtime: Runtime, until: float) -> lis
 
     runtime.spawn(ask, "fenced-resolve")
     if not await runtime.wait(answered, until):
-        raise OSError(f"{host}: no address in time")
+        raise Late(f"{host}: no address in time")
     if isinstance(answers[0], Exception):
         raise OSError(f"{host}: {answers[0]}") from answers[0]
     return answers[0]
@@ -121,11 +147,12 @@ async def receive(link: socket.socket, runtime: Runtime, until: float, count: in
     """What comes next, at most `count` bytes; nothing if the other end has closed the connection."""
     wait = not isinstance(link, ssl.SSLSocket)  # which may have read more already than it gave
     while True:
-        if wait and not await runtime.readable(link, until):
-            raise OSError(_LATE)
+        late = wait and not await runtime.readable(link, until)
         try:
-            return link.recv(count)
+            return link.recv(count)  # also when it is late: what came in time is taken, however late we look
         except (BlockingIOError, ssl.SSLWantReadError):
+            if late:
+                raise Late from None
             wait = True
         except ssl.SSLWantWriteError:
             await _ready(runtime.writable(link, until))
@@ -133,7 +160,7 @@ async def receive(link: socket.socket, runtime: Runtime, until: float, count: in
 
 async def _ready(waiting: Awaitable[bool]) -> None:
     if not await waiting:
-        raise OSError(_LATE)
+        raise Late
 
 
 class Line:
@@ -171,6 +198,11 @@ class Line:
     def let_go(self) -> bytes:
         """Leave the socket to somebody else, with what was read of it and not given out."""
         return b""
+
+    def interrupt(self) -> None:
+        """Let whoever waits for the other end find the line at its end. May be called from any thread."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.link, socket.SHUT_RDWR)  # below TLS, whose state is its user's
 
     def close(self) -> None:
         self.link.close()
@@ -242,7 +274,10 @@ class LoopLine(Line):
                 raise OSError(self._over)
             left = until - self._runtime.now()
             if left <= 0:
-                raise OSError(_LATE)
+                self._read()  # what came in time is taken, however late the loop comes to it
+                if not self._data and not self._over:
+                    raise Late
+                continue
             self._wake_in(left)
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -258,9 +293,23 @@ class LoopLine(Line):
         return data
 
     def close(self) -> None:
-        if self.link.fileno() >= 0:
+        if self.link.fileno() < 0:
+            return
+        if not self._elsewhere():
             self.let_go()
-        super().close()
+            super().close()
+            return
+        # A finalizer may run in any thread, and the loop's selector is for the loop's own: it closes the descriptor.
+        self.interrupt()
+        with contextlib.suppress(RuntimeError):  # the loop was closed just now
+            self._loop.call_soon_threadsafe(self.close)
+
+    def _elsewhere(self) -> bool:
+        """Whether the loop runs in another thread than this one."""
+        try:
+            return asyncio.get_running_loop() is not self._loop and self._loop.is_running()
+        except RuntimeError:
+            return self._loop.is_running()
 
 
 def line(link: socket.socket, runtime: Runtime) -> Line:

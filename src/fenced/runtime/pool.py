@@ -6,6 +6,7 @@ out. What may be repeated is repeated once, on a new connection; what stays unkn
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
@@ -157,6 +158,13 @@ class Pool(Generic[C]):
                     return
                 connection = self._idle.pop()
             self.drop(connection)
+
+    def abandon(self) -> None:
+        """Close the connections that nobody uses now, without a lock: a finalizer may run where it is held."""
+        self._closed = True
+        while self._idle:
+            with contextlib.suppress(IndexError):  # somebody has just taken it
+                self._idle.pop().close()
 
     def close(self) -> None:
         """Close all connections; one that is in use is closed when it is given back."""

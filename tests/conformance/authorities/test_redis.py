@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.redis import RedisAuthority, wire
+from fenced.authorities.redis import RedisAuthority
+from fenced.authorities.redis.address import Address
 from fenced.contracts import Authority, Runtime
 from fenced.registry import BUILT_IN
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
@@ -73,10 +74,12 @@ def test_rediss(check: Check[AuthorityHarness], colour: Colour, tls_server: Redi
     run(check, lambda runtime: Harness(runtime, tls_server), colour)
 
 
-# proves authority rediss: synced-grants, wall-clock, pushed, promotion-noticed, replicas, one-slot, restore-unnoticed
+# proves authority rediss: synced-grants, settings-watched, wall-clock, pushed
+# proves authority rediss: promotion-noticed, replicas, one-slot, restore-unnoticed
 def test_rediss_is_the_same_authority_over_tls() -> None:
     """What is shown of the one is shown of the other: they differ in the socket only."""
     table = BUILT_IN["fenced.authorities"]
     assert table[TLS_BACKEND] == table[BACKEND]
-    kinds = [(kinds[BACKEND], kinds[TLS_BACKEND]) for kinds in (wire.BLOCKING, wire.ASYNCIO)]
-    assert all(issubclass(tls, plain) for plain, tls in kinds)
+    plain, tls = Address("redis://host"), Address("rediss://host")
+    assert plain.context is None
+    assert tls.context is not None and tls.context.check_hostname

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from weakref import WeakSet
 
 from fenced import timing
-from fenced.authorities.redis import probe, replies
+from fenced.authorities.redis import replies
 from fenced.authorities.redis.address import Address
 from fenced.authorities.redis.listening import Ears
 from fenced.authorities.redis.resp import ErrorReply
 from fenced.authorities.redis.scripts import Script, bulks, command, scripts_of, us
-from fenced.authorities.redis.wire import Wire, new_wire
+from fenced.authorities.redis.wire import Promise, Wire
 from fenced.contracts import Runtime, Trait
 from fenced.errors import FencedError, Misconfigured, Misuse
 from fenced.model import (
@@ -35,6 +35,9 @@ from fenced.runtime.pool import Pool
 
 WAIT_SECONDS = 1.0
 """How long a replica may take to confirm a grant."""
+
+ANSWER_SECONDS = 0.05
+"""How much earlier than the caller's deadline that ends, so that the server can still say so."""
 
 CONNECTIONS_MAX = 8
 SCHEMA = 1
@@ -70,6 +73,10 @@ class RedisAuthority:
             "With appendfsync always a token is on the disk before it is handed out; other settings are best-effort.",
         ),
         Trait(
+            "settings-watched",
+            "Each new connection looks at the settings again: worse ones than at the opening stop all grants.",
+        ),
+        Trait(
             "wall-clock",
             "The server's wall clock expires leases: a jump ends or prolongs them, tokens only rise.",
         ),
@@ -99,6 +106,7 @@ class RedisAuthority:
         self._namespace = check_name(namespace)
         self._scripts = scripts_of(self._namespace)
         self._realm = ""
+        self._promise = Promise()
         self._wires: WeakSet[Wire] = WeakSet()
         self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
@@ -112,7 +120,7 @@ class RedisAuthority:
         return cls(Address(url), runtime, namespace)
 
     def _make(self) -> Wire:
-        made = new_wire(self._address, self._runtime)
+        made = Wire(self._address, self._runtime, self._promise)
         self._wires.add(made)
         return made
 
@@ -131,8 +139,11 @@ class RedisAuthority:
             raise replies.refused(reply, self.url)
         return reply
 
-    async def _run(self, wire: Wire, script: Script, request: bytes, until: float) -> Any:
-        return await self._heeded(wire, script, request, await wire.exchange(request, until), until)
+    async def _run(
+        self, wire: Wire, script: Script, request: bytes, until: float, *, mints: bool = False
+    ) -> Any:
+        reply = await wire.exchange(request, until, mints=mints)
+        return await self._heeded(wire, script, request, reply, until)
 
     async def _heeded(self, wire: Wire, script: Script, request: bytes, reply: Any, until: float) -> Any:
         """A script's reply; a server that does not know the script (yet, or any more) is told, and asked again."""
@@ -144,27 +155,30 @@ class RedisAuthority:
             reply = await self._reply(wire, request, until)
         return reply
 
-    async def _call(self, name: str, *arguments: str | int, repeatable: bool = True) -> Any:
-        """Run a script of the less frequent kind."""
-        until = timing.call_until(self._runtime.now(), None)
+    async def _call(
+        self, name: str, *arguments: str | int, mints: bool = False, until: float | None = None
+    ) -> Any:
+        """Run a script of the less frequent kind. What mints without an attempt to go by is not repeated."""
+        until = timing.call_until(self._runtime.now(), until)
         script = self._scripts[name]
         request = script.request(*arguments)
 
         async def work(wire: Wire) -> Any:
-            return await self._run(wire, script, request, until)
+            return await self._run(wire, script, request, until, mints=mints)
 
-        return await self._pool.request(work, until, repeatable=repeatable)
+        return await self._pool.request(work, until, repeatable=not mints)
 
     async def _confirmed(self, wire: Wire, until: float) -> None:
         """A replica has this connection's last write, or the grant is unknown."""
-        patience = min(WAIT_SECONDS, until - self._runtime.now())
+        patience = min(WAIT_SECONDS, until - self._runtime.now() - ANSWER_SECONDS)
         if await self._reply(wire, command("WAIT", 1, max(1, int(patience * 1000))), until) < 1:
             raise replies.unconfirmed(self.url)
 
     # Opening.
 
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
-        reply = await self._call("open", random.token_hex(8), int(create), SCHEMA)
+        until = timing.call_until(self._runtime.now(), until)
+        reply = await self._call("open", random.token_hex(8), int(create), SCHEMA, until=until)
         match reply[0]:
             case b"absent":
                 raise Misconfigured(f"{self.url} has no namespace {self._namespace!r}")
@@ -185,23 +199,9 @@ class RedisAuthority:
         if schema > SCHEMA:
             raise Misconfigured(f"{self.url} has schema {schema}, this fenced knows {SCHEMA}: upgrade fenced")
         self._realm = realm.decode()
-        return Standing(self._realm, token, await self._doubts())
-
-    async def _doubts(self) -> tuple[str, ...]:
-        until = timing.call_until(self._runtime.now(), None)
-
-        async def work(wire: Wire) -> tuple[str, ...]:
-            settings: dict[str, str] = {}
-            for name in probe.SETTINGS:
-                pair = await wire.exchange(command("CONFIG", "GET", name), until)
-                if not isinstance(pair, ErrorReply) and pair:
-                    settings[name] = pair[1].decode()
-            texts = [
-                await self._reply(wire, command("INFO", part), until) for part in ("replication", "cluster")
-            ]
-            return probe.doubts(settings or None, "\n".join(text.decode() for text in texts))
-
-        return await self._pool.request(work, until)
+        doubts = await self._pool.request(lambda wire: wire.look(until), until)
+        self._promise.given = not doubts
+        return Standing(self._realm, token, doubts)
 
     # The operations.
 
@@ -234,7 +234,7 @@ class RedisAuthority:
         )
 
         async def work(wire: Wire) -> Any:
-            reply = await self._run(wire, self._ask, request, until)
+            reply = await self._run(wire, self._ask, request, until, mints=True)
             if type(reply) is not int and reply[0] == b"granted" and reply[3] > 0:
                 await self._confirmed(wire, until)
             return reply
@@ -319,7 +319,7 @@ class RedisAuthority:
         return replies.view(found)
 
     async def force_release(self, name: str) -> int | None:
-        reply = await self._call("force_release", self._realm, check_name(name), repeatable=False)
+        reply = await self._call("force_release", self._realm, check_name(name), mints=True)
         if reply is not None and type(reply) is not int:
             raise replies.denied(reply, self.url)
         token: int | None = reply
@@ -341,8 +341,13 @@ class RedisAuthority:
                 return forgotten
 
     async def close(self) -> None:
-        self._pool.close()
-        self._renewals.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        for wire in list(self._wires):
+            wire.interrupt()  # one that is in use finds its end, and is closed by its user
+        self._pool.abandon()
+        self._renewals.abandon()
         self._ears.close()
 
     def before_fork(self) -> None:

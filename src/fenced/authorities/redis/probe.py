@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fenced.authorities.redis.replies import refused
+from fenced.authorities.redis.resp import ErrorReply
+from fenced.authorities.redis.scripts import command
 
 SETTINGS = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory", "maxmemory-policy")
+REQUESTS = (
+    *(command("CONFIG", "GET", name) for name in SETTINGS),
+    command("INFO", "replication"),
+    command("INFO", "cluster"),
+)
+_DENIED = ("NOPERM", "ERR")
+"""It is not allowed, or the command was taken away; other errors say that the server cannot answer just now."""
 
 
-def doubts(settings: Mapping[str, str] | None, info: str) -> tuple[str, ...]:
-    """`settings` is None where CONFIG GET is denied; `info` is INFO's text about replication and the cluster."""
-    return (*_storing(settings), *_copies(info))
+def doubts(replies: Sequence[Any], where: str) -> tuple[str, ...]:
+    """What the replies to REQUESTS say, in their order."""
+    settings: dict[str, str] = {}
+    for name, pair in zip(SETTINGS, replies, strict=False):
+        if isinstance(pair, ErrorReply) and pair.code not in _DENIED:
+            raise refused(pair, where)
+        if not isinstance(pair, ErrorReply) and pair:
+            settings[name] = pair[1].decode()
+    texts = replies[len(SETTINGS) :]
+    for text in texts:
+        if isinstance(text, ErrorReply):
+            raise refused(text, where)
+    return (*_storing(settings or None), *_copies("\n".join(text.decode() for text in texts)))
 
 
 def _storing(settings: Mapping[str, str] | None) -> list[str]:

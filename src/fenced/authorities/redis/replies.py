@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from redis import exceptions
-
 from fenced.authorities.redis.resp import ErrorReply
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.model import (
@@ -41,14 +39,6 @@ RIGHTS = (
 )
 """What an ACL user needs, as ACL SETUSER takes it."""
 
-_AT_CONNECT: dict[type[Exception], str] = {
-    exceptions.AuthenticationError: "WRONGPASS",
-    exceptions.BusyLoadingError: "LOADING",
-    exceptions.NoPermissionError: "NOPERM",
-    exceptions.ResponseError: "",
-}
-"""What redis-py calls refusals while it connects; the last one says it in its own words."""
-
 _NEEDED = "CONFIG GET may be denied: then the guarantee is best-effort"
 _MEANINGS: dict[str, tuple[type[FencedError], str]] = {
     "NOPERM": (Misconfigured, f"its user needs the rights {RIGHTS} ({_NEEDED})"),
@@ -70,12 +60,15 @@ _MEANINGS: dict[str, tuple[type[FencedError], str]] = {
     "ASK": (Unavailable, "its cluster moves this namespace just now"),
     "DENIED": (Misconfigured, "it takes no connections from elsewhere; look up its protected-mode"),
     "MAXCLIENTS": (Unavailable, "it has no room for another connection; raise its maxclients"),
+    "NODB": (Misconfigured, "it has no such database; the address ends in another number, or in none"),
     "MOVED": (Misconfigured, "another node of its cluster has this namespace; name that one"),
 }
 
 _SAID = {
     "max number of clients": "MAXCLIENTS",
     "unauthenticated": "NOAUTH",
+    "DB index is out of range": "NODB",
+    "SELECT is not allowed": "NODB",
     "user executing the script": "NOPERM",
 }
 """Refusals that come without a code of their own."""
@@ -93,16 +86,28 @@ def refused(error: ErrorReply, where: str) -> FencedError:
     return kind(f"{where}: {meaning} (it said: {said})")
 
 
+def not_let_in(error: ErrorReply, where: str) -> FencedError:
+    """What a refusal of AUTH means. Its words are not shown if we do not know them: they may repeat a password."""
+    known = any(text in error for text in _SAID) or error.code in _MEANINGS
+    return refused(error if known else ErrorReply("WRONGPASS"), where)
+
+
 def connect_failed(error: Exception, where: str) -> FencedError:
     """Why there is no connection. Nothing was asked."""
-    for kind, code in _AT_CONNECT.items():
-        if isinstance(error, kind):
-            return refused(ErrorReply(code or error), where)
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return Misconfigured(
             f"{where}: its certificate is not trusted; ssl_ca_certs names who vouches for it: {error}"
         )
-    return Unavailable(f"{where} cannot be reached: {error}")
+    if isinstance(error, OSError):
+        return Unavailable(f"{where} cannot be reached: {error}")
+    return Misconfigured(f"{where}: this is not a Redis server: it answers in another protocol")
+
+
+def weakened(doubts: Sequence[str], where: str) -> Misconfigured:
+    return Misconfigured(
+        f"{where}: tokens were safe here when this client was opened, and no longer are: {'; '.join(doubts)}. Nothing "
+        "is granted until that is mended; or open a new client with guarantee='best-effort'"
+    )
 
 
 def denied(reply: Sequence[Any], where: str) -> FencedError:

@@ -1,0 +1,316 @@
+"""Every call ends at its caller's deadline, whatever the server does; and what came in time is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from fenced.authorities.redis import RedisAuthority
+from fenced.contracts import Colour, Runtime
+from fenced.errors import Indeterminate, Misconfigured, Unavailable
+from fenced.model import Ended, Granted, Kept, Released
+from fenced.runtime import links
+from fenced.runtime.aio import AioRuntime
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing import COLOURS
+from fenced.testing.kit import asking, granted
+from fenced.testing.servers import RedisServer
+
+DEADLINE = 0.2
+LONG = 10.0
+"""For how long a bad server goes on; whoever keeps its deadline is back long before."""
+
+PAUSE = DEADLINE / 4
+Story = Callable[[Runtime], Coroutine[Any, Any, None]]
+
+
+def play(story: Story, colour: Colour) -> None:
+    if colour == "blocking":
+        step(story(BlockingRuntime()))
+        return
+
+    async def within() -> None:
+        runtime = AioRuntime()
+        try:
+            await story(runtime)
+        finally:
+            runtime.close()
+
+    asyncio.run(within())
+
+
+@contextlib.contextmanager
+def pretender(behave: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
+    """A server that is none; the port on which it behaves as told, on each connection."""
+    over = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def one(link: socket.socket) -> None:
+        with link, contextlib.suppress(OSError):
+            behave(link, over)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = listener.accept()
+                threads.append(threading.Thread(target=one, args=(link,)))
+                threads[-1].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepting = threading.Thread(target=serve)
+        accepting.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+            for thread in threads:
+                thread.join()
+
+
+def trickle(link: socket.socket, over: threading.Event) -> None:
+    """Answers the first request with a long reply, a byte at a time, so that no single read takes long."""
+    link.recv(100_000)
+    link.sendall(b"$100000\r\n")
+    for _ in range(round(LONG / PAUSE)):
+        if over.wait(PAUSE):
+            break
+        link.sendall(b"x")
+
+
+def silence(link: socket.socket, over: threading.Event) -> None:
+    over.wait(LONG)
+
+
+async def takes(runtime: Runtime, call: Callable[[float], Coroutine[Any, Any, object]], kind: Any) -> float:
+    """How long a call takes that must end in an error of this kind."""
+    began = runtime.now()
+    with pytest.raises(kind):
+        await call(began + DEADLINE)
+    return runtime.now() - began
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("behave", [trickle, silence])
+def test_no_server_holds_a_call_beyond_its_deadline(behave: Any, colour: Colour) -> None:
+    async def story(runtime: Runtime) -> None:
+        authority = RedisAuthority.at(f"redis://127.0.0.1:{port}", runtime, "any")
+        calls: tuple[Callable[[float], Coroutine[Any, Any, object]], ...] = (
+            lambda until: authority.open(until=until),
+            lambda until: authority.ask(asking(runtime, "orders"), until),
+            lambda until: authority.renew(["0" * 32], until),
+            lambda until: authority.release("0" * 32, until),
+            lambda until: authority.withdraw("0" * 32, until),
+        )
+        for call in calls:
+            assert await takes(runtime, call, Indeterminate) < LONG / 2
+        await authority.close()
+
+    with pretender(behave) as port:
+        play(story, colour)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize(
+    "behave, url",
+    [
+        (trickle, "redis://:secret@127.0.0.1:{}/3"),  # AUTH and SELECT
+        (silence, "redis://:secret@127.0.0.1:{}/3"),
+        (silence, "rediss://127.0.0.1:{}"),  # TLS
+    ],
+)
+def test_no_server_holds_who_connects_beyond_its_deadline(behave: Any, url: str, colour: Colour) -> None:
+    async def story(runtime: Runtime) -> None:
+        authority = RedisAuthority.at(url.format(port), runtime, "any")
+        took = await takes(
+            runtime, lambda until: authority.ask(asking(runtime, "orders"), until), Unavailable
+        )
+        assert took < LONG / 2
+        await authority.close()
+
+    with pretender(behave) as port:
+        play(story, colour)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_limit_for_each_read_would_be_noticed(colour: Colour, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: every byte that comes starts the limit anew, and the call lasts as long as the server likes."""
+    reads = 0
+
+    async def story(runtime: Runtime) -> None:
+        nonlocal reads
+        kind = links.Line if colour == "blocking" else links.LoopLine
+        receive = kind.receive
+
+        async def each(line: Any, until: float) -> bytes:
+            nonlocal reads
+            reads += 1
+            return await receive(line, runtime.now() + DEADLINE if reads < 30 else until)
+
+        monkeypatch.setattr(kind, "receive", each)
+        authority = RedisAuthority.at(f"redis://127.0.0.1:{port}", runtime, "any")
+        took = await takes(runtime, lambda until: authority.release("0" * 32, until), Indeterminate)
+        assert took > 5 * DEADLINE
+        await authority.close()
+
+    with pretender(trickle) as port:
+        play(story, colour)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_an_answer_that_came_in_time_is_taken_however_late(
+    redis_server: RedisServer, colour: Colour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process stands still between sending and reading, beyond the deadline: the grant is not thrown away."""
+
+    async def story(runtime: Runtime) -> None:
+        authority = RedisAuthority.at(redis_server.url(), runtime, secrets.token_hex(8))
+        await authority.open()
+        await granted(authority, asking(runtime, "warm"))
+        sent = links.Line.send
+
+        async def stall(line: links.Line, data: bytes, until: float) -> None:
+            await sent(line, data, until)
+            time.sleep(max(0.0, until - runtime.now()) + 0.01)
+
+        monkeypatch.setattr(links.Line, "send", stall)
+        if colour == "asyncio":
+            monkeypatch.setattr(links.LoopLine, "send", stall)
+        assert isinstance(await authority.ask(asking(runtime, "orders"), runtime.now() + DEADLINE), Granted)
+        monkeypatch.undo()
+        await authority.close()
+
+    play(story, colour)
+
+
+# Settings.
+
+
+# proves authority redis: settings-watched
+@pytest.mark.xdist_group("serial")
+@pytest.mark.parametrize("planted", [False, True], ids=["", "planted: looked at when opened only"])
+def test_settings_are_looked_at_again_on_each_new_connection(planted: bool) -> None:
+    """A restart with appendfsync everysec: no token is minted any more; holders go on, and so does who knew it."""
+    runtime = BlockingRuntime()
+    with RedisServer() as server:
+        authority = RedisAuthority.at(server.url(), runtime, "any")
+        assert step(authority.open()).doubts == ()
+        if planted:
+            authority._promise.given = False
+        held, other = asking(runtime, "held"), asking(runtime, "orders")
+        token = step(granted(authority, held)).token
+        server.settings["appendfsync"] = "everysec"
+        server.restart()
+        if planted:
+            step(granted(authority, other))
+            step(authority.close())
+            return
+        with pytest.raises(Indeterminate, match="no longer are"):  # its connection broke
+            step(authority.ask(other))
+        with pytest.raises(Misconfigured, match="no longer are: with appendfsync everysec"):
+            step(authority.ask(other))
+        with pytest.raises(Misconfigured, match="no longer are"):
+            step(authority.force_release("held"))
+        assert step(authority.renew([held.secret])) == [Kept(10.0)]
+        knowing = RedisAuthority.at(server.url(), runtime, "any")
+        assert step(knowing.open()).doubts
+        server.restart()
+        best_effort = step(granted(knowing, asking(runtime, "other"))).token
+        server.execute("CONFIG", "SET", "appendfsync", "always")
+        assert token < best_effort < step(granted(authority, other)).token, "mended, without a new client"
+        assert step(authority.release(held.secret)) == Released()
+        with server.replica():
+            server.execute("CLIENT", "KILL", "TYPE", "normal")
+            with pytest.raises(Indeterminate, match="replicas"):
+                step(authority.ask(asking(runtime, "more")))
+        for each in (authority, knowing):
+            step(each.close())
+
+
+# After an outage.
+
+
+@pytest.mark.xdist_group("serial")
+@pytest.mark.parametrize("colour", COLOURS)
+def test_what_was_given_up_in_an_outage_is_free_as_soon_as_it_is_repeated(colour: Colour) -> None:
+    """The server is killed with a release and a withdrawal under way: repeated, both are carried out, and only once."""
+
+    async def story(runtime: Runtime) -> None:
+        authority = RedisAuthority.at(server.url(), runtime, "any")
+        await authority.open()
+        lease, unknown = asking(runtime, "lease", ttl=3600), asking(runtime, "unknown", ttl=3600)
+        await granted(authority, lease)
+        await granted(authority, unknown)  # whose answer is lost, let us say
+        server.freeze()
+        with pytest.raises(Indeterminate):
+            await authority.release(lease.secret, runtime.now() + 0.2)
+        with pytest.raises((Indeterminate, Unavailable)):
+            await authority.withdraw(unknown.secret, runtime.now() + 0.2)
+        server.kill()
+        with pytest.raises(Unavailable):
+            await authority.release(lease.secret, runtime.now() + 0.2)
+        server.start()
+        assert await authority.release(lease.secret) == Released()
+        assert await authority.withdraw(unknown.secret) == Released()
+        after = [asking(runtime, name, ttl=3600) for name in ("lease", "unknown")]
+        for ask in after:
+            await granted(authority, ask)
+        assert await authority.release(lease.secret) == Released(), "again, and it is the successor's no more"
+        assert await authority.withdraw(unknown.secret) == Released()
+        for ask in after:
+            assert isinstance(await authority.ask(ask), Granted)
+        assert await authority.ask(lease) == Ended("released")
+        await authority.close()
+
+    with RedisServer() as server:
+        play(story, colour)
+
+
+# Clients that nobody closes.
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["here", "another thread"])
+@pytest.mark.parametrize("colour", COLOURS)
+def test_who_is_abandoned_lets_go_of_connections_and_of_nothing_else(
+    redis_server: RedisServer, colour: Colour, thread: bool
+) -> None:
+    name = secrets.token_hex(8)
+
+    def connections() -> int:
+        return str(redis_server.execute("CLIENT", "LIST")).count(name)
+
+    async def story(runtime: Runtime) -> None:
+        before = set(os.listdir("/proc/self/fd"))
+        authority = RedisAuthority.at(f"{redis_server.url()}?client_name={name}", runtime, name)
+        await authority.open()
+        ask = asking(runtime, "orders")
+        await granted(authority, ask)
+        await authority.renew([ask.secret])
+        await authority.hear(runtime.now() + 0.01)
+        assert connections() == 3
+        for _ in range(2):
+            if thread:
+                elsewhere = threading.Thread(target=authority.abandon)
+                elsewhere.start()
+                elsewhere.join()
+            else:
+                authority.abandon()
+        redis_server.wait_until(lambda: connections() == 0, "no connection of it is left")
+        await runtime.wait(runtime.wakeup(), runtime.now() + 0.01)  # the loop closes the descriptors
+        assert set(os.listdir("/proc/self/fd")) <= before
+        other = RedisAuthority.at(redis_server.url(), runtime, name)
+        await other.open()
+        assert (await other.observe("orders")).held_by is not None
+        await other.close()
+
+    play(story, colour)
