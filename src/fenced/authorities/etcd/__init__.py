@@ -43,7 +43,11 @@ class EtcdAuthority:
         Trait("quorum", "A token is on the disks of a majority before it is handed out."),
         Trait(
             "sessions",
-            "All names of a client with the same ttl live and expire together, by one lease of etcd's.",
+            "All names of a client with the same ttl hang on one lease of etcd's, and expire with their client.",
+        ),
+        Trait(
+            "ttl",
+            "A name that is renewed no more ends by its own ttl, although others of its client are renewed.",
         ),
         Trait(
             "whole-seconds",
@@ -148,5 +152,5 @@ class EtcdAuthority:
     def forked(self) -> None:
         self._wire.forked()
         self._ears.forked()
-        self._sessions.forget_all()
+        self._sessions.forked()
         self._attempts.forked()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from fenced import timing
 from fenced.authorities.etcd import steps
 from fenced.authorities.etcd.floors import Floors
-from fenced.authorities.etcd.keys import GRANTED, WAITING, About, Record
+from fenced.authorities.etcd.keys import EXPIRED, GRANTED, WAITING, About, Record
 from fenced.authorities.etcd.leases import Lease, Session, Sessions
 from fenced.authorities.etcd.looking import Looker, Sight
 from fenced.authorities.etcd.messages import (
@@ -15,16 +18,19 @@ from fenced.authorities.etcd.messages import (
     KeyValue,
     TxnReply,
     absent,
+    delete,
     get,
+    modified_at,
     put,
     txn,
     valued,
 )
 from fenced.authorities.etcd.namespace import Namespace
+from fenced.authorities.etcd.signs import Sign, Signs
 from fenced.authorities.etcd.watching import Ears, Target
-from fenced.authorities.etcd.wire import LeaseGone
+from fenced.authorities.etcd.wire import LeaseGone, NoSpace
 from fenced.contracts import Runtime
-from fenced.errors import FencedError, Indeterminate, Misuse, Unsupported
+from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable, Unsupported
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -61,6 +67,12 @@ class Attempt:
     def granted(self) -> bool:
         return self.record.state == GRANTED
 
+    @property
+    def lease(self) -> int:
+        """What its names or places hang on."""
+        lease = self.hold if self.granted else self.queue
+        return lease.id if lease is not None else 0
+
     def lives(self, now: float) -> bool:
         return self.hold is not None and self.hold.until > now
 
@@ -91,6 +103,7 @@ class Attempts:
         self._ears = ears
         self._now = runtime.now
         self.live: dict[str, Attempt] = {}
+        self.signs = Signs(runtime.now)
         self._held: dict[str, str] = {}
         self._behind: dict[str, str] = {}
         """Who waits directly behind an attempt, as far as both are of this client."""
@@ -101,6 +114,7 @@ class Attempts:
         for known in (self.live, self._held, self._behind, self._given):
             known.clear()
         self._floors.clear()
+        self.signs.clear()
 
     def _floor(self, names: tuple[str, ...]) -> int:
         return self._floors.of(names, self._space.raw)
@@ -108,8 +122,49 @@ class Attempts:
     # Asking.
 
     async def ask(self, ask: Ask, until: float) -> AskAnswer:
+        """What cannot be sure to have left nothing behind keeps its sign, and lapses by it."""
+        public, doubts, prolonged = grant_id(ask.secret), self._space.doubts, self._sessions.prolonged
+        sign = self.signs.asked(public, timing.waiter_ttl(ask.ttl) if ask.wait else ask.ttl, until)
+        try:
+            try:
+                answer = await self._ask(ask, public, until)
+            except NoSpace as error:
+                answer = await self._done_all_the_same(public, error, until)
+        except Indeterminate:
+            raise
+        except FencedError as error:
+            if public in self.live and isinstance(error, Unavailable):  # it has a place
+                raise Indeterminate(str(error)) from error
+            if not sign.end and doubts == self._space.doubts:
+                self.signs.drop(public)
+            raise
+        finally:
+            sign.under_way = -math.inf
+        if isinstance(answer, Granted):
+            sign.ttl = answer.ttl
+        elif isinstance(answer, Ended) or (isinstance(answer, Busy) and doubts == self._space.doubts):
+            self.over(public)
+        if self._sessions.prolonged != prolonged:
+            await self.settle(until)
+        return answer
+
+    def over(self, public: str) -> None:
+        """Nothing is left of it, unless its names are kept free for a while."""
+        sign = self.signs.get(public)
+        if sign is not None and not sign.delays:
+            self.signs.drop(public)
+
+    async def _done_all_the_same(self, public: str, error: NoSpace, until: float) -> AskAnswer:
+        """There is no space any more, and perhaps it was the last of it that we have used: that can be read."""
+        mine, _ = await self._stored_now(public, until)
+        if mine is not None:
+            self.live[public] = mine
+            if mine.granted and (answer := await self._known(mine, until)) is not None:
+                return answer
+        raise error
+
+    async def _ask(self, ask: Ask, public: str, until: float) -> AskAnswer:
         began = self._now()
-        public = grant_id(ask.secret)
         while True:
             mine = self.live.get(public)
             given = self._given.pop(public, None)
@@ -188,11 +243,9 @@ class Attempts:
         try:
             self._space.refuse_strange(reply.header)
         except FencedError:
-            assert mine.memory is not None
-            undo, _ = steps.finish(
-                self._keys, mine.public, mine.record, mine.revision, "withdrawn", mine.memory.id
-            )
-            await self._space.run(undo, until)
+            self.live[mine.public] = mine
+            with contextlib.suppress(FencedError):  # then it is repeated
+                await self._end(self.signs.given_up(mine.public, "withdrawn", until), until)
             raise
         assert mine.hold is not None
         self.live[mine.public] = mine
@@ -312,6 +365,9 @@ class Attempts:
         """The attempt if it lives, as far as its record goes, and its record if there is one."""
         if (mine := self.live.get(public)) is not None:
             return mine, mine.record
+        return await self._stored_now(public, until)
+
+    async def _stored_now(self, public: str, until: float) -> tuple[Attempt | None, Record | None]:
         reply = await self._space.read([get(self._keys.attempt(public))], until)
         found = reply.found[0].first
         if found is None:
@@ -373,25 +429,39 @@ class Attempts:
     # Ending.
 
     async def finish(self, secret: str, state: str, until: float) -> ReleaseAnswer:
-        """End an attempt by its owner's wish."""
-        public = grant_id(secret)
-        while True:
-            mine, record = await self.load(public, until)
-            try:
-                if mine is not None:
-                    answer = await self._finish(mine, state, until)
-                elif record is not None:
-                    over = record.state in ("released", "withdrawn")
-                    return Released() if over else Ended(record.state)
-                elif state == "released":
-                    return Gone()
-                else:
-                    answer = await self._tombstone(public, state, until)
-            except LeaseGone:
-                self._sessions.forget_all()
-                continue
-            if answer is not None:
-                return answer
+        """End an attempt by its owner's wish. If that fails, it is repeated when a lease is prolonged."""
+        return await self._end(self.signs.given_up(grant_id(secret), state, until), until)
+
+    async def _end(self, sign: Sign, until: float) -> ReleaseAnswer:
+        """End it as its owner wishes, and forget it when that is certain."""
+        try:
+            while True:
+                if sign.freed:
+                    return Released()
+                answer = await self._try_to_end(sign, until)
+                if answer is not None:
+                    break
+                if self._now() >= until:
+                    raise Indeterminate("others were always quicker: it is not known to have ended")
+        finally:
+            sign.under_way = -math.inf
+        if not sign.freed:
+            self.over(sign.public)
+        return answer
+
+    async def _try_to_end(self, sign: Sign, until: float) -> ReleaseAnswer | None:
+        """None: it has changed, or a lease that was to be used is gone."""
+        public, state = sign.public, sign.end
+        mine, record = await self.load(public, until)
+        try:
+            if mine is not None:
+                return await self._finish(mine, sign, state, until)
+            if record is not None:
+                return Released() if record.state in ("released", "withdrawn") else Ended(record.state)
+            return Gone() if state == "released" else await self._tombstone(public, state, until)
+        except LeaseGone:
+            self._sessions.forget_all()
+            return None
 
     async def _tombstone(self, public: str, state: str, until: float) -> Released | None:
         memory = await self._sessions.memory(0.0, until)
@@ -400,24 +470,105 @@ class Attempts:
         reply = await self._space.run(txn([absent(key)], [write]), until)
         return Released() if reply.succeeded else None
 
-    async def _finish(self, mine: Attempt, state: str, until: float) -> ReleaseAnswer | None:
+    async def _finish(self, mine: Attempt, sign: Sign, state: str, until: float) -> ReleaseAnswer | None:
         """None: its record has changed."""
-        memory = await self._sessions.memory(mine.record.ttl, until)
-        if state == "released" and await self._hand_over(mine, memory, until):
-            return Released()
-        request, rest = steps.finish(self._keys, mine.public, mine.record, mine.revision, state, memory.id)
-        reply = await self._space.run(request, until)
+        try:
+            memory = await self._sessions.memory(mine.record.ttl, until)
+            if state == "released" and await self._hand_over(mine, memory, until):
+                return Released()
+            reply = await self._give_back(mine, state, memory.id, until)
+        except NoSpace:  # what only deletes is still done, and its record stands for a tombstone meanwhile
+            reply = await self._give_back(mine, state, 0, until)
+            sign.freed = reply.succeeded
         self.forget(mine)
         if reply.succeeded:
-            if rest:
-                await self._space.run(txn((), rest), until)
             return Released()
         found = reply.found[0].first
         if found is None or found.modified != mine.revision:
             return None
         for name in mine.record.names:
             await self._space.run(steps.clear(self._keys, mine.public, mine.record, name), until)
+        self._expired(mine, sign)
         return Ended(await self.reason(mine, until))
+
+    async def _give_back(self, mine: Attempt, state: str, memory: int, until: float) -> TxnReply:
+        request, rest = steps.finish(self._keys, mine.public, mine.record, mine.revision, state, memory)
+        if rest:  # places of who holds its names: nobody needs them
+            await self._space.run(txn((), rest), until)
+        return await self._space.run(request, until)
+
+    # What is over, although nobody has said so.
+
+    async def settle(self, until: float) -> None:
+        """End what was given up in vain, and what was not renewed in time although its lease was prolonged.
+
+        Never for longer than a part of the time of who calls, whose own concern is another. What fails is for the next.
+        """
+        over = self.signs.over()
+        if not over:
+            return
+        now = self._now()
+        until = now + (until - now) / 4
+        crowded = False
+        for sign in over:
+            if self._now() >= until:
+                return
+            if sign.freed and crowded:
+                continue
+            sign.under_way = until  # nobody else tries at the same time
+            try:
+                await self._settle(sign, until)
+            except NoSpace:
+                crowded = True
+            except FencedError:
+                return
+            finally:
+                sign.under_way = -math.inf
+
+    async def _settle(self, sign: Sign, until: float) -> None:
+        if sign.freed:
+            await self._write_down(sign, until)
+        elif sign.delays:
+            for key, value in sign.delays:
+                await self._space.run(txn([valued(key, value)], [delete(key)]), until)
+            self.signs.drop(sign.public)
+        elif sign.end:
+            await self._end(sign, until)
+        else:
+            await self._lapse(sign, until)
+
+    async def _write_down(self, sign: Sign, until: float) -> None:
+        """Its names are free; now there may be space for how it ended."""
+        mine, record = await self._stored_now(sign.public, until)
+        if mine is not None and record is not None:
+            memory = await self._sessions.memory(record.ttl, until)
+            key, value = self._keys.attempt(sign.public), record.ended(sign.end).written()
+            same = modified_at(key, mine.revision)
+            await self._space.run(txn([same], [put(key, value, memory.id)]), until)
+        self.signs.drop(sign.public)
+
+    async def _lapse(self, sign: Sign, until: float) -> None:
+        """Nobody has asked for it or renewed it. What became of it says its record, not what we know."""
+        mine, record = await self._stored_now(sign.public, until)
+        if record is None:  # its request may still be under way
+            await self._tombstone(sign.public, EXPIRED, until)
+        elif mine is not None and mine.lease in self._sessions.made:
+            if mine.granted and self._now() < sign.since + record.seconds:
+                sign.ttl = float(record.seconds)
+                return
+            await self._finish(mine, sign, EXPIRED, until)
+            if sign.freed:
+                sign.end = EXPIRED
+                return
+            self._expired(mine, sign)
+        if not sign.delays:
+            self.signs.drop(sign.public)
+
+    def _expired(self, mine: Attempt, sign: Sign) -> None:
+        """Its lock_delay goes by from when it should have ended."""
+        if mine.granted and (delays := steps.delays(self._keys, mine.public, mine.record)):
+            sign.ttl, sign.delay, sign.end = float(mine.record.seconds), mine.record.delay, ""
+            sign.delays = delays
 
     async def _hand_over(self, mine: Attempt, memory: Lease, until: float) -> bool:
         """End it and grant its name to the one directly behind, in one transaction, if both are of this client."""
@@ -471,10 +622,13 @@ class Attempts:
         memory = await self._sessions.memory(mine.record.ttl, until)
         writes = steps.ends(self._keys, public, mine.record, "revoked", memory.id)
         proof = [valued(sight.claim.key, sight.claim.value), valued(self._keys.meta, space.raw)]
-        reply = await space.run(txn(proof, writes[:TXN_OPS_MAX]), until, repeatable=False)
+        if rest := writes[TXN_OPS_MAX:]:  # its places, which only keep others from being woken in vain
+            await space.run(txn((), rest), until)
+        try:
+            reply = await space.run(txn(proof, writes[:TXN_OPS_MAX]), until, repeatable=False)
+        except NoSpace as error:
+            raise Indeterminate(str(error)) from error
         if not reply.succeeded:
             return None
-        if rest := writes[TXN_OPS_MAX:]:
-            await space.run(txn((), rest), until)
         space.refuse_strange(reply.header)
         return reply.header.revision + space.meta.offset

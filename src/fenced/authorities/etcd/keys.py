@@ -25,7 +25,7 @@ from fenced.model import Holder
 
 ROOT = b"fenced/"
 CLAIM, DELAY, PLACE = b"c", b"d", b"q"
-GRANTED, WAITING = "granted", "waiting"
+GRANTED, WAITING, EXPIRED = "granted", "waiting", "expired"
 
 
 class Spot(NamedTuple):

@@ -96,6 +96,14 @@ class Sessions:
     def __init__(self, leases: Leases, runtime: Runtime) -> None:
         self.leases = leases
         self._now = runtime.now
+        self.made: set[int] = set()
+        """All that ever carried names or places of this client: a few, and a new one after each expiry."""
+        self.prolonged = 0
+        """Counts how often one was kept alive for an ask."""
+        self.forget_all()
+
+    def forked(self) -> None:
+        self.made.clear()
         self.forget_all()
 
     def forget_all(self) -> None:
@@ -108,10 +116,14 @@ class Sessions:
         session = self._sessions.get(key)
         if session is not None and session.hold.until > self._now():  # or else its delay would begin anew
             fresh = self._now() - session.hold.confirmed <= session.hold.seconds / 3
-            if fresh or len(await self.leases.keep_alive(session.all(), until)) == len(session.all()):
+            if fresh:
+                return session
+            self.prolonged += 1
+            if len(await self.leases.keep_alive(session.all(), until)) == len(session.all()):
                 return session
         hold = await self.leases.grant(key[1], until)
         delayed = await self.leases.grant(hold.seconds + key[2], until) if key[2] else None
+        self.made.add(hold.id)
         session = self._sessions[key] = Session(hold, delayed)
         return session
 

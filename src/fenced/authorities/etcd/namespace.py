@@ -27,6 +27,11 @@ class Namespace:
         self._wire = wire
         self._seen = 0
 
+    @property
+    def doubts(self) -> int:
+        """Counts requests of which nobody knows whether they were carried out, or will be."""
+        return self._wire.broken
+
     async def run(self, request: bytes, until: float, *, repeatable: bool = True) -> TxnReply:
         """One transaction."""
         seen = self._seen

@@ -41,6 +41,7 @@ class Renewal:
         self._answers: dict[str, RenewAnswer] = {}
 
     async def run(self, publics: Sequence[str]) -> list[RenewAnswer]:
+        self._attempts.signs.renewed(publics)
         live = await self._load(publics)
         leases = [lease for mine in live for lease in mine.leases(self._now())]
         leases += [
@@ -56,6 +57,10 @@ class Renewal:
         lost = await self._held([mine for mine in live if mine.granted])
         lost += await self._queued([mine for mine in live if not mine.granted])
         await self._tell_ends(lost)
+        for public, answer in self._answers.items():
+            if isinstance(answer, Ended | Gone):
+                self._attempts.over(public)
+        await self._attempts.settle(self._until)
         return [self._answers[public] for public in publics]
 
     async def _load(self, publics: Sequence[str]) -> list[Attempt]:

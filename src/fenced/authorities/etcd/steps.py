@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fenced.authorities.etcd.keys import GRANTED, About, Keys, Record
+from fenced.authorities.etcd.keys import EXPIRED, GRANTED, About, Keys, Record
 from fenced.authorities.etcd.messages import (
     TXN_OPS_MAX,
     KeyValue,
@@ -107,7 +107,7 @@ def _claims(keys: Keys, public: str, record: Record, memory: int) -> list[bytes]
 def finish(
     keys: Keys, public: str, record: Record, revision: int, state: str, memory: int
 ) -> tuple[bytes, list[bytes]]:
-    """The transaction, and what does not fit into it and is no longer urgent."""
+    """The transaction, and what does not fit into it and may be done before. Without `memory` it only deletes."""
     if record.state == GRANTED and not record.ticket and len(record.names) == 1:
         return public.encode().join(_finish_plain(keys, record, state, memory)), []
     mine, writes = keys.attempt(public), ends(keys, public, record, state, memory)
@@ -168,19 +168,30 @@ def holds(keys: Keys, public: str, record: Record) -> list[bytes]:
 
 
 def ends(keys: Keys, public: str, record: Record, state: str, memory: int) -> list[bytes]:
-    """What the end of an attempt that lives writes: its record, and that all its keys are gone."""
-    writes = [put(keys.attempt(public), record.ended(state).written(), memory)]
+    """What the end of an attempt that lives writes: its record, and that all its keys are gone.
+
+    An expiry leaves those of a lock_delay behind.
+    """
+    writes = [put(keys.attempt(public), record.ended(state).written(), memory)] if memory else []
     if record.state == GRANTED:
         writes += [delete(keys.claim(name)) for name in record.names]
-        if record.delayed:
+        if record.delayed and state != EXPIRED:
             writes += [delete(keys.delay(name)) for name in record.names]
     if record.ticket:
         writes += [delete(place) for place in keys.places_of(record.names, record.ticket, public)]
     return writes
 
 
+def delays(keys: Keys, public: str, record: Record) -> tuple[tuple[bytes, bytes], ...]:
+    """What keeps its names free for a while after it has expired: keys and their values."""
+    if not record.delayed:
+        return ()
+    about = About.of(public, record).written()
+    return tuple((keys.delay(name), about) for name in record.names)
+
+
 def clear(keys: Keys, public: str, record: Record, name: str) -> bytes:
-    """Of an attempt that has lost a key: what is left of it under a name. A delay outlives an expiry."""
+    """Of an attempt that has lost a key: what is left of it under a name. A delay outlives that."""
     writes = [delete(keys.place(name, record.ticket, public))] if record.ticket else []
     if record.state != GRANTED:
         return txn((), writes)

@@ -43,6 +43,13 @@ class LeaseGone(Exception):
     """The server knows no such lease: nothing happened."""
 
 
+class NoSpace(Unavailable):
+    """The server's quota is reached: it takes what deletes, reads or keeps alive, and refuses what writes.
+
+    It refuses before it carries out a request, as a rule; a member with less space than the others says so afterwards.
+    """
+
+
 class _NotSent(Exception):
     """The request was not carried out. `passing`: the member waits for a leader, and may do it soon."""
 
@@ -59,6 +66,8 @@ class Wire:
         self._address = address
         self._runtime = runtime
         self._pool: Pool[Connection] = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=address.url)
+        self.broken = 0
+        """Counts tries of which nobody knows whether they were carried out."""
         self.forked()
 
     def forked(self) -> None:
@@ -112,6 +121,7 @@ class Wire:
                     await self._runtime.wait(self._runtime.wakeup(), pause)
             except Broken as error:
                 self._leave(turn)
+                self.broken += 1
                 broken += 1
                 over = broken > max(1, len(self._address.members) - 1) or self._runtime.now() >= until
                 if not repeatable or over:
@@ -228,7 +238,8 @@ def _read(status: Status, url: str) -> Exception:
     if "lease already exists" in text:
         return LeaseExists(text)
     if code == RESOURCE_EXHAUSTED:
-        return Unavailable(f"{url}: {text}")
+        kind = NoSpace if "space exceeded" in text else Unavailable
+        return kind(f"{url}: {text}")
     if code in _UNSURE:
         return Broken(text)
     return Misconfigured(f"{url}: {text}")
