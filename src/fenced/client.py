@@ -7,6 +7,8 @@ import inspect
 import os
 import socket
 import threading
+import warnings
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
@@ -39,9 +41,10 @@ class Announces(Protocol):
 class _LeaseFace:
     """What both leases share: reading, without lock and without I/O."""
 
-    def __init__(self, hold: Hold, desk: Desk) -> None:
+    def __init__(self, hold: Hold, client: _ClientFace) -> None:
         self._hold = hold
-        self._desk = desk
+        self._client = client  # which is not collected while a lease of it is in use
+        self._desk = client._desk
 
     @property
     def name(self) -> str:
@@ -154,8 +157,10 @@ class _ClientFace:
         namespace: str = "default",
         label: str | None = None,
         guarantee: Guarantee = "strict",
+        patience: Seconds = timing.PATIENCE_SECONDS,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
+        """`patience`: how long past its `wait` a call may go on for an answer that is under way."""
         if guarantee not in ("strict", "best-effort"):
             raise Misuse(f"guarantee is 'strict' or 'best-effort', not {shown(guarantee)}")
         if label is not None and not (isinstance(label, str) and len(label) <= 200):
@@ -163,10 +168,12 @@ class _ClientFace:
         self._namespace = check_name(namespace)
         self._label = label
         self._guarantee = guarantee
+        self._patience = timing.check_patience(patience)
         self._on_event = on_event
         self._runtime = self._make_runtime()
         self._lock = threading.Lock()
         self._desk_: Desk | None = None
+        self._dropped: weakref.finalize[..., Any] | None = None
         self._authority: Authority = registry.authority(url, self._runtime, self._namespace)
         forking.tell(self)
 
@@ -192,7 +199,24 @@ class _ClientFace:
         host, pid = socket.gethostname(), os.getpid()
         label = self._label if self._label is not None else f"{host}:{pid}"
         holder = Holder(self._runtime.secret(), label, host, pid)
-        return Desk(self._authority, self._runtime, holder, guarantee=self._guarantee, emit=self._on_event)
+        desk = Desk(
+            self._authority,
+            self._runtime,
+            holder,
+            guarantee=self._guarantee,
+            patience=self._patience,
+            emit=self._on_event,
+        )
+        # Threads and connections refer to the desk and never to the client, so a client that its program has dropped
+        # is collected although they are there. Leases refer to their client: it lives as long as any of them.
+        self._dropped = weakref.finalize(self, _drop, desk, repr(self))
+        self._dropped.atexit = False  # then leases expire
+        return desk
+
+    def _closed(self) -> None:
+        """It was closed as it should be."""
+        if self._dropped is not None:
+            self._dropped.detach()
 
     def _before_fork(self) -> None:
         self._authority.before_fork()
@@ -200,6 +224,7 @@ class _ClientFace:
     def _forked(self) -> None:
         """The child gets no lease, no thread and no connection of its parent."""
         self._lock = threading.Lock()
+        self._closed()  # what is open is the parent's
         if self._desk_ is not None:
             self._desk_.forked()
             self._desk_ = None
@@ -207,6 +232,16 @@ class _ClientFace:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, namespace={self._namespace!r})"
+
+
+def _drop(desk: Desk, who: str) -> None:
+    """Nobody has the client any more, and nobody closed it: end its threads and connections, release nothing."""
+    if desk.dropped():
+        warnings.warn(
+            f"unclosed {who}: its leases are not renewed any more; call close(), or use it in a `with` block",
+            ResourceWarning,
+            stacklevel=2,
+        )
 
 
 class Client(_ClientFace):
@@ -225,8 +260,7 @@ class Client(_ClientFace):
     ) -> Lease:
         """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
         wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        desk = self._desk
-        return Lease(step(desk.acquire(wish)), desk)
+        return Lease(step(self._desk.acquire(wish)), self)
 
     def hold(
         self,
@@ -303,6 +337,7 @@ class Client(_ClientFace):
     def close(self) -> None:
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
         step(self._desk.close())
+        self._closed()
 
     def __enter__(self) -> Client:
         return self
@@ -343,7 +378,7 @@ class Holding:
         desk = self._client._desk
         hold = step(desk.acquire(self._wish))
         try:
-            lease = self._lease = Lease(hold, desk)
+            lease = self._lease = Lease(hold, self._client)
             for guard in self._guards:
                 if (unfinished := guard.announce(lease)) is not None:
                     raise _wrong_colour(guard, unfinished)
@@ -403,8 +438,7 @@ class AsyncClient(_ClientFace):
     ) -> AsyncLease:
         """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
         wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        desk = self._desk
-        return AsyncLease(await desk.acquire(wish), desk)
+        return AsyncLease(await self._desk.acquire(wish), self)
 
     def hold(
         self,
@@ -486,6 +520,7 @@ class AsyncClient(_ClientFace):
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
         await self._desk.close()
         self._runtime.close()
+        self._closed()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -510,7 +545,7 @@ class AsyncHolding:
         if self._lease is not None:
             raise Misuse("this was entered before; call hold() again")
         desk = self._client._desk
-        lease = self._lease = AsyncLease(await desk.acquire(self._wish), desk)
+        lease = self._lease = AsyncLease(await desk.acquire(self._wish), self._client)
         try:
             for guard in self._guards:
                 announcing = guard.announce(lease)

@@ -82,12 +82,6 @@ class Runtime(Protocol):
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         """Run a blocking function. `urgent` calls never queue behind the others."""
 
-    async def finish(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Get something done even if the caller is cancelled meanwhile; then let that through.
-
-        What is cut short is made and run again, to its end: only for what may be repeated.
-        """
-
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task: ...
 
 
@@ -162,6 +156,12 @@ class Authority(Protocol):
         """Forget attempts that are long over. Never touches the counter."""
 
     async def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Close connections and descriptors at once, from any thread, without a word to the server.
+
+        For a client that its program has dropped: nothing is released. May be repeated.
+        """
 
     def before_fork(self) -> None:
         """In the parent, about to fork: close what a child must not inherit. Nothing is under way."""

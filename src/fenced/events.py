@@ -45,7 +45,10 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseFailed:
-    """The section is over, but the authority could not be told: the lease will expire by itself."""
+    """The section is over, but the authority could not be told yet: the client goes on telling it.
+
+    At worst the lease expires by itself.
+    """
 
     names: tuple[str, ...]
     token: int

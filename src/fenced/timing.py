@@ -25,6 +25,9 @@ WAITER_TTL_MAX = 10.0
 REMEMBER_SECONDS_MIN = 600.0
 CALL_SECONDS = 5.0
 """How long a request to an authority may take where its caller has no deadline of its own."""
+PATIENCE_SECONDS = 0.2
+"""How long past its caller's deadline a request that is under way may go on."""
+PATIENCE_MAX = 60.0
 
 
 def _seconds(value: object, what: str, low: float, high: float) -> float:
@@ -55,6 +58,10 @@ def check_max_hold(value: object) -> float | None:
 
 def check_lock_delay(value: object) -> float:
     return _seconds(value, "lock_delay", 0.0, LOCK_DELAY_MAX)
+
+
+def check_patience(value: object) -> float:
+    return _seconds(value, "patience", 0.0, PATIENCE_MAX)
 
 
 def check_need(value: object) -> float:
@@ -89,6 +96,12 @@ def retry_after(ttl: float) -> float:
 def waiter_ttl(ttl: float) -> float:
     """How long a silent waiter keeps its place: never longer than a silent holder its lease."""
     return min(ttl, WAITER_TTL_MAX)
+
+
+def repeat_for(ttl: float) -> float:
+    """How long the withdrawal of an attempt is repeated: it ends by itself by then, even if a new leader
+    has started its ttl anew."""
+    return 2 * ttl
 
 
 def remember_for(ttl: float) -> float:

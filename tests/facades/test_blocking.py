@@ -1,5 +1,7 @@
 """Client: what threads, blocks and errors do. The checks that both colours share are in the kit."""
 
+import gc
+import os
 import sqlite3
 import threading
 from datetime import timedelta
@@ -76,7 +78,7 @@ def test_the_end_of_the_block_raises_when_the_lease_did_not_last(tmp_path: Path)
 
 
 def test_a_release_that_cannot_be_told_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The section is over either way; the lease expires by itself."""
+    """The section is over either way; the client goes on telling the authority."""
     monkeypatch.setattr("fenced.authorities.sqlite.connecting.BUSY_SECONDS", 0.05)
     seen: list[object] = []
     client = fenced.Client(url(tmp_path), on_event=seen.append)
@@ -89,9 +91,36 @@ def test_a_release_that_cannot_be_told_is_an_event(tmp_path: Path, monkeypatch: 
     with pytest.raises(fenced.Unavailable):
         lease.release()
     blocker.execute("ROLLBACK")
-    lease.release()  # a release that failed can be repeated
+    lease.release()  # repeating it is harmless
     blocker.close()
+    client.acquire("a", "b", wait=30).release()
     client.close()
+
+
+def test_a_client_that_is_dropped_keeps_nothing_open(tmp_path: Path) -> None:
+    """Threads and connections end, with a warning; its lease is not released, and a lease in use keeps its client."""
+    held = fenced.Client(url(tmp_path)).acquire("kept", ttl=30)
+    gc.collect()
+    held.check()
+    before = set(threading.enumerate())
+    open_files = len(os.listdir("/proc/self/fd"))
+    client = fenced.Client(url(tmp_path))
+    lease = client.acquire("a", ttl=30)
+    lost: list[str] = []
+    lease.on_lost(lost.append)
+    started = set(threading.enumerate()) - before
+    assert started
+    with pytest.warns(ResourceWarning, match="unclosed Client"):  # noqa: PT031 - both are one step
+        del client, lease
+        gc.collect()
+    for thread in started:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert lost == ["closed"]
+    assert len(os.listdir("/proc/self/fd")) <= open_files
+    assert step(held._desk.authority.observe("a")).held_by is not None, "nothing is released by a finalizer"
+    held.release()
+    held._client.close()
 
 
 def test_closing_wakes_waiters_and_ends_leases(tmp_path: Path) -> None:

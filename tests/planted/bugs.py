@@ -5,6 +5,7 @@ They are kept as subclasses of the real parts, so that they stay in step with th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -13,6 +14,7 @@ from fenced.authorities.memory import Attempt, MemoryStore
 from fenced.core.acquiring import Desk
 from fenced.core.holding import Hold
 from fenced.decision import Mark
+from fenced.errors import FencedError
 from fenced.guards.memory import MemoryGuard
 from fenced.model import (
     Ask,
@@ -370,6 +372,22 @@ def desk_with(hold_type: type[Hold]) -> type[Desk]:
             )
 
     return BuggyDesk
+
+
+class GivenUpIsForgotten(Desk):
+    """What could not be given back is left to expire, as in version 0.1: the name stays taken for a whole ttl."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.settler.hurry = self.settler.settled  # type: ignore[method-assign]
+
+
+class WithdrawalIsWaitedFor(Desk):
+    """A caller whose time is over waits until its attempt is withdrawn: a silent server keeps it for seconds."""
+
+    async def _withdraw(self, secret: str, ttl: float, until: float = 0.0, *, at_once: bool = True) -> None:
+        with contextlib.suppress(FencedError):
+            await self.authority.withdraw(secret)
 
 
 class NewAttemptEachTime(Desk):

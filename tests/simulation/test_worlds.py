@@ -134,7 +134,10 @@ PLANTED: list[type[Site]] = [
     with_hold(bugs.DeadlineFromTheReply),
     with_hold(bugs.LossIsNotFinal),
     with_hold(bugs.NoMargin),
-    type("NewAttemptEachTime", (Site,), {"desk_type": bugs.NewAttemptEachTime}),
+    *(
+        type(bug.__name__, (Site,), {"desk_type": bug})
+        for bug in (bugs.NewAttemptEachTime, bugs.GivenUpIsForgotten, bugs.WithdrawalIsWaitedFor)
+    ),
 ]
 
 

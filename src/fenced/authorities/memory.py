@@ -389,6 +389,9 @@ class MemoryAuthority:
         return self._store.tidy()
 
     async def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
         if self._hear in self._store.listeners:
             self._store.listeners.remove(self._hear)
 

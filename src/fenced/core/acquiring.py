@@ -1,11 +1,13 @@
 """Asking for a lease and giving it back: one attempt, repeated until it is granted, denied or withdrawn.
 
-Unknown outcomes are repeated with the *same* attempt, so a lost reply cannot leave a ghost behind; an
-attempt that is given up, for whatever reason, is withdrawn, and its tombstone stops a delayed ask.
+Unknown outcomes are repeated with the *same* attempt, so a lost reply cannot leave a ghost behind. An
+attempt that is given up, for whatever reason, is withdrawn, and its tombstone stops a delayed ask. The settler
+remembers it before the authority is told, and repeats what failed, so no caller waits for a silent server.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -14,8 +16,9 @@ from typing import assert_never
 
 from fenced import events, timing
 from fenced.contracts import Authority, Runtime
-from fenced.core.holding import Hold
+from fenced.core.holding import Hold, State
 from fenced.core.keeping import Keeper, Listener, Place
+from fenced.core.settling import Settler
 from fenced.core.telling import tell
 from fenced.errors import (
     FencedError,
@@ -90,6 +93,7 @@ class Desk:
         holder: Holder,
         *,
         guarantee: str = "strict",
+        patience: float = timing.PATIENCE_SECONDS,
         emit: Callable[[events.Event], None] | None = None,
     ) -> None:
         self.authority = authority
@@ -97,19 +101,30 @@ class Desk:
         self.holder = holder
         self._observed = emit is not None
         self.emit = functools.partial(tell, emit) if emit is not None else _nobody
-        self.keeper = Keeper(authority, runtime, self.emit)
+        self.settler = Settler(authority, runtime)
+        self.keeper = Keeper(authority, runtime, self.emit, self.settler)
         self.listener = Listener(authority, runtime)
         self.closed = False
         self._guarantee = guarantee
+        self._patience = patience
         self._standing: Standing | None = None
         self._held: dict[str, Hold] = {}
 
-    async def standing(self) -> Standing:
+    async def standing(self, until: float = math.inf) -> Standing:
         """Open the authority at first use, and refuse one whose tokens could repeat."""
         if self.closed:
             raise Misuse("this client is closed")
         if self._standing is None:
-            standing = await self.authority.open()
+            try:
+                standing = await self.authority.open(
+                    until=None if until == math.inf else until + self._patience
+                )
+            except (Unavailable, Indeterminate):
+                if until < math.inf:
+                    # To open a store may take longer than this caller waits, and then longer than each of them:
+                    # nobody waits for this one, and the next caller finds its result.
+                    self.runtime.spawn(self._open, "fenced-open")
+                raise
             if standing.doubts and self._guarantee == "strict":
                 raise Misconfigured(
                     f"{self.authority.url} cannot promise that tokens never repeat: "
@@ -118,23 +133,32 @@ class Desk:
             self._standing = standing
         return self._standing
 
+    async def _open(self) -> None:
+        with contextlib.suppress(FencedError):  # whoever asks next is told
+            await self.standing()
+
     async def acquire(self, wish: Wish) -> Hold:
         """Return a Hold, or raise NotGranted once `wish.wait` is over."""
         began = self.runtime.now()
-        self._refuse_reentrance(wish.names)
-        standing = await self.standing()
         until = math.inf if wish.wait is None else began + wish.wait
-        while True:
-            hold = await self._attempt(wish, until, standing.realm)
-            if hold is not None:
-                break
-            if self.runtime.now() >= until:  # granted, but it took longer than the ttl to hear of it
-                raise _not_granted(wish, None, None)
+        self._refuse_reentrance(wish.names)
+        try:
+            standing = await self.standing(until)
+            while (hold := await self._attempt(wish, until, standing.realm)) is None:
+                if self.runtime.now() >= until:  # granted, but it took longer than the ttl to hear of it
+                    raise _not_granted(wish, None, None)
+        except (Unavailable, Indeterminate) as error:
+            if self.runtime.now() >= until:
+                error.add_note(
+                    f"wait={wish.wait:g} s and patience={self._patience:g} s are over; "
+                    "a slow server needs more: Client(..., patience=...)"
+                )
+            raise
         try:
             self._keep(hold)
         except BaseException:
             self._let_go(hold)
-            await self.runtime.finish(lambda: self._withdraw(hold.secret))
+            await self._withdraw(hold.secret, hold.ttl)
             raise
         if self._observed:
             waited = self.runtime.now() - began
@@ -172,7 +196,7 @@ class Desk:
                     case Granted():
                         hold = self._take(wish, ask, answer, sent, realm)
                         if hold is None:
-                            await self.runtime.finish(lambda: self.authority.release(ask.secret))
+                            self.settler.hurry(self.settler.give_up(ask.secret, ask.ttl))
                         return hold
                     case Busy(ahead, held_by):
                         settled = True
@@ -194,7 +218,8 @@ class Desk:
             if not settled and not (
                 place is None and isinstance(error, Unavailable | Misconfigured | Misuse)
             ):
-                await self.runtime.finish(lambda: self._withdraw(ask.secret))
+                silent = isinstance(error, Unavailable | Indeterminate)
+                await self._withdraw(ask.secret, ask.ttl, until, at_once=not silent)
             raise
         finally:
             if place is not None:
@@ -202,20 +227,22 @@ class Desk:
                 self.keeper.drop(place.secret)
 
     async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer]:
-        """Ask until there is an answer. Who stands in the queue bears an outage for one TTL."""
-        patience = self.runtime.now() + ask.ttl
+        """Ask until there is an answer. A waiter in the queue bears an outage for one ttl."""
+        bears_until = self.runtime.now() + ask.ttl
         backoff = BACKOFF_FIRST
         unknown: Indeterminate | None = None
         while True:
             sent = self.runtime.now()
             try:
-                return sent, await self.authority.ask(ask)
+                return sent, await self.authority.ask(
+                    ask, min(sent + timing.CALL_SECONDS, until + self._patience)
+                )
             except (Indeterminate, Unavailable) as error:
                 if isinstance(error, Indeterminate):
                     unknown = error
                 now = self.runtime.now()
                 definite = isinstance(error, Unavailable) and not queued and unknown is None
-                if definite or now + backoff >= min(until, patience):
+                if definite or now + backoff >= min(until, bears_until):
                     raise unknown or error from None  # once unknown, it stays so
                 await self.runtime.wait(self.runtime.wakeup(), now + backoff)
                 backoff = min(backoff * 2, BACKOFF_MAX)
@@ -256,29 +283,59 @@ class Desk:
             place.wakeup.clear()
         return False
 
-    async def _withdraw(self, secret: str) -> None:
+    async def _withdraw(
+        self, secret: str, ttl: float, until: float = math.inf, *, at_once: bool = True
+    ) -> None:
+        """End an attempt. If its owner's patience is not enough for that, the settler does it, and nobody waits.
+
+        Not `at_once` where the authority has just failed to answer.
+        """
+        given_up = self.settler.give_up(secret, ttl)
         try:
-            await self.authority.withdraw(secret)
+            if at_once:
+                await self.authority.withdraw(secret, min(self.runtime.now(), until) + self._patience)
+                self.settler.settled(given_up)
+                return
         except FencedError:
-            return  # nobody renews it: the lease or the place in the queue ends by itself
+            pass
+        except BaseException:
+            self.settler.hurry(given_up)
+            raise
+        self.settler.hurry(given_up)
 
     async def release(self, hold: Hold) -> None:
-        """Give the lease back. Raises LeaseLost when it was lost before; repeating is harmless."""
+        """Give the lease back. Raises LeaseLost when it was lost before; repeating is harmless.
+
+        Whatever it raises, the lease is over for this program. If the authority could not be told, the settler
+        goes on telling it.
+        """
         if hold.released:
             return
         if hold.lost_reason == "forked":
             raise hold.lost_error()
-        self.keeper.drop(hold.secret)
-        await self.runtime.finish(lambda: self._release(hold))
-
-    async def _release(self, hold: Hold) -> None:
-        answer = await self.authority.release(hold.secret)
+        late = hold.state is State.LOST  # looks at the clock: nobody else may have done so yet
         self._let_go(hold)
+        given_up = self.settler.give_up(
+            hold.secret, hold.ttl
+        )  # before it is tried: an interrupt may come at any time
+        try:
+            answer = await self.authority.release(hold.secret, self.runtime.now() + timing.CALL_SECONDS)
+        except GeneratorExit:
+            self.settler.settled(given_up)  # collected, not cancelled: nothing is done by a finalizer
+            raise
+        except FencedError:
+            hold.end()
+            self.settler.hurry(given_up)
+            raise
+        except BaseException:  # cancelled or interrupted: the authority may well be there
+            hold.end()
+            await self._withdraw(hold.secret, hold.ttl)
+            raise
+        self.settler.settled(given_up)
         match answer:
             case Released():
-                late = hold.lost_reason is not None
                 hold.end()
-                if late:
+                if late or hold.lost_reason is not None:
                     raise hold.lost_error()
                 if self._observed:
                     held = self.runtime.now() - hold.acquired
@@ -294,20 +351,16 @@ class Desk:
 
     async def leave(self, hold: Hold, *, raised: bool) -> None:
         """The end of a `with` block: release, and raise if the lease did not last through the body."""
+        lost = hold.state is State.LOST
         try:
             await self.release(hold)
         except LeaseLost:
             if not raised:
                 raise
         except FencedError as error:
-            self._let_go(hold)
-            why = str(error)
-            self.emit(events.ReleaseFailed(hold.names, hold.token, hold.grant, why))
-            if not raised and hold.remaining() <= 0:
+            self.emit(events.ReleaseFailed(hold.names, hold.token, hold.grant, str(error)))
+            if lost and not raised:
                 raise hold.lost_error() from error
-        except BaseException:
-            self._let_go(hold)  # cancelled, and nobody knows what became of it
-            raise
 
     def abandon(self, hold: Hold) -> None:
         """The body was collected and not run to its end: nobody acts under this lease, let it lapse."""
@@ -336,8 +389,23 @@ class Desk:
         try:
             await self.keeper.close()
             await self.listener.close()
+            await self.settler.close(self._patience)
         finally:
             await self.authority.close()
+
+    def dropped(self) -> bool:
+        """The program has dropped its client: end loops and connections, without waiting; release nothing.
+
+        May be called in any thread, by the collector. Whether there was anything to end.
+        """
+        if self.closed or self._standing is None:
+            return False
+        self.closed = True
+        for loop in (self.keeper, self.listener, self.settler):
+            loop.stop()
+        self.authority.nudge()
+        self.authority.abandon()
+        return True
 
     def forked(self) -> None:
         """In a forked child: the leases are the parent's."""

@@ -69,6 +69,11 @@ class Hold:
         self.overdue = sent + timing.overdue_after(self.ttl)
         self.renew_at = sent + timing.renew_after(self.ttl, self._jitter)
 
+    @property
+    def due(self) -> float:
+        """When the keeper has to look at it: to renew it, or to say that it is lost."""
+        return min(self.renew_at, self.deadline)
+
     # What a program asks.
 
     @property
@@ -176,7 +181,7 @@ class Hold:
         self._callbacks.clear()
 
     def end(self) -> None:
-        """The authority confirmed the release."""
+        """It was given back: nobody acts under it any more, whether or not the authority has been told."""
         self.released = True
         self._notify()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from fenced import timing
 from fenced.contracts import Authority, Runtime, Task
 from fenced.core.holding import Hold
+from fenced.core.settling import Settler
 from fenced.errors import FencedError
 from fenced.events import Event, KeeperFailed, LeaseInJeopardy
 from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting, grant_id
@@ -36,6 +37,11 @@ class Place:
         self.heard = runtime.now()
         self.woken = False
 
+    @property
+    def due(self) -> float:
+        """When the keeper has to renew it."""
+        return self.renew_at
+
     def asking(self) -> None:
         """An ask is about to be sent: a wake-up from now on means to ask once more."""
         self.woken = False
@@ -49,12 +55,15 @@ class Place:
 class Keeper:
     """Renews what it is given until it is taken away again."""
 
-    def __init__(self, authority: Authority, runtime: Runtime, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self, authority: Authority, runtime: Runtime, emit: Callable[[Event], None], settler: Settler
+    ) -> None:
         # One jitter for the whole client: it spreads clients apart, and keeps one client's leases together.
         self.jitter = runtime.random()
         self._authority = authority
         self._runtime = runtime
         self._emit = emit
+        self._settler = settler
         self._holds: dict[str, Hold] = {}
         self._places: dict[str, Place] = {}
         self._kick = runtime.wakeup()
@@ -64,7 +73,7 @@ class Keeper:
         self._closed = False
 
     def keep(self, item: Hold | Place) -> None:
-        """Start renewing. Wakes the loop only when it would sleep past the first renewal."""
+        """Start renewing. Wakes the loop only when it would sleep past the first renewal, or past `max_hold`."""
         if isinstance(item, Hold):
             self._holds[item.secret] = item
         else:
@@ -73,7 +82,7 @@ class Keeper:
             with self._starting:
                 if self._task is None:
                     self._task = self._runtime.spawn(self._run, "fenced-keeper")
-        elif item.renew_at < self._asleep_until:
+        elif item.due < self._asleep_until:
             self._kick.set()
 
     def drop(self, secret: str) -> None:
@@ -83,9 +92,13 @@ class Keeper:
     def holds(self) -> list[Hold]:
         return list(self._holds.values())
 
-    async def close(self) -> None:
+    def stop(self) -> None:
+        """End the loop; what it still keeps is lost to this client."""
         self._closed = True
         self._kick.set()
+
+    async def close(self) -> None:
+        self.stop()
         for place in list(self._places.values()):
             place.wake()
         if (task := self._task) is not None:
@@ -116,13 +129,16 @@ class Keeper:
             raise
         finally:  # ended by its loop, or by an error: the next lease starts another one
             self._task = None
+            if self._closed:
+                for hold in self.holds():
+                    hold.lose("closed")
 
     def _next_due(self) -> float:
         due = math.inf
         for hold in self.holds():
-            due = min(due, hold.renew_at, hold.deadline)
+            due = min(due, hold.due)
         for place in list(self._places.values()):
-            due = min(due, place.renew_at)
+            due = min(due, place.due)
         return due
 
     async def _round(self) -> None:
@@ -138,14 +154,15 @@ class Keeper:
             due = [item for item in items if item.renew_at <= now + 0.15 * item.ttl]
             for start in range(0, len(due), BATCH_MAX):
                 await self._renew(due[start : start + BATCH_MAX])
+        self._settler.look()
 
     async def _renew(self, items: list[Hold | Place]) -> None:
         sent = self._runtime.now()
         # Nobody's deadline may pass while the keeper waits here for others.
         patience = min(_time_left(item, sent) for item in (*self.holds(), *items)) / 2
-        seconds = min(max(patience, CALL_SECONDS_MIN), timing.CALL_SECONDS)
+        until = sent + min(max(patience, CALL_SECONDS_MIN), timing.CALL_SECONDS)
         try:
-            answers = await self._authority.renew([item.secret for item in items], sent + seconds)
+            answers = await self._authority.renew([item.secret for item in items], until)
         except FencedError as error:
             answers = [Unknown(str(error))] * len(items)
         for item, answer in zip(items, answers, strict=True):

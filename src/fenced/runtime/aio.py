@@ -141,18 +141,6 @@ class AioRuntime:
             raise Unavailable(f"this client is closed: {error}") from error
         return await running
 
-    async def finish(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        try:
-            return await make()  # a task of its own would cost two more rounds of the loop
-        except asyncio.CancelledError:
-            again = asyncio.ensure_future(make())
-            while not again.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([again])
-            if not again.cancelled():
-                again.exception()  # looked at, so that nobody complains that it was not
-            raise
-
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task:
         return _AioTask(work, name)
 

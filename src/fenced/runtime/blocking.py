@@ -115,9 +115,6 @@ class BlockingRuntime:
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         return function(*args)
 
-    async def finish(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await make()
-
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task:
         return _Thread(work, name)
 

@@ -66,6 +66,10 @@ class Process:
     def paused(self) -> bool:
         return self.world.now < self._paused_until
 
+    def paused_since(self, when: float) -> bool:
+        """Whether it has stood still at any time since then."""
+        return self._paused_until > when
+
     def pause(self, seconds: float) -> None:
         """Stand still: nothing of this process runs meanwhile, and everything is late afterwards."""
         self._paused_until = max(self._paused_until, self.world.now + seconds)
@@ -222,9 +226,6 @@ class SimulatedRuntime:
 
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         return function(*args)
-
-    async def finish(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await make()
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task:
         return SimulatedTask(self._process, work, name)

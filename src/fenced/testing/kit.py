@@ -159,8 +159,9 @@ async def granted(authority: Authority, ask: Ask) -> Granted:
 
 
 def desk(authority: Authority, runtime: Runtime, **options: Any) -> Desk:
-    """The real client core over an authority."""
+    """The real client core over an authority; patient, since a busy machine may be slow to answer."""
     number = next(_numbers)
+    options = {"patience": 5.0, **options}
     return Desk(authority, runtime, Holder(f"{number:032x}", f"desk-{number}", "host", number), **options)
 
 

@@ -7,13 +7,16 @@ twice; a holder that nobody can reach stops believing in time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import functools
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from fenced import timing
 from fenced.contracts import Authority, Runtime
-from fenced.core.acquiring import Wish
+from fenced.core.acquiring import Desk, Wish
 from fenced.core.holding import State
-from fenced.errors import Indeterminate, LeaseLost, Unavailable
+from fenced.errors import FencedError, Indeterminate, LeaseLost, NotGranted, Unavailable
 from fenced.model import Ask, AskAnswer, Ended, Gone, Kept, Released, Unknown, Waiting, grant_id
 from fenced.testing.faults import Fault, Proxy
 from fenced.testing.kit import Checks, asking, desk, ensure, granted, raises, until
@@ -29,7 +32,10 @@ class OutageHarness(Protocol):
     server: Server
     proxy: Proxy
     words: Mapping[str, bytes]
-    """For `ask`, `renew` and `release`: bytes that its request holds, and no other's."""
+    """For `ask`, `renew` and `release`: bytes that its request holds, and no other's.
+
+    For `withdraw` too, where it is not sent as a release is.
+    """
 
     async def authority(self) -> Authority:
         """A client that goes through the proxy, opened."""
@@ -290,4 +296,140 @@ async def a_frozen_server_frees_its_holders_in_time(h: OutageHarness) -> None:
     ensure(hold.state is State.LOST, "what was lost stays lost")
     await other.release(after)
     await other.close()
+    await client.close()
+
+
+# What was given up.
+
+LONG = 60.0
+"""A ttl that no check waits for: what becomes free sooner was set free, and has not merely expired."""
+SOON = 20.0
+
+
+async def _waiters(h: OutageHarness, onlooker: Authority, name: str, count: int) -> None:
+    """Wait until so many stand in the queue."""
+    limit = h.runtime.now() + SOON
+    while len((await onlooker.observe(name)).waiters) < count:
+        ensure(h.runtime.now() < limit, f"{count} wait for {name}")
+        await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.01)
+
+
+@check()
+async def a_failed_release_is_repeated(h: OutageHarness) -> None:
+    """A release fails: its caller is told, the client goes on trying, and the name is free long before its ttl is over.
+
+    The client keeps another lease of the same ttl all the while, and may ask for the name again at once.
+    """
+    client = desk(await h.authority(), h.runtime)
+    other = await client.acquire(Wish.of(["other"], ttl=LONG))
+    hold = await client.acquire(Wish.of(["orders"], ttl=LONG))
+    cut = h.proxy.on(h.words["release"], Fault.CUT_BEFORE, times=10_000)
+    await raises((Indeterminate, Unavailable), client.release(hold))
+    ensure(hold.state is State.RELEASED, "it is over for this program")
+    cut.disarm()
+    again = await client.acquire(Wish.of(["orders"], ttl=LONG, wait=SOON))
+    ensure(again.token > hold.token, "granted anew")
+    ensure(other.state is State.HELD, "the other lease goes on")
+    await client.release(again)
+    await client.close()
+
+
+@check()
+async def a_failed_withdrawal_is_repeated(h: OutageHarness) -> None:
+    """The reply to an ask is lost, and its withdrawal fails: the grant that nobody knows of does not stay."""
+    client, second = desk(await h.authority(), h.runtime), desk(await h.direct(), h.runtime)
+    other = await client.acquire(Wish.of(["other"], ttl=LONG))
+    cut = h.proxy.on(h.words.get("withdraw", h.words["release"]), Fault.CUT_BEFORE, times=10_000)
+    lost = h.proxy.on(h.words["ask"], Fault.LOSE_REPLY, times=10_000)
+    await raises(Indeterminate, client.acquire(Wish.of(["orders"], ttl=LONG, wait=1)))
+    lost.wait()
+    lost.disarm()
+    cut.disarm()
+    await second.acquire(Wish.of(["orders"], ttl=LONG, wait=SOON))
+    ensure(other.state is State.HELD, "the other lease goes on")
+    await second.close()
+    await client.close()
+
+
+@check()
+async def a_waiter_that_gives_up_while_cut_off_blocks_nobody(h: OutageHarness) -> None:
+    """A waiter gives up and cannot say so: whoever stands behind it is granted soon all the same.
+
+    The client that is cut off has another waiter, whose place is kept alive.
+    """
+    holder = desk(await h.direct(), h.runtime)
+    first, second = desk(await h.authority(), h.runtime), desk(await h.direct(), h.runtime)
+    onlooker = await h.direct()
+    held = await holder.acquire(Wish.of(["orders"], ttl=LONG))
+    await holder.acquire(Wish.of(["more"], ttl=LONG))
+    said: list[object] = []
+
+    async def wait(client: Desk, name: str, seconds: float) -> None:
+        try:
+            said.append((await client.acquire(Wish.of([name], ttl=LONG, wait=seconds))).token)
+        except NotGranted:
+            said.append("not granted")
+        except FencedError as error:  # the client is closed in the end
+            said.append(error)
+
+    tasks = [h.runtime.spawn(lambda: wait(first, "more", 3 * SOON), "lasting")]
+    await _waiters(h, onlooker, "more", 1)
+    tasks.append(h.runtime.spawn(lambda: wait(first, "orders", 2.0), "first"))
+    await _waiters(h, onlooker, "orders", 1)
+    tasks.append(h.runtime.spawn(lambda: wait(second, "orders", 2 * SOON), "second"))
+    await _waiters(h, onlooker, "orders", 2)
+    cut = h.proxy.on(h.words.get("withdraw", h.words["release"]), Fault.CUT_BEFORE, times=10_000)
+    await until(h.runtime, lambda: "not granted" in said, SOON, "the first gives up")
+    await holder.release(held)
+    cut.disarm()
+    await until(h.runtime, lambda: len(said) == 2, SOON, f"the second is granted: {said}")
+    ensure(isinstance(said[1], int) and said[1] > held.token, f"under a greater token: {said}")
+    for client in (first, second, holder):
+        await client.close()
+    for task in tasks:
+        await task.join()
+
+
+@check()
+async def a_dead_waiter_keeps_its_place_for_ten_seconds(h: OutageHarness) -> None:
+    """A place lapses after min(ttl, 10 s) without a sign of life, however long the ttl; then the next is granted."""
+    holder, second = desk(await h.direct(), h.runtime), desk(await h.direct(), h.runtime)
+    held = await holder.acquire(Wish.of(["orders"], ttl=LONG))
+    dead = await h.authority()
+    waiting = await dead.ask(asking(h.runtime, "orders", ttl=LONG, wait=True))
+    ensure(isinstance(waiting, Waiting), f"it waits: {waiting}")
+    h.proxy.black_hole(drop=True)  # and nobody hears of it again
+    cut_off = h.runtime.now()
+    await holder.release(held)
+    await second.acquire(Wish.of(["orders"], ttl=LONG, wait=LONG))
+    took = h.runtime.now() - cut_off
+    ensure(took < timing.WAITER_TTL_MAX + SOON, f"the second is granted after {took:.1f} s")
+    for client in (second, holder):
+        await client.close()
+
+
+@check()
+async def a_silent_server_keeps_nobody_past_its_wait(h: OutageHarness) -> None:
+    """No reply, or a byte now and then: every call ends by its caller's deadline, and cancelling it ends it at once."""
+    client = desk(await h.authority(), h.runtime, patience=timing.PATIENCE_SECONDS)
+    await client.release(await client.acquire(Wish.of(["orders"])))
+    silences: list[Callable[[], None]] = [
+        functools.partial(h.proxy.drip, 0.4),
+        functools.partial(h.proxy.black_hole, drop=True),
+    ]
+    for silence in silences:
+        silence()
+        for wait in (0.0, 0.5):
+            began = h.runtime.now()
+            await raises((Indeterminate, Unavailable), client.acquire(Wish.of(["orders"], wait=wait)))
+            took = h.runtime.now() - began - wait
+            ensure(took < timing.CALL_SECONDS / 2, f"wait={wait:g} took {took:.2f} s more")
+        if h.runtime.colour == "asyncio":
+            began = h.runtime.now()
+            await raises(TimeoutError, asyncio.wait_for(client.acquire(Wish.of(["orders"])), 0.3))
+            took = h.runtime.now() - began - 0.3
+            ensure(took < timing.CALL_SECONDS / 2, f"cancelling took {took:.2f} s")
+    h.proxy.heal()
+    h.proxy.reset()
+    await client.acquire(Wish.of(["orders"], wait=SOON))
     await client.close()

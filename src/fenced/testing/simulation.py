@@ -50,6 +50,7 @@ T = TypeVar("T")
 SECONDS = 30.0
 """How long a world lasts; its faults stop at the half, and then everybody must get on (L2)."""
 DRIFT_MAX = 0.004
+LONG_TTL = 600.0
 
 
 @dataclass
@@ -76,6 +77,11 @@ class Faults:
             crash_every=rng.choice((6.0, 1e9)),
             server_restart_every=rng.choice((8.0, 1e9)),
         )
+
+    @property
+    def stop_nobody(self) -> bool:
+        """No client crashes or stands still; servers may, and messages are lost."""
+        return self.pause_every > SECONDS and self.crash_every > SECONDS and not self.pause_aimed
 
 
 class Network:
@@ -218,6 +224,9 @@ class SimulatedAuthority:
     async def close(self) -> None:
         return
 
+    def abandon(self) -> None:
+        return
+
     def before_fork(self) -> None:
         return
 
@@ -240,6 +249,10 @@ class Site:
         self.network = Network(self.world, self.faults)
         self.rule: Rule = rng.choice(("retry", "retry", "sequenced"))
         self.ttl = rng.choice((0.5, 1.0, 2.0))
+        if self.faults.stop_nobody:
+            # Nothing needs to expire then: what is given up is given back, so everybody gets on as soon as ever.
+            self.ttl = rng.choice((self.ttl, LONG_TTL))
+        self.pace = min(self.ttl, 2.0)
         self.resource_names = [f"name/{i}" for i in range(rng.choice((1, 2)))]
         self.judge = Judge(self.world, self.rule, tell=tell)
         self.authority = Server(self.world, self.network, "authority")
@@ -346,7 +359,7 @@ class Site:
         server = self.world.rng.choice((self.authority, self.resource))
         if server.process.alive:
             self.judge.say(f"{server.name} restarts")
-            server.restart(self.world.rng.uniform(0.05, 2 * self.ttl))
+            server.restart(self.world.rng.uniform(0.05, 2 * self.pace))
 
     def _heal(self) -> None:
         self.network.healed = True
@@ -355,7 +368,7 @@ class Site:
     def _conclude(self) -> None:
         """L2: everybody got on after the faults. L4: the next token is admitted. I5: nothing is lost."""
         for client, when in self.judge.progress.items():
-            if when < SECONDS - (2 * self.ttl + 5.0):
+            if when < SECONDS - (2 * self.pace + 5.0):
                 self.judge.broken("L2", f"{client} got nowhere since {when:.2f}")
         self.judge.settle({name: _now(self.guard.peek(name)) for name in self.resource_names})
         for name in self.resource_names:
@@ -384,7 +397,7 @@ class Client:
         self.site._plan(self.site.faults.crash_every, self._crash)
 
     def _pause(self) -> None:
-        seconds = self.site.world.rng.uniform(0.2, 3.0) * self.site.ttl
+        seconds = self.site.world.rng.uniform(0.2, 3.0) * self.site.pace
         self.site.judge.say(f"{self.process.name} stands still for {seconds:.2f} s")
         self.process.pause(seconds)
 
@@ -422,7 +435,16 @@ class Client:
         invoked_max = judge.returned_max
         wait = rng.choice((None, None, 0.0, 1.0, 4.0))
         wish = Wish.of(names, ttl=self.site.ttl, wait=wait, lock_delay=rng.choice((0.0, 0.0, 0.5)))
-        hold = await self.desk.acquire(wish)
+        began, local = self.site.world.now, self.runtime.now()
+        error: FencedError | None = None
+        try:
+            hold = await self.desk.acquire(wish)
+        except FencedError as caught:
+            error = caught
+        if wait is not None and not self.process.paused_since(began):
+            judge.waited(self.process.name, self.runtime.now() - local - wait)
+        if error is not None:
+            raise error
         judge.acquired(hold, invoked_max)
         judge.progress[self.process.name] = self.site.world.now
         self._watch(hold)
@@ -452,7 +474,7 @@ class Client:
             self._pause()
         # Once healed, work is short, so that a fair queue of all clients is through within the bound of L2.
         longest = 0.2 if site.network.healed else 1.2
-        await self._sleep(site.world.rng.random() ** 2 * longest * site.ttl)
+        await self._sleep(site.world.rng.random() ** 2 * longest * site.pace)
         site.judge.believes(hold)
         item = f"{self.process.name.removeprefix('client-')}.{next(site._items)}"
         value = ",".join(filter(None, (found.value, item)))

@@ -53,6 +53,7 @@ class Pipe:
         self.source = source
         self.target = target
         self.delay = 0.0
+        self.drip = 0.0  # the seconds between two bytes, which then come one by one
         self.holders: set[object] = set()
         self.dropping = False
         self.dead = False  # something was lost: as after a gap in TCP, nothing more is delivered
@@ -62,6 +63,7 @@ class Pipe:
         self._line: deque[tuple[float, bytes | None]] = deque()
         self._size = 0
         self._wakes_at = math.inf
+        self._next_drop = 0.0
 
     @property
     def reading(self) -> bool:
@@ -110,6 +112,9 @@ class Pipe:
             if self.delay and came + self.delay > time.monotonic():
                 self._wake_at(came + self.delay)
                 break
+            if self.drip and self._next_drop > time.monotonic():
+                self._wake_at(self._next_drop)
+                break
             if data:
                 self._send(came, data)
             elif data is _RESET:
@@ -121,8 +126,9 @@ class Pipe:
         self._link.watch()
 
     def _send(self, came: float, data: bytes) -> None:
+        piece = data[:1] if self.drip else data
         try:
-            sent = self.target.send(data)
+            sent = self.target.send(piece)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -133,7 +139,8 @@ class Pipe:
             self._line.popleft()
         else:
             self._line[0] = (came, data[sent:])
-            self.blocked = True
+            self.blocked = sent < len(piece)
+        self._next_drop = time.monotonic() + self.drip
 
     def _wake_at(self, due: float) -> None:
         if due < self._wakes_at:

@@ -42,7 +42,7 @@ class Proxy:
     ) -> None:
         self.host = HOST
         self.port = free_port()
-        self._delay = 0.0
+        self._delay = self._drip = 0.0
         self._up = self._down = (False, False)  # closed, and what comes is dropped
         self._listener: socket.socket | None = None
         self._loop = Loop(f"proxy-{self.port}")
@@ -70,6 +70,15 @@ class Proxy:
 
         self._loop.run(order)
 
+    def drip(self, seconds: float) -> None:
+        """What the server sends arrives a byte at a time, with so many seconds between two bytes."""
+
+        def order() -> None:
+            self._drip = seconds
+            self._traffic.each(self._apply)
+
+        self._loop.run(order)
+
     def black_hole(
         self, up: bool = True, down: bool = True, *, drop: bool = False, only_new: bool = False
     ) -> None:
@@ -92,10 +101,10 @@ class Proxy:
         self._loop.run(self._shut)
 
     def heal(self) -> None:
-        """End delays, black holes and refusing; triggers, and what they did, stay."""
+        """End delays, dripping, black holes and refusing; triggers, and what they did, stay."""
 
         def order() -> None:
-            self._delay = 0.0
+            self._delay = self._drip = 0.0
             self._up = self._down = (False, False)
             self._listen()
             self._traffic.each(self._apply)
@@ -163,6 +172,7 @@ class Proxy:
 
     def _apply(self, link: Link) -> None:
         """Bring the faults that stand to a connection."""
+        link.down.drip = self._drip
         link.up.fault(self._delay, self, *self._up)
         link.down.fault(self._delay, self, *self._down)
 

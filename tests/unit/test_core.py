@@ -1,0 +1,163 @@
+"""The client core in a world of its own, where time is virtual: what happens when, to the microsecond."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from fenced.authorities.memory import MemoryAuthority, MemoryStore
+from fenced.core.acquiring import Desk, Wish
+from fenced.core.holding import State
+from fenced.errors import Indeterminate, LeaseLost, Unavailable
+from fenced.model import Holder, ReleaseAnswer
+from fenced.runtime.simulated import Process, SimulatedRuntime, World
+
+Story = Callable[[Desk, SimulatedRuntime], Awaitable[None]]
+
+
+class Deaf(MemoryAuthority):
+    """An authority that can be out of reach for a while."""
+
+    fails: type[Unavailable] | type[Indeterminate] | None = None
+    hangs = False
+    tried = 0
+
+    async def _reach(self, until: float | None) -> None:
+        self.tried += 1
+        if self.hangs:
+            assert until is not None
+            await self._runtime.wait(self._runtime.wakeup(), until)
+            raise Indeterminate("silent")
+        if self.fails is not None:
+            raise self.fails("out of reach")
+
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        await self._reach(until)
+        return await super().release(secret)
+
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        await self._reach(until)
+        return await super().withdraw(secret)
+
+
+def play(story: Story, seconds: float = 200.0) -> None:
+    world = World(1)
+    process = Process(world, "client")
+    runtime = SimulatedRuntime(process)
+    authority = Deaf(MemoryStore(runtime.now), runtime)
+    desk = Desk(authority, runtime, Holder("1" * 32, "client", "host", 1))
+    done: list[bool] = []
+
+    async def run() -> None:
+        await story(desk, runtime)
+        done.append(True)
+
+    runtime.spawn(run, "story")
+    world.run(seconds)
+    assert done, "the story came to its end"
+
+
+async def sleep(runtime: SimulatedRuntime, seconds: float) -> None:
+    await runtime.wait(runtime.wakeup(), runtime.now() + seconds)
+
+
+def test_a_sleeping_keeper_is_woken_for_max_hold() -> None:
+    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
+        await desk.acquire(Wish.of(["long"], ttl=60))  # for which it sleeps seconds at a time
+        await sleep(runtime, 0.1)
+        hold = await desk.acquire(Wish.of(["short"], ttl=60, max_hold=1))
+        lost: list[tuple[str, float]] = []
+        began = runtime.now()
+        hold.on_lost(lambda reason: lost.append((reason, runtime.now() - began)))
+        await sleep(runtime, 3)
+        assert [reason for reason, _ in lost] == ["max_hold"]
+        assert lost[0][1] == pytest.approx(1.0, abs=0.01)
+
+    play(story)
+
+
+def test_the_end_of_a_block_looks_at_the_clock() -> None:
+    """Nobody has noticed that `max_hold` is over: the release that follows says so all the same."""
+
+    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
+        hold = await desk.acquire(Wish.of(["a"], ttl=60, max_hold=1))
+        desk.keeper.drop(hold.secret)  # which would have told
+        await sleep(runtime, 2.5)
+        with pytest.raises(LeaseLost) as caught:
+            await desk.leave(hold, raised=False)
+        assert caught.value.reason == "max_hold"
+
+    play(story)
+
+
+@pytest.mark.parametrize("error", [Unavailable, Indeterminate])
+def test_after_a_failed_release_the_lease_is_over_here(error: type[Unavailable | Indeterminate]) -> None:
+    """Asking again is no Misuse: it queues behind the old grant, which the settler ends when it can."""
+
+    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
+        authority = desk.authority
+        assert isinstance(authority, Deaf)
+        hold = await desk.acquire(Wish.of(["a"], ttl=60))
+        authority.fails = error
+        with pytest.raises(error):
+            await desk.release(hold)
+        assert hold.state is State.RELEASED
+        await desk.release(hold)  # repeating it is harmless
+        began = runtime.now()
+        runtime.spawn(lambda: heal(authority, runtime), "heal")
+        again = await desk.acquire(Wish.of(["a"], ttl=60))
+        assert again.token > hold.token
+        assert runtime.now() - began < 10 + 1.1, "within a second of the server's return"
+
+    async def heal(authority: Deaf, runtime: SimulatedRuntime) -> None:
+        await sleep(runtime, 10)
+        authority.fails = None
+
+    play(story)
+
+
+def test_what_would_have_expired_is_not_repeated_for_ever() -> None:
+    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
+        authority = desk.authority
+        assert isinstance(authority, Deaf)
+        hold = await desk.acquire(Wish.of(["a"], ttl=5))
+        authority.fails = Unavailable
+        with pytest.raises(Unavailable):
+            await desk.release(hold)
+        await sleep(runtime, 5)
+        assert authority.tried > 5
+        await sleep(runtime, 60)
+        tried = authority.tried
+        await sleep(runtime, 60)
+        assert authority.tried == tried
+
+    play(story)
+
+
+def test_a_hanging_withdrawal_delays_no_renewal() -> None:
+    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
+        authority = desk.authority
+        assert isinstance(authority, Deaf)
+        given_up = await desk.acquire(Wish.of(["a"], ttl=60))
+        authority.hangs = True
+        with pytest.raises(Indeterminate):
+            await desk.release(given_up)
+        kept = await desk.acquire(Wish.of(["b"], ttl=0.3))
+        await sleep(runtime, 20)
+        assert kept.state is State.HELD
+
+    play(story)
+
+
+def test_closing_tries_once_more_and_not_for_long() -> None:
+    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
+        authority = desk.authority
+        assert isinstance(authority, Deaf)
+        hold = await desk.acquire(Wish.of(["a"], ttl=60))
+        authority.fails = Unavailable
+        with pytest.raises(Unavailable):
+            await desk.release(hold)
+        authority.fails = None
+        await desk.close()
+        assert (await authority.observe("a")).held_by is None
+
+    play(story)
