@@ -34,7 +34,8 @@ class AioWakeup:
         if self._loop is None or self._loop is _running_loop():
             self._event.set()
         else:
-            self._loop.call_soon_threadsafe(self._event.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits in it any more
+                self._loop.call_soon_threadsafe(self._event.set)
 
     def clear(self) -> None:
         self._event.clear()

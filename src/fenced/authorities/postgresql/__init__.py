@@ -345,6 +345,9 @@ class PostgresqlAuthority:
         return forgotten
 
     async def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
         self._nudged.set()
         self._sessions.close()
         self._keeping.close()

@@ -135,6 +135,9 @@ class SqliteAuthority:
         return await self._runtime.call(self._store.tidy)
 
     async def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
         self._store.close()
         self._wakes.close()
 

@@ -266,6 +266,9 @@ class Operating(Base):
     # The end, and forks.
 
     async def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
         for session in self._sessions.values():
             session.close()
         self._sessions.clear()
