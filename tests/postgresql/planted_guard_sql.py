@@ -168,8 +168,8 @@ BUGS = (
             "announce_whole": (
                 ("      RAISE EXCEPTION USING ERRCODE = 'ZF011';\n", "      RETURN false;\n"),
                 (
-                    "        AND NOT fenced_guard.unmaking(l.grant_id)\n",
-                    "",
+                    "        AND (NOT fenced_guard.wanted(l.grant_id) OR",
+                    "        AND (true OR",
                 ),  # else only a race within a statement
             )
         },

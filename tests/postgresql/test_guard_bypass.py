@@ -535,8 +535,11 @@ def test_the_audit_is_bounded(db: Db) -> None:
     db.execute(f"SELECT {note} FROM generate_series(1, 11500)".encode())
     with pytest.raises(fenced.Uncovered):
         write(db, stamp(5, 1, "orders/43"))
-    told = '{"guard": "public.orders", "name": "orders/42", "verdict": "stale", "mode": "require"}'
-    db.execute(f"SELECT fenced_guard.report('{told}') FROM generate_series(1, 11500)".encode())
+    told = """jsonb_build_object('id', nextval('fenced_guard.record_id'), 'guard', 'public.orders', 'verdict', 'stale',
+        'mode', 'require', 'who', 'x', 'application', 'x')"""
+    seal = "jsonb_build_object('seal', fenced_guard.sealed(told))"
+    refusals = f"SELECT {told} AS told FROM generate_series(1, 11500)"
+    db.execute(f"SELECT fenced_guard.report((told || {seal})::text) FROM ({refusals}) AS refusals".encode())
     kept = one(db, "SELECT count(*) FROM fenced_guard.record")
     assert isinstance(kept, int) and 10_000 <= kept <= 11_000
     sums = "SELECT verdict, sum(count)::int FROM (SELECT verdict, count FROM fenced_guard.tally UNION ALL \

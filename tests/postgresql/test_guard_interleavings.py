@@ -60,7 +60,8 @@ RESET = "; ".join(
         *(f"DELETE FROM explored.{rule}_line" for rule in RULES),
         *(f"UPDATE explored.{table} SET labels = '' WHERE labels <> ''" for table in (*RULES, "epoch")),
         "UPDATE explored.epoch SET epoch = NULL WHERE epoch IS NOT NULL",
-        "DELETE FROM fenced_guard.lease; DELETE FROM fenced_guard.mark; DELETE FROM fenced_guard.record",
+        "DELETE FROM fenced_guard.lease; DELETE FROM fenced_guard.turn; DELETE FROM fenced_guard.mark",
+        "DELETE FROM fenced_guard.record",
         "SELECT setval(refused::regclass, 1, false) FROM fenced_guard.guard",
     ]
 )

@@ -29,7 +29,9 @@ CREATE TABLE fenced_guard.trust (
   realm     text,                                    -- the one authority whose stamps count; NULL: the first that comes
   max_jump  bigint,                                  -- how far above a mark a token may be; NULL: as far as it likes
   sample    double precision NOT NULL DEFAULT 0,     -- the share of admitted operations that is recorded
-  proof     boolean NOT NULL DEFAULT false           -- whether a mark rises by a signed stamp alone
+  proof     boolean NOT NULL DEFAULT false,          -- whether a mark rises by a signed stamp alone
+  seal      bytea NOT NULL DEFAULT sha256(convert_to(concat(gen_random_uuid(), gen_random_uuid()), 'UTF8'))
+                                                     -- a secret: what was refused here can be told from what was not
 );
 INSERT INTO fenced_guard.trust DEFAULT VALUES;
 
@@ -62,6 +64,15 @@ CREATE TABLE fenced_guard.lease (
   realm    text COLLATE "C" NOT NULL,                -- the one that is trusted
   names    text COLLATE "C" NOT NULL,                -- as in the stamp
   sample   double precision NOT NULL                 -- as in `trust`
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+
+-- Whose names somebody is about to take: a row for each grant that has marks. Whoever takes a name from a grant locks its
+-- row here before anything else, and until it ends; nobody else ever locks one. The lock is seen by whoever reads the row
+-- (`wanted`), and takes nothing. Locks that are shared are shared by whoever comes, also while somebody waits for them:
+-- without this, transactions of an old holder that overlap would keep its successor out for ever.
+CREATE TABLE fenced_guard.turn (
+  grant_id text COLLATE "C" PRIMARY KEY,
+  names    text COLLATE "C" NOT NULL                 -- as in the stamp
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 -- The guarded tables. The rule is part of the guard, so that no writer can choose a weaker one.
@@ -494,20 +505,27 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
   ], p_verdict)::text, 2, '0')
 $$;
 
+-- What only this database can have said: without the secret nobody makes it up.
+CREATE FUNCTION fenced_guard.sealed(p_detail jsonb) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT encode(sha256(seal || sha256(convert_to(p_detail::text, 'UTF8'))), 'hex') FROM fenced_guard.trust
+$$;
+
 -- Refuse. The count survives the roll-back that follows, and so does the message in the write-ahead log.
 CREATE FUNCTION fenced_guard.refuse(p_guard text, p_name text, p_stamp text, p_verdict text, p_mode text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   m fenced_guard.mark;
   v_token text := split_part(p_stamp, ':', 3);
-  v_detail text;
+  v_detail jsonb;
   v_says text;
 BEGIN
   SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name;
-  v_detail := json_build_object(
-    'verdict', p_verdict, 'guard', p_guard, 'name', p_name, 'stamp', p_stamp, 'mark', m.token, 'holder', m.grant_id,
+  v_detail := jsonb_build_object(
+    'id', nextval('fenced_guard.record_id'), 'verdict', p_verdict, 'guard', p_guard, 'name', p_name, 'stamp', p_stamp, 'mark', m.token, 'holder', m.grant_id,
     'seq', m.seq, 'mode', p_mode, 'who', session_user, 'application', current_setting('application_name')
   );
+  v_detail := v_detail || jsonb_build_object('seal', fenced_guard.sealed(v_detail));
   v_says := CASE p_verdict
     WHEN 'stale' THEN format('token %s is stale: %s has been seen', v_token, m.token)
     WHEN 'duplicate' THEN 'this grant has made its one operation (rule once)'
@@ -524,12 +542,12 @@ BEGIN
   END;
   IF p_verdict <> 'applied' THEN
     PERFORM nextval((SELECT refused FROM fenced_guard.guard WHERE guard = p_guard)::regclass);
-    PERFORM pg_logical_emit_message(false, 'fenced', v_detail);
+    PERFORM pg_logical_emit_message(false, 'fenced', v_detail::text);
   END IF;
   RAISE EXCEPTION USING
     ERRCODE = fenced_guard.sqlstate_of(p_verdict),
     MESSAGE = format('fenced: %s: %s', coalesce(p_name, 'a row of ' || p_guard), v_says),
-    DETAIL = v_detail,
+    DETAIL = v_detail::text,
     HINT = CASE p_verdict WHEN 'missing' THEN
       'Take a lease, begin, and announce its stamp first: SELECT fenced_guard.announce(...). An operator may let '
       || 'writes through for a while: fenced guard override.' ELSE '' END;
@@ -590,10 +608,15 @@ BEGIN
     IF m.token = s.token AND p_rule = 'retry' AND NOT v_proof AND fenced_guard.carries_mark(p_name) THEN
       verdict := CASE WHEN m.grant_id = s.grant_id THEN 'admit' ELSE 'reused' END;  -- locked with its whole lease
       RETURN;
-    ELSIF m.token = s.token AND p_rule = 'retry' THEN
+    ELSIF m.token = s.token AND p_rule = 'retry' AND (
+      NOT fenced_guard.wanted(m.grant_id) OR fenced_guard.announced(p_name, fenced_guard.carried())  -- locked already
+    ) THEN
       SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR SHARE;
     ELSIF m.token <= s.token THEN  -- a mark above it stays above it, locked or not
-      SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;
+      IF m.token < s.token AND NOT p_gently THEN
+        PERFORM fenced_guard.take_turn(ARRAY[m.grant_id]);
+      END IF;
+      SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;  -- one after the other, in a queue
     END IF;
     SELECT * INTO v FROM fenced_guard.judge(m, s, p_rule, p_step NOT IN ('write', 'row'), v_operation);
     IF v.verdict = 'admit' AND p_step = 'announce' AND p_rule <> 'retry' AND coalesce(s.seq, 0) = 0 THEN
@@ -634,9 +657,38 @@ BEGIN
   END LOOP;
 END $$;
 
--- Wait for those who share a lease's one row instead of locking its marks, and end that. Sorted, after the marks. A lock in
--- memory says so from the first: whoever finds it taken (`unmaking`) shares the row no more, and queues at the marks, or
--- ever new transactions of the old holder could keep the new one waiting.
+-- Say that names of these grants are about to be taken. It never waits: where somebody else says so, that is enough.
+CREATE FUNCTION fenced_guard.take_turn(p_grants text[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM 1 FROM fenced_guard.turn WHERE grant_id = ANY (p_grants) FOR UPDATE SKIP LOCKED;
+END $$;
+
+-- Whether the transaction that locked a row, which its xmax tells, is over. Such a row has had one locker at a time.
+CREATE FUNCTION fenced_guard.is_over(p_xmax xid) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_next bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+  v_near bigint := p_xmax::text::bigint - v_next % 4294967296 + 2147483648;  -- how far from it, in 32 bits
+BEGIN
+  IF p_xmax = '0' THEN
+    RETURN true;
+  END IF;
+  v_near := v_next + (v_near + 4294967296) % 4294967296 - 2147483648;
+  RETURN v_near < 3 OR pg_xact_status(v_near::text::xid8) IS DISTINCT FROM 'in progress';
+EXCEPTION WHEN invalid_parameter_value THEN
+  RETURN false;  -- younger than the server can say: it has just begun
+END $$;
+
+-- Whether somebody is about to take a name from this grant.
+CREATE FUNCTION fenced_guard.wanted(p_grant text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN EXISTS (SELECT 1 FROM fenced_guard.turn t WHERE t.grant_id = p_grant AND NOT fenced_guard.is_over(t.xmax));
+END $$;
+
+-- Wait for those who share a lease's one row instead of locking its marks, and end that. Sorted, after the marks. Whoever
+-- comes from now on finds the grant wanted, shares the row no more, and queues at the marks.
 CREATE FUNCTION fenced_guard.unmake_leases(p_grants text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -645,20 +697,16 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('announce'),
       MESSAGE = 'fenced: a mark changes hands at READ COMMITTED alone: an older snapshot may not see whose it was';
   END IF;
-  PERFORM pg_advisory_xact_lock(hashtextextended(grant_id, 0)) FROM (
-    SELECT DISTINCT grant_id COLLATE "C" AS grant_id FROM unnest(p_grants) AS grant_id WHERE grant_id IS NOT NULL ORDER BY 1
-  ) AS sorted;
+  PERFORM fenced_guard.take_turn(p_grants);
   PERFORM 1 FROM fenced_guard.lease WHERE grant_id = ANY (p_grants) ORDER BY grant_id FOR UPDATE;
   DELETE FROM fenced_guard.lease WHERE grant_id = ANY (p_grants);
-END $$;
-
--- Whether somebody is about to unmake this lease. Taken and given back in one breath: it is never held.
-CREATE FUNCTION fenced_guard.unmaking(p_grant text) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  v_key bigint := hashtextextended(p_grant, 0);
-BEGIN
-  RETURN NOT CASE WHEN pg_try_advisory_lock_shared(v_key) THEN pg_advisory_unlock_shared(v_key) ELSE false END;
+  -- Without marks of its own a grant is in nobody's way. What two takers at once leave behind goes with `tidy_up`.
+  DELETE FROM fenced_guard.turn WHERE grant_id IN (
+    SELECT grant_id FROM fenced_guard.turn WHERE grant_id = ANY (p_grants) FOR UPDATE SKIP LOCKED
+  ) AND NOT EXISTS (
+    SELECT 1 FROM string_to_table(names, ',') AS n JOIN fenced_guard.mark m ON m.name = fenced_guard.decoded(n)
+    WHERE m.grant_id = turn.grant_id
+  );
 END $$;
 
 -- Whether a mark would rise above READ COMMITTED: by an old snapshot, which may not see the lease that has to be unmade,
@@ -724,9 +772,7 @@ DECLARE
 BEGIN
   -- One stamp, of a lease whose names carry its mark already: one statement, and nothing is written but a lock.
   IF p_names IS NULL AND NOT p_exclusive AND NOT p_still_held
-     AND current_setting('transaction_isolation') = 'read committed'
-     AND (CASE WHEN pg_try_advisory_lock_shared(hashtextextended(split_part(p_stamps, ':', 5), 0))  -- as `unmaking` does
-       THEN pg_advisory_unlock_shared(hashtextextended(split_part(p_stamps, ':', 5), 0)) END) THEN
+     AND current_setting('transaction_isolation') = 'read committed' THEN
     SELECT held.sample,
       set_config('fenced.stamp', concat(
         CASE WHEN starts_with(current_setting('fenced.stamp', true), E'\n' || held.xid)
@@ -744,8 +790,9 @@ BEGIN
     FROM (
       SELECT l.names, l.token, l.grant_id, l.sample, concat('fenced.token', l.token % 16) AS setting,
         pg_current_xact_id()::text AS xid
-      FROM fenced_guard.lease l
+      FROM fenced_guard.lease l, fenced_guard.turn t
       WHERE l.grant_id = split_part(p_stamps, ':', 5) AND split_part(p_stamps, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
+        AND t.grant_id = split_part(p_stamps, ':', 5) AND (t.xmax = '0' OR fenced_guard.is_over(t.xmax))  -- as `wanted`
         AND p_stamps = concat('1:', l.realm, ':', l.token, ':', split_part(p_stamps, ':', 4), ':', l.grant_id, ':', l.names)
         AND strpos(l.names, '%') = 0
       FOR SHARE OF l SKIP LOCKED
@@ -809,7 +856,8 @@ BEGIN
     SELECT count(*) INTO v_count FROM (
       SELECT 1 FROM unnest(p_texts) AS wanted, fenced_guard.lease l
       WHERE l.grant_id = split_part(wanted, ':', 5) AND split_part(wanted, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
-        AND NOT fenced_guard.unmaking(l.grant_id)
+        AND (NOT fenced_guard.wanted(l.grant_id) OR strpos(current_setting(concat('fenced.token', l.token % 16), true),
+          concat(E'\n', v_xid, '#', l.grant_id, E'\n')) > 0)  -- shared by this transaction already
         AND wanted = concat('1:', l.realm, ':', l.token, ':', split_part(wanted, ':', 4), ':', l.grant_id, ':', l.names)
       FOR SHARE OF l SKIP LOCKED
     ) AS held;
@@ -891,11 +939,19 @@ BEGIN
     END IF;
   END LOOP;
   PERFORM fenced_guard.unmake_leases(v_grants);
-  IF p_rule = 'retry' AND (p_step = 'alone' OR current_setting('transaction_isolation') <> 'serializable') THEN
+  IF p_rule = 'retry' AND (p_step = 'alone' OR current_setting('transaction_isolation') <> 'serializable') AND EXISTS (
+    SELECT 1 FROM generate_subscripts(v_counts, 1) AS i LEFT JOIN fenced_guard.turn t ON t.grant_id = v_stamps[i].grant_id
+    LEFT JOIN fenced_guard.lease l ON l.grant_id = v_stamps[i].grant_id
+    WHERE v_counts[i] > 0 AND (t.grant_id IS NULL OR (l.grant_id IS NULL AND v_counts[i] = cardinality(v_stamps[i].names)))
+  ) THEN
     DECLARE
       v_before text := current_setting('lock_timeout');
     BEGIN
       PERFORM set_config('lock_timeout', '1', true);
+      INSERT INTO fenced_guard.turn (grant_id, names)
+      SELECT v_stamps[i].grant_id, split_part(p_texts[i], ':', 6) FROM generate_subscripts(v_counts, 1) AS i
+      WHERE v_counts[i] > 0
+      ON CONFLICT (grant_id) DO NOTHING;
       INSERT INTO fenced_guard.lease (grant_id, token, realm, names, sample)
       SELECT v_stamps[i].grant_id, v_stamps[i].token, t.realm, split_part(p_texts[i], ':', 6), t.sample
       FROM generate_subscripts(v_stamps, 1) AS i, fenced_guard.trust t WHERE v_counts[i] = cardinality(v_stamps[i].names)
@@ -1052,18 +1108,22 @@ BEGIN
   SELECT m.token, m.grant_id, m.seq INTO token, grant_id, seq FROM fenced_guard.mark m WHERE m.name = p_name;
 END $$;
 
--- A refusal as its writer tells it, once the refused transaction is rolled back and cannot keep a record.
+-- A refusal as its writer tells it, once the refused transaction is rolled back and cannot keep a record. What was not
+-- refused here is not believed, and each refusal is recorded once.
 CREATE FUNCTION fenced_guard.report(p_detail text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  d json := p_detail::json;
-  v_id bigint;
+  d jsonb := p_detail::jsonb;
+  v_id bigint := (d ->> 'id')::bigint;
 BEGIN
-  INSERT INTO fenced_guard.record (guard, name, stamp, token, grant_id, seq, verdict, ruling, mode)
-  SELECT left(d ->> 'guard', 200), left(d ->> 'name', 200), left(d ->> 'stamp', 1000), (d ->> 'mark')::bigint,
-    left(d ->> 'holder', 32), (d ->> 'seq')::bigint, left(d ->> 'verdict', 20), 'refuse', left(d ->> 'mode', 20)
-  WHERE d ->> 'guard' IS NOT NULL
-  RETURNING id INTO v_id;
+  IF (d ->> 'seal' = fenced_guard.sealed(d - 'seal')) IS NOT TRUE THEN
+    RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'fenced: no refusal of this database';
+  END IF;
+  INSERT INTO fenced_guard.record (id, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, who, application)
+  SELECT v_id, d ->> 'guard', left(d ->> 'name', 200), left(d ->> 'stamp', 1000), (d ->> 'mark')::bigint,
+    d ->> 'holder', (d ->> 'seq')::bigint, d ->> 'verdict', 'refuse', d ->> 'mode', d ->> 'who', d ->> 'application'
+  WHERE d ->> 'guard' IS NOT NULL AND v_id > (SELECT last_value FROM fenced_guard.record_id) - 10000
+  ON CONFLICT (id) DO NOTHING;
   IF v_id % 1000 = 0 THEN
     PERFORM fenced_guard.tidy(v_id - 10000);
   END IF;
@@ -1152,6 +1212,7 @@ BEGIN
   IF coalesce(btrim(p_why), '') = '' THEN
     RAISE EXCEPTION 'fenced: a reset says why';
   END IF;
+  PERFORM fenced_guard.take_turn(ARRAY(SELECT grant_id FROM fenced_guard.mark WHERE name = p_name));
   DELETE FROM fenced_guard.mark WHERE name = p_name RETURNING * INTO m;
   PERFORM fenced_guard.unmake_leases(ARRAY[m.grant_id]);
   IF m.name IS NOT NULL THEN
@@ -1208,6 +1269,8 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM 1 FROM fenced_guard.trust FOR UPDATE;  -- one at a time
   summed := fenced_guard.tidy((SELECT id FROM fenced_guard.record ORDER BY id DESC OFFSET p_keep LIMIT 1));
+  DELETE FROM fenced_guard.turn t WHERE NOT EXISTS (SELECT 1 FROM fenced_guard.mark m WHERE m.grant_id = t.grant_id)
+    AND grant_id IN (SELECT grant_id FROM fenced_guard.turn FOR UPDATE SKIP LOCKED);
   DELETE FROM fenced_guard.override WHERE until < clock_timestamp();
   GET DIAGNOSTICS overrides = ROW_COUNT;
   unrecorded := fenced_guard.unrecorded();

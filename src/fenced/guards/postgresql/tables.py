@@ -49,8 +49,11 @@ def _announce_alone(announcement: Announcement, guard: str) -> str:
 
 
 def _texts(announcement: Announcement) -> tuple[str, str, str]:
-    """The stamps, and as literals the names and the proofs."""
-    names = ",".join(quote(check_name(name), safe="/") for name in announcement.names)
+    """The stamps, and as literals the names and the proofs. Who names all of a lease announces it whole."""
+    chosen = [check_name(name) for name in announcement.names]
+    if len(announcement.stamps) == 1 and {*chosen} == {*announcement.stamps[0].names}:
+        chosen = []
+    names = ",".join(quote(name, safe="/") for name in chosen)
     proofs = literal(" ".join(announcement.proofs)) if announcement.proofs else "NULL"
     return " ".join(map(str, announcement.stamps)), f"'{names}'" if names else "NULL", proofs
 
