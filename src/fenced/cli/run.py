@@ -31,6 +31,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SLICE_SECONDS = 1.0
 """The longest uninterrupted wait: poll's timeout stands still while the machine is suspended."""
+PATIENCE_SECONDS = 2.0
+"""A command connects first, and has nothing to fall back on."""
 
 KILL_SECONDS_MAX = 1.0
 
@@ -95,7 +97,12 @@ def run(
         threading.excepthook = lambda failure: None  # the keeper's end is reported as the lease's
     doubts = _Doubts()
     try:
-        with Inbox() as inbox, Client(url, namespace=namespace, label=label, on_event=doubts) as client:
+        with (
+            Inbox() as inbox,
+            Client(
+                url, namespace=namespace, label=label, patience=PATIENCE_SECONDS, on_event=doubts
+            ) as client,
+        ):
             lease = _take(client, name, wait, ttl=ttl, max_hold=max_hold)
             inbox.listen()
             environment = {
