@@ -46,6 +46,17 @@ class FencedError(Exception):
 
     retry: ClassVar[Retry] = "no"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive pickling: an error that cannot be unpickled breaks the whole process pool that it was raised in."""
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(kind: type[FencedError], args: tuple[object, ...], state: dict[str, object]) -> FencedError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
 
 class Unavailable(FencedError):
     """The store could not be reached or used; nothing happened."""

@@ -28,7 +28,8 @@ class AioWakeup:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        # Known before anybody waits: a thread that sets it meanwhile must go through the loop.
+        self._loop = _running_loop()
 
     def set(self) -> None:
         if self._loop is None or self._loop is _running_loop():

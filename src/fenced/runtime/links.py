@@ -10,11 +10,12 @@ import os
 import selectors
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable
 from typing import Any
 
 from fenced.contracts import Runtime
-from fenced.errors import FencedError, Misuse
+from fenced.errors import Misuse
 from fenced.runtime.aio import OTHER_LOOP, SLICE_SECONDS
 
 Place = Any
@@ -111,21 +112,25 @@ async def connect_path(path: str, runtime: Runtime, until: float) -> socket.sock
 
 
 async def _resolved(host: str, port: int, runtime: Runtime, until: float) -> list[Place]:
-    """The addresses of a host. The system's resolver knows no deadline, so it is not waited for longer than ours."""
+    """The addresses of a host.
+
+    The system's resolver knows no deadline. Each look-up has a thread of its own, so one that hangs delays no
+    other, and its thread ends when the resolver does.
+    """
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host)
         return socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)  # which asks nobody then
     answers: list[list[Place] | Exception] = []
     answered = runtime.wakeup()
 
-    async def ask() -> None:
+    def ask() -> None:
         try:
-            answers.append(await runtime.call(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM))
-        except (OSError, UnicodeError, FencedError) as error:
+            answers.append(socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
             answers.append(error)
-        answered.set()
+        answered.set()  # after the answer is there: the waiter reads it as soon as it sees the flag
 
-    runtime.spawn(ask, "fenced-resolve")
+    threading.Thread(target=ask, name="fenced-resolve", daemon=True).start()
     if not await runtime.wait(answered, until):
         raise Late(f"{host}: no address in time")
     if isinstance(answers[0], Exception):
