@@ -22,6 +22,8 @@ Place = Any
 """What getaddrinfo says of an address: family, kind, protocol, name, and where."""
 
 READ_BYTES = 65_536
+UNASKED_MAX = 2**24
+"""A server that says more than this while nobody asks is not one of ours."""
 FULL_QUEUE_SECONDS = 0.01
 _LATE = "no answer in time"
 _CLOSED = "the server closed the connection"
@@ -194,11 +196,11 @@ class Line:
         """What has come while nobody waited. OSError: nothing comes any more."""
         data = b""
         try:
-            while more := self.link.recv(READ_BYTES):
+            while len(data) < UNASKED_MAX and (more := self.link.recv(READ_BYTES)):
                 data += more
         except NOT_NOW:
             return data
-        raise OSError(_CLOSED)
+        raise OSError(_CLOSED if len(data) < UNASKED_MAX else "the server says more than anybody asked for")
 
     def let_go(self) -> bytes:
         """Leave the socket to somebody else, with what was read of it and not given out."""
@@ -218,9 +220,9 @@ class LoopLine(Line):
 
     def __init__(self, link: socket.socket, runtime: Runtime) -> None:
         super().__init__(link, runtime)
-        self._secure = isinstance(link, ssl.SSLSocket)
         self._data = b""
         self._over = ""
+        self._let = False
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -228,12 +230,14 @@ class LoopLine(Line):
 
     def _read(self) -> None:
         try:
-            while data := self.link.recv(READ_BYTES):
-                self._data += data
-                if len(data) < READ_BYTES and not self._secure:
-                    break
-            else:
+            data = self.link.recv(READ_BYTES)
+            self._data += data
+            if not data:
                 self._end(_CLOSED)
+            elif (
+                isinstance(self.link, ssl.SSLSocket) and self.link.pending()
+            ):  # what TLS has read calls nobody
+                self._loop.call_soon(self._read_on)
         except NOT_NOW:
             return
         except OSError as error:
@@ -241,6 +245,11 @@ class LoopLine(Line):
         finally:
             if self._data or self._over:
                 self._wake()
+
+    def _read_on(self) -> None:
+        """In a turn of its own: a server that sends without an end must not keep the loop from all others."""
+        if self.link.fileno() >= 0 and not self._over and not self._let:
+            self._read()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -290,6 +299,7 @@ class LoopLine(Line):
         return data
 
     def let_go(self) -> bytes:
+        self._let = True
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.remove_reader(self.link)
         if self._alarm is not None:

@@ -32,7 +32,8 @@ from fenced.model import (
 
 SCHEMA = 1
 
-_warned: set[str] = set()
+_warned: dict[str, object] = {}
+"""Versions that this process was warned of, whichever the addresses under which it met them."""
 log = logging.getLogger("fenced")
 
 
@@ -97,8 +98,10 @@ class EtcdAuthority:
     async def _warn(self, until: float) -> None:
         version = messages.text_of(await self._wire.call(messages.STATUS, b"", until), 2)
         text = probe.warning(self.url, version)
-        if text is not None and text not in _warned:
-            _warned.add(text)
+        first = object()
+        if (
+            text is not None and _warned.setdefault(version, first) is first
+        ):  # one step: threads may open at once
             log.warning("%s", text)
 
     # The operations.
@@ -148,6 +151,10 @@ class EtcdAuthority:
     def abandon(self) -> None:
         self._ears.close()
         self._wire.close()
+
+    def abandon(self) -> None:
+        self._ears.close()
+        self._wire.abandon()
 
     def before_fork(self) -> None:
         return

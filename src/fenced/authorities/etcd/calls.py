@@ -68,13 +68,16 @@ class Connection:
 
     async def call(self, path: str, requests: Sequence[bytes], until: float, token: str = "") -> list[bytes]:
         """The replies of a call, one to each request; it is over then."""
-        talk = self._talk
+        talk, late = self._talk, False
         try:
             out, self._out = self._out + talk.begin(self._head(path, token), requests), b""
             if talk.pings and self._now() - self._answered > PING_SECONDS:
                 out, talk.pings, self._answered = out + talk.pings, b"", self._now()
             await self.line.send(out, until)
             while talk.status is None:
+                if late:
+                    raise links.Late
+                late = self._now() >= until  # then what has come is taken, once: more could come for ever
                 if answers := talk.receive(await self.line.receive(until)):
                     await self.line.send(answers, until)
         except (OSError, Malformed) as error:
@@ -100,6 +103,10 @@ class Connection:
         out = self._out + self._talk.receive(self.line.let_go())
         out += self._talk.begin(self._head(path, token), (), end=False)
         return Stream(self, self._talk, out, runtime, token)
+
+    def interrupt(self) -> None:
+        """End the call that is under way; whoever made it closes the connection. May be called from any thread."""
+        self.line.interrupt()
 
     def close(self) -> None:
         self.line.close()
@@ -186,6 +193,11 @@ class Stream:
             self._out += self._talk.receive(data) + self._talk.pings
             self._talk.pings = b""
         return False
+
+    def interrupt(self) -> None:
+        """Let whoever waits for it find it at its end. Without the lock, which who is interrupted here may have."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.link, socket.SHUT_RDWR)  # below TLS, whose state is its user's
 
     def cancel(self) -> None:
         """End it. May be called from another thread, and again."""

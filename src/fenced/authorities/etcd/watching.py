@@ -49,6 +49,7 @@ class Ears:
         self._bell: Bell | None = None
         self._rung = False
         self._closed = False
+        self._hearing = False
         self._opens = 0.0
 
     @property
@@ -82,12 +83,23 @@ class Ears:
         self._watches.pop(self._watch_of.pop(public, 0), None)
 
     async def hear(self, until: float) -> list[str]:
+        self._hearing = (
+            True  # before the look whether it is closed, as who closes it does it the other way round
+        )
+        try:
+            return [] if self._closed else await self._hear(until)
+        finally:
+            self._hearing = False
+            if self._closed:
+                self._let_go()
+
+    async def _hear(self, until: float) -> list[str]:
         bell = self._bell = self._bell or Bell()  # before the look: who tells us later rings it
         stream = self._stream
         if stream is not None and (stream.turn, stream.token) != (self._wire.turn, self._wire.token):
             self._drop()  # that member is not asked any more, it may stand still; or it takes no new watches
         now = self._runtime.now()
-        if self._stream is None and self._targets and now >= self._opens and not self._closed:
+        if self._stream is None and self._targets and now >= self._opens:
             self._opens = now + REOPEN_SECONDS
             await self._open(bell, max(until, now + OPEN_SECONDS))
         while not self._heard and not self._rung:
@@ -113,7 +125,7 @@ class Ears:
         self._claims.clear()
         self._over = 0
         bell.add(stream.link, stream)
-        self._stream = stream
+        self._stream = stream  # who closes this meanwhile has rung the bell
         for public, target in list(self._targets.items()):
             await self._begin(stream, public, target, until)
 
@@ -162,7 +174,20 @@ class Ears:
             self._bell.ring()
 
     def close(self) -> None:
+        """Close what is open, now or, if somebody hears, by that one at once. Waits for no lock, may be repeated."""
         self._closed = True
-        self._drop()
-        if self._bell is not None:
-            self._bell.close()
+        if not self._hearing:
+            self._let_go()
+            return
+        if (stream := self._stream) is not None:
+            stream.interrupt()
+        self.nudge()
+
+    def _let_go(self) -> None:
+        """Nobody hears."""
+        stream, self._stream = self._stream, None
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.close()
+        if stream is not None:
+            stream.cancel()

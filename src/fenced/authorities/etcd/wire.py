@@ -24,7 +24,6 @@ TRY_SECONDS = 1.5
 """How long one of several members may take to answer before another is asked."""
 
 ELECTION_BACKOFF_SECONDS = 0.05
-SECONDS_MIN = 0.001
 
 CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, NOT_FOUND, RESOURCE_EXHAUSTED = 1, 2, 4, 5, 8
 ABORTED, INTERNAL, UNAVAILABLE = 10, 13, 14
@@ -73,6 +72,9 @@ class Wire:
     def forked(self) -> None:
         """Start without connections; those of a parent process are left as they are."""
         self._pool.forked()
+        self._abandoned = False
+        self._used: set[Connection] = set()
+        """On which a call is under way."""
         self.turn = 0
         """Counts who is asked: one member until it fails, then the next."""
         self.token = ""
@@ -136,11 +138,16 @@ class Wire:
         return Unavailable(f"{self.url}: {error}")
 
     async def _once(self, path: str, requests: Sequence[bytes], until: float) -> list[bytes]:
+        if self._runtime.now() >= until:  # a step of several, and those before it have taken all the time
+            raise _NotSent("no time is left")
+        if self._abandoned:
+            raise _NotSent("its client was abandoned")
         connection = await self._pool.take(until)
         while connection.turn != self.turn or not connection.is_alive():
             self._pool.drop(connection)
             connection = await self._pool.take(until)
         until, kept = self._limit(until), False
+        self._used.add(connection)
         try:
             if self._address.user:
                 replies = await self._authorised(connection, path, requests, until)
@@ -153,6 +160,7 @@ class Wire:
         except http2.Refused as error:
             raise _NotSent(str(error), passing=True) from error
         finally:
+            self._used.discard(connection)
             if kept and not connection.closing:
                 self._pool.give(connection)
             else:
@@ -191,9 +199,10 @@ class Wire:
 
     def _limit(self, until: float) -> float:
         """Until when one try may take: with several members never so long that no other could be asked."""
+        if len(self._address.members) == 1:
+            return until
         now = self._runtime.now()
-        left = max(until - now, SECONDS_MIN)
-        return now + (min(left / 2, TRY_SECONDS) if len(self._address.members) > 1 else left)
+        return now + min((until - now) / 2, TRY_SECONDS)
 
     # Connections.
 
@@ -225,7 +234,15 @@ class Wire:
             self._pool.close_idle()
 
     def close(self) -> None:
+        """Close all connections; one that is in use when its call is over."""
         self._pool.close()
+
+    def abandon(self) -> None:
+        """Close all connections; one that is in use finds its end, and is closed by its user. Waits for no lock."""
+        self._abandoned = True
+        self._pool.abandon()
+        for connection in list(self._used):
+            connection.interrupt()
 
 
 def _read(status: Status, url: str) -> Exception:
