@@ -16,7 +16,12 @@ KEEP_ALIVE = b"\0\0\0\0\x0a\x08"
 """A message of gRPC's with ten bytes, of which a number takes nine: a lease of ours and nothing else."""
 
 
-WORDS = {"ask": b'"state":"granted"', "renew": KEEP_ALIVE, "release": b'"state":"released"'}
+WORDS = {
+    "ask": b'"state":"granted"',
+    "renew": KEEP_ALIVE,
+    "release": b'"state":"released"',
+    "withdraw": b'"state":"withdrawn"',
+}
 
 
 class Harness(ProxiedHarness):

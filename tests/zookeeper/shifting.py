@@ -30,7 +30,7 @@ class Shifted:
         self.colour: Colour = runtime.colour
         self.random, self.secret, self.whoami = runtime.random, runtime.secret, runtime.whoami
         self.wakeup, self.lock, self.call = runtime.wakeup, runtime.lock, runtime.call
-        self.finish, self.spawn = runtime.finish, runtime.spawn
+        self.spawn = runtime.spawn
 
     def now(self) -> float:
         return self._runtime.now() + self.ahead

@@ -146,9 +146,6 @@ class EtcdAuthority:
         return 0
 
     async def close(self) -> None:
-        self.abandon()
-
-    def abandon(self) -> None:
         self._ears.close()
         self._wire.close()
 
