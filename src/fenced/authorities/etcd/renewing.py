@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fenced.authorities.etcd.attempts import Attempt, Attempts
+from fenced.authorities.etcd.attempts import Attempts
 from fenced.authorities.etcd.keys import About, Keys, Record
+from fenced.authorities.etcd.known import Attempt
 from fenced.authorities.etcd.leases import Sessions
 from fenced.authorities.etcd.messages import TXN_OPS_MAX, get
 from fenced.authorities.etcd.namespace import Namespace

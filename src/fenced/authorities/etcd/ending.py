@@ -1,0 +1,234 @@
+"""Ending attempts: by their owner's wish, by force, or because their time is over."""
+
+from __future__ import annotations
+
+import math
+
+from fenced.authorities.etcd import steps
+from fenced.authorities.etcd.keys import EXPIRED, About, Record
+from fenced.authorities.etcd.known import Attempt, Given, Known
+from fenced.authorities.etcd.leases import Lease
+from fenced.authorities.etcd.messages import (
+    TXN_OPS_MAX,
+    TxnReply,
+    absent,
+    delete,
+    get,
+    modified_at,
+    put,
+    txn,
+    valued,
+)
+from fenced.authorities.etcd.signs import Sign
+from fenced.authorities.etcd.wire import LeaseGone, NoSpace
+from fenced.errors import FencedError, Indeterminate
+from fenced.model import Ended, Gone, ReleaseAnswer, Released, grant_id
+
+
+class Ending(Known):
+    """What ends an attempt."""
+
+    async def finish(self, secret: str, state: str, until: float) -> ReleaseAnswer:
+        """End an attempt by its owner's wish. If that fails, it is repeated when a lease is prolonged."""
+        return await self._end(self.signs.given_up(grant_id(secret), state, until), until)
+
+    async def _end(self, sign: Sign, until: float) -> ReleaseAnswer:
+        """End it as its owner wishes, and forget it when that is certain."""
+        try:
+            while True:
+                if sign.freed:
+                    return Released()
+                answer = await self._try_to_end(sign, until)
+                if answer is not None:
+                    break
+                if self._now() >= until:
+                    raise Indeterminate("others were always quicker: it is not known to have ended")
+        finally:
+            sign.under_way = -math.inf
+        if not sign.freed:
+            self.over(sign.public)
+        return answer
+
+    async def _try_to_end(self, sign: Sign, until: float) -> ReleaseAnswer | None:
+        """None: it has changed, or a lease that was to be used is gone."""
+        public, state = sign.public, sign.end
+        mine, record = await self.load(public, until)
+        try:
+            if mine is not None:
+                return await self._finish(mine, sign, state, until)
+            if record is not None:
+                return Released() if record.state in ("released", "withdrawn") else Ended(record.state)
+            return Gone() if state == "released" else await self._tombstone(public, state, until)
+        except LeaseGone:
+            self._sessions.forget_all()
+            return None
+
+    async def _tombstone(self, public: str, state: str, until: float) -> Released | None:
+        memory = await self._sessions.memory(0.0, until)
+        key = self._keys.attempt(public)
+        write = put(key, Record(state, (), 0.0).written(), memory.id)
+        reply = await self._space.run(txn([absent(key)], [write]), until)
+        return Released() if reply.succeeded else None
+
+    async def _finish(self, mine: Attempt, sign: Sign, state: str, until: float) -> ReleaseAnswer | None:
+        """None: its record has changed."""
+        try:
+            memory = await self._sessions.memory(mine.record.ttl, until)
+            if state == "released" and await self._hand_over(mine, memory, until):
+                return Released()
+            reply = await self._give_back(mine, state, memory.id, until)
+        except NoSpace:  # what only deletes is still done, and its record stands for a tombstone meanwhile
+            reply = await self._give_back(mine, state, 0, until)
+            sign.freed = reply.succeeded
+        self.forget(mine)
+        if reply.succeeded:
+            return Released()
+        found = reply.found[0].first
+        if found is None or found.modified != mine.revision:
+            return None
+        for name in mine.record.names:
+            await self._space.run(steps.clear(self._keys, mine.public, mine.record, name), until)
+        self._expired(mine, sign)
+        return Ended(await self.reason(mine, until))
+
+    async def _give_back(self, mine: Attempt, state: str, memory: int, until: float) -> TxnReply:
+        request, rest = steps.finish(self._keys, mine.public, mine.record, mine.revision, state, memory)
+        if rest:  # places of who holds its names: nobody needs them
+            await self._space.run(txn((), rest), until)
+        return await self._space.run(request, until)
+
+    async def _hand_over(self, mine: Attempt, memory: Lease, until: float) -> bool:
+        """End it and grant its name to the one directly behind, in one transaction, if both are of this client."""
+        heir = self.live.get(self._behind.get(mine.public, ""))
+        if heir is None or heir.granted or not mine.granted or not self._ears.listening:
+            return False
+        if heir.record.names != mine.record.names or len(heir.record.names) > 1:
+            return False
+        if heir.record.ticket < mine.record.ticket:
+            return False
+        if heir.record.delay or mine.record.delay or heir.memory is None or heir.record.holder is None:
+            return False
+        self._behind.pop(mine.public, None)  # once only: its lease may be gone
+        session = await self._sessions.holding(heir.record.holder, heir.record.ttl, 0.0, until)
+        record = self._granted(heir.record, session)
+        follower = (heir.public, record, heir.memory.id)
+        floor = min(self._floor(record.names), mine.record.ticket or record.ticket)
+        tell = self._floors.to_tell(record.names, record.ticket)
+        request = steps.hand_over(
+            self._keys, mine.public, mine.record, memory.id, follower, self._space.raw, floor, tell=tell
+        )
+        self._ears.forget(heir.public)  # it is told when there is something to be told
+        try:
+            reply = await self._space.run(request, until)
+            if reply.succeeded:
+                self.forget(mine)
+                self._floors.let_in(record.names, record.ticket, told=tell)
+                granted = Attempt(
+                    heir.public, record, reply.header.revision, session.hold, None, heir.queue, heir.memory
+                )
+                self._given[heir.public] = Given(heir, granted, reply)
+                if self.live.get(heir.public) is not heir:  # it has ended, and found that out by itself
+                    self._given.pop(heir.public, None)
+            return reply.succeeded
+        finally:
+            self._ears.tell(heir.public)  # to take its grant, or to look again
+
+    async def force(self, name: str, until: float) -> int | None:
+        """Take a name from its holder. The token is that of the transaction that did it."""
+        space = self._space
+        sight = await self._looker.ahead((name,), [self._keys.behind(name)], until)
+        if sight.claim is None:
+            return None
+        public = About.read(sight.claim.value).public
+        mine, _ = await self.load(public, until)
+        if mine is None or not mine.granted:
+            return None
+        reply = await space.read([get(self._keys.meta)], until)
+        space.is_new(reply.found[0].first)
+        space.refuse_next(reply.header)
+        memory = await self._sessions.memory(mine.record.ttl, until)
+        writes = steps.ends(self._keys, public, mine.record, "revoked", memory.id)
+        proof = [valued(sight.claim.key, sight.claim.value), valued(self._keys.meta, space.raw)]
+        if rest := writes[TXN_OPS_MAX:]:  # its places, which only keep others from being woken in vain
+            await space.run(txn((), rest), until)
+        try:
+            reply = await space.run(txn(proof, writes[:TXN_OPS_MAX]), until, repeatable=False)
+        except NoSpace as error:
+            raise Indeterminate(str(error)) from error
+        if not reply.succeeded:
+            return None
+        space.refuse_strange(reply.header)
+        return reply.header.revision + space.meta.offset
+
+    # What is over, although nobody has said so.
+
+    async def settle(self, until: float) -> None:
+        """End what was given up in vain, and what was not renewed in time although its lease was prolonged.
+
+        Never for longer than a part of the time of who calls, whose own concern is another. What fails is for the next.
+        """
+        over = self.signs.over()
+        if not over:
+            return
+        now = self._now()
+        until = now + (until - now) / 4
+        crowded = False
+        for sign in over:
+            if self._now() >= until:
+                return
+            if sign.freed and crowded:
+                continue
+            sign.under_way = until  # nobody else tries at the same time
+            try:
+                await self._settle(sign, until)
+            except NoSpace:
+                crowded = True
+            except FencedError:
+                return
+            finally:
+                sign.under_way = -math.inf
+
+    async def _settle(self, sign: Sign, until: float) -> None:
+        if sign.freed:
+            await self._write_down(sign, until)
+        elif sign.delays:
+            for key, value in sign.delays:
+                await self._space.run(txn([valued(key, value)], [delete(key)]), until)
+            self.signs.drop(sign.public)
+        elif sign.end:
+            await self._end(sign, until)
+        else:
+            await self._lapse(sign, until)
+
+    async def _write_down(self, sign: Sign, until: float) -> None:
+        """Its names are free; now there may be space for how it ended."""
+        mine, record = await self._stored_now(sign.public, until)
+        if mine is not None and record is not None:
+            memory = await self._sessions.memory(record.ttl, until)
+            key, value = self._keys.attempt(sign.public), record.ended(sign.end).written()
+            same = modified_at(key, mine.revision)
+            await self._space.run(txn([same], [put(key, value, memory.id)]), until)
+        self.signs.drop(sign.public)
+
+    async def _lapse(self, sign: Sign, until: float) -> None:
+        """Nobody has asked for it or renewed it. What became of it says its record, not what we know."""
+        mine, record = await self._stored_now(sign.public, until)
+        if record is None:  # its request may still be under way
+            await self._tombstone(sign.public, EXPIRED, until)
+        elif mine is not None and mine.lease in self._sessions.made:
+            if mine.granted and self._now() < sign.since + record.seconds:
+                sign.ttl = float(record.seconds)
+                return
+            await self._finish(mine, sign, EXPIRED, until)
+            if sign.freed:
+                sign.end = EXPIRED
+                return
+            self._expired(mine, sign)
+        if not sign.delays:
+            self.signs.drop(sign.public)
+
+    def _expired(self, mine: Attempt, sign: Sign) -> None:
+        """Its lock_delay goes by from when it should have ended."""
+        if mine.granted and (delays := steps.delays(self._keys, mine.public, mine.record)):
+            sign.ttl, sign.delay, sign.end = float(mine.record.seconds), mine.record.delay, ""
+            sign.delays = delays

@@ -1,0 +1,152 @@
+"""What a client knows of its attempts, and how it reads what it does not know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fenced.authorities.etcd.floors import Floors
+from fenced.authorities.etcd.keys import GRANTED, WAITING, Record
+from fenced.authorities.etcd.leases import Lease, Session, Sessions
+from fenced.authorities.etcd.looking import Looker
+from fenced.authorities.etcd.messages import TXN_OPS_MAX, KeyValue, TxnReply, get
+from fenced.authorities.etcd.namespace import Namespace
+from fenced.authorities.etcd.signs import Signs
+from fenced.authorities.etcd.watching import Ears
+from fenced.contracts import Runtime
+from fenced.errors import Unsupported
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """An attempt that lives, as this client knows it: its record, the revision that wrote it, and its leases."""
+
+    public: str
+    record: Record
+    revision: int
+    hold: Lease | None = None
+    delayed: Lease | None = None
+    queue: Lease | None = None
+    memory: Lease | None = None
+    settled: bool = False
+    """Nobody is expected any more who was turned away earlier and takes a place ahead of it later."""
+
+    @property
+    def granted(self) -> bool:
+        return self.record.state == GRANTED
+
+    @property
+    def lease(self) -> int:
+        """What its names or places hang on."""
+        lease = self.hold if self.granted else self.queue
+        return lease.id if lease is not None else 0
+
+    def lives(self, now: float) -> bool:
+        return self.hold is not None and self.hold.until > now
+
+    def leases(self, now: float) -> list[Lease]:
+        """All that has to be kept alive for it: a delay before the lease that it follows, and not without it."""
+        kept = (self.delayed if self.lives(now) else None, self.hold, self.queue)
+        return [lease for lease in kept if lease is not None]
+
+
+class Given(NamedTuple):
+    """A grant that another attempt of this client has written when it ended; its owner has not asked since."""
+
+    waited: Attempt
+    granted: Attempt
+    reply: TxnReply
+
+
+class Known:
+    """All attempts of one client."""
+
+    def __init__(
+        self, space: Namespace, sessions: Sessions, looker: Looker, ears: Ears, runtime: Runtime
+    ) -> None:
+        self._space = space
+        self._keys = space.keys
+        self._sessions = sessions
+        self._looker = looker
+        self._ears = ears
+        self._now = runtime.now
+        self.live: dict[str, Attempt] = {}
+        self.signs = Signs(runtime.now)
+        self._held: dict[str, str] = {}
+        self._behind: dict[str, str] = {}
+        """Who waits directly behind an attempt, as far as both are of this client."""
+        self._given: dict[str, Given] = {}
+        self._floors = Floors(runtime.now)
+
+    def forked(self) -> None:
+        for known in (self.live, self._held, self._behind, self._given):
+            known.clear()
+        self._floors.clear()
+        self.signs.clear()
+
+    def _floor(self, names: tuple[str, ...]) -> int:
+        return self._floors.of(names, self._space.raw)
+
+    def _granted(self, record: Record, session: Session) -> Record:
+        delayed = session.delayed.id if session.delayed is not None else 0
+        if delayed and len(record.names) >= TXN_OPS_MAX // 2:
+            raise Unsupported(f"with lock_delay an etcd lease covers at most {TXN_OPS_MAX // 2 - 1} names")
+        return Record(
+            GRANTED,
+            record.names,
+            record.ttl,
+            record.delay,
+            record.holder,
+            session.hold.id,
+            session.hold.seconds,
+            record.queue,
+            record.ticket,
+            delayed,
+            self._space.meta.offset,
+        )
+
+    def adopt(self, public: str, record: Record, found: KeyValue) -> Attempt | None:
+        """An attempt that another client may have begun, or None if it is over."""
+        if record.state not in (GRANTED, WAITING):
+            return None
+        mine = Attempt(public, record, found.modified)
+        mine.hold = Lease(record.hold, record.seconds)
+        mine.queue = Lease(record.queue, 0) if record.queue else None
+        mine.delayed = Lease(record.delayed, 0) if record.delayed else None
+        mine.memory = Lease(found.lease, 0)
+        return mine
+
+    async def load(self, public: str, until: float) -> tuple[Attempt | None, Record | None]:
+        """The attempt if it lives, as far as its record goes, and its record if there is one."""
+        if (mine := self.live.get(public)) is not None:
+            return mine, mine.record
+        return await self._stored_now(public, until)
+
+    async def _stored_now(self, public: str, until: float) -> tuple[Attempt | None, Record | None]:
+        reply = await self._space.read([get(self._keys.attempt(public))], until)
+        found = reply.found[0].first
+        if found is None:
+            return None, None
+        record = Record.read(found.value)
+        return self.adopt(public, record, found), record
+
+    async def reason(self, mine: Attempt, until: float) -> str:
+        """Why an attempt whose record says nothing of an end has lost its key."""
+        lease = mine.hold if mine.granted else mine.queue
+        assert lease is not None
+        return "revoked" if await self._sessions.leases.left(lease.id, until) >= 0 else "expired"
+
+    def forget(self, mine: Attempt) -> None:
+        self.live.pop(mine.public, None)
+        self._behind.pop(mine.public, None)
+        self._given.pop(mine.public, None)
+        self._ears.forget(mine.public)
+        for name in mine.record.names:
+            if self._held.get(name) == mine.public:
+                self._held.pop(name, None)
+
+    def over(self, public: str) -> None:
+        """Nothing is left of it, unless its names are kept free for a while."""
+        sign = self.signs.get(public)
+        if sign is not None and not sign.delays:
+            self.signs.drop(public)
