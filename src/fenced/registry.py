@@ -28,6 +28,9 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
     },
 }
 
+ALIASES = {"postgres": "postgresql"}
+"""Other spellings of a scheme, which mean the same."""
+
 
 class AuthorityType(Protocol):
     def at(self, url: str, runtime: Runtime, namespace: str) -> Authority: ...
@@ -50,7 +53,8 @@ def guard(url: str, runtime: Runtime) -> Guard:
 def _find(kind: Kind, url: object) -> Any:
     if not isinstance(url, str) or ":" not in url:
         raise Misuse(f"an address looks like sqlite:///leases.db, not {shown(redacted(url))}")
-    scheme = url.partition(":")[0]
+    spelled = url.partition(":")[0]
+    scheme = ALIASES.get(spelled, spelled)
     if (target := BUILT_IN[kind].get(scheme)) is not None:
         module, _, name = target.partition(":")
         try:
@@ -64,6 +68,11 @@ def _find(kind: Kind, url: object) -> Any:
 
     for entry in entry_points(group=kind, name=scheme):
         return entry.load()
+    plain, plus, _ = scheme.partition("+")
+    if plus and ALIASES.get(plain, plain) in BUILT_IN[kind]:
+        raise Misconfigured(
+            f"{shown(scheme)} is SQLAlchemy's way to name a driver; write {plain}://, and the rest as it is"
+        )
     known = ", ".join(sorted(BUILT_IN[kind]))
     what = "authority" if kind == "fenced.authorities" else "guard"
     raise Misconfigured(f"no {what} for {shown(scheme)}; known: {known}")

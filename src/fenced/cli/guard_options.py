@@ -73,7 +73,7 @@ def in_seconds(context: click.Context, option: click.Parameter, text: str | None
 def connected(dsn: str) -> Iterator[Any]:
     """A connection to a guarded database. Nothing is created: a mistyped path is not an empty database."""
     guard = registry.guard(dsn, BlockingRuntime())  # checks the address, and that there is a driver
-    if dsn.startswith("postgresql:"):
+    if dsn.startswith(("postgresql:", "postgres:")):
         from fenced.guards.postgresql.refusals import typed
 
         connection = _postgresql(dsn, typed)

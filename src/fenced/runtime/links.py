@@ -66,7 +66,7 @@ async def _shake_hands(link: ssl.SSLSocket, runtime: Runtime, until: float) -> N
 
 async def _reached(host: str, port: int, runtime: Runtime, until: float) -> socket.socket:
     """A name may stand for several addresses: the first that answers is taken, and each gets its share of the time."""
-    found = await _resolved(host, port, runtime, until)
+    found = await resolved(host, port, runtime, until)
     while True:
         place = found.pop(0)
         share = (until - runtime.now()) / (len(found) + 1)
@@ -113,7 +113,7 @@ async def connect_path(path: str, runtime: Runtime, until: float) -> socket.sock
     return link
 
 
-async def _resolved(host: str, port: int, runtime: Runtime, until: float) -> list[Place]:
+async def resolved(host: str, port: int, runtime: Runtime, until: float) -> list[Place]:
     """The addresses of a host.
 
     The system's resolver knows no deadline. Each look-up has a thread of its own, so one that hangs delays no

@@ -90,7 +90,7 @@ class Pool(Generic[C]):
         """A connection, for whoever does not leave the rest to `request`: it is given back, or dropped."""
         turn: _Turn[C] | None = None
         with self._lock:
-            if self._idle:
+            with contextlib.suppress(IndexError):  # there is none
                 return self._idle.pop()
             if self._count < self._limit:
                 self._count += 1
@@ -154,9 +154,10 @@ class Pool(Generic[C]):
         """Close the connections that nobody uses now."""
         while True:
             with self._lock:
-                if not self._idle:
+                try:
+                    connection = self._idle.pop()
+                except IndexError:
                     return
-                connection = self._idle.pop()
             self.drop(connection)
 
     def abandon(self) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
-from fenced import sqlfile, timing
+from fenced import timing
 from fenced.authorities.postgresql import address, answers
+from fenced.authorities.postgresql.queries import HERE, SQL
 from fenced.authorities.postgresql.session import Row, Session
 from fenced.contracts import Runtime, Trait
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
@@ -30,14 +30,15 @@ from fenced.model import (
 )
 from fenced.runtime.pool import Broken, Pool
 
-HERE = Path(__file__).parent
 SCHEMA_VERSION = 1
-SQL = {name: text.encode() for name, text in sqlfile.load(HERE / "queries.sql").items()}
 INSTALL_SECONDS = 60.0
+"""How long the schema may take to install where the caller has no deadline: others may be at it, too."""
 CONNECTIONS_MAX = 8
 LOOK_SECONDS = 0.25
 """How often a client that cannot listen looks whether one of its waiters could be granted."""
 
+_ONCE = frozenset({"installed", "version", "enter"})
+"""What a client asks when it opens, and not again: to prepare it would be one more round trip."""
 _QUEUE_MAX = b"10000"
 _FIRST_ID = b"00000000-0000-0000-0000-000000000000"
 _TIDY_AT_ONCE = b"1000"
@@ -50,6 +51,15 @@ class PostgresqlAuthority:
 
     traits: ClassVar[tuple[Trait, ...]] = (
         Trait("synced-grants", "A grant is flushed to the server's disk before its token is handed out."),
+        Trait(
+            "settings-watched",
+            "Each new connection looks at the settings again: worse ones than at the opening stop all grants.",
+        ),
+        Trait(
+            "given-up-ended",
+            "Four times a second the server looks whether the client of a statement that runs is still there, and ends "
+            "the statement if not; behind a pooler nobody looks.",
+        ),
         Trait("any-pooler", "No session state is needed: it works behind pgbouncer in transaction mode."),
         Trait(
             "pushed",
@@ -79,6 +89,10 @@ class PostgresqlAuthority:
         self._runtime = runtime
         self._namespace_name = check_name(namespace)
         self._namespace = b""
+        self._doubts: tuple[str, ...] | None = None
+        """What was reported when it was opened; nothing is minted on a server that has given cause for more."""
+        self._abandoned = False
+        self._alive: set[Session] = set()
         self._sessions = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._keeping = Pool(runtime, self._connect, limit=1, where=self.url)
         self._start_listening_anew()
@@ -90,12 +104,21 @@ class PostgresqlAuthority:
     def _start_listening_anew(self) -> None:
         self._channel = f"fenced_{secrets.token_hex(8)}".encode()
         self._ear: Session | None = None
+        self._ears: set[Session] = set()
+        """The session to listen on, also while it is still being connected."""
         self._deaf = self._address.listen is None
         self._waiting: set[str] = set()
         self._nudged = self._runtime.wakeup()
 
     async def _connect(self, until: float) -> Session:
-        return await Session.connect(self._address.conninfo, self._runtime, self.url, until)
+        return await self._reach(self._address.conninfo, until, self._alive)
+
+    async def _reach(self, conninfo: str, until: float, alive: set[Session]) -> Session:
+        session = await Session.connect(conninfo, self._runtime, self.url, until, alive)
+        if self._abandoned:  # meanwhile: nobody else would close it
+            session.close()
+            raise Unavailable(f"{self.url}: this client was dropped")
+        return session
 
     async def _run(
         self,
@@ -105,89 +128,91 @@ class PostgresqlAuthority:
         until: float | None = None,
         repeatable: bool = True,
         certain: bool = False,
+        mints: bool = False,
     ) -> list[Row]:
-        """One statement on one of our connections. `certain`: a warning makes its outcome unknown."""
+        """One statement on one of our connections.
+
+        `certain`: a warning makes its outcome unknown. `mints`: it moves the counter.
+        """
         until = timing.call_until(self._runtime.now(), until)
 
         async def work(session: Session) -> list[Row]:
-            rows = await session.run(b"fenced_" + name.encode(), SQL[name], parameters, until)
+            if mints and self._weakened(session):
+                await self._look_again(session, until)
+            prepared = b"" if name in _ONCE else b"fenced_" + name.encode()
+            rows = await session.run(prepared, SQL[name], parameters, until)
             if certain and session.warnings:
                 raise Indeterminate(f"{self.url}: {'; '.join(session.warnings)}")
             return rows
 
         return await (pool or self._sessions).request(work, until, repeatable=repeatable)
 
+    def _weakened(self, session: Session) -> list[str]:
+        """What this connection has found that was not so when the authority was opened."""
+        if not session.doubts or self._doubts is None:
+            return []
+        return [doubt for doubt in session.doubts if doubt not in self._doubts]
+
+    async def _look_again(self, session: Session, until: float) -> None:
+        """It was set wrongly when this connection was made, and may have been mended since."""
+        await session.look(until)
+        if doubts := self._weakened(session):
+            raise Misconfigured(
+                f"{self.url} could not repeat tokens when it was opened, and now could: {'; '.join(doubts)}. Mend "
+                "that, or open a client with guarantee='best-effort'"
+            )
+
     # Opening.
 
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
-        await self._check(create)
+        limit = timing.call_until(self._runtime.now(), until)
+        if await self._prepare(create, limit, until):
+            limit = timing.call_until(self._runtime.now(), until)  # the installation had its own time
         name, realm = self._namespace_name.encode(), secrets.token_hex(8).encode()
-        rows = await self._run("enter", name, realm, b"t" if create else b"f")
+        rows = await self._run("enter", name, realm, b"t" if create else b"f", until=limit)
         if not rows:
             raise Misconfigured(f"{self.url} has no namespace {self._namespace_name!r}")
         number, known_realm, last = (_text(value) for value in rows[0])
         self._namespace = number.encode()
-        return Standing(known_realm, int(last), tuple(await self._doubts()))
+        self._doubts = await self._sessions.request(lambda session: _doubts_of(session, limit), limit)
+        return Standing(known_realm, int(last), self._doubts)
 
-    async def _check(self, create: bool) -> None:
-        """What the database must be like, and have; creates what is missing if it may."""
-        version, encoding, isolation, messages = await self._found()
-        if encoding != "UTF8":
-            raise Misconfigured(f"{self.url}: the database's encoding is {encoding}; names need UTF8")
-        if isolation != "read committed":
-            raise Misconfigured(
-                f"{self.url}: default_transaction_isolation is {isolation!r}; for this role or database, "
-                "set it to 'read committed'"
-            )
-        if messages in ("error", "fatal", "panic"):
-            raise Misconfigured(
-                f"{self.url}: client_min_messages is {messages!r}, which hides that a commit was not replicated; for "
-                "this role or database, set it to 'warning' or lower"
-            )
+    async def _prepare(self, create: bool, limit: float, until: float | None) -> bool:
+        """See that the schema is there, and whether it was made just now; if it may be made."""
+        version = found = await self._version(limit)
         while version < SCHEMA_VERSION:
             if not create:
                 raise Misconfigured(f"{self.url} has no schema fenced; the first client creates it")
-            version = await self._install(version + 1)
+            version = await self._install(version + 1, until)
         if version > SCHEMA_VERSION:
             raise Misconfigured(
                 f"{self.url} has schema {version}, this fenced knows {SCHEMA_VERSION}: upgrade fenced"
             )
+        return version > found
 
-    async def _found(self) -> tuple[int, str, str, str]:
-        ((there, encoding, isolation, messages),) = await self._run("installed")
-        version = 0
-        if there == b"t":
-            ((number,),) = await self._run("version")
-            version = int(_text(number))
-        return version, _text(encoding), _text(isolation), _text(messages)
+    async def _version(self, until: float | None) -> int:
+        ((there,),) = await self._run("installed", until=until)
+        if there != b"t":
+            return 0
+        ((number,),) = await self._run("version", until=until)
+        return int(_text(number))
 
-    async def _install(self, version: int) -> int:
+    async def _install(self, version: int, until: float | None) -> int:
         """One step of the schema, in one transaction; the version that is there afterwards."""
-        until = self._runtime.now() + INSTALL_SECONDS
+        limit = self._runtime.now() + INSTALL_SECONDS if until is None else until
         script = SQL["install_lock"] + b";\n" + (HERE / f"schema_{version}.sql").read_bytes()
         try:
-            await self._sessions.request(lambda session: session.script(script, until), until)
+            await self._sessions.request(lambda session: session.script(script, limit), limit)
         except Misconfigured as error:
             raise Misconfigured(
                 f"{error}. The schema is not there yet: connect once as a role that may create it"
             ) from error
         except Unavailable:
-            found, *_ = await self._found()
+            found = await self._version(until)
             if found < version:  # not even by somebody else meanwhile
                 raise
             return found
         return version
-
-    async def _doubts(self) -> list[str]:
-        ((fsync, pages, recovery),) = await self._run("durability")
-        if recovery == b"t":
-            raise Unavailable(f"{self.url} is a standby; name the primary")
-        doubts = []
-        if fsync != b"on":
-            doubts.append("fsync is off: a power cut may take acknowledged tokens away")
-        if pages != b"on":
-            doubts.append("full_page_writes is off: a power cut may damage the counter")
-        return doubts
 
     # The operations.
 
@@ -220,6 +245,7 @@ class PostgresqlAuthority:
             answers.holder_text(ask.holder),
             until=until,
             certain=True,
+            mints=True,
         )
         return answers.asked(_text(rows[0][0]), ask.ttl)
 
@@ -275,7 +301,7 @@ class PostgresqlAuthority:
         until = timing.call_until(self._runtime.now(), None)
         where = self._address.listen
         assert where is not None
-        ear = await Session.connect(where, self._runtime, self.url, until)
+        ear = await self._reach(where, until, self._ears)
         try:
             if ear.pooled:
                 self._deaf = True  # another server process would listen for us, and not tell us
@@ -307,7 +333,7 @@ class PostgresqlAuthority:
 
     def nudge(self) -> None:
         self._nudged.set()
-        if (ear := self._ear) is not None:
+        for ear in list(self._ears):
             ear.hang_up()
 
     # Looking and operating.
@@ -328,6 +354,7 @@ class PostgresqlAuthority:
             _REMEMBER,
             repeatable=False,  # a second time it would hit the next holder
             certain=True,
+            mints=True,
         )
         return None if token is None else int(token)
 
@@ -345,21 +372,41 @@ class PostgresqlAuthority:
         return forgotten
 
     async def close(self) -> None:
-        self.abandon()
-
-    def abandon(self) -> None:
         self._nudged.set()
         self._sessions.close()
         self._keeping.close()
         self._stop_listening()
 
+    def abandon(self) -> None:
+        """Close the connections at once, from any thread, releasing nothing.
+
+        Without a lock of the pools: a finalizer may run in a thread that holds it. A connection that somebody uses
+        is only shut down, and its user closes it: libpq must not free what another thread is reading.
+        """
+        self._abandoned = True
+        self._nudged.set()
+        self._sessions.abandon()
+        self._keeping.abandon()
+        self._ear = None
+        for alive in (self._alive, self._ears):
+            sessions = list(alive)
+            alive.clear()  # so that nothing refers to one that nobody uses
+            for session in sessions:
+                session.hang_up()
+
     def before_fork(self) -> None:
         """Nothing: libpq's connections are the parent's, and a child leaves them alone."""
 
     def forked(self) -> None:
+        self._alive = set()
         self._sessions.forked()
         self._keeping.forked()
         self._start_listening_anew()
+
+
+async def _doubts_of(session: Session, until: float) -> tuple[str, ...]:
+    await session.look(until)
+    return session.doubts
 
 
 def _text(value: bytes | None) -> str:

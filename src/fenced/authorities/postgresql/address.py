@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from fenced.errors import Misuse
+
+SCHEMES = ("postgresql", "postgres")
+"""What libpq takes, too."""
+_SHOWN = ("service=", "host=", "hostaddr=", "port=", "dbname=")
+"""Options that say where the server is, and hold no secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +34,16 @@ def parse(url: str) -> Address:
         parts = urlsplit(url)
     except ValueError:
         raise _wrong() from None
-    if "\0" in url or parts.scheme != "postgresql" or parts.fragment or "@" in parts.path:
+    if "\0" in url or parts.scheme not in SCHEMES or not url.startswith(f"{parts.scheme}://"):
+        raise _wrong()
+    if parts.fragment or "@" in parts.path:
         raise _wrong()
     options = parts.query.split("&") if parts.query else []
     if not all(key and value for key, _, value in (option.partition("=") for option in options)):
         raise _wrong()
     choice = "".join(unquote(option[7:]) for option in options if option.startswith("listen="))
-    rest = "&".join(option for option in options if not option.startswith("listen="))
-    conninfo = urlunsplit(parts._replace(query=rest))
+    rest = [option for option in options if not option.startswith("listen=")]
+    conninfo = _written(parts.netloc, parts.path, rest)
     user, at, host = parts.netloc.rpartition("@")
     listen: str | None = conninfo
     if choice == "off":
@@ -44,8 +51,14 @@ def parse(url: str) -> Address:
     elif choice:
         if any(option.startswith(("host=", "hostaddr=", "port=")) for option in options):
             raise Misuse("listen=HOST:PORT goes with a host before the path, not with one behind the ?")
-        listen = urlunsplit(parts._replace(netloc=user + at + choice, query=rest))
-    return Address(conninfo, listen, f"postgresql://{host}{parts.path}")
+        listen = _written(user + at + choice, parts.path, rest)
+    shown = _written(host, parts.path, [option for option in rest if option.startswith(_SHOWN)])
+    return Address(conninfo, listen, shown)
+
+
+def _written(place: str, path: str, options: list[str]) -> str:
+    """By hand: urllib leaves the slashes out where nothing stands between them, and libpq needs them."""
+    return f"postgresql://{place}{path}{'?' if options else ''}{'&'.join(options)}"
 
 
 def _wrong() -> Misuse:

@@ -1,15 +1,18 @@
--- installed: Whether our schema is there, and what a database must be like.
-SELECT to_regprocedure('fenced.version()') IS NOT NULL, current_setting('server_encoding'),
-  current_setting('default_transaction_isolation'), current_setting('client_min_messages');
+-- settings: Which process answers, and what a lease's guarantee rests on there. If that is the process that we were
+-- connected to ($1), and so no pooler's, it shall look whether we are still there: it then ends a statement that we gave up.
+SELECT pg_backend_pid(), current_setting('server_encoding'), current_setting('default_transaction_isolation'),
+  current_setting('client_min_messages'), current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery(),
+  CASE WHEN pg_backend_pid() = $1 AND current_setting('client_connection_check_interval', true) = '0'
+    AND version() LIKE '%linux%' THEN set_config('client_connection_check_interval', '250ms', false) END;
+
+-- installed: Whether our schema is there.
+SELECT to_regprocedure('fenced.version()') IS NOT NULL;
 
 -- version: The schema's version.
 SELECT fenced.version();
 
 -- install_lock: One installation at a time.
 SELECT pg_advisory_xact_lock(7310311204);
-
--- durability: What a token's life depends on.
-SELECT current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery();
 
 -- enter: A namespace by its name.
 SELECT * FROM fenced.enter($1, $2, $3);

@@ -7,19 +7,23 @@ kept: a warning during the commit of a grant makes that grant unknown.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
+import threading
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import DiagnosticField, PollingStatus
 from psycopg.pq.abc import PGconn, PGresult
 
+from fenced.authorities.postgresql.queries import SQL
+from fenced.authorities.postgresql.settings import Settings
 from fenced.contracts import Runtime
-from fenced.errors import Misconfigured, Unavailable
+from fenced.errors import FencedError, Misconfigured, Unavailable
+from fenced.runtime import links
 from fenced.runtime.pool import Broken
 
 Row = tuple[bytes | None, ...]
@@ -31,56 +35,106 @@ _FORBIDDEN = ("42501", "28", "3D000")
 _NO_SCHEMA = ("3F000", "42883", "42P01")
 _PREPARED_ELSEWHERE = ("26000", "42P05")
 
+_PASSWORD = "in the address, in PGPASSWORD, in a service file or in ~/.pgpass"
+_REFUSALS = (
+    ("password authentication failed", f"correct the password {_PASSWORD}"),
+    ("SASL authentication failed", f"correct the password {_PASSWORD}"),
+    ("authentication failed", "pg_hba.conf on the server says how this role may log in"),
+    ("no pg_hba.conf entry", "add an entry for this role, database and machine on the server"),
+    ("is not permitted to log in", "ALTER ROLE ... LOGIN"),
+    ("permission denied for database", "GRANT CONNECT ON DATABASE ... TO this role"),
+    ("does not support SSL, but SSL was required", "switch TLS on there, or ask for less with sslmode"),
+    ("certificate verify failed", "sslrootcert names the certificates to trust"),
+    ("does not match host name", "use the name that is in the server's certificate"),
+    ("does not exist", "correct the address, or create it"),
+    ("no such user", "correct the address, or the pooler's list of users"),
+    ("no such database", "correct the address, or the pooler's list of databases"),
+)
+"""What a server, a pooler or libpq says where to try again cannot help, and what does."""
+
+_NO_SUCH_VALUE = "none_such"
+
 
 class _PreparedElsewhere(Exception):
     """Another server process than the one that has our prepared statements: nothing was done."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One of the servers that an address names, as libpq wants them."""
+
+    host: str
+    hostaddr: str
+    port: str
+
+    @property
+    def known(self) -> bool:
+        """Whether it can be connected to as it is: by a number, or as a socket file."""
+        return bool(self.hostaddr) or not self.host or self.host.startswith(("/", "@"))
+
+
 class Session:
     """A connection. Its statements are prepared where the server on the other side stays the same."""
 
-    def __init__(self, connection: PGconn, runtime: Runtime, where: str) -> None:
+    def __init__(self, connection: PGconn, runtime: Runtime, where: str, alive: set[Session]) -> None:
         self._connection = connection
         self._runtime = runtime
         self._where = where
         self._prepared: set[bytes] = set()
+        self._alive = alive
+        # Held while the socket is closed, or shut down by another thread: so that is still the same socket then.
+        # A finalizer may come to it in the thread that holds it, so that thread may take it twice.
+        self._lock = threading.RLock()
         self.pooled = False
         """A pooler answers, and every transaction may meet another server process."""
+        self.doubts: tuple[str, ...] = ()
+        """How tokens could repeat on this server, as it was set when it was looked at."""
         self.warnings: list[str] = []
-        connection.notice_handler = self._noticed
+        connection.notice_handler = partial(
+            _noticed, self.warnings
+        )  # not of ourselves: we are freed at once then
+        alive.add(self)
 
     @classmethod
-    async def connect(cls, conninfo: str, runtime: Runtime, where: str, until: float) -> Session:
+    async def connect(
+        cls, conninfo: str, runtime: Runtime, where: str, until: float, alive: set[Session]
+    ) -> Session:
         """Connect; Unavailable when that fails or takes too long, Misconfigured when it cannot succeed.
 
-        Of several hosts each gets its share of the time: one that is silent must not use up all of it.
+        Of several servers, or several addresses of one, each gets its share of the time: one that is silent must
+        not use up all of it. While the session is open, `alive` has it.
         """
         try:
             text = make_conninfo(conninfo, client_encoding="UTF8", fallback_application_name="fenced")
-            hosts = _one_by_one(conninfo_to_dict(text))
         except (psycopg.Error, ValueError):
             # Without the cause: it quotes the address.
             raise Misconfigured(f"{where}: libpq does not understand this address") from None
+        places, seconds_max = _places(text, where)
+        failed: list[str] = []
         while True:
-            host = hosts.pop(0)
-            share = (until - runtime.now()) / (len(hosts) + 1)
-            share = min(share, float(host.get("connect_timeout") or share) or share)
+            place = places.pop(0)
+            now = runtime.now()
+            limit = now + min((until - now) / (len(places) + 1), seconds_max)
             try:
-                return await cls._connect(make_conninfo("", **host), runtime, where, runtime.now() + share)
-            except (Unavailable, Misconfigured):
-                if not hosts:
-                    raise
+                if place.known:
+                    there = make_conninfo(text, host=place.host, hostaddr=place.hostaddr, port=place.port)
+                    return await cls._connect(there, runtime, where, limit, alive)
+                places = await _looked_up(place, runtime, limit) + places
+            except (Unavailable, OSError) as error:
+                failed.append(str(error) if isinstance(error, Unavailable) else f"{where}: {error}")
+                if not places:
+                    raise Unavailable("; ".join(failed)) from error
 
     @classmethod
-    async def _connect(cls, conninfo: str, runtime: Runtime, where: str, until: float) -> Session:
-        # In a worker where that matters: it looks names up, which may take a while.
-        connection = await runtime.call(pq.PGconn.connect_start, conninfo.encode())
-        session = cls(connection, runtime, where)
+    async def _connect(
+        cls, conninfo: str, runtime: Runtime, where: str, until: float, alive: set[Session]
+    ) -> Session:
+        session = cls(pq.PGconn.connect_start(conninfo.encode()), runtime, where, alive)
         try:
             await session._finish_connecting(until)
-            connection.nonblocking = 1
-            await session._tell_pooler(until)
-        except Broken as error:
+            session._connection.nonblocking = 1
+            (await session.look(until)).check(where)
+        except (Broken, psycopg.Error, OSError) as error:
             session.close()
             raise Unavailable(str(error)) from error  # nothing was asked for yet
         except BaseException:
@@ -90,29 +144,39 @@ class Session:
 
     async def _finish_connecting(self, until: float) -> None:
         while True:
-            status = self._connection.connect_poll()
+            with self._lock:  # libpq may close its socket here and open another
+                status = self._connection.connect_poll()
             if status == PollingStatus.OK:
                 return
             if status == PollingStatus.FAILED:
-                message = _text(self._connection.error_message)
-                forbidden = any(sign in message for sign in ("authentication failed", "no pg_hba.conf entry"))
-                kind = Misconfigured if forbidden or "does not exist" in message else Unavailable
-                raise kind(f"{self._where}: {message}")
+                raise self._not_connected()
             waiting = self._runtime.writable if status == PollingStatus.WRITING else self._runtime.readable
             if not await waiting(self, until):
                 raise Unavailable(f"{self._where}: no connection in time")
 
-    async def _tell_pooler(self, until: float) -> None:
-        """The process that answers is not the one we were connected to: there is a pooler between."""
-        ((pid,),) = await self.run(b"", b"SELECT pg_backend_pid()", (), until)
-        self.pooled = int(pid or 0) != self._connection.backend_pid
+    def _not_connected(self) -> FencedError:
+        message = f"{self._where}: {_text(self._connection.error_message)}"
+        if self._connection.needs_password:
+            return Misconfigured(f"{message}. The server asks for a password: put it {_PASSWORD}")
+        for sign, remedy in _REFUSALS:
+            if sign in message:
+                return Misconfigured(f"{message}. {remedy[0].upper()}{remedy[1:]}")
+        return Unavailable(message)
+
+    async def look(self, until: float) -> Settings:
+        """Find out what the server is set to, and whether there is a pooler between.
+
+        There is one if the process that answers is not the one that we were connected to.
+        """
+        process = self._connection.backend_pid
+        ((pid, *values, _),) = await self.run(b"", SQL["settings"], (b"%d" % process,), until)
+        self.pooled = int(pid or 0) != process
+        settings = Settings.of(values)
+        self.doubts = settings.doubts()
+        return settings
 
     def fileno(self) -> int:
         return self._connection.socket
-
-    def _noticed(self, result: PGresult) -> None:
-        if result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED) == b"WARNING":
-            self.warnings.append(_text(result.error_field(DiagnosticField.MESSAGE_PRIMARY)))
 
     async def run(
         self, name: bytes, statement: bytes, parameters: Sequence[bytes | None], until: float
@@ -125,6 +189,7 @@ class Session:
                     return await self._run_prepared(name, statement, parameters, until)
                 except _PreparedElsewhere:
                     self.pooled = True
+            self._check_time(until)
             self._connection.send_query_params(statement, parameters)
             return await self._results(until)
         except (psycopg.Error, OSError) as error:
@@ -137,8 +202,14 @@ class Session:
             self._connection.send_prepare(name, statement)
             await self._results(until)
             self._prepared.add(name)
+        self._check_time(until)
         self._connection.send_query_prepared(name, parameters)
         return await self._results(until)
+
+    def _check_time(self, until: float) -> None:
+        """What is late already is not sent: then it is certain that nothing happened."""
+        if self._runtime.now() >= until:
+            raise Unavailable(f"{self._where}: no time left to ask")
 
     async def script(self, statements: bytes, until: float) -> None:
         """Several statements in one transaction."""
@@ -157,9 +228,10 @@ class Session:
         failure: Exception | None = None
         while True:
             while connection.is_busy():
-                if not await runtime.readable(self, until):
+                late = not await runtime.readable(self, until)
+                connection.consume_input()  # also when it is late: what came in time is taken, however late we look
+                if late and connection.is_busy():
                     raise Broken(f"{self._where}: no answer in time")
-                connection.consume_input()
             result = connection.get_result()
             if result is None:
                 break
@@ -207,13 +279,13 @@ class Session:
 
     async def notified(self, until: float) -> list[str]:
         """Wait for notifications; the payloads of those that came."""
-        heard = self._notifications()
-        while not heard and await self._runtime.readable(self, until):
-            try:
-                self._connection.consume_input()
-            except psycopg.Error as error:
-                raise Unavailable(f"{self._where}: {error}") from error
+        try:
             heard = self._notifications()
+            while not heard and await self._runtime.readable(self, until):
+                self._connection.consume_input()
+                heard = self._notifications()
+        except (psycopg.Error, OSError) as error:
+            raise Unavailable(f"{self._where}: {error}") from error
         return heard
 
     def _notifications(self) -> list[str]:
@@ -223,25 +295,55 @@ class Session:
         return heard
 
     def hang_up(self) -> None:
-        """End the connection from another thread: who reads from it wakes up."""
-        with (
-            contextlib.suppress(OSError, psycopg.Error),  # closed already
-            socket.socket(fileno=os.dup(self.fileno())) as other,
-        ):
-            other.shutdown(socket.SHUT_RDWR)
+        """End the connection from any thread: whoever waits for it wakes up, and closes it."""
+        with self._lock, contextlib.suppress(OSError, psycopg.Error):  # closed already
+            link = socket.socket(fileno=self.fileno())
+            try:
+                link.shutdown(socket.SHUT_RDWR)
+            finally:
+                link.detach()
 
     def close(self) -> None:
-        self._connection.finish()
+        """Let go of the connection. A statement that still runs is ended by the server, which finds us gone."""
+        with self._lock:
+            self._connection.finish()
+        self._alive.discard(self)
 
 
-def _one_by_one(options: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same address for each of its hosts."""
-    lists = {key: str(options[key]).split(",") for key in ("host", "hostaddr", "port") if options.get(key)}
-    count = max((len(values) for values in lists.values()), default=1)
-    columns = {key: values * count if len(values) == 1 else values for key, values in lists.items()}
-    return [
-        {**options, **{key: values[number] for key, values in columns.items()}} for number in range(count)
-    ]
+def _noticed(warnings: list[str], result: PGresult) -> None:
+    if result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED) == b"WARNING":
+        warnings.append(_text(result.error_field(DiagnosticField.MESSAGE_PRIMARY)))
+
+
+def _places(conninfo: str, where: str) -> tuple[list[_Place], float]:
+    """The servers that an address names, one by one, and how long one of them may take.
+
+    Service files and the environment have a say in that, so libpq is asked, before it looks any name up: it takes a
+    connection's options together, and stops at one that has no such value.
+    """
+    asked = pq.PGconn.connect_start(make_conninfo(conninfo, target_session_attrs=_NO_SUCH_VALUE).encode())
+    try:
+        if _NO_SUCH_VALUE not in (message := _text(asked.error_message)):
+            raise Misconfigured(f"{where}: {message}")
+        options = {option.keyword.decode(): (option.val or b"").decode() for option in asked.info}
+    finally:
+        asked.finish()
+    try:
+        seconds = float(options["connect_timeout"] or 0)
+    except ValueError:
+        raise Misconfigured(f"{where}: connect_timeout is a number of seconds") from None
+    lists = [options[key].split(",") for key in ("host", "hostaddr", "port")]
+    count = max(map(len, lists))
+    columns = [values * count if len(values) == 1 else values for values in lists]
+    places = [_Place(*each) for each in zip(*columns, strict=True)]
+    return places, seconds if seconds > 0 else float("inf")
+
+
+async def _looked_up(place: _Place, runtime: Runtime, until: float) -> list[_Place]:
+    """The addresses of a host. libpq would look them up without any deadline, and in our thread."""
+    found = await links.resolved(place.host, 0, runtime, until)
+    addresses = dict.fromkeys(str(address[0]) for *_, address in found)
+    return [replace(place, hostaddr=address) for address in addresses]
 
 
 def _text(message: bytes | str | None) -> str:
