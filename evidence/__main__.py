@@ -1,7 +1,11 @@
-"""`make evidence`: run the long figures and write docs/evidence/*.json. Names on the command line pick some."""
+"""`make evidence`: run the long figures and write docs/evidence/*.json. Names on the command line pick some.
+
+For the storms on authorities: `make evidence ARGS="authority_storms --authority etcd --seconds 60"`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import platform
@@ -13,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fenced
-from evidence import power_cut, server_cut
+from evidence import authority_storms, power_cut, server_cut
 from fenced.testing.servers import PostgresqlServer, RedisServer
 from fenced.testing.simulation import simulate
 
@@ -96,6 +100,18 @@ def worlds() -> dict[str, Any]:
     return {"seeds": f"10000-{10_000 + WORLDS - 1}", "broken": 0, "counts": counts}
 
 
+def on_authorities(options: argparse.Namespace) -> dict[str, Any]:
+    """The storms on the authorities that were picked; of the others the file keeps what it has."""
+    picked = options.authority or authority_storms.AUTHORITIES
+    found = authority_storms.run(
+        tuple(picked), seconds=options.seconds, workers=options.workers, seed=options.seed
+    )
+    path = FOLDER / "authority_storms.json"
+    before = json.loads(path.read_text())["authority_storms"] if path.exists() else {}
+    together = {**before, **found}
+    return {name: together[name] for name in authority_storms.AUTHORITIES if name in together}
+
+
 def bench() -> dict[str, Any]:
     path = FOLDER / "bench.json"
     subprocess.run([sys.executable, "-m", "bench", "--json", str(path)], check=True)
@@ -103,20 +119,31 @@ def bench() -> dict[str, Any]:
     return figures
 
 
-FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
-    "power_cut": power_cut.run,
-    "server_cut": server_cut.run,
-    "storms": storms,
-    "server_storms": server_storms,
-    "guard_storms": guard_storms,
-    "worlds": worlds,
-    "bench": bench,
+FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "power_cut": lambda _: power_cut.run(),
+    "server_cut": lambda _: server_cut.run(),
+    "storms": lambda _: storms(),
+    "server_storms": lambda _: server_storms(),
+    "authority_storms": on_authorities,
+    "guard_storms": lambda _: guard_storms(),
+    "worlds": lambda _: worlds(),
+    "bench": lambda _: bench(),
 }
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("python -m evidence", description="The long figures.")
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(FIGURES))
+    storm = parser.add_argument_group("authority_storms")
+    storm.add_argument("--authority", action="append", choices=authority_storms.AUTHORITIES)
+    storm.add_argument("--seconds", type=float, default=authority_storms.SECONDS)
+    storm.add_argument("--workers", type=int, default=authority_storms.WORKERS)
+    storm.add_argument("--seed", type=int, default=authority_storms.SEED)
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - FIGURES.keys():
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name in names or list(FIGURES):
+    for name in options.names or list(FIGURES):
         print(f"{name} ...", flush=True)
         figure = {
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -124,7 +151,7 @@ def main(names: list[str]) -> int:
             "python": platform.python_version(),
             "sqlite": sqlite3.sqlite_version,
             "system": platform.platform(),
-            name: FIGURES[name](),
+            name: FIGURES[name](options),
         }
         (FOLDER / f"{name}.json").write_text(json.dumps(figure, indent=2) + "\n")
         print(json.dumps(figure[name], indent=2))

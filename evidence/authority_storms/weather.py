@@ -1,0 +1,464 @@
+"""The processes of a storm, the store that they share, and the faults that both have, drawn from one seed."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from evidence.authority_storms import worker
+from fenced.runtime.clocks import now
+from fenced.testing.faults import Proxy
+from fenced.testing.servers import EtcdServer, PostgresqlServer, RedisServer, ZooKeeperServer
+from fenced.testing.servers.base import Server
+
+TICK_SECONDS = 0.05
+BURST_SECONDS = (0.5, 4.0)
+"""How long faults begin, before all is quiet until their effects must be over."""
+FAULTS_MAX = 6
+STOP_SECONDS = 5.0
+SERVERS: dict[str, tuple[type[Server], str]] = {
+    "postgresql": (PostgresqlServer, "postgresql://postgres@{}:{}/postgres"),
+    "redis": (RedisServer, "redis://{}:{}/0"),
+    "etcd": (EtcdServer, "etcd://{}:{}"),
+    "zookeeper": (ZooKeeperServer, "zookeeper://{}:{}"),
+}
+LOCKER = """
+import sqlite3, sys
+store = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)
+store.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+class Log:
+    """What the storm itself did, in the same form as the diaries of its workers."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1)
+        self._lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+
+    def write(self, do: str, at: float | None = None, **details: Any) -> None:
+        with self._lock:
+            line = {"at": now() if at is None else at, "who": "storm", "do": do, **details}
+            self._file.write(json.dumps(line) + "\n")
+
+    def fault(self, what: str) -> None:
+        self.counts[what] += 1
+        self.write("fault", what=what)
+
+
+class Agenda:
+    """What is to be done at which time."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (when, next(self._numbers), action))
+
+    def run(self, until: float) -> None:
+        """Do all that is due by `until`, and return then."""
+        while (left := min(until, self._due[0][0] if self._due else until) - now()) > 0 or (
+            self._due and self._due[0][0] <= until
+        ):
+            if left > 0:
+                time.sleep(left)
+            else:
+                heapq.heappop(self._due)[2]()
+
+
+class Member:
+    """One worker, in one process after another."""
+
+    def __init__(self, number: int, url: str, folder: Path, ttl: float, seed: str, log: Log) -> None:
+        self.number = number
+        self.colour = "asyncio" if number % 3 == 2 else "blocking"
+        self.stopped = False
+        self.process: subprocess.Popen[bytes] | None = None
+        self._arguments = [self.colour, "keep" if number % 2 else "", str(ttl), seed]
+        self._url, self._folder, self._log = url, folder, log
+        self._starts = 0
+        self.who = ""
+
+    @property
+    def well(self) -> bool:
+        """Whether it is at work, not stopped, and ready for a signal."""
+        return self.process is not None and not self.stopped and (self._folder / f"{self.who}.jsonl").exists()
+
+    def start(self) -> None:
+        self._starts += 1
+        self.who = f"w{self.number}.{self._starts}"
+        errors = (self._folder / f"{self.who}.err").open("wb")
+        with errors:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    worker.__file__,
+                    self._url,
+                    str(self._folder),
+                    self.who,
+                    *self._arguments,
+                ],
+                stdin=subprocess.PIPE,
+                stderr=errors,
+                process_group=0,
+            )
+
+    def kill(self) -> None:
+        if self.process is None:
+            return
+        begin = now()
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self._log.write("killed", whom=self.who, begin=begin)
+        self.process = None
+
+    def stop(self) -> Callable[[], None]:
+        """SIGSTOP; what it returns is to be called to go on."""
+        assert self.process is not None
+        begin, process, who = now(), self.process, self.who
+        os.kill(process.pid, signal.SIGSTOP)
+        what = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while os.waitid(os.P_PID, process.pid, what) is None and now() < begin + STOP_SECONDS:
+            time.sleep(0.001)
+        standing, self.stopped = now(), True
+
+        def go_on() -> None:
+            os.kill(process.pid, signal.SIGCONT)
+            self.stopped = False
+            self._log.write("paused", whom=who, begin=begin, standing=standing)
+
+        return go_on
+
+    def interrupt(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+
+    def ended(self) -> bool:
+        """Whether it ended by itself, which none should."""
+        return self.process is not None and self.process.poll() is not None
+
+
+class Store:
+    """Where the leases are, and how it is made to fail. A fault returns what ends it, or None if it is over."""
+
+    url: str
+    tick = 0.0
+    version = ""
+
+    def faults(self) -> dict[str, Callable[[], Callable[[], None] | None]]:
+        raise NotImplementedError
+
+    def blocked_by(self, who: str) -> bool:
+        """Whether a stopped worker holds up all others; only where they share a file."""
+        return False
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class SqliteStore(Store):
+    def __init__(self, folder: Path, log: Log, draw: random.Random) -> None:
+        import sqlite3
+
+        self._path, self._log, self._random = folder / "leases.db", log, draw
+        self.url = f"sqlite:///{self._path}"
+        self.version = sqlite3.sqlite_version
+        self._connect = sqlite3.connect
+
+    def faults(self) -> dict[str, Callable[[], Callable[[], None] | None]]:
+        return {"write lock held": self._lock, "write lock held by a stopped process": self._lock_and_stop}
+
+    def _lock(self, stop: bool = False) -> Callable[[], None]:
+        begin = now()
+        locker = subprocess.Popen(
+            [sys.executable, "-c", LOCKER, str(self._path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert locker.stdin is not None and locker.stdout is not None
+        locker.stdout.readline()
+        if stop:
+            locker.send_signal(signal.SIGSTOP)
+
+        def end() -> None:
+            assert locker.stdin is not None and locker.stdout is not None
+            if stop:
+                locker.kill()
+            locker.stdin.close()
+            locker.wait()
+            locker.stdout.close()
+            self._log.write("outage", begin=begin, silent=False)
+
+        return end
+
+    def _lock_and_stop(self) -> Callable[[], None]:
+        return self._lock(stop=True)
+
+    def blocked_by(self, who: str) -> bool:
+        """A stopped process that was inside its transaction keeps SQLite's lock: nobody else can write."""
+        import sqlite3
+
+        with contextlib.closing(self._connect(self._path, isolation_level=None, timeout=0.3)) as probe:
+            try:
+                probe.execute("BEGIN IMMEDIATE")
+                probe.execute("ROLLBACK")
+            except sqlite3.OperationalError:
+                return True
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+class ServerStore(Store):
+    def __init__(self, authority: str, log: Log) -> None:
+        make, address = SERVERS[authority]
+        self._log = log
+        self._server = make()
+        self._server.__enter__()
+        self._proxy = Proxy(self._server.host, self._server.port)
+        self.url = address.format(self._proxy.host, self._proxy.port)
+        self.version = _version(self._server)
+        if isinstance(self._server, ZooKeeperServer):
+            self.tick = int(self._server.settings["tickTime"]) / 1000
+
+    def faults(self) -> dict[str, Callable[[], Callable[[], None] | None]]:
+        return {
+            "server frozen": self._freeze,
+            "server killed": self._kill,
+            "black hole": lambda: self._black_hole(drop=False),
+            "black hole that drops": lambda: self._black_hole(drop=True),
+            "connections reset": lambda: self._once(self._proxy.reset),
+            "connections cut": lambda: self._once(self._proxy.cut),
+        }
+
+    def _outage(self, begin: float, silent: bool = False) -> None:
+        self._log.write("outage", begin=begin, silent=silent)
+
+    def _freeze(self) -> Callable[[], None]:
+        begin = now()
+        self._server.freeze()
+
+        def thaw() -> None:
+            self._server.thaw()
+            self._outage(begin)
+
+        return thaw
+
+    def _kill(self) -> Callable[[], None]:
+        begin = now()
+        self._server.kill()
+
+        def restart() -> None:
+            self._server.start()
+            self._outage(begin)
+
+        return restart
+
+    def _black_hole(self, drop: bool) -> Callable[[], None]:
+        begin = now()
+        self._proxy.black_hole(drop=drop)
+
+        def heal() -> None:
+            self._proxy.heal()
+            self._outage(begin, silent=drop)
+
+        return heal
+
+    def _once(self, break_: Callable[[], None]) -> None:
+        begin = now()
+        break_()
+        self._outage(begin)
+
+    def close(self) -> None:
+        self._proxy.stop()
+        self._server.close()
+
+
+def _version(server: Server) -> str:
+    match server:
+        case PostgresqlServer():
+            return str(server.execute("SHOW server_version")[0][0])
+        case RedisServer():
+            return str(server.execute("INFO", "server")["redis_version"])
+        case EtcdServer():
+            status = server.status()
+            return str(status["version"]) if status else ""
+        case ZooKeeperServer():
+            return server.version
+        case _:
+            return ""
+
+
+class Stalls:
+    """How late this very process was, at worst: on a machine that is too busy no figure means much."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        due = now() + TICK_SECONDS
+        while not self._over.wait(max(0.0, due - now())):
+            self.longest = max(self.longest, now() - due)
+            due = now() + TICK_SECONDS
+
+    def end(self) -> float:
+        self._over.set()
+        self._thread.join()
+        return self.longest
+
+
+class Weather:
+    """Bursts of faults, and quiet spells in which their effects must pass."""
+
+    def __init__(
+        self, store: Store, members: list[Member], ttl: float, quiet: float, seed: str, log: Log
+    ) -> None:
+        self._store, self._members, self._ttl, self._quiet, self._log = store, members, ttl, quiet, log
+        self._random = random.Random(f"{seed}/weather")
+        self._agenda = Agenda()
+        self._out = False
+        self.died: list[str] = []
+
+    def blow(self, seconds: float) -> None:
+        end = now() + seconds
+        while now() < end and not all(member.well or member.ended() for member in self._members):
+            self._agenda.run(now() + TICK_SECONDS)
+        while now() < end - self._quiet:
+            burst = now() + self._random.uniform(*BURST_SECONDS)
+            for _ in range(self._random.randint(1, FAULTS_MAX)):
+                self._agenda.at(self._random.uniform(now(), burst), self._any_fault)
+            self._agenda.run(burst)
+            while self._agenda:  # what was begun ends
+                self._agenda.run(now() + TICK_SECONDS)
+            self._revive()
+            self._agenda.run(min(end, now() + self._quiet))
+        self._agenda.run(end)
+        self._revive()
+        self._log.write("end")
+
+    def _revive(self) -> None:
+        for member in self._members:
+            if member.ended():
+                self.died.append(member.who)
+                member.kill()
+                member.start()
+
+    def _any_fault(self) -> None:
+        kinds: list[Callable[[], None]] = [self._kill, self._stop, self._stop, self._interrupt]
+        kinds += [self._break_the_store] * 3
+        self._random.choice(kinds)()
+
+    def _one(self, colour: str = "") -> Member | None:
+        well = [member for member in self._members if member.well and member.colour.startswith(colour)]
+        return self._random.choice(well) if len(well) > 2 else None
+
+    def _kill(self) -> None:
+        if (member := self._one()) is not None:
+            member.kill()
+            self._log.fault("client killed")
+            self._agenda.at(now() + self._random.uniform(0, self._ttl / 2), member.start)
+
+    def _stop(self) -> None:
+        if (member := self._one()) is None:
+            return
+        begin = now()
+        go_on = member.stop()
+        blocked = self._store.blocked_by(member.who)
+        self._log.fault("client stopped inside a transaction" if blocked else "client stopped")
+
+        def end() -> None:
+            go_on()
+            if blocked:
+                self._log.write("outage", begin=begin, silent=False)
+
+        self._agenda.at(now() + self._random.uniform(0.3, 3) * self._ttl, end)
+
+    def _interrupt(self) -> None:
+        for _ in range(self._random.randint(1, 3)):
+            if (member := self._one("blocking")) is not None:
+                member.interrupt()
+                self._log.fault("client interrupted")
+
+    def _break_the_store(self) -> None:
+        if self._out:
+            return
+        what, begin = self._random.choice(list(self._store.faults().items()))
+        self._log.fault(what)
+        heal = begin()
+        if heal is None:
+            return
+        self._out = True
+
+        def end() -> None:
+            assert heal is not None
+            heal()
+            self._out = False
+
+        self._agenda.at(now() + self._random.uniform(0.2, 2) * self._ttl, end)
+
+
+@contextlib.contextmanager
+def open_store(authority: str, folder: Path, log: Log, draw: random.Random) -> Iterator[Store]:
+    store = SqliteStore(folder, log, draw) if authority == "sqlite" else ServerStore(authority, log)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def storm(
+    authority: str, folder: Path, *, seconds: float, workers: int, ttl: float, quiet: float, seed: str
+) -> dict[str, Any]:
+    """Blow for so many seconds; every process writes its events into the folder."""
+    log = Log(folder / "storm.jsonl")
+    with open_store(authority, folder, log, random.Random(f"{seed}/store")) as store:
+        members = [Member(number, store.url, folder, ttl, seed, log) for number in range(1, workers + 1)]
+        stalls = Stalls()
+        try:
+            for member in members:
+                member.start()
+            weather = Weather(store, members, ttl, quiet, seed, log)
+            weather.blow(seconds)
+        finally:
+            for member in members:
+                member.kill()
+        return {
+            "server": store.version,
+            "tick": store.tick,
+            "faults": dict(log.counts),
+            "ended_by_themselves": weather.died,
+            "longest_stall_of_the_machine": round(stalls.end(), 3),
+        }
+
+
+def events(folder: Path) -> Iterator[dict[str, Any]]:
+    """All lines of all processes; the last one of a killed process may be half a line."""
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                yield json.loads(line)
