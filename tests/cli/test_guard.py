@@ -135,7 +135,9 @@ def test_emergencies(guarded: Any, db: Any) -> None:
         "max_jump": 1000,
         "sample": 1.0,
         "proof": False,
+        "patience": 5.0,
     }
+    assert told(guarded, "trust", "--patience", "30")["patience"] == 30.0
     with pytest.raises(library.ForgedStamp):
         write(db, 10**15)
     write(db, 6)

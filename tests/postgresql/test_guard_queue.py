@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -166,3 +167,159 @@ def test_the_audit_holds_what_was_refused_and_nothing_else(db: Db, connect: Call
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="no refusal"):
             stranger.execute("SELECT fenced_guard.report(%s)", [told])
     assert db.execute("SELECT verdict, who FROM fenced_guard.record").fetchall() == [("stale", db.info.user)]
+
+
+# Whom a successor waits for, and how long.
+
+
+def impatient(db: Db) -> None:
+    db.execute("UPDATE fenced_guard.trust SET patience = 0.2")
+
+
+def announce(db: Db, fence: Stamp, *names: str) -> None:
+    db.execute("BEGIN")
+    ORDERS.announce_on(db, fence, *names)
+
+
+def sleeps(db: Db) -> None:
+    announce(db, stamp(5, 2, ONE, TWO))
+    db.execute("SELECT pg_sleep(600)")
+
+
+@pytest.mark.parametrize("names", PARTS.values(), ids=PARTS)
+def test_a_transaction_of_an_older_token_is_ended_by_its_successor(
+    db: Db, connect: Callable[[], Db], names: tuple[str, ...]
+) -> None:
+    impatient(db)
+    old = connect()
+    write(db, stamp(5, 1, ONE, TWO))
+    announce(old, stamp(5, 2, ONE, TWO), *names)
+    write(db, stamp(6, 1, ONE, TWO), *names)
+    with pytest.raises(psycopg.OperationalError):
+        old.execute("SELECT 1")
+    ((detail,),) = db.execute("SELECT detail FROM fenced_guard.history WHERE what = 'ended'").fetchall()
+    assert (detail["token"], detail["for"]) == (5, 6)
+
+
+def test_a_statement_that_runs_for_long_is_ended_with_its_transaction(
+    db: Db, connect: Callable[[], Db], threads: ThreadPoolExecutor
+) -> None:
+    impatient(db)
+    old = connect()
+    write(db, stamp(5, 1, ONE, TWO))
+    stuck = threads.submit(sleeps, old)
+    count = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND query ~ '^SELECT pg_sleep'"
+    while db.execute(count, [old.info.backend_pid]).fetchone() != (1,):
+        assert not stuck.done()
+    write(db, stamp(6, 1, ONE, TWO))
+    with pytest.raises(psycopg.OperationalError):
+        stuck.result()
+
+
+def test_a_copy_that_waits_for_its_program_is_ended_with_its_transaction(
+    db: Db, connect: Callable[[], Db]
+) -> None:
+    """No limit of the server's own sees that."""
+    impatient(db)
+    old = connect()
+    write(db, stamp(5, 1, ONE, TWO))
+    announce(old, stamp(5, 2, ONE, TWO))
+    with pytest.raises(psycopg.OperationalError), old.cursor().copy("COPY orders FROM STDIN") as copy:
+        copy.write(b"11\t5\n")
+        write(db, stamp(6, 1, ONE, TWO))
+    assert db.execute("SELECT count(*) FROM orders WHERE id = 11").fetchone() == (0,)
+
+
+def test_a_first_announcement_is_ended_as_well(db: Db, connect: Callable[[], Db]) -> None:
+    """Its mark is not committed: nobody can read whose it is."""
+    impatient(db)
+    ORDERS.adopt(db, stamp(5).realm)
+    old, newer = connect(), connect()
+    announce(old, stamp(5, 1, "orders/7"))
+    with ORDERS.transaction(db, stamp(6, 1, "orders/7")):
+        newer.execute("SET lock_timeout = '1s'")
+        with pytest.raises(fenced.Contended):
+            write(newer, stamp(5, 2, "orders/7"))  # the older one ends nobody
+    with pytest.raises(psycopg.OperationalError):
+        old.execute("SELECT 1")
+
+
+def test_where_the_right_is_missing_the_successor_is_told_whom_it_waits_for(
+    db: Db, connect: Callable[[], Db]
+) -> None:
+    impatient(db)
+    old = connect()
+    old.execute("SET application_name = 'nightly'")
+    write(db, stamp(5, 1, ONE))
+    announce(old, stamp(5, 2, ONE))
+    db.execute("CREATE ROLE queue_owner")
+    try:
+        for grant in ("ALL ON ALL TABLES", "ALL ON ALL SEQUENCES", "EXECUTE ON ALL FUNCTIONS"):
+            db.execute(f"GRANT {grant} IN SCHEMA fenced_guard TO queue_owner".encode())
+        db.execute("ALTER FUNCTION fenced_guard.in_the_way(text, text, bigint) OWNER TO queue_owner")
+        told = rf"orders/1: process {old.info.backend_pid} \(\w+, nightly\) under token 5"
+        with pytest.raises(fenced.Contended, match=told):
+            write(db, stamp(6, 1, ONE))
+        old.execute("COMMIT")
+        write(db, stamp(6, 1, ONE))
+    finally:
+        db.execute("DROP OWNED BY queue_owner CASCADE")
+        db.execute("DROP ROLE queue_owner")
+
+
+def test_nobody_is_ended_for_less_than_the_guards_patience(db: Db, connect: Callable[[], Db]) -> None:
+    old = connect()
+    write(db, stamp(5, 1, ONE))
+    announce(old, stamp(5, 2, ONE))
+    db.execute("SET lock_timeout = '100ms'")
+    with pytest.raises(fenced.Contended, match="under token 5"):
+        write(db, stamp(6, 1, ONE))
+    db.execute("SELECT fenced_guard.make_way(%s, NULL, 100)", [str(stamp(6, 1, ONE))])
+    old.execute("COMMIT")
+
+
+# What the server ends by itself.
+
+
+def limit(db: Db) -> str:
+    (found,) = db.execute("SHOW idle_in_transaction_session_timeout").fetchone() or (None,)
+    return str(found)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "again"])
+def test_a_transaction_may_be_idle_until_max_hold(db: Db, tmp_path: Path, first: bool) -> None:
+    """And without one for as long as its lease is renewed; where nothing is refused, for as long as it likes."""
+    with fenced.Client(f"sqlite:///{tmp_path}/leases.db") as client:
+        renewed, bounded = client.acquire(ONE, ttl=1), client.acquire(TWO, max_hold=600)
+        for lease in () if first else (renewed, bounded):
+            with ORDERS.transaction(db, lease):
+                pass
+        with ORDERS.transaction(db, renewed):
+            assert limit(db) == "0"
+        with ORDERS.transaction(db, bounded):
+            assert 0 < int(limit(db).removesuffix("ms")) <= 600_000
+        for mode in ("observe", "shadow", "canary(0%)"):
+            ORDERS.set_mode(db, mode)
+            with ORDERS.transaction(db, bounded):
+                assert limit(db) == "0", mode
+        ORDERS.set_mode(db, "enforce", TWO)
+        db.execute("SET idle_in_transaction_session_timeout = '300ms'")
+        with ORDERS.transaction(db, bounded):
+            assert limit(db) == "300ms", "the program's own limit is shorter"
+
+
+def test_an_announcement_without_a_guard_goes_by_the_names_guard(db: Db, connect: Callable[[], Db]) -> None:
+    """What another program sends that knows a stamp and nothing else."""
+    late = connect()
+    write(db, stamp(6, 1, ONE))
+    call = "SELECT fenced_guard.announce(%s, 600000)"
+    with pytest.raises(psycopg.DatabaseError) as refused, late.transaction():
+        late.execute(call, [str(stamp(5, 1, ONE))])
+    assert refused.value.sqlstate == "ZF001"
+    ORDERS.set_mode(db, "observe")
+    with ORDERS.transaction(db, stamp(6, 2, ONE)), late.transaction():
+        late.execute("SET LOCAL statement_timeout = '5s'")
+        late.execute(call, [str(stamp(7, 1, ONE))])
+        late.execute("INSERT INTO orders VALUES (12)")
+        assert limit(late) == "0"
+    assert db.execute("SELECT count(*) FROM orders WHERE id = 12").fetchone() == (1,)

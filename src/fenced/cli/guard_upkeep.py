@@ -183,8 +183,20 @@ def _number_or_off(context: click.Context, option: click.Parameter, text: str | 
     metavar="PERCENT|off",
     help="How much of what is admitted is recorded.",
 )
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0.001, max=86_400),
+    metavar="SECONDS",
+    help="How long a successor waits before it has an older transaction ended.",
+)
 @json_option
-def trust(words: tuple[str], max_jump: int | str | None, sample: float | str | None, as_json: bool) -> None:
+def trust(
+    words: tuple[str],
+    max_jump: int | str | None,
+    sample: float | str | None,
+    patience: float | None,
+    as_json: bool,
+) -> None:
     """Show or change what guards believe.
 
     And how much of what they admit they record.
@@ -193,12 +205,15 @@ def trust(words: tuple[str], max_jump: int | str | None, sample: float | str | N
     Examples:
       fenced guard trust --max-jump 1000000
       fenced guard trust --sample 0.1
+      fenced guard trust --patience 30
     """
     change: dict[str, float | None] = {}
     if max_jump is not None:
         change["max_jump"] = None if isinstance(max_jump, str) else max_jump
     if sample is not None:
         change["sample"] = 0.0 if isinstance(sample, str) else sample / 100
+    if patience is not None:
+        change["patience"] = patience
     with connected(words[0]) as connection:
         operator = server_operator_on(connection, "limits")
         if change:
@@ -210,6 +225,7 @@ def trust(words: tuple[str], max_jump: int | str | None, sample: float | str | N
             "max_jump": found.max_jump,
             "sample": found.sample,
             "proof": found.proof,
+            "patience": found.patience,
         }
         write_json(told)
         return
@@ -217,6 +233,7 @@ def trust(words: tuple[str], max_jump: int | str | None, sample: float | str | N
     click.echo(f"max jump  {'off' if found.max_jump is None else found.max_jump}")
     click.echo(f"sample    {f'{100 * found.sample:g} %' if found.sample else 'off'}")
     click.echo(f"proof     {'required' if found.proof else 'off'}")
+    click.echo(f"patience  {found.patience:g} s")
 
 
 @click.command()

@@ -109,6 +109,8 @@ class DatabaseStatus:
     proof: bool = False
     unrecorded: int = 0
     """Decisions that could not be written down."""
+    patience: float | None = None
+    """For how many seconds a successor waits for an older transaction; None where that is not for the guard to say."""
 
     @property
     def wrong(self) -> bool:

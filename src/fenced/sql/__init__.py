@@ -74,14 +74,15 @@ class _GuardFace:
 def _announcement(
     fence: Fences, names: tuple[str, ...], make: Callable[[object], Stamp], still_held: bool = False
 ) -> Announcement:
-    """What the fences announce. A stamp does not tell how long its lease has left; a lease does."""
+    """What the fences announce. A lease is renewed while the transaction runs; only `max_hold` ends it for certain."""
     if isinstance(fence, _LEASES):  # nearly always
-        return Announcement((make(fence),), _named(names), fence.remaining(), still_held)
+        return Announcement((make(fence),), _named(names), _hold_left(fence), still_held)
     several = isinstance(fence, Sequence) and not isinstance(fence, Stamp)
     fences: Sequence[Fence] = fence if several else (fence,)  # type: ignore[assignment]
     if not fences:
         raise Misuse("a guard is told the lease that hold() gave, or several, not none")
-    left = [one.remaining() for one in fences if isinstance(one, _LEASES)]
+    limits = [_hold_left(one) for one in fences if isinstance(one, _LEASES)]
+    left = [limit for limit in limits if limit is not None]
     return Announcement(
         tuple(make(one) for one in fences),
         _named(names),
@@ -91,6 +92,11 @@ def _announcement(
         if any(isinstance(one, Proof) for one in fences)
         else (),
     )
+
+
+def _hold_left(lease: Lease | AsyncLease) -> float | None:
+    hold = lease._hold
+    return None if hold.give_up is None else hold.give_up - hold.runtime.now()
 
 
 class Guard(_GuardFace):

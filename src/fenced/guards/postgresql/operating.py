@@ -144,7 +144,7 @@ class PostgresqlOperator:
         return None if token is None else int(token)
 
     async def trust(self, change: dict[str, float | None]) -> None:
-        """Change `max_jump` (None: no limit) or `sample` (a share from 0 to 1), or both."""
+        """Change `max_jump` (None: no limit), `sample` (a share from 0 to 1) or `patience` (seconds)."""
         jump, sample = change.get("max_jump"), change.get("sample") or 0
         if (jump is not None and jump < 1) or not 0 <= sample <= 1:
             raise Misuse("a jump is at least 1, a sample from 0 to 100 percent")

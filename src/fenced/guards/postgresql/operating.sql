@@ -1,5 +1,5 @@
 -- database: What all guards of a database share.
-SELECT clock_timestamp(), realm, max_jump, sample, proof, fenced_guard.unrecorded() FROM fenced_guard.trust
+SELECT clock_timestamp(), realm, max_jump, sample, proof, fenced_guard.unrecorded(), patience FROM fenced_guard.trust
 
 -- guards: The guarded tables. A table that is gone, or has another name now, has no oid.
 SELECT g.guard, g.template, g.rule, g.mandatory, g.epoch,

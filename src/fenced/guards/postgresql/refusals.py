@@ -42,6 +42,7 @@ ENDED = "ZF014"
 SERIALIZATION = "40001"
 DEADLOCK = "40P01"
 FAILED = "25P02"
+LOCK_TIMEOUT = "55P03"
 
 _MEANING: dict[str, tuple[type[FencedError], str]] = {
     CONTENDED: (Contended, ""),
@@ -49,12 +50,12 @@ _MEANING: dict[str, tuple[type[FencedError], str]] = {
     ENDED: (Misuse, "; nothing of it was committed. Leave that to the wrapper"),
     SERIALIZATION: (Conflict, ""),
     DEADLOCK: (Contended, ""),
-    "55P03": (Contended, ""),
+    LOCK_TIMEOUT: (Contended, ""),
     FAILED: (Misuse, "; roll back first"),
     "25006": (Misconfigured, "; a guarded write needs a primary and a read-write transaction"),
     "25P03": (
         Unavailable,
-        ": it was idle for longer than its lease had left, and nothing of it was committed",
+        ": it was idle for longer than max_hold, or the program's own limit, and nothing of it was committed",
     ),
     "42501": (Misconfigured, "; see who may do what in the guard's documentation"),
     "42704": (Misconfigured, ""),

@@ -30,6 +30,7 @@ CREATE TABLE fenced_guard.trust (
   max_jump  bigint,                                  -- how far above a mark a token may be; NULL: as far as it likes
   sample    double precision NOT NULL DEFAULT 0,     -- the share of admitted operations that is recorded
   proof     boolean NOT NULL DEFAULT false,          -- whether a mark rises by a signed stamp alone
+  patience  double precision NOT NULL DEFAULT 5,     -- for how many seconds a successor waits for an older transaction
   seal      bytea NOT NULL DEFAULT sha256(convert_to(concat(gen_random_uuid(), gen_random_uuid()), 'UTF8'))
                                                      -- a secret: what was refused here can be told from what was not
 );
@@ -455,6 +456,17 @@ BEGIN
   END IF;
 END $$;
 
+-- The guard whose mode counts for a name where none is given: the strictest of those whose template can make it.
+CREATE FUNCTION fenced_guard.guard_for(p_name text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN (
+    SELECT g.guard FROM fenced_guard.guard g CROSS JOIN LATERAL fenced_guard.mode_of(g.guard, p_name) AS m
+    WHERE p_name LIKE regexp_replace(fenced_guard.likes(g.template), '\{[^{}]*\}', '%', 'g')
+    ORDER BY m.requires DESC, m.refuses DESC, g.guard LIMIT 1
+  );
+END $$;
+
 -- Write a decision down, without ever failing or waiting: what cannot be recorded is counted at least.
 CREATE SEQUENCE fenced_guard.unrecorded;
 CREATE FUNCTION fenced_guard.note(
@@ -615,6 +627,7 @@ BEGIN
     ELSIF m.token <= s.token THEN  -- a mark above it stays above it, locked or not
       IF m.token < s.token AND NOT p_gently THEN
         PERFORM fenced_guard.take_turn(ARRAY[m.grant_id]);
+        PERFORM fenced_guard.list_rise(p_name, s.token);
       END IF;
       SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;  -- one after the other, in a queue
     END IF;
@@ -650,6 +663,7 @@ BEGIN
       verdict := 'admit';
       RETURN;
     END IF;
+    PERFORM fenced_guard.list_rise(p_name, s.token);
     INSERT INTO fenced_guard.mark (name, token, grant_id, seq, operation)
     VALUES (p_name, s.token, s.grant_id, v_seq, v_operation)
     ON CONFLICT (name) DO NOTHING;
@@ -742,22 +756,103 @@ EXCEPTION WHEN OTHERS THEN
   RETURN 'contended';
 END $$;
 
--- End a transaction that its holder has left open, when the lease is over; never later than the program's own limit.
-CREATE FUNCTION fenced_guard.limit_idling(p_left bigint) RETURNS void
+-- A setting that is a time, in milliseconds; 0 for none.
+CREATE FUNCTION fenced_guard.milliseconds(p_setting text) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN extract(epoch FROM current_setting(p_setting)::interval) * 1000;
+END $$;
+
+-- Let the server end this transaction when its holder leaves it idle for so long; never later than the program's own limit.
+-- Where nothing is refused, nothing is ended either.
+CREATE FUNCTION fenced_guard.limit_idling(p_left bigint, p_guard text, p_names text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  v_own bigint;
+  v_own bigint := fenced_guard.milliseconds('idle_in_transaction_session_timeout');
 BEGIN
-  SELECT setting::bigint INTO v_own FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout';
-  IF v_own = 0 OR v_own > p_left THEN
+  IF (v_own = 0 OR v_own > p_left) AND EXISTS (
+    SELECT 1 FROM unnest(p_names) AS n CROSS JOIN LATERAL fenced_guard.decoded(n) AS name
+    CROSS JOIN LATERAL fenced_guard.mode_of(coalesce(p_guard, fenced_guard.guard_for(name)), name) AS m WHERE m.refuses
+  ) THEN
     PERFORM set_config('idle_in_transaction_session_timeout', p_left::text, true);
+  END IF;
+END $$;
+
+-- Waiting for older transactions, and ending them.
+
+-- Every announced transaction is listed in the server's table of locks, so that a successor can tell whom it waits for:
+-- under its grant, and under each name whose mark it raises, with its token, which nobody can read from the mark yet.
+-- Nobody ever waits for such a lock, and nothing is decided by it.
+CREATE FUNCTION fenced_guard.list_rise(p_name text, p_token bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM pg_try_advisory_xact_lock_shared(hashtext(p_name), (p_token >> 31)::integer),
+    pg_try_advisory_xact_lock_shared(hashtext('/' || p_name), (p_token & 2147483647)::integer);
+END $$;
+
+-- The transactions of older tokens that an announcement of this stamp waits for. `may_end`: the guard's owner has the right
+-- to end it, and `p_waited` milliseconds are as long as the guard is patient.
+CREATE FUNCTION fenced_guard.in_the_way(p_stamp text, p_names text DEFAULT NULL, p_waited bigint DEFAULT NULL)
+RETURNS TABLE (pid integer, name text, token bigint, who text, may_end boolean)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  s fenced_guard.stamp := fenced_guard.parse(p_stamp);
+  v_patient boolean := p_waited >= 900 * (SELECT patience FROM fenced_guard.trust);  -- a clock elsewhere measured it
+BEGIN
+  RETURN QUERY
+  WITH listed AS (
+    SELECT k.pid, k.classid::bigint AS high, k.objid::bigint AS low, k.objsubid FROM pg_locks k
+    WHERE k.locktype = 'advisory' AND k.granted AND k.pid IS DISTINCT FROM pg_backend_pid()
+      AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  ), wanted AS (
+    SELECT n AS name FROM unnest(s.names) AS n
+    WHERE p_names IS NULL OR n IN (SELECT fenced_guard.decoded(o) FROM string_to_table(p_names, ',') AS o)
+  ), older AS (
+    SELECT l.pid, m.name, m.token FROM wanted w JOIN fenced_guard.mark m ON m.name = w.name AND m.token < s.token
+    CROSS JOIN LATERAL hashtextextended(m.grant_id, 0) AS key
+    JOIN listed l ON l.objsubid = 1 AND l.high = (key >> 32) & 4294967295 AND l.low = key & 4294967295
+    UNION
+    SELECT a.pid, w.name, (a.low << 31) + b.low FROM wanted w
+    JOIN listed a ON a.objsubid = 2 AND a.high = hashtext(w.name)::bigint & 4294967295
+    JOIN listed b ON b.objsubid = 2 AND b.high = hashtext('/' || w.name)::bigint & 4294967295
+      AND b.pid IS NOT DISTINCT FROM a.pid
+    WHERE (a.low << 31) + b.low < s.token
+  )
+  SELECT DISTINCT ON (o.pid, o.name) o.pid, o.name, o.token, CASE
+      WHEN o.pid IS NULL THEN format('a prepared transaction under token %s', o.token)
+      ELSE format('process %s (%s) under token %s', o.pid, concat_ws(', ', a.usename, nullif(a.application_name, '')), o.token)
+    END, coalesce(v_patient AND o.pid IS NOT NULL AND (own.rolsuper OR NOT r.rolsuper AND (
+      pg_has_role(current_user, 'pg_signal_backend', 'USAGE') OR pg_has_role(current_user, r.oid, 'USAGE'))), false)
+  FROM older o LEFT JOIN pg_stat_activity a ON a.pid = o.pid LEFT JOIN pg_roles r ON r.oid = a.usesysid
+  CROSS JOIN (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS own
+  WHERE o.pid IS NULL OR EXISTS (  -- anybody can take a lock of that kind, but not one of these
+    SELECT 1 FROM pg_locks k WHERE k.pid = o.pid AND k.granted AND k.mode IN ('RowShareLock', 'RowExclusiveLock')
+      AND k.relation IN ('fenced_guard.mark'::regclass, 'fenced_guard.lease'::regclass)
+  );
+END $$;
+
+-- End them, where that is possible: their lease is over, or nobody could have been given a newer token for its name. For a
+-- stamp that could raise the mark alone. Written down in the history.
+CREATE FUNCTION fenced_guard.make_way(p_stamp text, p_names text, p_waited bigint, p_proof text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  s fenced_guard.stamp := fenced_guard.parse(p_stamp);
+  o record;
+BEGIN
+  IF s.realm = (SELECT coalesce(realm, s.realm) FROM fenced_guard.trust) AND fenced_guard.plausible(s, p_proof) THEN
+    FOR o IN SELECT DISTINCT ON (w.pid) w.* FROM fenced_guard.in_the_way(p_stamp, p_names, p_waited) AS w WHERE w.may_end LOOP
+      IF pg_terminate_backend(o.pid) THEN
+        INSERT INTO fenced_guard.history (what, detail) VALUES ('ended', jsonb_build_object(
+          'name', o.name, 'token', o.token, 'who', o.who, 'for', s.token));
+      END IF;
+    END LOOP;
   END IF;
 END $$;
 
 -- Lock the fences of these stamps, sorted by name, and let this transaction write under them.
 --
--- Stamps are separated by spaces. `p_left`: the milliseconds that the lease has left. `p_guard`: whose rule and modes
--- count; without one, everything is enforced. `p_names`: only these, encoded and separated by commas as in a stamp.
+-- Stamps are separated by spaces. `p_left`: for how many milliseconds the transaction may be idle. `p_guard`: whose rule and
+-- modes count; without one, those of the strictest guard that the name can belong to. `p_names`: only these, encoded and separated by commas as in a stamp.
 -- `p_exclusive`: no other transaction of the same lease meanwhile, for rules once and sequenced. `p_still_held`: the
 -- authority is in this database and says so. `p_proofs`: one for each stamp. `p_repeats`: who is told to announce on its
 -- own first (ZF012) can do so, in every mode.
@@ -782,10 +877,8 @@ BEGIN
         CASE WHEN starts_with(current_setting(held.setting, true), E'\n' || held.xid)
           THEN current_setting(held.setting, true) ELSE E'\n' END,
         held.xid, '@', held.token, E'\n', held.xid, '#', held.grant_id, E'\n'), true),
-      CASE WHEN p_left IS NULL THEN NULL
-        WHEN current_setting('idle_in_transaction_session_timeout') = '0'
-          THEN set_config('idle_in_transaction_session_timeout', p_left::text, true)
-        ELSE fenced_guard.limit_idling(p_left)::text END
+      pg_try_advisory_xact_lock_shared(hashtextextended(held.grant_id, 0)),  -- see `list_rise`
+      CASE WHEN p_left IS NOT NULL THEN fenced_guard.limit_idling(p_left, p_guard, string_to_array(held.names, ','))::text END
     INTO v_sample
     FROM (
       SELECT l.names, l.token, l.grant_id, l.sample, concat('fenced.token', l.token % 16) AS setting,
@@ -841,7 +934,8 @@ BEGIN
       p_repeats);
   END IF;
   IF p_left IS NOT NULL THEN
-    PERFORM fenced_guard.limit_idling(p_left);
+    PERFORM fenced_guard.limit_idling(p_left, p_guard, string_to_array(coalesce(p_names,
+      (SELECT string_agg(split_part(text, ':', 6), ',') FROM unnest(v_texts) AS text)), ','));
   END IF;
 END $$;
 
@@ -861,6 +955,7 @@ BEGIN
         AND wanted = concat('1:', l.realm, ':', l.token, ':', split_part(wanted, ':', 4), ':', l.grant_id, ':', l.names)
       FOR SHARE OF l SKIP LOCKED
     ) AS held;
+    PERFORM pg_try_advisory_xact_lock_shared(hashtextextended(split_part(wanted, ':', 5), 0)) FROM unnest(p_texts) AS wanted;
     IF v_count < cardinality(p_texts) THEN  -- let go of the others: who waits for marks next must hold no lease
       RAISE EXCEPTION USING ERRCODE = 'ZF011';
     END IF;
@@ -900,8 +995,16 @@ DECLARE
   v_grants text[] := '{}';
   v_verdict text;
   v_replaced text;
+  v_guard  text;
+  v_before text := current_setting('lock_timeout');
+  v_wait   bigint := fenced_guard.milliseconds('lock_timeout');
+  v_patience bigint := (SELECT patience * 1000 FROM fenced_guard.trust);
   w        record;
 BEGIN
+  IF v_wait = 0 OR v_wait > v_patience THEN
+    PERFORM set_config('lock_timeout', v_patience::text, true);  -- whoever is waited for longer can be ended: `make_way`
+  END IF;
+  PERFORM pg_try_advisory_xact_lock_shared(hashtextextended(split_part(text, ':', 5), 0)) FROM unnest(p_texts) AS text;
   FOR i IN 1 .. cardinality(p_texts) LOOP
     v_stamps[i] := fenced_guard.parse(p_texts[i]);
     IF v_stamps[i] IS NULL THEN
@@ -920,7 +1023,8 @@ BEGIN
         OR (s.i = 1 AND NOT EXISTS (SELECT 1 FROM unnest(v_stamps) AS o WHERE n.name = ANY (o.names))))
     ORDER BY n.name COLLATE "C"
   LOOP
-    IF (SELECT refuses FROM fenced_guard.mode_of(p_guard, w.name)) THEN
+    v_guard := coalesce(p_guard, fenced_guard.guard_for(w.name));
+    IF (SELECT refuses FROM fenced_guard.mode_of(v_guard, w.name)) THEN
       SELECT * INTO v_verdict, v_replaced FROM fenced_guard.admit(w.stamp, w.name, p_rule, p_step, w.proof);
       v_grants := v_grants || v_replaced;
     ELSIF p_repeats AND p_step <> 'alone' AND fenced_guard.would_conflict(w.stamp, w.name, p_rule) THEN
@@ -933,19 +1037,18 @@ BEGIN
       v_counts[w.i] := coalesce(v_counts[w.i], 0) + 1;
     ELSE
       IF v_verdict <> 'contended' THEN
-        PERFORM fenced_guard.rule_on(p_guard, w.name, (w.stamp).text, v_verdict);
+        PERFORM fenced_guard.rule_on(v_guard, w.name, (w.stamp).text, v_verdict);
       END IF;
-      v_lines := v_lines || concat(v_xid, '|', p_guard, '/', w.name, E'\n');
+      v_lines := v_lines || concat(v_xid, '|', v_guard, '/', w.name, E'\n');
     END IF;
   END LOOP;
   PERFORM fenced_guard.unmake_leases(v_grants);
+  PERFORM set_config('lock_timeout', v_before, true);
   IF p_rule = 'retry' AND (p_step = 'alone' OR current_setting('transaction_isolation') <> 'serializable') AND EXISTS (
     SELECT 1 FROM generate_subscripts(v_counts, 1) AS i LEFT JOIN fenced_guard.turn t ON t.grant_id = v_stamps[i].grant_id
     LEFT JOIN fenced_guard.lease l ON l.grant_id = v_stamps[i].grant_id
     WHERE v_counts[i] > 0 AND (t.grant_id IS NULL OR (l.grant_id IS NULL AND v_counts[i] = cardinality(v_stamps[i].names)))
   ) THEN
-    DECLARE
-      v_before text := current_setting('lock_timeout');
     BEGIN
       PERFORM set_config('lock_timeout', '1', true);
       INSERT INTO fenced_guard.turn (grant_id, names)
@@ -1242,18 +1345,21 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_before jsonb;
 BEGIN
-  SELECT jsonb_build_object('max_jump', max_jump, 'sample', sample) INTO v_before FROM fenced_guard.trust FOR UPDATE;
-  IF (p_change ->> 'max_jump')::bigint < 1 OR (p_change ->> 'sample')::double precision NOT BETWEEN 0 AND 1 THEN
-    RAISE EXCEPTION 'fenced: a jump is at least 1, a sample a share from 0 to 1';
+  SELECT jsonb_build_object('max_jump', max_jump, 'sample', sample, 'patience', patience) INTO v_before
+  FROM fenced_guard.trust FOR UPDATE;
+  IF (p_change ->> 'max_jump')::bigint < 1 OR (p_change ->> 'sample')::double precision NOT BETWEEN 0 AND 1
+     OR (p_change ->> 'patience')::double precision NOT BETWEEN 0.001 AND 86400 THEN
+    RAISE EXCEPTION 'fenced: a jump is at least 1, a sample a share from 0 to 1, patience up to a day';
   END IF;
   UPDATE fenced_guard.trust SET
     max_jump = (v_before || p_change ->> 'max_jump')::bigint,
-    sample = coalesce((v_before || p_change ->> 'sample')::double precision, 0);
+    sample = coalesce((v_before || p_change ->> 'sample')::double precision, 0),
+    patience = coalesce((p_change ->> 'patience')::double precision, patience);
   UPDATE fenced_guard.lease l SET sample = t.sample FROM fenced_guard.trust t
   WHERE l.grant_id IN (SELECT grant_id FROM fenced_guard.lease FOR UPDATE SKIP LOCKED);  -- the others keep theirs
   INSERT INTO fenced_guard.history (what, detail)
   SELECT 'trust', jsonb_build_object('before', v_before, 'after',
-    jsonb_build_object('max_jump', max_jump, 'sample', sample)) FROM fenced_guard.trust;
+    jsonb_build_object('max_jump', max_jump, 'sample', sample, 'patience', patience)) FROM fenced_guard.trust;
 END $$;
 
 -- What could not be recorded since the last time that somebody took note of it.
@@ -1341,4 +1447,5 @@ REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fenced_guard FROM PUBLIC;
 GRANT USAGE ON SCHEMA fenced_guard TO PUBLIC;
 GRANT EXECUTE ON FUNCTION fenced_guard.version(), fenced_guard.announce(text, bigint, text, text, boolean, boolean, text, boolean),
   fenced_guard.announce_alone(text, text, text, text), fenced_guard.decide(text, text),
-  fenced_guard.still_stamped(), fenced_guard.peek(text), fenced_guard.report(text) TO PUBLIC;
+  fenced_guard.still_stamped(), fenced_guard.peek(text), fenced_guard.report(text),
+  fenced_guard.in_the_way(text, text, bigint), fenced_guard.make_way(text, text, bigint, text) TO PUBLIC;

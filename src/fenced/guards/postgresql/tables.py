@@ -5,6 +5,7 @@ The database decides; what is here begins, announces, commits, and says in typed
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ from fenced.guards.postgresql.refusals import (
     ANNOUNCE_FIRST,
     DEADLOCK,
     FAILED,
+    LOCK_TIMEOUT,
     SERIALIZATION,
     broken,
     detail_of,
@@ -31,6 +33,8 @@ from fenced.model import check_name, check_realm
 
 REPEATS = 10
 """How often an announcement is repeated that met a newer commit (SQLSTATE 40001)."""
+WAITS = 3
+"""How often it is repeated after older transactions were ended that it waited for: others may have come meanwhile."""
 LEFT_MIN = 1.0
 """The shortest limit on idling in a transaction that is set, in seconds."""
 
@@ -147,8 +151,9 @@ class PostgresqlTable:
 
         Where nothing is refused it asks once: what could not be announced then is let go.
         """
-        asks = True
+        asks, waits = True, WAITS
         for _ in range(REPEATS):
+            began = time.monotonic()
             try:
                 await work(announcement, asks)
                 return
@@ -160,10 +165,41 @@ class PostgresqlTable:
                 if state == ANNOUNCE_FIRST:
                     asks = False
                     await self.announce(announcement)
+                elif state == LOCK_TIMEOUT and waits:
+                    waits -= 1
+                    await self._make_way(announcement, time.monotonic() - began, error)
                 elif state not in (SERIALIZATION, DEADLOCK):
                     await self._refused(error)
                 last = error
         raise Contended(f"newer commits came between {REPEATS} times: {last}") from last
+
+    async def _make_way(self, announcement: Announcement, waited: float, error: Exception) -> None:
+        """End the transactions of older tokens that were waited for too long; Contended names those that stay."""
+        _, names, _ = _texts(announcement)
+        proofs = announcement.proofs or ("-",) * len(announcement.stamps)
+        told: list[str] = []
+        ends: list[str] = []
+        try:
+            for stamp, proof in zip(announcement.stamps, proofs, strict=True):
+                call = f"'{stamp}', {names}, {int(waited * 1000)}"
+                found = await self._session.run(
+                    f"SELECT name, who, may_end FROM fenced_guard.in_the_way({call})"
+                )
+                told += [f"{name}: {who}" for name, who, may_end in found if not may_end]
+                if any(may_end for _, _, may_end in found):
+                    ends.append(f"SELECT fenced_guard.make_way({call}, {literal(proof)})")
+            await forget(self._session)
+            if ends:
+                await self._session.alone(ends)
+        except Exception as failed:  # noqa: BLE001 - said as what it means
+            await forget(self._session)
+            raise wrapped(failed) from error
+        if ends and not told:
+            return
+        whom = f" for {'; '.join(told)}" if told else ""
+        raise Contended(
+            f"waited {waited:.1f} s{whom}; see 'Whom a successor waits for' in the guard's docs"
+        ) from error
 
     async def _refused(self, error: Exception) -> NoReturn:
         """Raise what our own statement's failure means; a refusal is written down first."""

@@ -15,7 +15,7 @@ from fenced.decision import Mark, Mode, Rule
 from fenced.errors import Conflict, Contended, Misuse, redacted, shown
 from fenced.guards.answers import record_of
 from fenced.guards.postgresql.install import OWN_TABLE, is_there
-from fenced.guards.postgresql.refusals import typed
+from fenced.guards.postgresql.refusals import LOCK_TIMEOUT, sqlstate_of, typed
 from fenced.guards.postgresql.sessions import AsyncPsycopgSession, PsycopgSession
 from fenced.guards.postgresql.tables import PostgresqlTable
 from fenced.guards.spec import Announcement, Spec
@@ -60,8 +60,8 @@ class PostgresqlGuard:
         Trait("mandatory", "Triggers decide every write to the table, also one typed into psql."),
         Trait(
             "bounded-pause",
-            "A transaction that its holder left idle is ended by the server when its lease is over; one that waits in "
-            "the middle of a COPY, or for a result to be read, is not.",
+            "A successor that has waited for a transaction of an older token for five seconds has the server end it; "
+            "where the guard's owner may not do that, `Contended` names it.",
         ),
         Trait(
             "prepared-blocks",
@@ -200,7 +200,9 @@ class PostgresqlGuard:
                 return await self._on_session(self._write, stamp, values, expect)
             except (Contended, Conflict) as error:
                 # Of a version that is not the expected one nobody's commit is the cause.
-                if error.__cause__ is None or tried == TRIES:
+                # Who waited for a lock has waited long enough.
+                waited = error.__cause__ is not None and sqlstate_of(error.__cause__) == LOCK_TIMEOUT
+                if error.__cause__ is None or waited or tried == TRIES:
                     raise
         raise AssertionError
 
