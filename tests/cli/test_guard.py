@@ -148,7 +148,7 @@ def test_emergencies(guarded: Any, db: Any) -> None:
         write(db, 7)
     assert told(guarded, "tidy", "--keep", "1")["overrides"] == 1
     whats = [change["what"] for change in told(guarded, "history")]
-    assert whats[-6:] == ["override", "override ended", "reset", "trust", "trust", "adopt"]
+    assert whats[-7:] == ["override", "override ended", "reset", "trust", "trust", "trust", "adopt"]
     assert "adopt 00000000000000aa -> 00000000000000bb" in guarded("guard", "history").stdout
 
 
