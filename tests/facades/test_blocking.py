@@ -79,7 +79,7 @@ def test_the_end_of_the_block_raises_when_the_lease_did_not_last(tmp_path: Path)
 
 def test_a_release_that_cannot_be_told_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The section is over either way; the client goes on telling the authority."""
-    monkeypatch.setattr("fenced.authorities.sqlite.connecting.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("fenced.timing.CALL_SECONDS", 0.2)
     seen: list[object] = []
     client = fenced.Client(url(tmp_path), on_event=seen.append)
     client.acquire("warm").release()
@@ -90,6 +90,7 @@ def test_a_release_that_cannot_be_told_is_an_event(tmp_path: Path, monkeypatch: 
     assert any(isinstance(event, events.ReleaseFailed) for event in seen)
     with pytest.raises(fenced.Unavailable):
         lease.release()
+    monkeypatch.undo()
     blocker.execute("ROLLBACK")
     lease.release()  # repeating it is harmless
     blocker.close()
@@ -224,7 +225,7 @@ def test_a_failed_try_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_strict_refuses_a_store_with_doubts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Store.open
 
-    def doubtful(self: Store, create: bool):  # type: ignore[no-untyped-def]
+    def doubtful(self: Store, create: bool, patience: object):  # type: ignore[no-untyped-def]
         standing = opened(self, create)
         return type(standing)(standing.realm, standing.last_token, ("its disk is a rumour",))
 

@@ -80,7 +80,7 @@ class AgainstTheModel(RuleBasedStateMachine):
     @rule(secrets=st.lists(st.sampled_from(SECRETS), max_size=6, unique=True))
     def renew(self, secrets: list[str]) -> None:
         self.both(
-            lambda: [plain(a) for a in self.store.renew(secrets, 1.0)],
+            lambda: [plain(a) for a in self.store.renew(secrets)],
             lambda: [plain(a) for a in self.model.renew(secrets)],
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -19,33 +18,17 @@ from fenced.contracts import Colour, Runtime
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
 from fenced.model import Ended, Granted, Kept, Released
 from fenced.runtime import links
-from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import RedisServer
+from tests.colours import play
 
 DEADLINE = 0.2
 LONG = 10.0
 """For how long a bad server goes on; whoever keeps its deadline is back long before."""
 
 PAUSE = DEADLINE / 4
-Story = Callable[[Runtime], Coroutine[Any, Any, None]]
-
-
-def play(story: Story, colour: Colour) -> None:
-    if colour == "blocking":
-        step(story(BlockingRuntime()))
-        return
-
-    async def within() -> None:
-        runtime = AioRuntime()
-        try:
-            await story(runtime)
-        finally:
-            runtime.close()
-
-    asyncio.run(within())
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import pytest
 
 import fenced
 from fenced.authorities.sqlite import place
+from fenced.authorities.sqlite.connecting import Patience
 from fenced.authorities.sqlite.store import Store
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.model import Ask, Ended, Granted, Holder, Kept
@@ -141,16 +142,15 @@ def test_a_replaced_file_is_noticed(store: Store) -> None:
     with pytest.raises(Misconfigured, match="removed or replaced"):
         store.ask(ask(2, "other"), "")
     with pytest.raises(Misconfigured):
-        store.renew([f"{1:032x}"], 1.0)
+        store.renew([f"{1:032x}"])
     assert not store.path.exists(), "nor is an empty one made in its place"
 
 
-# proves authority sqlite: stopped-writer-blocks
 def test_a_locked_file_is_unavailable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     blocker = sqlite3.connect(store.path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(Unavailable, match="locked"):
-        store.renew([f"{1:032x}"], 0.1)
+        store.renew([f"{1:032x}"], Patience.of(0.1))
     blocker.execute("ROLLBACK")
     blocker.close()
     assert isinstance(store.ask(ask(1), ""), Granted)
@@ -163,7 +163,7 @@ def renew_behind_a_lock(store: Store) -> object:
     blocker = sqlite3.connect(store.path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     answers: list[object] = []
-    renewal = threading.Thread(target=lambda: answers.extend(store.renew([lease.secret], 5.0)))
+    renewal = threading.Thread(target=lambda: answers.extend(store.renew([lease.secret])))
     renewal.start()
     over = clocks.now() + 0.4
     while clocks.now() < over:
@@ -182,11 +182,11 @@ def test_a_clock_read_before_the_lock_would_be_noticed(store: Store) -> None:
     """The planted bug: the time of a request is taken when it begins, and a wait behind a lock revives."""
     clock, renew = store._clock, store.renew
 
-    def early(secrets: list[str], timeout: float) -> list[object]:
+    def early(secrets: list[str]) -> list[object]:
         began = clock()
         store._clock = lambda: began
         try:
-            return list(renew(secrets, timeout))
+            return list(renew(secrets))
         finally:
             store._clock = clock
 
@@ -265,7 +265,7 @@ def test_leases_end_with_the_boot_and_tokens_go_on(store: Store) -> None:
 def test_grants_are_synced(store: Store) -> None:
     """What hands out tokens writes ahead and syncs fully; `make evidence` cuts the power to show it."""
     store.ask(ask(1), "")
-    connection = store._idle[-1].db
+    connection = store.idle[-1].db
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 

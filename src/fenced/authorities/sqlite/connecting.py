@@ -4,73 +4,121 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from fenced import timing
+from fenced.authorities.sqlite.place import FileId
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
-from fenced.runtime import forking
+from fenced.runtime import clocks, forking
 
 if TYPE_CHECKING:
     from fenced.authorities.sqlite.store import Store
 
-BUSY_SECONDS = 5.0
+T = TypeVar("T")
+Log = tuple[FileId, FileId]
+"""The files of a write-ahead log and of its index."""
 PAUSE_FIRST = 0.0001
 PAUSE_MAX = 0.005
+
+
+class Patience:
+    """For how long a call waits for the file's lock: until its deadline, or until its caller has gone."""
+
+    __slots__ = ("begun", "gone", "until")
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.begun = False
+        """Something may have been done, or will be."""
+        self.gone = False
+
+    @classmethod
+    def of(cls, seconds: float = timing.CALL_SECONDS) -> Patience:
+        return cls(clocks.now() + seconds)
+
+
+def patiently(work: Callable[[], T], patience: Patience) -> T:
+    """Do it, and again while the file is locked, in small steps: SQLite's own first ones take longer than a hand-over
+    does, and its own limit is for one statement.
+    """
+    pause = PAUSE_FIRST
+    while True:
+        try:
+            return work()
+        except sqlite3.OperationalError as error:
+            left = patience.until - clocks.now()
+            if not _is_busy(error) or left <= 0 or patience.gone:
+                raise
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.5, PAUSE_MAX)
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 class Transaction:
     """One transaction on an idle connection of the store, or on a new one."""
 
-    __slots__ = ("_begin", "_checked", "_connection", "_durable", "_store", "_timeout")
+    __slots__ = ("_begin", "_connection", "_durable", "_patience", "_store")
 
-    def __init__(self, store: Store, durable: bool, timeout: float | None, begin: str, checked: bool) -> None:
+    def __init__(self, store: Store, durable: bool, patience: Patience | None, begin: str) -> None:
         self._store = store
-        self._checked = checked
         self._durable = durable
-        self._timeout = BUSY_SECONDS if timeout is None else timeout
+        self._patience = Patience.of() if patience is None else patience
         self._begin = begin
+        self._connection: Connection | None = None
 
     def __enter__(self) -> sqlite3.Connection:
         store = self._store
+        store.refuse_if_lost()
+        self._patience.begun = True
         forking.enter()
-        connection = None
         try:
-            try:
-                connection = store._idle.pop()
-            except IndexError:
-                connection = store._connect()
-            connection.prepare(self._durable)
-            _begin(connection.db, self._begin, self._timeout)
-            if self._checked:
-                store._check_same_file()
+            connection = patiently(self._begun, self._patience)
+            store.check_files(connection)
         except BaseException as error:
-            if connection is not None:
-                connection.db.close()
+            if self._connection is not None:
+                store.discard(self._connection)
             forking.leave()
             if isinstance(error, sqlite3.Error):
                 raise translate(error, store.path) from error
             raise
-        self._connection = connection
         return connection.db
+
+    def _begun(self) -> Connection:
+        connection = self._connection
+        if connection is None:
+            try:
+                connection = self._store.idle.pop()
+            except IndexError:
+                connection = self._store.connect()
+            self._connection = connection
+        connection.prepare(self._durable)
+        connection.db.execute(self._begin)
+        return connection
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         connection, store = self._connection, self._store
+        assert connection is not None
         try:
             if exc is None:
                 connection.db.execute("COMMIT")
-                store._idle.append(connection)
+                store.put_back(connection)
                 return
         except BaseException as error:
-            connection.db.close()
+            store.discard(connection)
             if isinstance(error, sqlite3.Error):
                 raise translate(error, store.path) from error
             raise
         finally:
             forking.leave()
-        connection.db.close()  # rolls back; a fresh connection costs less than doubts about this one
+        store.discard(connection)  # rolls back; a fresh connection costs less than doubts about this one
         if isinstance(exc, sqlite3.Error):
             raise translate(exc, store.path) from exc
 
@@ -78,10 +126,12 @@ class Transaction:
 class Connection:
     """A connection, and what it is set to. One serves grants and releases: a second one's cache is cold."""
 
-    __slots__ = ("_durable", "db")
+    __slots__ = ("_durable", "db", "log")
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, log: Log) -> None:
         self.db = db
+        self.log = log
+        """The write-ahead log and its index, as this connection has them open."""
         self._durable: bool | None = None
 
     def prepare(self, durable: bool) -> None:
@@ -91,33 +141,10 @@ class Connection:
             self._durable = durable
 
 
-def _begin(db: sqlite3.Connection, begin: str, timeout: float) -> None:
-    """Begin, waiting for the lock in small steps: SQLite's own first ones take longer than a hand-over does."""
-    pause, give_up = PAUSE_FIRST, 0.0
-    while True:
-        try:
-            db.execute(begin)
-            return
-        except sqlite3.OperationalError as error:
-            now = time.monotonic()
-            give_up = give_up or now + timeout
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or now >= give_up:
-                raise
-        time.sleep(pause)
-        pause = min(pause * 1.5, PAUSE_MAX)
-
-
 def switch_to_wal(db: sqlite3.Connection) -> None:
-    """Write ahead from now on. SQLite does not wait for its lock here, so we do."""
-    give_up = time.monotonic() + BUSY_SECONDS
-    while db.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-            if not busy or time.monotonic() >= give_up:
-                raise
-            time.sleep(0.005)
+    """Write ahead from now on."""
+    if db.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        db.execute("PRAGMA journal_mode = WAL")
 
 
 def translate(error: sqlite3.Error, path: Path) -> FencedError:
@@ -130,6 +157,11 @@ def translate(error: sqlite3.Error, path: Path) -> FencedError:
         )
     if code == sqlite3.SQLITE_FULL:
         return Unavailable(f"the disk under {path} is full; free some space and try again")
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:
+        return Misconfigured(
+            f"{path}: its write-ahead log is shorter than the processes that use it know: was {path.name}-wal "
+            "removed under them? Stop all processes that use the file, then start them again"
+        )
     if code == sqlite3.SQLITE_IOERR:
         return Indeterminate(f"the disk under {path} failed: {error}")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):

@@ -6,10 +6,15 @@ logs, and two processes mint the same tokens (seen with a single-file bind mount
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from fenced.errors import Misconfigured
+
+FileId = tuple[int, int]
+"""Device and inode: which file it is, whatever its name is."""
+NO_FILE: FileId = (0, 0)
 
 _NETWORK = frozenset(
     "9p afs beegfs ceph cifs coda fuse.ceph fuse.gcsfuse fuse.glusterfs fuse.juicefs fuse.rclone fuse.s3fs fuse.sshfs "
@@ -47,6 +52,21 @@ def check_place(path: Path) -> None:
             f"{path} has {links} hard links; each name gets a log of its own, and tokens repeat: "
             "remove the others"
         )
+
+
+def file_id(path: str) -> FileId:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return NO_FILE
+    return status.st_dev, status.st_ino
+
+
+def share(path: Path, database: Path, mode: int) -> None:
+    """Who may write the database may also use what is beside it: the same group, the given rights."""
+    with contextlib.suppress(OSError):
+        os.chown(path, -1, os.stat(database).st_gid)
+    os.chmod(path, mode)
 
 
 def _mounts() -> list[tuple[str, str]]:

@@ -8,7 +8,6 @@ token is handed out; a release or a renewal need not be, since the next grant's 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -18,12 +17,15 @@ from typing import Any
 from fenced import sqlfile, timing
 from fenced.authorities.sqlite import place
 from fenced.authorities.sqlite.connecting import (
-    BUSY_SECONDS,
     Connection,
+    Log,
+    Patience,
     Transaction,
+    patiently,
     switch_to_wal,
     translate,
 )
+from fenced.authorities.sqlite.floor import Floor
 from fenced.errors import InvariantBroken, Misconfigured, Misuse
 from fenced.model import (
     Ask,
@@ -61,6 +63,9 @@ _LAST = 2**62
 
 Wake = tuple[str, str]
 
+_wrecks: list[Connection] = []
+"""Connections to logs that were removed and replaced: to close one could write what is in it over what others wrote."""
+
 
 class Store:
     """One database file. Safe to use from many threads: each call takes a connection of its own."""
@@ -70,20 +75,24 @@ class Store:
         self._namespace_name = namespace
         self._clock = clock
         self._namespace = 0
-        self._inode = (0, 0)
-        self._idle: list[Connection] = []
+        self._files = (str(path), f"{path}-wal", f"{path}-shm")
+        self._file = place.NO_FILE
+        self._floor = Floor(path)
+        self._lost = ""
+        self._abandoned = False
+        self.idle: list[Connection] = []
 
     # Opening.
 
-    def open(self, create: bool = True) -> Standing:
+    def open(self, create: bool = True, patience: Patience | None = None) -> Standing:
         if sqlite3.sqlite_version_info < SQLITE_MIN:
             raise Misconfigured(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or later is needed")
         try:
-            return self._open(create)
+            return self._open(create, patience or Patience.of())
         except OSError as error:
             raise Misconfigured(f"{self.path} cannot be used: {error}") from error
 
-    def _open(self, create: bool) -> Standing:
+    def _open(self, create: bool, patience: Patience) -> Standing:
         if not self.path.parent.is_dir():
             raise Misconfigured(f"the folder {self.path.parent} does not exist; create it first")
         if self.path.is_dir():
@@ -93,15 +102,14 @@ class Store:
         place.check_place(self.path)
         forking.enter()
         try:
-            self._install()
+            patiently(self._install, patience)
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
         finally:
             forking.leave()
         place.check_place(self.path)
-        status = os.stat(self.path)
-        self._inode = (status.st_dev, status.st_ino)
-        with self._write(durable=True) as db:
+        self._file = place.file_id(self._files[0])
+        with self._write(patience, durable=True) as db:
             self._notice_reboot(db)
             row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
             if row is None and not create:
@@ -110,11 +118,13 @@ class Store:
                 db.execute(SQL["new_namespace"], (self._namespace_name,))
                 row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
         self._namespace = row[0]
+        self._abandoned = False
+        self._floor.open(*row)
         return Standing(row[1], row[2])
 
     def _install(self) -> None:
         """Create the schema, unless it is there; refuse a database that is somebody else's."""
-        db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        db = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
             self._refuse_foreign(db)
             switch_to_wal(db)
@@ -155,57 +165,100 @@ class Store:
 
     # Connections and transactions.
 
-    def _connect(self) -> Connection:
+    def connect(self) -> Connection:
         # `mode=rw`: a file that was moved away is not to be created anew, empty.
-        place = self.path.as_uri() + "?mode=rw"
-        db = sqlite3.connect(
-            place, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True
-        )
-        mode = db.execute("PRAGMA journal_mode").fetchone()[0]
-        if mode != "wal":
+        address = self.path.as_uri() + "?mode=rw"
+        # No waiting of SQLite's own: a transaction waits for its lock itself, and until its deadline.
+        db = sqlite3.connect(address, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
+        try:
+            mode = db.execute("PRAGMA journal_mode").fetchone()[0]  # which opens the log, too
+            if mode != "wal":
+                raise Misconfigured(f"{self.path} has journal_mode {mode}; tokens need wal")
+        except BaseException:
             db.close()
-            raise Misconfigured(f"{self.path} has journal_mode {mode}; tokens need wal")
-        db.execute("PRAGMA busy_timeout = 0")  # a transaction waits for its lock in smaller steps
-        return Connection(db)
+            raise
+        return Connection(db, self._log())
+
+    def put_back(self, connection: Connection) -> None:
+        if self._lost or self._abandoned:
+            self.discard(connection)
+        else:
+            self.idle.append(connection)
+
+    def discard(self, connection: Connection) -> None:
+        if self._lost and self._has_another_log(connection):
+            _wrecks.append(connection)
+        else:
+            connection.db.close()
 
     def _write(
-        self,
-        *,
-        durable: bool,
-        timeout: float | None = None,
-        begin: str = "BEGIN IMMEDIATE",
-        checked: bool = False,
+        self, patience: Patience | None = None, *, durable: bool, begin: str = "BEGIN IMMEDIATE"
     ) -> Transaction:
-        """A write transaction: the lock is taken first, the clock is read afterwards.
-
-        `checked`: it must still be the file that was opened, or a holder would be told a lie.
-        """
-        return Transaction(self, durable, timeout, begin, checked or durable)
+        """A write transaction: the lock is taken first, the clock is read afterwards."""
+        return Transaction(self, durable, patience, begin)
 
     def _read(self) -> Transaction:
         """A transaction that only looks, and blocks nobody."""
         return self._write(durable=False, begin="BEGIN")
 
-    def _check_same_file(self) -> None:
+    # Whether the ground is still there.
+
+    def check_files(self, connection: Connection) -> None:
+        """It must still be the file that was opened, and its log the one that this connection writes.
+
+        Looked at inside the transaction, before anything is read: what a log without a name says is not what others
+        see, and what is written into it is lost.
+        """
         if not self._namespace:
             return  # not yet opened
-        try:
-            status = os.stat(self.path)
-        except OSError:
-            status = None
-        if status is None or (status.st_dev, status.st_ino) != self._inode:
+        if place.file_id(self._files[0]) != self._file:
             raise Misconfigured(
                 f"{self.path} was removed or replaced while this process had it open; restart the "
                 "process, and after a restore from backup run `fenced authority raise` first"
             )
+        if self._log() != connection.log:
+            self._lose()
+            self.refuse_if_lost()
+
+    def _log(self) -> Log:
+        _, wal, shm = self._files
+        return place.file_id(wal), place.file_id(shm)
+
+    def _lose(self) -> None:
+        """The log was removed. This process makes no new connection: one log's index and another log do not fit.
+
+        If nobody has made another log meanwhile, the last one to close saves what is in the old one. Otherwise nothing
+        of it must come into the database any more, and the connections stay as they are until the process ends.
+        """
+        self._lost = (
+            f"{self.path.name}-wal or -shm was removed or replaced while this process had {self.path} open, and with "
+            "it perhaps tokens that were handed out. Stop all processes that use the file and start them again; if "
+            "tokens are missing then, they will say so, and `fenced authority raise` is what helps"
+        )
+        while self.idle:
+            self.discard(self.idle.pop())
+
+    def _has_another_log(self, connection: Connection) -> bool:
+        pairs = zip(self._log(), connection.log, strict=True)
+        return any(now not in (place.NO_FILE, before) for now, before in pairs)
+
+    def refuse_if_lost(self) -> None:
+        if self._lost:
+            raise Misconfigured(self._lost)
 
     # The operations.
 
-    def ask(self, ask: Ask, wake: str) -> AskAnswer:
+    def ask(self, ask: Ask, wake: str, patience: Patience | None = None) -> AskAnswer:
+        answer = self._ask(ask, wake, patience)
+        if type(answer) is Granted:
+            self._floor.rise(answer.token)  # after its commit, before anybody hears of it
+        return answer
+
+    def _ask(self, ask: Ask, wake: str, patience: Patience | None) -> AskAnswer:
         public = grant_id(ask.secret)
         names = _names_text(ask.names)
         ticket = 0
-        with self._write(durable=True) as db:
+        with self._write(patience, durable=True) as db:
             now = self._clock()
             row = db.execute(SQL["attempt"], (public,)).fetchone()
             if row is not None:
@@ -305,7 +358,14 @@ class Store:
         row = db.execute(SQL["mint"], (self._namespace,)).fetchone()
         if row is None:
             raise Misconfigured("the tokens of this namespace are used up; start a new namespace")
-        return int(row[0])
+        token, floor = int(row[0]), self._floor.read()
+        if token <= floor:
+            raise Misconfigured(
+                f"{self.path}: tokens up to {floor} were handed out, but the file counts on from {token - 1}: it was "
+                "restored, or its write-ahead log was removed. Nothing is granted until "
+                f"`fenced authority raise --above {floor}`, or above every token that a guard has seen"
+            )
+        return token
 
     def _expire(self, db: sqlite3.Connection, public: str, now: int) -> None:
         """A waiter fell silent: take it out of all its queues."""
@@ -328,9 +388,9 @@ class Store:
             for name in names:
                 db.execute(SQL["dequeue"], (self._namespace, name, ticket))
 
-    def renew(self, secrets: Sequence[str], timeout: float) -> list[RenewAnswer]:
+    def renew(self, secrets: Sequence[str], patience: Patience | None = None) -> list[RenewAnswer]:
         publics = [grant_id(secret) for secret in secrets]
-        with self._write(durable=False, timeout=timeout, checked=True) as db:
+        with self._write(patience, durable=False) as db:
             now = self._clock()
             batch = {
                 "ids": json.dumps(publics),
@@ -355,18 +415,18 @@ class Store:
         until, _ = self._look(db, json.loads(names), ticket, now)
         return Waiting((until - now) / _NS)
 
-    def release(self, secret: str) -> tuple[ReleaseAnswer, list[Wake]]:
+    def release(self, secret: str, patience: Patience | None = None) -> tuple[ReleaseAnswer, list[Wake]]:
         public = grant_id(secret)
-        with self._write(durable=False) as db:
+        with self._write(patience, durable=False) as db:
             now = self._clock()
             row = db.execute(SQL["attempt"], (public,)).fetchone()
             if row is None:
                 return Gone(), []
             return self._finish(db, public, row, "released", now)
 
-    def withdraw(self, secret: str) -> tuple[ReleaseAnswer, list[Wake]]:
+    def withdraw(self, secret: str, patience: Patience | None = None) -> tuple[ReleaseAnswer, list[Wake]]:
         public = grant_id(secret)
-        with self._write(durable=False) as db:
+        with self._write(patience, durable=False) as db:
             now = self._clock()
             row = db.execute(SQL["attempt"], (public,)).fetchone()
             if row is None:
@@ -408,6 +468,12 @@ class Store:
         return list(wakes)
 
     def force_release(self, name: str) -> tuple[int | None, list[Wake]]:
+        token, wakes = self._force_release(name)
+        if token is not None:
+            self._floor.rise(token)
+        return token, wakes
+
+    def _force_release(self, name: str) -> tuple[int | None, list[Wake]]:
         with self._write(durable=True) as db:
             now = self._clock()
             claim = db.execute(SQL["claim"], (self._namespace, name)).fetchone()
@@ -419,9 +485,13 @@ class Store:
             return token, self._free(db, claim[0], names, now)
 
     def raise_floor(self, above: int) -> int:
+        """Above this, and above every token that is known to have been handed out."""
+        check_floor(above)
         with self._write(durable=True) as db:
-            row = _one(db.execute(SQL["raise_floor"], (check_floor(above), self._namespace)))
-            return int(row[0])
+            floor = max(above, self._floor.read())
+            row = _one(db.execute(SQL["raise_floor"], (floor, self._namespace)))
+        self._floor.rise(int(row[0]))
+        return int(row[0])
 
     def tidy(self) -> int:
         with self._write(durable=False) as db:
@@ -479,9 +549,15 @@ class Store:
             waiters,
         )
 
+    def close_idle(self) -> None:
+        while self.idle:
+            self.idle.pop().db.close()
+
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().db.close()
+        """A connection that is in use is closed by its user. Never waits, may be repeated."""
+        self._abandoned = True
+        self.close_idle()
+        self._floor.let_go()
 
 
 def _one(cursor: sqlite3.Cursor) -> tuple[Any, ...]:

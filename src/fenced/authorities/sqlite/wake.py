@@ -14,6 +14,7 @@ import socket
 import threading
 from pathlib import Path
 
+from fenced.authorities.sqlite.place import share
 from fenced.errors import Misconfigured, Unavailable
 
 _DATAGRAM_MAX = 64
@@ -50,7 +51,7 @@ class Wakes:
         receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         address = secrets.token_hex(8)
         receiver.bind(f"/proc/self/fd/{self._folder_fd}/{address}")
-        self._share(self._folder / address, self._mode())
+        share(self._folder / address, self._database, self._mode())
         self._receiver, self.address = receiver, address
         self._sweep()
 
@@ -60,18 +61,12 @@ class Wakes:
             if entry != self.address:
                 self._send_to(entry, "")
 
-    def _share(self, path: Path, mode: int) -> None:
-        """Who may write the database may also wake its waiters: the same group, the same rights."""
-        with contextlib.suppress(OSError):
-            os.chown(path, -1, os.stat(self._database).st_gid)
-        os.chmod(path, mode)
-
     def _open_folder(self) -> None:
         if self._folder_fd < 0:
             if not self._folder.is_dir():
                 self._folder.mkdir(exist_ok=True)
                 setgid = os.stat(self._folder).st_mode & 0o2000
-                self._share(self._folder, self._mode() | self._mode() >> 2 & 0o111 | setgid)
+                share(self._folder, self._database, self._mode() | self._mode() >> 2 & 0o111 | setgid)
             self._folder_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _mode(self) -> int:

@@ -1,0 +1,280 @@
+"""A file that another process keeps locked, or a disk that does not answer: deadlines are kept, nothing is left behind.
+
+What the outage kit shows of servers, as far as it makes sense for a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fenced import timing
+from fenced.authorities.sqlite import SqliteAuthority, connecting, machine_clock
+from fenced.authorities.sqlite.store import Store
+from fenced.contracts import Colour, Runtime
+from fenced.core.acquiring import Wish
+from fenced.core.holding import State
+from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.model import Ask, AskAnswer, Granted, Waiting
+from fenced.testing import COLOURS
+from fenced.testing.kit import asking, desk, granted
+from tests.colours import play
+
+DEADLINE = 0.3
+LONG = 60.0
+"""A ttl that nobody waits for."""
+SOON = 20.0
+
+LOCK = """
+import os, signal, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+class Stopped:
+    """A process that was stopped inside its transaction; it is killed in the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", LOCK, path], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "locked\n"
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+
+    def end(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.communicate()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    stopped = Stopped(path)
+    try:
+        yield
+    finally:
+        stopped.end()
+
+
+async def overdue(runtime: Runtime, call: Callable[[float], Coroutine[Any, Any, object]]) -> float:
+    """How long a call takes beyond its deadline that must end in nothing, or in nobody knows."""
+    until = runtime.now() + DEADLINE
+    with pytest.raises((Unavailable, Indeterminate)):
+        await call(until)
+    return runtime.now() - until
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "leases.db"
+
+
+def authority(path: Path, runtime: Runtime) -> SqliteAuthority:
+    return SqliteAuthority(path, runtime)
+
+
+# proves authority sqlite: stopped-writer-blocks
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_locked_file_keeps_no_call_beyond_its_deadline(path: Path, colour: Colour) -> None:
+    async def story(runtime: Runtime) -> None:
+        one, other = authority(path, runtime), authority(path, runtime)
+        await one.open()
+        ask = asking(runtime, "orders")
+        await granted(one, ask)
+        calls: tuple[Callable[[float], Coroutine[Any, Any, object]], ...] = (
+            lambda until: one.ask(asking(runtime, "more"), until),
+            lambda until: one.renew([ask.secret], until),
+            lambda until: one.release(ask.secret, until),
+            lambda until: one.withdraw(ask.secret, until),
+            lambda until: other.open(until=until),
+        )
+        with locked(path):
+            for call in calls:
+                assert await overdue(runtime, call) < timing.CALL_SECONDS / 2
+        assert isinstance(await one.ask(ask), Granted), "nothing has happened"
+        for each in (one, other):
+            await each.close()
+
+    play(story, colour)
+
+
+def test_a_limit_of_sqlites_own_would_be_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: a wait for the lock that has a length of its own, whatever the caller's deadline is."""
+    patiently = connecting.patiently
+
+    def stubborn(work: Any, patience: connecting.Patience) -> Any:
+        return patiently(work, connecting.Patience.of(5 * DEADLINE))
+
+    async def story(runtime: Runtime) -> None:
+        one = authority(path, runtime)
+        await one.open()
+        monkeypatch.setattr(connecting, "patiently", stubborn)
+        with locked(path):
+            assert await overdue(runtime, lambda until: one.release("0" * 32, until)) > 3 * DEADLINE
+        await one.close()
+
+    play(story, "blocking")
+
+
+def test_who_is_cancelled_leaves_no_thread_waiting(path: Path) -> None:
+    """asyncio: the call ends at once, the thread stops waiting for the lock, and a later grant is not made."""
+
+    async def story(runtime: Runtime) -> None:
+        one = authority(path, runtime)
+        await one.open()
+        ask = asking(runtime, "orders", ttl=LONG)
+        stopped = Stopped(path)
+        try:
+            began = runtime.now()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(DEADLINE):
+                    await one.ask(ask, began + LONG)
+            assert runtime.now() - began < SOON
+            # Behind it in the same thread: it has its turn, and not only when the first one's deadline is over.
+            assert await overdue(runtime, lambda until: one.ask(asking(runtime, "more"), until)) < SOON
+        finally:
+            stopped.end()
+        assert (await one.observe("orders")).held_by is None
+        await one.close()
+
+    play(story, "asyncio")
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_locked_file_keeps_nobody_past_its_wait(path: Path, colour: Colour) -> None:
+    async def story(runtime: Runtime) -> None:
+        client = desk(authority(path, runtime), runtime, patience=timing.PATIENCE_SECONDS)
+        await client.release(await client.acquire(Wish.of(["orders"])))
+        with locked(path):
+            for wait in (0.0, 0.5):
+                began = runtime.now()
+                with pytest.raises((Unavailable, Indeterminate)):
+                    await client.acquire(Wish.of(["orders"], wait=wait))
+                assert runtime.now() - began - wait < timing.CALL_SECONDS / 2
+        await client.acquire(Wish.of(["orders"], wait=SOON))
+        await client.close()
+
+    play(story, colour)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_failed_release_is_repeated(path: Path, colour: Colour, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is locked while a lease is given back: its name is free soon after, and not when its ttl is over."""
+
+    async def story(runtime: Runtime) -> None:
+        client = desk(authority(path, runtime), runtime)
+        other = await client.acquire(Wish.of(["other"], ttl=LONG))
+        hold = await client.acquire(Wish.of(["orders"], ttl=LONG))
+        with locked(path):
+            monkeypatch.setattr(timing, "CALL_SECONDS", DEADLINE)
+            with pytest.raises((Unavailable, Indeterminate)):
+                await client.release(hold)
+            assert hold.state is State.RELEASED
+        monkeypatch.undo()
+        again = await client.acquire(Wish.of(["orders"], ttl=LONG, wait=SOON))
+        assert again.token > hold.token
+        assert other.state is State.HELD
+        await client.close()
+
+    play(story, colour)
+
+
+def test_a_grant_that_nobody_waits_for_any_more_is_withdrawn(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio: the disk answers a commit late. For its caller the grant is unknown; it does not stay as a ghost."""
+    answered, granting, late = threading.Event(), Store.ask, threading.Event()
+
+    def slow(store: Store, ask: Ask, wake: str, patience: Any = None) -> AskAnswer:
+        answer = granting(store, ask, wake, patience)
+        if ask.names == ("orders",) and not late.is_set():
+            late.set()
+            answered.wait(SOON)
+        return answer
+
+    async def story(runtime: Runtime) -> None:
+        client = desk(authority(path, runtime), runtime, patience=timing.PATIENCE_SECONDS)
+        other = await client.acquire(Wish.of(["other"], ttl=LONG))
+        monkeypatch.setattr(Store, "ask", slow)
+        began = runtime.now()
+        with pytest.raises(FencedError):
+            await client.acquire(Wish.of(["orders"], ttl=LONG, wait=DEADLINE))
+        assert runtime.now() - began < timing.CALL_SECONDS / 2
+        assert late.is_set()
+        answered.set()
+        while (await client.authority.observe("orders")).held_by is not None:
+            assert runtime.now() - began < SOON
+            await asyncio.sleep(0.01)
+        assert other.state is State.HELD
+        await client.close()
+
+    play(story, "asyncio")
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_dead_waiter_keeps_its_place_for_ten_seconds(path: Path, colour: Colour) -> None:
+    """However long its ttl. That they have passed is what the second one's clock says."""
+    ahead = 0
+
+    async def story(runtime: Runtime) -> None:
+        nonlocal ahead
+        clock = machine_clock()
+        first = authority(path, runtime)
+        second = SqliteAuthority(path, runtime, clock=lambda: clock() + ahead)
+        await first.open()
+        await second.open()
+        held = asking(runtime, "orders", ttl=LONG)
+        await granted(first, held)
+        assert isinstance(await first.ask(asking(runtime, "orders", ttl=LONG, wait=True)), Waiting)
+        await first.release(held.secret)
+        ask = asking(runtime, "orders", ttl=LONG, wait=True)
+        waiting = await second.ask(ask)
+        assert isinstance(waiting, Waiting) and waiting.check_in <= timing.WAITER_TTL_MAX
+        ahead = int(timing.WAITER_TTL_MAX / 2 * 1e9)
+        assert isinstance((await second.renew([ask.secret]))[0], Waiting)
+        ahead *= 2
+        await granted(second, ask)
+        for each in (first, second):
+            await each.close()
+
+    play(story, colour)
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["here", "another thread"])
+@pytest.mark.parametrize("colour", COLOURS)
+def test_who_is_abandoned_lets_go_of_descriptors_and_of_nothing_else(
+    path: Path, colour: Colour, thread: bool
+) -> None:
+    async def story(runtime: Runtime) -> None:
+        before = set(os.listdir("/proc/self/fd"))
+        one = authority(path, runtime)
+        await one.open()
+        await granted(one, asking(runtime, "orders", ttl=LONG))
+        await one.hear(runtime.now() + 0.01)
+        for _ in range(2):
+            if thread:
+                elsewhere = threading.Thread(target=one.abandon)
+                elsewhere.start()
+                elsewhere.join()
+            else:
+                one.abandon()
+        assert set(os.listdir("/proc/self/fd")) <= before
+        db = sqlite3.connect(path)
+        assert db.execute("SELECT state FROM attempt").fetchall() == [("granted",)]
+        db.close()
+
+    play(story, colour)
