@@ -1,7 +1,9 @@
 """Letting time go by for etcd, whose clock is nobody's to set.
 
 What would have expired is revoked, as a leader does it with what expires; of what is left the rest is told shorter,
-until it is kept alive again. A second of the kit is ten of the server's, which counts whole ones only.
+until it is kept alive again. The clock of its clients is moved on.
+
+A second of the kit is ten of the server's, which counts whole ones only.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from fenced.authorities.etcd.wire import Wire
 from fenced.contracts import Runtime
 from fenced.model import Ask, AskAnswer, HeldBy, NameView, RenewAnswer
 from fenced.runtime.blocking import BlockingRuntime, step
+from tests.shifted import Shifted
 
 LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
 LEASE_LEASES = "/etcdserverpb.Lease/LeaseLeases"
@@ -45,23 +48,21 @@ class AgingLeases(Leases):
 class Time:
     """The time of all leases under a prefix of keys."""
 
-    def __init__(self, url: str, prefix: bytes) -> None:
+    def __init__(self, url: str, prefix: bytes, clock: Shifted) -> None:
         self.ages: dict[int, float] = {}
-        self._bound: list[EtcdAuthority] = []
+        self._clock = clock
         self._url = url
         self._prefix = prefix
 
     def bind(self, authority: EtcdAuthority, runtime: Runtime) -> EtcdAuthority:
         leases = AgingLeases(authority._wire, runtime, self.ages)
         authority._leases = authority._sessions.leases = authority._looker._leases = leases
-        self._bound.append(authority)
         return authority
 
     def pass_by(self, seconds: float) -> None:
-        """On the server, and for what its clients know of their leases."""
+        """On the server, and for its clients."""
         step(self._pass_by(seconds))
-        for lease in {lease for authority in self._bound for lease in _known(authority)}:
-            lease.confirmed -= seconds
+        self._clock.ahead += seconds
 
     async def _pass_by(self, seconds: float) -> None:
         runtime = BlockingRuntime()
@@ -77,14 +78,6 @@ class Time:
                 if left < self.ages[lease]:  # it is told in whole seconds, rounded down
                     await wire.call(LEASE_REVOKE, messages.lease_id(lease), until)
         wire.close()
-
-
-def _known(authority: EtcdAuthority) -> set[Lease]:
-    sessions, live = authority._sessions, authority._attempts.live
-    found = {lease for session in sessions._sessions.values() for lease in session.all()}
-    found |= {lease for mine in live.values() for lease in (mine.hold, mine.delayed, mine.queue)}
-    found.discard(None)
-    return found
 
 
 class Scaled:

@@ -24,7 +24,7 @@ from fenced.testing.faults import Fault
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
 from tests.etcd.test_outages import Harness
-from tests.zookeeper.shifting import Shifted
+from tests.shifted import Shifted
 
 ALARM = "/etcdserverpb.Maintenance/Alarm"
 SOON = 0.3

@@ -21,6 +21,7 @@ from fenced.model import (
     AskAnswer,
     Ended,
     Granted,
+    Kept,
     ReleaseAnswer,
     Released,
     RenewAnswer,
@@ -72,6 +73,19 @@ class RenewalCreates(MemoryStore):
 
         answer = super()._renew(public, now)
         return Kept(10.0) if isinstance(answer, Gone) else answer
+
+
+class OneRenewsAll(MemoryStore):
+    """All leases of a client hang on one session: a lost one lives for as long as any other is renewed."""
+
+    def _renew(self, public: str, now: float) -> RenewAnswer:
+        answer = super()._renew(public, now)
+        if isinstance(answer, Kept):
+            holder = self.ledger.attempts[public].holder
+            for other in self.ledger.attempts.values():
+                if other.holder == holder and other.state == "granted" and other.expires > now:
+                    other.expires = max(other.expires, now + other.ttl)
+        return answer
 
 
 class AnybodyReleases(MemoryStore):
@@ -196,6 +210,7 @@ AUTHORITY_BUGS: tuple[type[MemoryStore], ...] = (
     TidyResetsTheCounter,
     RenewalRevives,
     RenewalCreates,
+    OneRenewsAll,
     AnybodyReleases,
     TokenAtTheQueue,
     EveryAskIsNew,

@@ -14,35 +14,11 @@ from typing import TypeVar
 from fenced.authorities.zookeeper import ZooKeeperAuthority, jute
 from fenced.authorities.zookeeper.address import Address
 from fenced.authorities.zookeeper.session import Session
-from fenced.contracts import Colour, Readable, Runtime, Wakeup
 from fenced.errors import Unavailable
+from tests.shifted import Shifted
 from tests.zookeeper.raw import Raw
 
 T = TypeVar("T")
-
-
-class Shifted:
-    """A runtime whose clock can be moved on."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self.ahead = 0.0
-        self.colour: Colour = runtime.colour
-        self.random, self.secret, self.whoami = runtime.random, runtime.secret, runtime.whoami
-        self.wakeup, self.lock, self.call = runtime.wakeup, runtime.lock, runtime.call
-        self.spawn = runtime.spawn
-
-    def now(self) -> float:
-        return self._runtime.now() + self.ahead
-
-    async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
-        return await self._runtime.wait(wakeup, None if until is None else until - self.ahead)
-
-    async def readable(self, source: Readable, until: float) -> bool:
-        return await self._runtime.readable(source, until - self.ahead)
-
-    async def writable(self, source: Readable, until: float) -> bool:
-        return await self._runtime.writable(source, until - self.ahead)
 
 
 def end_session(session: Session, address: Address) -> None:

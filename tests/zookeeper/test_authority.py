@@ -24,9 +24,10 @@ from fenced.testing.faults import Proxy
 from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
+from tests.shifted import Shifted
 from tests.zookeeper.acting import RUNTIME, Pair, opened, places, woken
 from tests.zookeeper.raw import Raw
-from tests.zookeeper.shifting import Shifted, end_session, pass_time
+from tests.zookeeper.shifting import end_session, pass_time
 
 SECRET = "open sesame/@"
 

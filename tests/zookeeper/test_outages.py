@@ -13,7 +13,7 @@ from fenced.testing.faults import Fault
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
 from tests.outage_harness import ProxiedHarness
-from tests.zookeeper.shifting import Shifted
+from tests.shifted import Shifted
 
 pytestmark = pytest.mark.xdist_group("serial")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from fenced.contracts import Authority
 from fenced.errors import Misconfigured, Misuse
@@ -158,6 +159,42 @@ async def a_renewal_extends_and_never_revives(h: AuthorityHarness) -> None:
     ensure(await a.renew([ask.secret]) == [Ended("expired")], "and stays so")
     ensure(await a.ask(ask) == Ended("expired"), "its own ask revives nothing either")
     await granted(a, asking(h.runtime, "orders"))
+
+
+@check()
+async def a_lease_ends_by_its_own_ttl(h: AuthorityHarness) -> None:
+    """Others of the same client are renewed: what is not, or too late, ends all the same, and so does a place."""
+    a, b = await h.authority(), await h.authority()
+    mine = asking(h.runtime).holder
+
+    def of_mine(name: str, *, wait: bool = False) -> Ask:
+        return replace(asking(h.runtime, name, ttl=10.0, wait=wait), holder=mine)
+
+    blocks, behind = asking(h.runtime, "queue", ttl=60.0), asking(h.runtime, "queue", ttl=60.0, wait=True)
+    await granted(b, blocks)
+    await granted(b, asking(h.runtime, "another queue", ttl=60.0))
+    kept, silent, late = (of_mine(name) for name in ("kept", "silent", "late"))
+    for ask in (kept, silent, late):
+        await granted(a, ask)
+    gone, waits = of_mine("queue", wait=True), of_mine("another queue", wait=True)
+    for authority, ask in ((a, gone), (a, waits), (b, behind)):
+        ensure(isinstance(await authority.ask(ask), Waiting), "it waits")
+    for _ in range(2):
+        await h.pass_time(4.0)
+        (still, waiting) = await a.renew([kept.secret, waits.secret])
+        ensure(isinstance(still, Kept) and isinstance(waiting, Waiting), f"kept alive: {still}, {waiting}")
+        await b.renew([behind.secret])
+        ensure(isinstance(await b.ask(asking(h.runtime, "silent")), Busy), "its ttl is not over")
+    await h.pass_time(4.0)
+    answers = await a.renew([kept.secret, late.secret, waits.secret])
+    ensure(isinstance(answers[0], Kept) and isinstance(answers[2], Waiting), f"kept alive: {answers}")
+    ensure(answers[1] == Ended("expired"), f"late is late, though others live: {answers[1]}")
+    for name in ("silent", "late"):
+        await granted(b, asking(h.runtime, name))
+    ensure(await a.ask(silent) == Ended("expired"), "its own ask revives nothing")
+    ensure(await b.release(blocks.secret) == Released(), "the queue moves on")
+    await granted(b, behind)
+    ensure(await a.ask(gone) == Ended("expired"), "and whoever was silent has been passed over")
 
 
 @check()

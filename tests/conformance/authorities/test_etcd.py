@@ -13,6 +13,7 @@ from fenced.registry import BUILT_IN
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
 from fenced.testing.servers import EtcdCluster, EtcdServer
 from tests.etcd.aging import SCALE, Scaled, Time
+from tests.shifted import Shifted
 
 BACKEND = "etcd"
 TLS_BACKEND = "etcds"
@@ -22,10 +23,10 @@ class Harness:
     """A random prefix of its own stands before the kit's namespaces."""
 
     def __init__(self, runtime: Runtime, server: EtcdServer | EtcdCluster) -> None:
-        self.runtime = runtime
+        self.runtime = Shifted(runtime)
         self._server = server
         self._prefix = secrets.token_hex(8)
-        self._time = Time(server.url(), f"fenced/{self._prefix}/".encode())
+        self._time = Time(server.url(), f"fenced/{self._prefix}/".encode(), self.runtime)
         self._opened: list[EtcdAuthority] = []
 
     async def authority(self, namespace: str = "default") -> Authority:

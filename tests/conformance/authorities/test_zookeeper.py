@@ -9,7 +9,8 @@ from fenced.authorities.zookeeper import ZooKeeperAuthority
 from fenced.contracts import Authority, Runtime
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
 from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
-from tests.zookeeper.shifting import Shifted, pass_time
+from tests.shifted import Shifted
+from tests.zookeeper.shifting import pass_time
 
 BACKEND = "zookeeper"
 

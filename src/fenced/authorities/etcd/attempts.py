@@ -30,6 +30,8 @@ class Attempts(Ending):
     async def ask(self, ask: Ask, until: float) -> AskAnswer:
         """What cannot be sure to have left nothing behind keeps its sign, and lapses by it."""
         public, doubts, prolonged = grant_id(ask.secret), self._space.doubts, self._sessions.prolonged
+        if (known := self.signs.get(public)) is not None and known.over(self._now()):
+            await self.end_late(known, until)
         sign = self.signs.asked(public, timing.waiter_ttl(ask.ttl) if ask.wait else ask.ttl, until)
         try:
             try:
@@ -46,6 +48,7 @@ class Attempts(Ending):
             raise
         finally:
             sign.under_way = -math.inf
+        sign.stored = sign.stored or isinstance(answer, Granted | Waiting)
         if isinstance(answer, Granted):
             sign.ttl = answer.ttl
         elif isinstance(answer, Ended) or (isinstance(answer, Busy) and doubts == self._space.doubts):

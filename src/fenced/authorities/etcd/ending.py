@@ -88,7 +88,7 @@ class Ending(Known):
             return None
         for name in mine.record.names:
             await self._space.run(steps.clear(self._keys, mine.public, mine.record, name), until)
-        self._expired(mine, sign)
+        self.expired(mine)
         return Ended(await self.reason(mine, until))
 
     async def _give_back(self, mine: Attempt, state: str, memory: int, until: float) -> TxnReply:
@@ -188,6 +188,11 @@ class Ending(Known):
             finally:
                 sign.under_way = -math.inf
 
+    async def end_late(self, sign: Sign, until: float) -> None:
+        """It is asked for or renewed too late: first it ends, if it is over."""
+        await self._settle(sign, until)
+        sign.since = self._now()
+
     async def _settle(self, sign: Sign, until: float) -> None:
         if sign.freed:
             await self._write_down(sign, until)
@@ -213,22 +218,24 @@ class Ending(Known):
     async def _lapse(self, sign: Sign, until: float) -> None:
         """Nobody has asked for it or renewed it. What became of it says its record, not what we know."""
         mine, record = await self._stored_now(sign.public, until)
-        if record is None:  # its request may still be under way
-            await self._tombstone(sign.public, EXPIRED, until)
+        if record is None:
+            if not sign.stored:  # its request may still be under way
+                await self._tombstone(sign.public, EXPIRED, until)
         elif mine is not None and mine.lease in self._sessions.made:
             if mine.granted and self._now() < sign.since + record.seconds:
                 sign.ttl = float(record.seconds)
                 return
             await self._finish(mine, sign, EXPIRED, until)
-            if sign.freed:
+            self.expired(mine)
+            if sign.freed and not sign.delays:
                 sign.end = EXPIRED
                 return
-            self._expired(mine, sign)
-        if not sign.delays:
-            self.signs.drop(sign.public)
+            sign.freed = False
+        self.over(sign.public)
 
-    def _expired(self, mine: Attempt, sign: Sign) -> None:
-        """Its lock_delay goes by from when it should have ended."""
-        if mine.granted and (delays := steps.delays(self._keys, mine.public, mine.record)):
+    def expired(self, mine: Attempt) -> None:
+        """It has lost its names: its lock_delay goes by from when it should have ended."""
+        sign = self.signs.get(mine.public)
+        if sign is not None and mine.granted and mine.record.delayed:
             sign.ttl, sign.delay, sign.end = float(mine.record.seconds), mine.record.delay, ""
-            sign.delays = delays
+            sign.delays = steps.delays(self._keys, mine.public, mine.record)

@@ -15,7 +15,8 @@ from fenced.authorities.etcd.leases import Sessions
 from fenced.authorities.etcd.messages import TXN_OPS_MAX, get
 from fenced.authorities.etcd.namespace import Namespace
 from fenced.authorities.etcd.watching import Ears
-from fenced.model import Ended, Gone, Kept, RenewAnswer, Waiting
+from fenced.errors import FencedError
+from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting
 
 _WAITER_OPS = 2
 
@@ -42,8 +43,12 @@ class Renewal:
         self._answers: dict[str, RenewAnswer] = {}
 
     async def run(self, publics: Sequence[str]) -> list[RenewAnswer]:
-        self._attempts.signs.renewed(publics)
-        live = await self._load(publics)
+        for sign in self._attempts.signs.renewed(publics):
+            try:
+                await self._attempts.end_late(sign, self._until)
+            except FencedError as error:
+                self._answers[sign.public] = Unknown(str(error))
+        live = await self._load([public for public in publics if public not in self._answers])
         leases = [lease for mine in live for lease in mine.leases(self._now())]
         leases += [
             mine.memory
@@ -155,4 +160,5 @@ class Renewal:
             return Ended(record.state)
         if record.state != mine.record.state:
             return Waiting(0.0)  # granted meanwhile, by an ask whose answer is on its way
+        self._attempts.expired(mine)
         return Ended(await self._attempts.reason(mine, self._until))

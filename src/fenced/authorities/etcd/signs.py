@@ -21,6 +21,8 @@ class Sign:
     since: float
     under_way: float = -math.inf
     """Until when a call about it may be under way. A time and no count: no interrupt can leave it too high for ever."""
+    stored: bool = False
+    """Its record was there once. Where it is not, it is forgotten, and no first ask is under way any more."""
     end: str = ""
     """How its owner wants it to end; nobody knows yet whether that was carried out."""
     freed: bool = False
@@ -56,11 +58,17 @@ class Signs:
         sign.since, sign.under_way = now, until
         return sign
 
-    def renewed(self, publics: Iterable[str]) -> None:
-        now = self._now()
+    def renewed(self, publics: Iterable[str]) -> list[Sign]:
+        """Those that are renewed too late are returned, and are over all the same."""
+        now, late = self._now(), []
         for public in publics:
-            if (sign := self._signs.get(public)) is not None:
+            if (sign := self._signs.get(public)) is None:
+                continue
+            if sign.over(now):
+                late.append(sign)
+            else:
                 sign.since = now
+        return late
 
     def given_up(self, public: str, end: str, until: float) -> Sign:
         """Its owner ends it now; what fails is repeated."""

@@ -184,8 +184,6 @@ def ends(keys: Keys, public: str, record: Record, state: str, memory: int) -> li
 
 def delays(keys: Keys, public: str, record: Record) -> tuple[tuple[bytes, bytes], ...]:
     """What keeps its names free for a while after it has expired: keys and their values."""
-    if not record.delayed:
-        return ()
     about = About.of(public, record).written()
     return tuple((keys.delay(name), about) for name in record.names)
 
