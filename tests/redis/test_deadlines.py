@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +124,53 @@ def test_no_server_holds_who_connects_beyond_its_deadline(behave: Any, url: str,
 
     with pretender(behave) as port:
         play(story, colour)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_no_name_server_holds_who_connects_beyond_its_deadline(
+    colour: Colour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    def silent(*_: object, **__: object) -> None:
+        over.wait(LONG)
+        raise OSError("no such name")
+
+    async def story(runtime: Runtime) -> None:
+        monkeypatch.setattr(socket, "getaddrinfo", silent)
+        authority = RedisAuthority.at("redis://cache.internal", runtime, "any")
+        for _ in range(2):
+            took = await takes(runtime, lambda until: authority.release("0" * 32, until), Unavailable)
+            assert took < LONG / 2
+        await authority.close()
+        over.set()
+
+    play(story, colour)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_no_full_queue_holds_who_connects_beyond_its_deadline(colour: Colour, tmp_path: Path) -> None:
+    """A socket file whose server takes no connections: nothing tells when there is room."""
+    path = str(tmp_path / "redis.sock")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(0)
+    waiting: list[socket.socket] = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            waiting.append(socket.socket(socket.AF_UNIX))
+            waiting[-1].setblocking(False)
+            waiting[-1].connect(path)
+
+    async def story(runtime: Runtime) -> None:
+        authority = RedisAuthority.at(f"unix://{path}", runtime, "any")
+        took = await takes(runtime, lambda until: authority.release("0" * 32, until), Unavailable)
+        assert took < LONG / 2
+        await authority.close()
+
+    play(story, colour)
+    for link in (listener, *waiting):
+        link.close()
 
 
 @pytest.mark.parametrize("colour", COLOURS)
