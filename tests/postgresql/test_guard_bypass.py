@@ -532,7 +532,7 @@ def test_many_rows_without_a_stamp_are_one_record(db: Db) -> None:
 
 def test_the_audit_is_bounded(db: Db) -> None:
     """The newest are kept one by one, the others in sums: what was let through, and what was refused, alike."""
-    note = "fenced_guard.note('public.orders', 'orders/42', NULL, 'missing', 'count', 'enforce')"
+    note = "fenced_guard.note('public.orders', ARRAY['orders/42'], NULL, 'missing', 'count', 'enforce')"
     db.execute(f"SELECT {note} FROM generate_series(1, 11500)".encode())
     with pytest.raises(fenced.Uncovered):
         write(db, stamp(5, 1, "orders/43"))
@@ -544,5 +544,5 @@ def test_the_audit_is_bounded(db: Db) -> None:
     kept = one(db, "SELECT count(*) FROM fenced_guard.record")
     assert isinstance(kept, int) and 10_000 <= kept <= 11_000
     sums = "SELECT verdict, sum(count)::int FROM (SELECT verdict, count FROM fenced_guard.tally UNION ALL \
-        SELECT verdict, 1 FROM fenced_guard.record) AS counted GROUP BY verdict ORDER BY verdict"
+        SELECT verdict, count FROM fenced_guard.record) AS counted GROUP BY verdict ORDER BY verdict"
     assert db.execute(sums).fetchall() == [("missing", 11_500), ("stale", 11_500), ("uncovered", 1)]

@@ -78,7 +78,7 @@ def test_status_tells_what_happened(shop: Shop) -> None:
     shop.write(42, 3, "rescue")
     shop.db.execute("ALTER TABLE orders DISABLE TRIGGER fenced_delete")
     shop.db.execute("CREATE TABLE orders_high PARTITION OF orders FOR VALUES FROM (100) TO (200)")
-    shop.db.execute("ALTER TABLE orders_high DISABLE TRIGGER fenced_update")
+    shop.db.execute("ALTER TABLE orders_high DISABLE TRIGGER fenced_row_update")
 
     told = shop.orders()
     assert (told.template, told.rule, told.marks, told.highest, told.refused) == (
@@ -100,8 +100,8 @@ def test_status_tells_what_happened(shop: Shop) -> None:
     }
     assert list(told.wrong) == [
         "trigger fenced_delete is disabled",
+        "trigger fenced_row_update is disabled on partition public.orders_high",
         "partition public.orders_high can be truncated: install the guard again",
-        "trigger fenced_update is disabled on partition public.orders_high",
     ]
     require, canary = (stage.next for stage in told.stages)
     assert (require.stage, require.safe, canary.stage, canary.safe) == ("require", False, "canary", False)
@@ -115,7 +115,7 @@ def test_status_tells_what_happened(shop: Shop) -> None:
 
     # Mended, over, and quiet for as long as is asked: the same counts speak against nothing any more.
     shop.db.execute("ALTER TABLE orders ENABLE TRIGGER fenced_delete")
-    shop.db.execute("ALTER TABLE orders_high ENABLE TRIGGER fenced_update")
+    shop.db.execute("ALTER TABLE orders_high ENABLE TRIGGER fenced_row_update")
     ORDERS.install(shop.db)
     assert step(shop.operator.end_overrides("orders", None)) == 1
     told = shop.orders(quiet_for=0.0)

@@ -320,8 +320,9 @@ def test_what_is_let_through_is_noted_once(shop: Shop) -> None:
 
 def _believing(shop: Shop) -> int:
     """How many triggers let rows pass by what the setting says."""
+    looks = "pg_get_triggerdef(t.oid) LIKE '%current_setting%' OR p.prosrc LIKE '%current_setting%'"
     return int(
-        shop.value("SELECT count(*) FROM pg_trigger WHERE pg_get_triggerdef(oid) LIKE '%current_setting%'")
+        shop.value(f"SELECT count(*) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE {looks}")
     )
 
 

@@ -1,8 +1,9 @@
 """The triggers of a guarded PostgreSQL table.
 
-They look at rows after they are written, as they really are, and their conditions are evaluated in the executor:
-a row whose name is open in this transaction costs one look at a setting, and no call. Row triggers are inherited
-by every partition, also by one that is made later.
+They look at rows after they are written, as they really are: all that a statement wrote at once, at its end. One
+name is looked up in a setting; many are decided together. Such triggers do not fire for a statement that names
+another table: they are on every partition, too, and a table of its own cannot become a child. A partition that is
+made later inherits triggers for each row, which are switched off where the others are.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ class Table:
     partitions: tuple[str, ...]
     children: bool = False
     """Whether tables inherit from it, the old way; its triggers see nothing of their rows."""
+    partitioned: bool = False
+    child: bool = False
+    """Whether it inherits from another, the old way: a statement that names the parent fires row triggers alone."""
 
 
 async def look_at(spec: Spec, session: Runs) -> Table:
@@ -73,14 +77,15 @@ async def look_at(spec: Spec, session: Runs) -> Table:
         raise Misuse(f"{guard!r} is one of fenced's own tables")
     found = await session.run(
         "SELECT c.oid::bigint, c.relkind::text, c.relispartition, "
-        "EXISTS (SELECT 1 FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid) FROM pg_catalog.pg_class c "
+        "EXISTS (SELECT 1 FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid), "
+        "EXISTS (SELECT 1 FROM pg_catalog.pg_inherits i WHERE i.inhrelid = c.oid) FROM pg_catalog.pg_class c "
         f"JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
         f"WHERE n.nspname = {literal(schema)} AND c.relname = {literal(table)}"
     )
     if not found:
         hint = "" if "." in spec.table else "; a table of another schema is named schema.table"
         raise Misconfigured(f"there is no table {guard}{hint}")
-    oid, kind, is_partition, has_children = found[0]
+    oid, kind, is_partition, has_children, is_child = found[0]
     if kind not in ("r", "p"):
         raise Unsupported(f"{guard} is no table; a guard sits on the table behind it")
     if is_partition:
@@ -102,7 +107,9 @@ async def look_at(spec: Spec, session: Runs) -> Table:
         {name: kind for name, kind, _ in columns},
         frozenset(name for name, _, generated in columns if generated),
         tuple(name for (name,) in partitions),
-        has_children and kind == "r",
+        children=has_children and kind == "r",
+        partitioned=kind == "p",
+        child=is_child,
     )
     _check_columns(spec, found_table)
     return found_table
@@ -143,10 +150,15 @@ class _Names:
 
     def parts(self, row: str) -> list[_Text | str]:
         """What the name of `row` (NEW or OLD) is put together from: texts, and expressions."""
-        return [self._value(row, piece) if column else _Text(piece) for piece, column in self.spec.pieces]
+        return self._parts(lambda column: self._text(f'{row}."{column}"', column))
 
-    def _value(self, row: str, column: str) -> str:
-        value = self._text(row, column)
+    def _parts(self, text: Callable[[str], str]) -> list[_Text | str]:
+        return [
+            self._escaped(text(piece), piece) if column else _Text(piece)
+            for piece, column in self.spec.pieces
+        ]
+
+    def _escaped(self, value: str, column: str) -> str:
         if self._table.kinds[column] in _PLAIN:
             return value
         if not self.spec.whole:
@@ -154,29 +166,56 @@ class _Names:
         # No name holds a line's end; it must not look like the end of a line of the setting.
         return rf"replace({value}, E'\n', E'\r')"
 
-    def _text(self, row: str, column: str) -> str:
+    def _text(self, value: str, column: str) -> str:
         """A column as text. Without a cast, which its type's owner could have made, and would run as the guard's."""
-        value = f'{row}."{column}"'
         if self._table.kinds[column] in _PLAIN:
             return value
         text = f'concat({value}) COLLATE "C"'
         return f"rtrim({text})" if self._table.kinds[column] == "bpchar" else text
 
     def name(self, row: str) -> str:
-        parts = (literal(part.text) if isinstance(part, _Text) else part for part in self.parts(row))
-        return f'concat({", ".join(parts)}) COLLATE "C"'
+        return _concat(self.parts(row))
 
     def closed(self, row: str) -> str:
         """True unless the setting lets this row through."""
-        prefix = "/" if self.spec.rule == "retry" else f"|{self.guard}/"
         plain = all(self._table.kinds[column] in _PLAIN for column in self.spec.columns)
-        return _not_carried(_Text(prefix), *self.parts(row), plain=plain)
+        return _not_carried(_Text(self.opening), *self.parts(row), plain=plain)
+
+    @property
+    def opening(self) -> str:
+        """How the line begins that opens a name."""
+        return "/" if self.spec.rule == "retry" else f"|{self.guard}/"
+
+    # All rows of a statement: `c0`, `c1` ... are the columns that the name is made of.
+
+    def written(self, transitions: Sequence[str]) -> str:
+        """The columns of all rows in these transition tables."""
+        values = [self._ordered(self._text(f'"{column}"', column), column) for column in self.spec.columns]
+        columns = ", ".join(f"{value} AS c{index}" for index, value in enumerate(values))
+        return " UNION ALL ".join(f"SELECT {columns} FROM {rows}" for rows in transitions)
+
+    def _ordered(self, value: str, column: str) -> str:
+        """Something that has a least and a greatest value, which a uuid had not before PostgreSQL 18."""
+        return f'concat({value}) COLLATE "C"' if self._table.kinds[column] == "uuid" else value
+
+    @property
+    def only_name(self) -> str:
+        """The name, if it is the same for all rows; NULL otherwise."""
+        indices = {column: index for index, column in enumerate(self.spec.columns)}
+        alike = " AND ".join(
+            f"min(c{index}) = max(c{index}) AND count(c{index}) = count(*)" for index in indices.values()
+        )
+        return f"CASE WHEN {alike} THEN {_concat(self._parts(lambda column: f'min(c{indices[column]})'))} END"
+
+    @property
+    def each_name(self) -> str:
+        return _concat(self._parts(lambda column: f"c{self.spec.columns.index(column)}"))
 
     @property
     def moved(self) -> str:
         changes = []
         for column in self.spec.columns:
-            old, new = (self._text(row, column) for row in ("OLD", "NEW"))
+            old, new = (self._text(f'{row}."{column}"', column) for row in ("OLD", "NEW"))
             changes.append(f"{old} IS DISTINCT FROM {new}")
         return " OR ".join(changes)
 
@@ -190,30 +229,52 @@ class _Names:
 
     @property
     def epoch_unknown(self) -> str:
-        """True unless the row carries a token of this transaction, which only an admitted write has put there."""
+        """True where something is admitted, unless the row carries a token of this transaction, which only an
+        admitted write has put there."""
         value = f'NEW."{self.spec.epoch}"'
         setting = f"concat('fenced.token', {value} % 16)"
-        unknown = [self.epoch_changed, _not_carried(_Text("@"), value, setting=setting)]
+        unknown = [
+            self.epoch_changed,
+            f"({_not_carried(_Text('@'), value, setting=setting)} AND {self.admits})",
+        ]
         return " OR ".join([*unknown, *([self.moved] if self.spec.columns else [])])
 
+    @property
+    def admits(self) -> str:
+        """Whether a name is open in this transaction, whichever it is."""
+        return r"current_setting('fenced.stamp', true) LIKE concat(E'%\n', pg_current_xact_id(), '/%')"
+
+    def without_known(self, rows: str) -> str:
+        """The rows of a transition table without those that carry a token of this transaction."""
+        if not self.by_epoch:
+            return rows
+        epoch = f'"{self.spec.epoch}"'
+        closed = _not_carried(_Text("@"), "e", setting="concat('fenced.token', e % 16)")
+        unknown = f"SELECT e FROM (SELECT DISTINCT {epoch} AS e FROM {rows}) AS epochs WHERE {closed}"
+        return f"(SELECT * FROM {rows} WHERE {epoch} IS NULL OR {epoch} IN ({unknown})) AS {rows}"
+
     def conditions(self) -> dict[str, tuple[str, str]]:
-        """The triggers: on what, and when a row has to be decided. The server reads a condition anew for every
+        """The row triggers: on what, and when a row has to be decided. The server reads a condition anew for every
         statement, so each is as short as it can be."""
         written = f"{self.closed('NEW')} AND {self.not_free}"
-        # With an epoch it is decided before the row is written, unless that changes it.
-        updated = [self.epoch_changed if self.by_epoch else f"({written})"]
+        updated = [f"({written})"]
         if self.spec.columns:
             updated.insert(0, self.moved)
         return {
-            "fenced_insert": ("INSERT", written),
-            "fenced_update": ("UPDATE", " OR ".join(updated)),
-            "fenced_delete": ("DELETE", f"{self.closed('OLD')} AND {self.not_free}"),
+            "insert": ("INSERT", written),
+            "update": ("UPDATE", " OR ".join(updated)),
+            "delete": ("DELETE", f"{self.closed('OLD')} AND {self.not_free}"),
         }
 
     @property
     def by_epoch(self) -> bool:
         """Whether a row's epoch can say that its name is open."""
         return self.spec.epoch is not None and self.spec.rule == "retry"
+
+
+def _concat(parts: Sequence[_Text | str]) -> str:
+    values = (literal(part.text) if isinstance(part, _Text) else part for part in parts)
+    return f'concat({", ".join(values)}) COLLATE "C"'
 
 
 def _not_carried(
@@ -296,7 +357,9 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
         ((proof,),) = await session.run("SELECT proof FROM fenced_guard.trust")
     guard = guard_of(spec)
     makes_epoch = spec.epoch is not None and spec.epoch not in table.kinds
-    columns = [f'ALTER TABLE {quoted(guard)} ADD COLUMN "{spec.epoch}" bigint'] if makes_epoch else []
+    columns = (
+        [f'ALTER TABLE {quoted(guard)} ADD COLUMN "{spec.epoch}" bigint DEFAULT 0'] if makes_epoch else []
+    )
     return [
         "SET LOCAL search_path = pg_catalog, pg_temp",  # a trigger's condition means what it meant when it was made
         *created,
@@ -335,11 +398,83 @@ def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | N
     ]
 
 
+EVENTS = {"insert": ("new_rows",), "update": ("new_rows", "old_rows"), "delete": ("old_rows",)}
+"""What a statement can do, and the rows that it leaves and that it found."""
+_TRANSITIONS = {"new_rows": "NEW TABLE AS new_rows", "old_rows": "OLD TABLE AS old_rows"}
+
+
 def _triggers(names: _Names, table: Table, proof: bool) -> list[str]:
-    """With `proof` no row passes by the setting alone: the function looks whether what it says is so."""
+    """With `proof` nothing passes by the setting alone: the function looks whether what it says is so."""
     guard, spec = names.guard, names.spec
-    row, whole, epoch = (_object(guard, what) for what in ("row", "truncate", "epoch"))
+    whole, epoch = (_object(guard, what) for what in ("truncate", "epoch"))
     everything = literal(spec.name) if not spec.columns else "NULL"
+    statements = [
+        _function(whole, f"PERFORM fenced_guard.decide({literal(guard)}, {everything});\n  RETURN NULL;"),
+        *_row_triggers(names, table, proof),
+        *([] if table.child else _statement_triggers(names, table, proof)),
+    ]
+    statements += [
+        f"CREATE OR REPLACE TRIGGER fenced_truncate BEFORE TRUNCATE ON {quoted(target)} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {whole}()"
+        for target in (guard, *table.partitions)
+    ]
+    return [*statements, *_epoch_triggers(names, epoch, proof)]
+
+
+def _statement_triggers(names: _Names, table: Table, proof: bool) -> list[str]:
+    """All rows of a statement at once, on the table and its partitions: each fires only when it is named itself."""
+    guard = names.guard
+    statements = []
+    for event, transitions in EVENTS.items():
+        function = _object(guard, event)
+        statements.append(
+            _function(function, _judged(names, event, table, proof), "v_name text; v_count bigint;")
+        )
+        referencing = " ".join(_TRANSITIONS[rows] for rows in transitions)
+        statements += [
+            f"CREATE OR REPLACE TRIGGER fenced_{event} AFTER {event.upper()} ON {quoted(target)} "
+            f"REFERENCING {referencing} FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
+            for target in (guard, *table.partitions)
+        ]
+    return statements
+
+
+def _judged(names: _Names, event: str, table: Table, proof: bool) -> str:
+    """Look for the one name in the setting, or have all names decided."""
+    guard, spec = literal(names.guard), names.spec
+    transitions = EVENTS[event]
+    line = f"concat(E'\\n', pg_current_xact_id(), {literal(names.opening)}, v_name, E'\\n')"
+    quick = (
+        f"  IF strpos(current_setting('fenced.stamp', true), {line}) > 0 THEN RETURN NULL; END IF;\n"
+        f"  IF NOT ({names.not_free}) THEN RETURN NULL; END IF;\n"
+    )
+    quick = "" if proof else quick
+    if not spec.columns:
+        return (
+            f"IF NOT EXISTS (SELECT 1 FROM {transitions[0]}) THEN RETURN NULL; END IF;\n"
+            f"  v_name := {literal(spec.name)};\n{quick}"
+            f"  PERFORM fenced_guard.decide({guard}, v_name);\n  RETURN NULL;"
+        )
+    # A row that carries this lease's token is open. Which of the old and the new rows belong together is not known, so
+    # a row that moved has a trigger of its own; between partitions there is none, and all names are looked at.
+    by_epoch = not proof and event != "insert"
+    rows = [
+        names.without_known(each) if by_epoch and not (table.partitioned and each == "new_rows") else each
+        for each in transitions
+    ]
+    written = names.written(rows)
+    return (
+        f"SELECT {names.only_name}, count(*) INTO v_name, v_count FROM ({written}) AS written;\n"
+        f"  IF v_count = 0 THEN RETURN NULL; END IF;\n{quick}"
+        f"  IF v_name IS NOT NULL THEN PERFORM fenced_guard.decide({guard}, v_name); RETURN NULL; END IF;\n"
+        f"  PERFORM fenced_guard.decide_all({guard}, ARRAY(SELECT {names.each_name} FROM "
+        f"({written.replace(' UNION ALL ', ' UNION ')}) AS written));\n  RETURN NULL;"
+    )
+
+
+def _row_triggers(names: _Names, table: Table, proof: bool) -> list[str]:
+    """For rows that a statement trigger does not see: of a partition that is made later, and of a child."""
+    guard, spec, row = names.guard, names.spec, _object(names.guard, "row")
     left = (
         f"TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND ({names.moved}))" if spec.columns else "TG_OP = 'DELETE'"
     )
@@ -349,21 +484,36 @@ def _triggers(names: _Names, table: Table, proof: bool) -> list[str]:
             f"IF TG_OP <> 'DELETE' THEN PERFORM fenced_guard.decide({literal(guard)}, {names.name('NEW')}); END IF;\n"
             f"  IF {left} THEN PERFORM fenced_guard.decide({literal(guard)}, {names.name('OLD')}); END IF;\n"
             "  RETURN NULL;",
-        ),
-        _function(whole, f"PERFORM fenced_guard.decide({literal(guard)}, {everything});\n  RETURN NULL;"),
+        )
     ]
-    for trigger, (event, condition) in names.conditions().items():
-        when = "" if proof else f"WHEN ({condition}) "
-        statements.append(
-            f"CREATE OR REPLACE TRIGGER {trigger} AFTER {event} ON {quoted(guard)} "
+
+    def trigger(name: str, event: str, when: str) -> str:
+        return (
+            f"CREATE OR REPLACE TRIGGER {name} AFTER {event} ON {quoted(guard)} "
             f"FOR EACH ROW {when}EXECUTE FUNCTION {row}()"
         )
-    statements += [
-        f"CREATE OR REPLACE TRIGGER fenced_truncate BEFORE TRUNCATE ON {quoted(target)} "
-        f"FOR EACH STATEMENT EXECUTE FUNCTION {whole}()"
-        for target in (guard, *table.partitions)
-    ]
-    return [*statements, *_epoch_triggers(names, epoch, proof)]
+
+    if names.by_epoch and spec.columns and not table.child:
+        statements.append(trigger("fenced_moved", "UPDATE", f"WHEN ({names.moved}) "))
+    else:
+        statements.append(f"DROP TRIGGER IF EXISTS fenced_moved ON {quoted(guard)}")
+    if not table.partitioned and not table.child:
+        # Switched off, it still says no when the table is to become a child, since a statement that names the parent
+        # would fire none of our triggers; and when a column is to go that the name is made of.
+        columns = (*spec.columns, *([spec.epoch] if spec.epoch else []))
+        never = " AND ".join(["false", *(f'NEW."{column}" IS NULL' for column in columns)])
+        alone = (
+            f"CREATE OR REPLACE TRIGGER fenced_alone AFTER UPDATE ON {quoted(guard)} "
+            f"REFERENCING NEW TABLE AS new_rows FOR EACH ROW WHEN ({never}) EXECUTE FUNCTION {row}()"
+        )
+        return [*statements, alone, f"ALTER TABLE {quoted(guard)} DISABLE TRIGGER fenced_alone"]
+    for name, (event, condition) in names.conditions().items():
+        statements.append(trigger(f"fenced_row_{name}", event, "" if proof else f"WHEN ({condition}) "))
+        statements += [
+            f"ALTER TABLE ONLY {quoted(partition)} DISABLE TRIGGER fenced_row_{name}"
+            for partition in table.partitions
+        ]
+    return statements
 
 
 def _epoch_triggers(names: _Names, function: str, proof: bool) -> list[str]:
@@ -386,20 +536,22 @@ def _epoch_triggers(names: _Names, function: str, proof: bool) -> list[str]:
         f'{decided}NEW."{spec.epoch}" := coalesce(fenced_guard.token_for({names.name("NEW")}), {kept});\n'
         "  RETURN NEW;"
     )
-    when = "" if proof else f"WHEN ({names.epoch_unknown}) "
+    changed = "" if proof else f"WHEN ({names.epoch_unknown}) "
+    made = "" if proof else f'WHEN (NEW."{spec.epoch}" IS DISTINCT FROM 0 OR {names.admits}) '
     head = "CREATE OR REPLACE TRIGGER fenced_epoch_{} BEFORE {} ON " + quoted(guard) + " FOR EACH ROW "
     return [
         _function(function, body),
-        head.format("insert", "INSERT") + f"EXECUTE FUNCTION {function}()",
-        head.format("update", "UPDATE") + f"{when}EXECUTE FUNCTION {function}()",
+        head.format("insert", "INSERT") + f"{made}EXECUTE FUNCTION {function}()",
+        head.format("update", "UPDATE") + f"{changed}EXECUTE FUNCTION {function}()",
     ]
 
 
-def _function(name: str, body: str) -> str:
+def _function(name: str, body: str, variables: str = "") -> str:
+    declared = f"DECLARE\n  {variables}\n" if variables else ""
     return (
         f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger\n"
         "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fenced$\n"
-        f"BEGIN\n  {body}\nEND $fenced$;\n"
+        f"{declared}BEGIN\n  {body}\nEND $fenced$;\n"
         f"REVOKE ALL ON FUNCTION {name}() FROM PUBLIC"  # or anybody could hang it on a table of his own
     )
 
@@ -407,7 +559,8 @@ def _function(name: str, body: str) -> str:
 def _without_triggers(guard: str) -> list[str]:
     """The triggers go with their functions, wherever they are: also from a partition that was detached."""
     return [
-        f"DROP FUNCTION IF EXISTS {_object(guard, what)}() CASCADE" for what in ("row", "truncate", "epoch")
+        f"DROP FUNCTION IF EXISTS {_object(guard, what)}() CASCADE"
+        for what in ("row", "truncate", "epoch", *EVENTS)
     ]
 
 

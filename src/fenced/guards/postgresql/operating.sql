@@ -15,8 +15,8 @@ SELECT guard, pattern, until, who, why FROM fenced_guard.override WHERE until > 
 
 -- counts: Decisions by kind and writer, under the pattern whose mode counts for the name now. Sums of old records
 -- know their last time alone, and count as recent if that is.
-SELECT r.guard, r.verdict, r.ruling, r.mode, count(*),
-  count(*) FILTER (WHERE r.at >= greatest(m.since, clock_timestamp() - interval '{quiet} seconds')),
+SELECT r.guard, r.verdict, r.ruling, r.mode, sum(r.count)::bigint,
+  coalesce(sum(r.count) FILTER (WHERE r.at >= greatest(m.since, clock_timestamp() - interval '{quiet} seconds')), 0)::bigint,
   max(r.at), r.who, r.application, m.pattern
 FROM fenced_guard.record r CROSS JOIN LATERAL (
   SELECT m.pattern, m.since FROM fenced_guard.mode m
@@ -32,10 +32,11 @@ ORDER BY 7
 -- marks: How many marks a guard's template can have, and the highest of them.
 SELECT count(*), coalesce(max(token), 0) FROM fenced_guard.mark WHERE name ~ {names}
 
--- triggers: Those that are missing or disabled, on the table and its partitions.
-SELECT tree.guard, n.nspname || '.' || c.relname, e.name, t.oid IS NULL
+-- triggers: Those that are missing or disabled, on the table and its partitions. Where a partition was made later, and on
+-- a table that inherits, row triggers do.
+SELECT tree.guard, n.nspname || '.' || c.relname, coalesce(t.tgname::text, e.name), t.oid IS NULL
 FROM (
-  SELECT g.guard, g.template, g.epoch, root.oid AS root, relation.oid AS relation
+  SELECT g.guard, g.epoch, root.oid AS root, relation.oid AS relation
   FROM fenced_guard.guard g
   CROSS JOIN LATERAL to_regclass(format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2))) AS root (oid)
   CROSS JOIN LATERAL (SELECT root.oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(root.oid)) AS relation (oid)
@@ -47,8 +48,12 @@ CROSS JOIN LATERAL unnest(
   ARRAY['fenced_insert', 'fenced_update', 'fenced_delete', 'fenced_truncate']
   || CASE WHEN tree.epoch IS NOT NULL THEN ARRAY['fenced_epoch_insert', 'fenced_epoch_update'] END
 ) AS e (name)
-LEFT JOIN pg_catalog.pg_trigger t ON t.tgrelid = tree.relation AND t.tgname = e.name
-  AND t.tgfoid IN (SELECT oid FROM pg_catalog.pg_proc WHERE pronamespace = 'fenced_guard'::regnamespace)
+LEFT JOIN LATERAL (
+  SELECT t.oid, t.tgname, t.tgenabled FROM pg_catalog.pg_trigger t
+  WHERE t.tgrelid = tree.relation AND t.tgfoid IN (SELECT oid FROM pg_catalog.pg_proc WHERE pronamespace = 'fenced_guard'::regnamespace)
+    AND (t.tgname = e.name OR (t.tgname = replace(e.name, 'fenced_', 'fenced_row_') AND (tree.relation <> tree.root OR c.relkind = 'r')))
+  ORDER BY t.tgenabled IN ('O', 'A') DESC, t.tgname = e.name DESC LIMIT 1
+) AS t ON true
 WHERE t.oid IS NULL OR t.tgenabled NOT IN ('O', 'A')
 ORDER BY tree.guard, tree.relation <> tree.root, 2, 3
 

@@ -15,9 +15,9 @@
 --   XID@TOKEN        a token that was admitted for all names of its lease, for rows that carry it in their epoch column
 --   XID#GRANT        and its grant, for names that carry its mark
 --
--- A row trigger's condition looks for its own line, in the executor, without calling a function of ours. Everything
--- else goes through `decide`. What is called in every transaction is one statement where possible, as plpgsql sets
--- every further expression up anew in each transaction.
+-- A statement's trigger looks for the line of the one name that the statement wrote to. Everything else goes through
+-- `decide`, many names at once through `decide_all`. What is called in every transaction is one statement where possible,
+-- as plpgsql sets every further expression up anew in each transaction.
 
 CREATE SCHEMA fenced_guard;
 
@@ -135,6 +135,7 @@ CREATE TABLE fenced_guard.record (
   verdict     text NOT NULL,
   ruling      text NOT NULL,                         -- refuse, record, count; admit for a sample
   mode        text NOT NULL,
+  count       bigint NOT NULL DEFAULT 1,             -- how many names of one statement this line stands for
   who         text NOT NULL DEFAULT session_user,
   application text NOT NULL DEFAULT current_setting('application_name'),
   query       text
@@ -462,26 +463,32 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RETURN (
     SELECT g.guard FROM fenced_guard.guard g CROSS JOIN LATERAL fenced_guard.mode_of(g.guard, p_name) AS m
-    WHERE p_name LIKE regexp_replace(fenced_guard.likes(g.template), '\{[^{}]*\}', '%', 'g')
+    WHERE p_name LIKE regexp_replace(fenced_guard.likes(g.template), E'\\{[^{}]*\\}', '%', 'g')
     ORDER BY m.requires DESC, m.refuses DESC, g.guard LIMIT 1
   );
 END $$;
 
--- Write a decision down, without ever failing or waiting: what cannot be recorded is counted at least.
+-- Write decisions of one statement down, without ever failing or waiting: what cannot be recorded is counted at least.
+-- However many names there are, at most ten lines are written, without a stamp one; the last one counts the rest.
 CREATE SEQUENCE fenced_guard.unrecorded;
 CREATE FUNCTION fenced_guard.note(
-  p_guard text, p_name text, p_stamp text, p_verdict text, p_ruling text, p_mode text
+  p_guard text, p_names text[], p_stamp text, p_verdict text, p_ruling text, p_mode text
 ) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  v_id bigint := nextval('fenced_guard.record_id');
+  v_shown integer := CASE p_verdict WHEN 'missing' THEN 1 ELSE least(cardinality(p_names), 10) END;
+  v_id bigint;
 BEGIN
   LOCK TABLE fenced_guard.record IN ROW EXCLUSIVE MODE NOWAIT;
-  INSERT INTO fenced_guard.record (id, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, query)
-  SELECT v_id, coalesce(p_guard, ''), p_name, p_stamp, m.token, m.grant_id, m.seq, p_verdict, p_ruling, p_mode,
-    left(current_query(), 200)
-  FROM (SELECT 1) AS always LEFT JOIN fenced_guard.mark m ON m.name = p_name;
-  IF v_id % 1000 = 0 AND current_setting('transaction_isolation') = 'read committed' THEN
+  WITH noted AS (
+    INSERT INTO fenced_guard.record (guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, count, query)
+    SELECT coalesce(p_guard, ''), n.name, p_stamp, m.token, m.grant_id, m.seq, p_verdict, p_ruling, p_mode,
+      CASE WHEN n.i < v_shown THEN 1 ELSE cardinality(p_names) - v_shown + 1 END, left(current_query(), 200)
+    FROM unnest(p_names[1:v_shown]) WITH ORDINALITY AS n (name, i) LEFT JOIN fenced_guard.mark m ON m.name = n.name
+    RETURNING id
+  )
+  SELECT max(id) INTO v_id FROM noted;
+  IF v_id % 1000 < v_shown AND current_setting('transaction_isolation') = 'read committed' THEN
     PERFORM fenced_guard.tidy(v_id - 10000);
   END IF;
 EXCEPTION WHEN OTHERS THEN
@@ -498,10 +505,11 @@ BEGIN
     RETURN 0;
   END IF;
   WITH old AS (
-    DELETE FROM fenced_guard.record WHERE id <= p_before RETURNING guard, verdict, ruling, mode, who, application, at
+    DELETE FROM fenced_guard.record WHERE id <= p_before
+    RETURNING guard, verdict, ruling, mode, who, application, at, count
   ), summed AS (
     INSERT INTO fenced_guard.tally AS t (guard, verdict, ruling, mode, who, application, count, last)
-    SELECT guard, verdict, ruling, mode, who, application, count(*), max(at) FROM old GROUP BY 1, 2, 3, 4, 5, 6
+    SELECT guard, verdict, ruling, mode, who, application, sum(count), max(at) FROM old GROUP BY 1, 2, 3, 4, 5, 6
     ON CONFLICT (guard, verdict, ruling, mode, who, application)
       DO UPDATE SET count = t.count + excluded.count, last = greatest(t.last, excluded.last)
   )
@@ -575,9 +583,55 @@ BEGIN
   IF p_verdict = 'applied' OR (p_verdict = 'missing' AND v.requires) OR (p_verdict <> 'missing' AND v.refuses) THEN
     PERFORM fenced_guard.refuse(p_guard, nullif(p_name, ''), p_stamp, p_verdict, v.mode);
   END IF;
-  PERFORM fenced_guard.note(p_guard, nullif(p_name, ''), p_stamp, p_verdict, CASE
+  PERFORM fenced_guard.note(p_guard, ARRAY[nullif(p_name, '')], p_stamp, p_verdict, CASE
     WHEN v.mode = 'observe' OR (p_verdict = 'missing' AND v.mode NOT IN ('shadow', 'override')) THEN 'count'
     ELSE 'record' END, v.mode);
+END $$;
+
+-- The same about many names at once, pattern by pattern, the longest first, as `mode_of` does it for one.
+CREATE FUNCTION fenced_guard.rule_on_all(p_guard text, p_names text[], p_stamp text, p_verdict text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  m          record;
+  v_left     text[] := p_names;
+  v_match    text[];
+  v_refusing text[];                     -- names under a stage that refuses bad stamps
+  v_lifted   text[];                     -- and those of them that an override lets through
+BEGIN
+  IF p_verdict = 'applied' THEN
+    PERFORM fenced_guard.rule_on(p_guard, p_names[1], p_stamp, p_verdict);
+  END IF;
+  FOR m IN
+    (SELECT mode, percent, likes FROM fenced_guard.mode WHERE guard = p_guard ORDER BY length(pattern) DESC, pattern DESC)
+    UNION ALL SELECT 'observe', 0, '%'   -- where no pattern matches
+  LOOP
+    EXIT WHEN cardinality(v_left) = 0;
+    v_match := v_left;
+    v_left := '{}';
+    IF m.likes <> '%' THEN
+      SELECT coalesce(array_agg(n) FILTER (WHERE n LIKE m.likes), '{}'), coalesce(array_agg(n) FILTER (WHERE n NOT LIKE m.likes), '{}')
+      INTO v_match, v_left FROM unnest(v_match) AS n;
+    END IF;
+    v_refusing := CASE
+      WHEN m.mode IN ('enforce', 'require') THEN v_match
+      WHEN m.mode LIKE 'canary%' THEN ARRAY(SELECT n FROM unnest(v_match) AS n WHERE
+        ('x' || left(encode(sha256(convert_to(n, 'UTF8')), 'hex'), 8))::bit(32)::bigint < m.percent / 100 * 4294967296)
+      ELSE '{}' END;
+    v_lifted := '{}';
+    IF cardinality(v_refusing) > 0 THEN
+      v_lifted := ARRAY(SELECT n FROM unnest(v_refusing) AS n WHERE EXISTS (
+        SELECT 1 FROM fenced_guard.override o WHERE o.guard = p_guard AND n LIKE o.likes AND o.until > clock_timestamp()));
+      IF (p_verdict <> 'missing' OR m.mode = 'require') AND cardinality(v_refusing) > cardinality(v_lifted) THEN
+        PERFORM fenced_guard.refuse(p_guard, n, p_stamp, p_verdict, m.mode)
+        FROM unnest(v_refusing) AS n WHERE n <> ALL (v_lifted) LIMIT 1;
+      END IF;
+      PERFORM fenced_guard.note(p_guard, v_lifted, p_stamp, p_verdict, 'record', 'override') WHERE cardinality(v_lifted) > 0;
+      v_match := ARRAY(SELECT n FROM unnest(v_match) AS n WHERE n <> ALL (v_lifted));
+    END IF;
+    PERFORM fenced_guard.note(p_guard, v_match, p_stamp, p_verdict, CASE
+      WHEN m.mode = 'observe' OR (p_verdict = 'missing' AND m.mode <> 'shadow') THEN 'count' ELSE 'record' END, m.mode)
+    WHERE cardinality(v_match) > 0;
+  END LOOP;
 END $$;
 
 -- Announcing.
@@ -895,7 +949,7 @@ BEGIN
     PERFORM fenced_guard.announce_slowly(
       p_stamps, p_left, p_guard, p_names, p_exclusive, p_still_held, p_proofs, false, p_repeats);
   ELSIF v_sample > 0 AND random() < v_sample THEN
-    PERFORM fenced_guard.note(p_guard, split_part(p_stamps, ':', 6), p_stamps, 'admit', 'admit', 'sample');
+    PERFORM fenced_guard.note(p_guard, ARRAY[split_part(p_stamps, ':', 6)], p_stamps, 'admit', 'admit', 'sample');
   END IF;
 END $$;
 
@@ -1102,47 +1156,44 @@ END $$;
 
 -- Writing.
 
--- Decide about a row that no line of the setting lets through. `p_name` is NULL for all rows at once.
+-- Decide about a name that a statement wrote to. `p_name` is NULL for all rows at once.
 CREATE FUNCTION fenced_guard.decide(p_guard text, p_name text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_xid   text := pg_current_xact_id();
-  v_lines text;
+  v_lines text := current_setting('fenced.stamp', true);
   v_rule  text;
   v_proof boolean;
-  v_verdict text;
+  v_verdict text := 'missing';
   v_mode  record;
   v_text  text;
   s       fenced_guard.stamp;
 BEGIN
   p_name := replace(p_name, E'\n', E'\r');  -- as `one_line` does
-  SELECT g.rule, t.proof INTO v_rule, v_proof FROM fenced_guard.guard g, fenced_guard.trust t WHERE g.guard = p_guard;
-  IF v_rule = 'retry' AND NOT v_proof AND fenced_guard.carries_mark(p_name) THEN
-    RETURN;
-  END IF;
-  v_lines := fenced_guard.carried();
-  IF v_proof THEN
-    IF fenced_guard.confirmed(p_guard, p_name, v_rule, v_lines) THEN
+  IF starts_with(v_lines, E'\n' || v_xid) THEN
+    SELECT g.rule, t.proof INTO v_rule, v_proof FROM fenced_guard.guard g, fenced_guard.trust t WHERE g.guard = p_guard;
+    IF v_proof THEN
+      IF fenced_guard.confirmed(p_guard, p_name, v_rule, v_lines) THEN
+        RETURN;
+      END IF;
+    ELSIF (v_rule = 'retry' AND fenced_guard.carries_mark(p_name))
+      OR strpos(v_lines, concat(E'\n', v_xid, '|', p_guard, '/', p_name, E'\n')) > 0
+      OR (v_rule = 'retry' AND strpos(v_lines, concat(E'\n', v_xid, '/', p_name, E'\n')) > 0)
+      OR (strpos(v_lines, concat(E'\n', v_xid, '*', p_guard, E'\n')) > 0 AND strpos(v_lines, E'\n' || v_xid || ' ') = 0) THEN
       RETURN;
     END IF;
-  ELSIF strpos(v_lines, concat(E'\n', v_xid, '|', p_guard, '/', p_name, E'\n')) > 0
-    OR (v_rule = 'retry' AND strpos(v_lines, concat(E'\n', v_xid, '/', p_name, E'\n')) > 0)
-    OR (strpos(v_lines, concat(E'\n', v_xid, '*', p_guard, E'\n')) > 0 AND strpos(v_lines, E'\n' || v_xid || ' ') = 0) THEN
-    RETURN;
-  END IF;
-  IF strpos(v_lines, E'\n' || v_xid || ' ') = 0 THEN
-    v_verdict := 'missing';
-  ELSE
-    v_verdict := CASE WHEN strpos(v_lines, E'\n' || v_xid || E' ?\n') > 0 THEN 'invalid' ELSE 'uncovered' END;
-    FOR v_text IN SELECT split_part(line, ' ', 2) FROM string_to_table(v_lines, E'\n') AS line
-                  WHERE starts_with(line, v_xid || ' ') LOOP
-      s := fenced_guard.parse(v_text);
-      EXIT WHEN p_name = ANY (s.names);
-      s.names := NULL;
-    END LOOP;
-    IF s.names IS NOT NULL AND fenced_guard.announced(p_name, v_lines) THEN
-      SELECT * INTO v_mode FROM fenced_guard.mode_of(p_guard, p_name);
-      v_verdict := fenced_guard.admit_briefly(s, p_name, v_rule, v_mode.refuses);
+    IF strpos(v_lines, E'\n' || v_xid || ' ') > 0 THEN
+      v_verdict := CASE WHEN strpos(v_lines, E'\n' || v_xid || E' ?\n') > 0 THEN 'invalid' ELSE 'uncovered' END;
+      FOR v_text IN SELECT split_part(line, ' ', 2) FROM string_to_table(v_lines, E'\n') AS line
+                    WHERE starts_with(line, v_xid || ' ') LOOP
+        s := fenced_guard.parse(v_text);
+        EXIT WHEN p_name = ANY (s.names);
+        s.names := NULL;
+      END LOOP;
+      IF s.names IS NOT NULL AND fenced_guard.announced(p_name, v_lines) THEN
+        SELECT * INTO v_mode FROM fenced_guard.mode_of(p_guard, p_name);
+        v_verdict := fenced_guard.admit_briefly(s, p_name, v_rule, v_mode.refuses);
+      END IF;
     END IF;
   END IF;
   IF v_verdict = 'admit' THEN
@@ -1151,12 +1202,107 @@ BEGIN
   ELSIF v_verdict <> 'contended' THEN
     PERFORM fenced_guard.rule_on(p_guard, p_name, v_text, v_verdict);
   END IF;
-  -- Let through. Once per transaction and name is enough; without a stamp once per transaction, if no name needs one.
-  PERFORM fenced_guard.carry(CASE
-    WHEN v_verdict = 'missing' AND NOT EXISTS (
-      SELECT 1 FROM fenced_guard.mode WHERE guard = p_guard AND mode = 'require'
-    ) THEN concat(v_xid, '*', p_guard, E'\n')
-    ELSE concat(v_xid, '|', p_guard, '/', p_name, E'\n') END);
+  PERFORM fenced_guard.carry_let_through(p_guard, ARRAY[p_name], v_verdict);
+END $$;
+
+-- Remember what was let through, so that it is noted once per transaction: each name, until the setting is long, since
+-- every statement looks through it; without a stamp all at once, if no name needs one.
+CREATE FUNCTION fenced_guard.carry_let_through(p_guard text, p_names text[], p_verdict text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_xid text := pg_current_xact_id();
+BEGIN
+  IF p_verdict = 'missing' AND NOT EXISTS (SELECT 1 FROM fenced_guard.mode WHERE guard = p_guard AND mode = 'require') THEN
+    PERFORM fenced_guard.carry(concat(v_xid, '*', p_guard, E'\n'));
+  ELSIF cardinality(p_names) > 0 AND length(fenced_guard.carried()) < 8192 THEN
+    PERFORM fenced_guard.carry(
+      (SELECT string_agg(concat(v_xid, '|', p_guard, '/', n, E'\n'), '') FROM unnest(p_names[1:64]) AS n));
+  END IF;
+END $$;
+
+-- Decide about all names that a statement wrote to. What costs time for each is done for those alone that a stamp of this
+-- transaction covers, and that are not open yet.
+CREATE FUNCTION fenced_guard.decide_all(p_guard text, p_names text[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_xid    text := pg_current_xact_id();
+  v_lines  text := fenced_guard.carried();
+  v_names  text[] := ARRAY(SELECT DISTINCT replace(n, E'\n', E'\r') COLLATE "C" FROM unnest(p_names) AS n);
+  v_marked text[];                       -- names whose mark is of a lease that is carried as a whole
+  v_open   text[] := '{}';
+  v_let    text[] := '{}';               -- covered names that are not admitted, and why
+  v_why    text[] := '{}';
+  v_rule   text;
+  v_proof  boolean;
+  v_verdict text;
+  v_last   text;
+  w        record;
+BEGIN
+  SELECT g.rule, t.proof INTO v_rule, v_proof FROM fenced_guard.guard g, fenced_guard.trust t WHERE g.guard = p_guard;
+  IF v_proof OR cardinality(v_names) <= 8 THEN
+    PERFORM fenced_guard.decide(p_guard, n) FROM unnest(v_names) AS n;
+    RETURN;
+  END IF;
+  IF strpos(v_lines, E'\n' || v_xid || ' ') = 0 THEN
+    IF strpos(v_lines, concat(E'\n', v_xid, '*', p_guard, E'\n')) = 0 THEN
+      PERFORM fenced_guard.rule_on_all(p_guard, v_names, NULL, 'missing');
+      PERFORM fenced_guard.carry_let_through(p_guard, '{}', 'missing');
+    END IF;
+    RETURN;
+  END IF;
+  v_marked := ARRAY(
+    SELECT m.name FROM unnest(v_names) AS n JOIN fenced_guard.mark m ON m.name = n  -- as `carries_mark` does
+    WHERE strpos(current_setting(concat('fenced.token', m.token % 16), true), concat(E'\n', v_xid, '#', m.grant_id, E'\n')) > 0
+  );
+  v_names := ARRAY(
+    SELECT n FROM unnest(v_names) AS n
+    EXCEPT SELECT substr(line, length(v_xid) + 2) FROM string_to_table(v_lines, E'\n') AS line
+      WHERE v_rule = 'retry' AND starts_with(line, v_xid || '/')
+    EXCEPT SELECT substr(line, length(concat(v_xid, p_guard)) + 3) FROM string_to_table(v_lines, E'\n') AS line
+      WHERE starts_with(line, concat(v_xid, '|', p_guard, '/'))
+    EXCEPT SELECT n FROM unnest(v_marked) AS n WHERE v_rule = 'retry'
+  );
+  FOR w IN
+    SELECT DISTINCT ON (n) n AS name, s.stamp, a.name IS NOT NULL AS announced
+    FROM (
+      SELECT fenced_guard.parse(split_part(line, ' ', 2)) AS stamp, i
+      FROM string_to_table(v_lines, E'\n') WITH ORDINALITY AS l (line, i) WHERE starts_with(line, v_xid || ' ')
+    ) AS s
+    CROSS JOIN LATERAL unnest((s.stamp).names) AS n
+    JOIN unnest(v_names) AS wanted ON wanted = n
+    LEFT JOIN (                          -- as `announced` does
+      SELECT substr(line, strpos(line, '/') + 1) AS name FROM string_to_table(v_lines, E'\n') AS line
+      WHERE starts_with(line, v_xid || '/') OR starts_with(line, v_xid || '|')
+      UNION SELECT unnest(v_marked)
+    ) AS a ON a.name = n
+    ORDER BY n, s.i
+  LOOP
+    v_verdict := 'uncovered';
+    IF w.announced THEN
+      v_verdict := fenced_guard.admit_briefly(
+        w.stamp, w.name, v_rule, (SELECT refuses FROM fenced_guard.mode_of(p_guard, w.name)));
+    END IF;
+    IF v_verdict = 'admit' THEN
+      v_open := v_open || w.name;
+    ELSE
+      v_let := v_let || w.name;
+      v_why := v_why || concat(v_verdict, ' ', (w.stamp).text);
+    END IF;
+  END LOOP;
+  PERFORM fenced_guard.rule_on_all(p_guard, array_agg(name), split_part(why, ' ', 2), split_part(why, ' ', 1))
+  FROM unnest(v_let, v_why) AS u (name, why) WHERE NOT starts_with(why, 'contended') GROUP BY why;
+  v_names := ARRAY(SELECT n FROM unnest(v_names) AS n EXCEPT SELECT unnest(v_open || v_let));
+  IF cardinality(v_names) > 0 THEN
+    SELECT split_part(line, ' ', 2) INTO v_last FROM string_to_table(v_lines, E'\n') WITH ORDINALITY AS l (line, i)
+    WHERE starts_with(line, v_xid || ' ') ORDER BY i DESC LIMIT 1;
+    PERFORM fenced_guard.rule_on_all(p_guard, v_names, v_last,
+      CASE WHEN strpos(v_lines, E'\n' || v_xid || E' ?\n') > 0 THEN 'invalid' ELSE 'uncovered' END);
+  END IF;
+  IF cardinality(v_open) > 0 THEN
+    PERFORM fenced_guard.carry((SELECT string_agg(
+      concat(v_xid, CASE WHEN v_rule <> 'retry' THEN '|' || p_guard END, '/', n, E'\n'), '') FROM unnest(v_open) AS n));
+  END IF;
+  PERFORM fenced_guard.carry_let_through(p_guard, v_let, 'let through');
 END $$;
 
 -- A fence that this transaction has announced, and not locked enough: for a rule that wants more, or because another
