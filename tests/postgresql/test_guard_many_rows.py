@@ -149,7 +149,7 @@ def test_many_names_of_many_leases_are_decided_together(db: Db) -> None:
     newer = stamp(5000, 1, names[70])
     with ORDERS.transaction(db, newer) as tx:
         tx.execute("UPDATE orders SET qty = 9 WHERE id = 71")
-    with db.transaction(), pytest.raises(psycopg.DatabaseError, match="stale"), db.transaction():
+    with db.transaction(), pytest.raises(psycopg.DatabaseError, match="announce it too"), db.transaction():
         for lease in leases:  # one name of each is announced, and all are written
             ORDERS.announce_on(db, lease, lease.names[0])
         db.execute("UPDATE orders SET qty = 0")
