@@ -16,6 +16,7 @@ import asyncpg  # type: ignore[import-untyped]
 import psycopg
 
 import fenced
+from bench import guard_costs
 from bench.figures import Figure, ratio
 from bench.interleaved import Action, Effort, async_medians, medians
 from fenced import sql
@@ -52,6 +53,7 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
             yield from _many_rows(connection, client, effort)
             yield _many_names(connection, client, effort)
             yield from _one_holder(server, url, client, effort)
+            yield from guard_costs.run(url, client, effort)
 
 
 def _make(connection: Connection, table: str) -> None:
