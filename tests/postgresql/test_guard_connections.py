@@ -507,3 +507,69 @@ def test_still_held(db: Db, postgresql_url: str) -> None:
         ) as tx:  # over, and nobody has come since: the fence alone admits it
             tx.execute(UPDATE)
     assert qty(db) == 2
+
+
+# What the program has set on its connection.
+
+ODD = "orders/gr\u00f6\u00dfe \u2713 \U0001f512"
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "EUC_JP"])
+def test_a_refusal_arrives_in_every_encoding(postgresql_url: str, encoding: str) -> None:
+    """A name that the client's encoding cannot carry: the server sent an error about that, and it was Unavailable."""
+    guard, suspending = Guard(table="t", name="{name}"), AsyncGuard(table="t", name="{name}")
+    late, update = stamp(5, 1, ODD), "UPDATE t SET name = name"
+
+    async def on_asyncpg() -> tuple[Any, ...]:
+        connection = await asyncpg.connect(postgresql_url, server_settings={"client_encoding": encoding})
+        try:
+            with pytest.raises(fenced.StaleToken) as stale:
+                async with suspending.transaction(connection, late):
+                    raise AssertionError("announced")
+            with pytest.raises(asyncpg.PostgresError) as unstamped:
+                await connection.execute(update)
+            return stale.value, unstamped.value, await suspending.peek(connection, ODD)
+        finally:
+            await connection.close()
+
+    def on_psycopg() -> tuple[Any, ...]:
+        with psycopg.connect(postgresql_url, autocommit=True, client_encoding=encoding) as connection:
+            with pytest.raises(fenced.StaleToken) as stale, guard.transaction(connection, late):
+                raise AssertionError("announced")
+            with pytest.raises(psycopg.DatabaseError) as unstamped:
+                connection.execute(update.encode())
+            return stale.value, unstamped.value, guard.peek(connection, ODD)
+
+    with psycopg.connect(postgresql_url, autocommit=True) as db:
+        db.execute("CREATE TABLE t (name text PRIMARY KEY)")
+        guard.install(db, mode="require")
+        with guard.transaction(db, stamp(6, 1, ODD)) as tx:
+            tx.execute("INSERT INTO t VALUES (%s)", [ODD])
+        for stale, unstamped, mark in (on_psycopg(), asyncio.run(on_asyncpg())):
+            missing = refusal(unstamped)
+            assert isinstance(missing, fenced.MissingStamp)
+            assert (stale.name, stale.mark, missing.name, mark.token) == (ODD, 6, ODD, 6)
+        recorded = db.execute("SELECT name FROM fenced_guard.record WHERE verdict = 'stale'").fetchall()
+        assert recorded == [(ODD,)] * 2
+
+
+@pytest.mark.parametrize("rule", ["retry", "sequenced"])
+def test_backslashes_mean_the_same_under_every_setting(postgresql_url: str, rule: Any) -> None:
+    """`standard_conforming_strings = off`, as some old programs set it: honest leases were refused."""
+    guard = Guard(table="orders", name="orders/{ref}", rule=rule)
+    loose = "-c standard_conforming_strings=off -c escape_string_warning=off"
+    with psycopg.connect(postgresql_url, autocommit=True, options=loose) as db:
+        db.execute(TABLE.encode())
+        guard.install(db, mode="require")
+        db.execute(guard.script(db, "canary(12.5%)").encode())
+        guard.set_mode(db, "require", "orders/a_%*")
+        guard.set_mode(db, "require")
+        for token, seq in ((5, 1), (5, 2), (6, 1)):
+            fence = stamp(token, seq, "orders/a", "orders/b c", "orders/d.e", "orders/f\\g")
+            with guard.transaction(db, fence) as tx:
+                tx.execute("UPDATE orders SET qty = 1 WHERE ref = 'a'")
+        with pytest.raises(fenced.StaleToken), guard.transaction(db, stamp(5, 3, "orders/a")):
+            raise AssertionError("announced")
+        assert db.execute("SELECT likes FROM fenced_guard.mode WHERE pattern <> '*'").fetchone() == (
+            "orders/a\\_\\%%",
+        )

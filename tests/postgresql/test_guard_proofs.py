@@ -417,7 +417,9 @@ def test_jumps_are_measured_from_the_highest_mark(shop: Shop) -> None:
     for token, name in ((80_500, "orders/2"), (81_500, "orders/3"), (82_400, NAME), (81_900, "orders/2")):
         shop.write(stamp(token, 1, name), f"UPDATE orders SET qty = 1 WHERE grp = {name[-1]}")
     for token in (83_401, TOKEN_MAX):
-        with pytest.raises(ForgedStamp):
+        with pytest.raises(
+            ForgedStamp, match=rf"token {token} is more than max_jump \(1000\) above .* 82400; .*trust"
+        ):
             shop.write(stamp(token, 1, "orders/4"))
     shop.connection.execute("SELECT fenced_guard.reset('orders/1', 'a test')")
     with pytest.raises(ForgedStamp):  # 81,900 is the highest now
@@ -429,7 +431,7 @@ def test_beside_its_authority_a_guard_looks_the_last_token_up(shop: Shop) -> Non
     with fenced.Client(shop.url) as client:
         with client.hold(NAME) as lease:
             for above in (lease.token + 1, TOKEN_MAX):
-                with pytest.raises(ForgedStamp):
+                with pytest.raises(ForgedStamp, match=f"has minted, {lease.token}$"):
                     shop.write(stamp(above, 1, NAME, realm=lease.realm))
             shop.write(lease)
         shop.connection.execute("SELECT fenced.raise_floor(id, 5000) FROM fenced.namespace")

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -447,3 +448,20 @@ def test_a_rows_epoch_opens_no_fence_that_was_not_locked(db: Db) -> None:
     with pytest.raises(fenced.StaleToken):  # announced to a guard that only observes
         write(db, stamp(5, 3, *both), "UPDATE orders SET qty = 9 WHERE id = 43", lenient)
     assert db.execute("SELECT max(qty) FROM orders").fetchone() == (5,)
+
+
+@pytest.mark.parametrize("rule", ["retry", "sequenced"])
+def test_values_of_the_programs_own_are_no_tokens(db: Db, rule: Any) -> None:
+    """A `version` column of an ORM holds 1, 2, 3: they opened the rows of every low token."""
+    db.execute("CREATE TABLE t (id integer, version bigint); INSERT INTO t VALUES (1, 0), (2, 5), (3, NULL)")
+    guard = Guard(table="t", name="t/{id}", epoch="version", rule=rule)
+    with pytest.raises(Misconfigured, match=r"column version of public.t.*SET \"version\" = 0"):
+        guard.install(db, mode="require")
+    assert db.execute("SELECT to_regnamespace('fenced_guard') IS NULL").fetchone() == (True,)
+    db.execute("UPDATE t SET version = 0 WHERE version <> 0")
+    guard.install(db, mode="require")
+    write(db, stamp(5, 1, "t/2"), "UPDATE t SET version = 7 WHERE id = 2", guard)
+    guard.install(db)  # what is there now is its own
+    with pytest.raises(fenced.Uncovered):
+        write(db, stamp(6, 1, "t/1"), "UPDATE t SET version = 7 WHERE id = 2", guard)
+    assert db.execute("SELECT version FROM t WHERE id = 2").fetchone() == (5,)

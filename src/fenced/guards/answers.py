@@ -60,15 +60,21 @@ def error_for(
     mark: Mark | None = None,
     table: str | None = None,
     announced: Sequence[str] | None = None,
+    says: str | None = None,
 ) -> FencedError:
-    """The typed error that says a verdict to the caller. `announced`: which of the lease's names were."""
+    """The typed error that says a verdict to the caller. `announced`: which of the lease's names were; `says`: the
+    guard's own words, where it has any."""
     where = name or (f"a row of {table}" if table else "a row")
     if verdict is Verdict.APPLIED:
         return AlreadyApplied(f"{where}: this operation was applied before; nothing was done")
-    says = _unannounced(verdict, name, stamp, announced) or _SAYS[verdict].format(
-        token=stamp.token if stamp else "?",
-        mark=mark.token if mark else "a newer one",
-        names=", ".join(stamp.names) if stamp else "its stamp",
+    says = (
+        says
+        or _unannounced(verdict, name, stamp, announced)
+        or _SAYS[verdict].format(
+            token=stamp.token if stamp else "?",
+            mark=mark.token if mark else "a newer one",
+            names=", ".join(stamp.names) if stamp else "its stamp",
+        )
     )
     return REFUSALS[verdict.value](
         f"{where}: {says}",

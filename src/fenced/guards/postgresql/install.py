@@ -357,6 +357,10 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
         ((proof,),) = await session.run("SELECT proof FROM fenced_guard.trust")
     guard = guard_of(spec)
     makes_epoch = spec.epoch is not None and spec.epoch not in table.kinds
+    adopts_epoch = spec.epoch is not None and not makes_epoch and mandatory and not value_is_made
+    if adopts_epoch and not created:
+        known = f"SELECT 1 FROM fenced_guard.guard WHERE guard = {literal(guard)} AND mandatory AND epoch = "
+        adopts_epoch = not await session.run(known + literal(spec.epoch or ""))
     columns = (
         [f'ALTER TABLE {quoted(guard)} ADD COLUMN "{spec.epoch}" bigint DEFAULT 0'] if makes_epoch else []
     )
@@ -367,7 +371,22 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
         *columns,
         *_registration(spec, mandatory, makes_epoch, mode),
         *(_triggers(_Names(spec, table), table, proof) if mandatory else _without_triggers(guard)),
+        *([_refuse_values(guard, spec.epoch)] if adopts_epoch and spec.epoch else []),
     ]
+
+
+def _refuse_values(guard: str, epoch: str) -> str:
+    """A value that is there already would be taken for the token of an admitted write, and open the row's name. Looked
+    at when the triggers are there, so that nobody writes one in between."""
+    says = (
+        f"fenced: the column {epoch} of {guard} holds values, which would be taken for tokens. Name another column, "
+        f'or set it to 0 while no lease is held: UPDATE {quoted(guard)} SET "{epoch}" = 0 WHERE "{epoch}" <> 0'
+    )
+    return (
+        f'DO $fenced$ BEGIN\n  IF EXISTS (SELECT 1 FROM {quoted(guard)} WHERE "{epoch}" <> 0) THEN\n'
+        f"    RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state', MESSAGE = {literal(says)};\n"
+        "  END IF;\nEND $fenced$"
+    )
 
 
 def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | None) -> list[str]:

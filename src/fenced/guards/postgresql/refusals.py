@@ -134,6 +134,7 @@ def refusal_in(error: BaseException) -> FencedError | None:
         stamp=stamp_in(told.get("stamp")),
         mark=Mark(mark, told.get("holder") or "", told.get("seq") or 0) if mark is not None else None,
         table=told.get("guard"),
+        says=told.get("says"),
     )
 
 

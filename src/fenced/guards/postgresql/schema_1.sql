@@ -18,6 +18,8 @@
 -- A statement's trigger looks for the line of the one name that the statement wrote to. Everything else goes through
 -- `decide`, many names at once through `decide_all`. What is called in every transaction is one statement where possible,
 -- as plpgsql sets every further expression up anew in each transaction.
+--
+-- A text with a backslash is written E'', which means the same whatever `standard_conforming_strings` says.
 
 CREATE SCHEMA fenced_guard;
 
@@ -200,13 +202,13 @@ BEGIN
     END;
     IF EXISTS (
       SELECT 1 FROM unnest(names) AS n  -- controls, marks that turn text round, white space at the ends of segments
-      WHERE n ~ '[\u0080-\u009F\u061C\u200E\u200F\u2028-\u202E\u2066-\u2069\uFEFF]'
-        OR n ~ '(^|/)[ \u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]|[ \u00A0\u1680\u2000-\u200A\u202F\u205F\u3000](/|$)'
+      WHERE n ~ E'[\\u0080-\\u009F\\u061C\\u200E\\u200F\\u2028-\\u202E\\u2066-\\u2069\\uFEFF]'
+        OR n ~ E'(^|/)[ \\u00A0\\u1680\\u2000-\\u200A\\u202F\\u205F\\u3000]|[ \\u00A0\\u1680\\u2000-\\u200A\\u202F\\u205F\\u3000](/|$)'
     ) THEN
       RETURN NULL;
     END IF;
   END IF;
-  IF cardinality(names) > 64 OR (',' || part[6] || ',') ~ '[,/](\.{0,2})[,/]'
+  IF cardinality(names) > 64 OR (',' || part[6] || ',') ~ E'[,/](\\.{0,2})[,/]'
      OR names <> ARRAY(SELECT DISTINCT n COLLATE "C" FROM unnest(names) AS n ORDER BY 1)
      OR (SELECT max(octet_length(n)) FROM unnest(names) AS n) > 200 THEN
     RETURN NULL;
@@ -292,14 +294,14 @@ DECLARE
 BEGIN
   PERFORM 1 FROM fenced_guard.mark m, fenced_guard.trust t, fenced_guard.lease l
   WHERE v_announced AND p_rule = 'retry' AND m.name = p_name AND l.grant_id = m.grant_id
-    AND p_lines ~ concat('\n', v_xid, ' 1:', t.realm, ':', m.token, ':[0-9-]+:', m.grant_id, ':')
+    AND p_lines ~ concat(E'\n', v_xid, ' 1:', t.realm, ':', m.token, ':[0-9-]+:', m.grant_id, ':')
   FOR SHARE OF l SKIP LOCKED;
   IF FOUND THEN
     RETURN true;
   END IF;
   PERFORM 1 FROM fenced_guard.mark m, fenced_guard.trust t
   WHERE v_announced AND m.name = p_name AND (p_rule = 'retry' OR m.operation = pg_current_xact_id())
-    AND p_lines ~ concat('\n', v_xid, ' 1:', t.realm, ':', m.token, ':[0-9-]+:', m.grant_id, ':')
+    AND p_lines ~ concat(E'\n', v_xid, ' 1:', t.realm, ':', m.token, ':[0-9-]+:', m.grant_id, ':')
   FOR SHARE OF m SKIP LOCKED;
   IF FOUND THEN
     RETURN true;
@@ -400,7 +402,7 @@ DECLARE
   v_parts text[] := regexp_match(p_proof, '^([A-Za-z0-9_-]{1,32}):([0-9a-f]{64}|[0-9a-f]{128})$');
   v_signature bytea := decode(v_parts[2], 'hex');
   v_signed bytea := convert_to(
-    E'fenced proof 1\n' || regexp_replace(s.text, '^((?:[^:]*:){3})[^:]*', '\1-'), 'UTF8');
+    E'fenced proof 1\n' || regexp_replace(s.text, '^((?:[^:]*:){3})[^:]*', E'\\1-'), 'UTF8');
 BEGIN
   SELECT * INTO k FROM fenced_guard.key WHERE id = v_parts[1] AND revoked IS NULL;
   IF k.kind = 'hmac' AND length(v_signature) = 32 THEN
@@ -531,6 +533,44 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT encode(sha256(seal || sha256(convert_to(p_detail::text, 'UTF8'))), 'hex') FROM fenced_guard.trust
 $$;
 
+-- Why a token that would raise a mark was not believed, as `plausible` finds it.
+CREATE FUNCTION fenced_guard.why_forged(s fenced_guard.stamp) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_jump bigint := (SELECT max_jump FROM fenced_guard.trust);
+  v_highest bigint := (SELECT max(token) FROM fenced_guard.mark);
+  v_last bigint;
+BEGIN
+  IF fenced_guard.beside_authority() THEN
+    SELECT n.floor + CASE WHEN q.is_called THEN q.last_value ELSE 0 END INTO v_last
+    FROM fenced.namespace n, fenced.token q WHERE n.realm = s.realm;
+  END IF;
+  RETURN CASE
+    WHEN s.token > v_last THEN format('token %s is above the last one that the authority has minted, %s', s.token, v_last)
+    WHEN s.token > v_highest + v_jump THEN format(
+      'token %s is more than max_jump (%s) above the highest that was seen here, %s; an operator may allow more: '
+      'fenced guard trust', s.token, v_jump, v_highest)
+    ELSE format('the proof of token %s is missing, or does not verify', s.token) END;
+END $$;
+
+-- What every client can be sent: where its encoding cannot carry a character, the server would send an error about that
+-- instead. As JSON writes them, which also reads well in a message.
+CREATE FUNCTION fenced_guard.sendable(p_text text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF current_setting('client_encoding') = 'UTF8' OR octet_length(p_text) = length(p_text) THEN
+    RETURN p_text;
+  END IF;
+  RETURN (
+    SELECT string_agg(CASE
+      WHEN ascii(c) < 128 THEN c
+      WHEN ascii(c) < 65536 THEN E'\\u' || lpad(to_hex(ascii(c)), 4, '0')
+      ELSE E'\\u' || to_hex(55296 + ((ascii(c) - 65536) >> 10)) || E'\\u' || to_hex(56320 + ((ascii(c) - 65536) & 1023)) END,
+      '' ORDER BY i)
+    FROM string_to_table(p_text, NULL) WITH ORDINALITY AS t (c, i)
+  );
+END $$;
+
 -- Refuse. The count survives the roll-back that follows, and so does the message in the write-ahead log.
 CREATE FUNCTION fenced_guard.refuse(p_guard text, p_name text, p_stamp text, p_verdict text, p_mode text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -545,7 +585,6 @@ BEGIN
     'id', nextval('fenced_guard.record_id'), 'verdict', p_verdict, 'guard', p_guard, 'name', p_name, 'stamp', p_stamp, 'mark', m.token, 'holder', m.grant_id,
     'seq', m.seq, 'mode', p_mode, 'who', session_user, 'application', current_setting('application_name')
   );
-  v_detail := v_detail || jsonb_build_object('seal', fenced_guard.sealed(v_detail));
   v_says := CASE p_verdict
     WHEN 'stale' THEN format('token %s is stale: %s has been seen', v_token, m.token)
     WHEN 'duplicate' THEN 'this grant has made its one operation (rule once)'
@@ -557,17 +596,21 @@ BEGIN
     WHEN 'foreign' THEN 'the stamp is of another authority than the one trusted here'
     WHEN 'missing' THEN 'the write carries no stamp'
     WHEN 'invalid' THEN 'not a stamp that this rule can use'
-    WHEN 'forged' THEN format('token %s is not proven, or above anything the authority can have minted', v_token)
+    WHEN 'forged' THEN fenced_guard.why_forged(fenced_guard.parse(p_stamp))
     WHEN 'applied' THEN 'this operation was applied before; nothing was done'
   END;
+  IF p_verdict = 'forged' THEN
+    v_detail := v_detail || jsonb_build_object('says', v_says);
+  END IF;
+  v_detail := v_detail || jsonb_build_object('seal', fenced_guard.sealed(v_detail));
   IF p_verdict <> 'applied' THEN
     PERFORM nextval((SELECT refused FROM fenced_guard.guard WHERE guard = p_guard)::regclass);
     PERFORM pg_logical_emit_message(false, 'fenced', v_detail::text);
   END IF;
   RAISE EXCEPTION USING
     ERRCODE = fenced_guard.sqlstate_of(p_verdict),
-    MESSAGE = format('fenced: %s: %s', coalesce(p_name, 'a row of ' || p_guard), v_says),
-    DETAIL = v_detail::text,
+    MESSAGE = fenced_guard.sendable(format('fenced: %s: %s', coalesce(p_name, 'a row of ' || p_guard), v_says)),
+    DETAIL = fenced_guard.sendable(v_detail::text),
     HINT = CASE p_verdict WHEN 'missing' THEN
       'Take a lease, begin, and announce its stamp first: SELECT fenced_guard.announce(...). An operator may let '
       || 'writes through for a while: fenced guard override.' ELSE '' END;
@@ -641,7 +684,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('announce'), MESSAGE = format(
     'fenced: %s: at %s a new token is announced and committed on its own, before the transaction begins',
-    p_name, current_setting('transaction_isolation'));
+    fenced_guard.sendable(p_name), current_setting('transaction_isolation'));
 END $$;
 
 -- Decide about one name: lock its fence, judge, raise the mark. `replaced` is the grant whose mark it was: its lease has
@@ -1150,7 +1193,7 @@ BEGIN
   WHERE id = s.grant_id::uuid AND state = 'granted' AND token = s.token;
   IF v_expires IS NULL OR v_expires <= clock_timestamp() THEN
     RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('lost'),
-      MESSAGE = format('fenced: the lease of %s (token %s) is over', array_to_string(s.names, ', '), s.token);
+      MESSAGE = format('fenced: the lease of %s (token %s) is over', fenced_guard.sendable(array_to_string(s.names, ', ')), s.token);
   END IF;
 END $$;
 
@@ -1326,7 +1369,7 @@ BEGIN
 EXCEPTION WHEN lock_not_available THEN
   RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('contended'), MESSAGE = format(
     'fenced: %s: its fence was locked by another transaction when this one announced it, or is now; announce it by the '
-    'guard of this table', p_name);
+    'guard of this table', fenced_guard.sendable(p_name));
 END $$;
 
 -- The token under which this transaction writes a name; NULL when the name is not admitted in it.
@@ -1382,7 +1425,7 @@ END $$;
 
 CREATE FUNCTION fenced_guard.likes(p_pattern text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT replace(replace(replace(replace(p_pattern, '\', '\\'), '%', '\%'), '_', '\_'), '*', '%')
+  SELECT replace(replace(replace(replace(p_pattern, E'\\', E'\\\\'), '%', E'\\%'), '_', E'\\_'), '*', '%')
 $$;
 
 CREATE FUNCTION fenced_guard.set_mode(p_guard text, p_mode text, p_pattern text DEFAULT '*') RETURNS void
@@ -1390,7 +1433,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_before text;
 BEGIN
-  IF p_mode !~ '^(observe|shadow|canary\([0-9]+(\.[0-9]+)?%\)|enforce|require)$' THEN
+  IF p_mode !~ E'^(observe|shadow|canary\\([0-9]+(\\.[0-9]+)?%\\)|enforce|require)$' THEN
     RAISE EXCEPTION 'fenced: a mode is observe, shadow, canary(P%%), enforce or require, not %', left(p_mode, 100);
   ELSIF NOT EXISTS (SELECT 1 FROM fenced_guard.guard WHERE guard = p_guard) THEN
     RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('fenced: no guard is installed for %s', p_guard);
@@ -1398,7 +1441,7 @@ BEGIN
   SELECT mode INTO v_before FROM fenced_guard.mode WHERE guard = p_guard AND pattern = p_pattern FOR UPDATE;
   INSERT INTO fenced_guard.mode (guard, pattern, likes, mode, percent)
   VALUES (p_guard, p_pattern, fenced_guard.likes(p_pattern), p_mode,
-    coalesce(substring(p_mode FROM '\(([0-9.]+)%')::double precision, 0))
+    coalesce(substring(p_mode FROM E'\\(([0-9.]+)%')::double precision, 0))
   ON CONFLICT (guard, pattern) DO UPDATE
     SET mode = excluded.mode, percent = excluded.percent, since = clock_timestamp();
   INSERT INTO fenced_guard.history (guard, what, detail)

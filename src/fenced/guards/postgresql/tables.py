@@ -312,8 +312,9 @@ class PostgresqlTable:
 
 
 def text_literal(text: str) -> str:
-    """A literal that means the same whatever the session is set to."""
-    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+    """A literal that means the same whatever the session is set to, also in which encoding."""
+    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    return "E'" + "".join(c if c.isascii() else f"\\U{ord(c):08x}" for c in escaped) + "'"
 
 
 def _refuse_open_transaction(session: Session) -> None:
