@@ -61,7 +61,8 @@ class Table:
 
     kinds: dict[str, str]
     """The type of each column, without domains: a `pg_type.typname`, or `enum`."""
-    generated: frozenset[str]
+    generated: dict[str, str]
+    """The generated columns: `s` for those that are stored, `v` for virtual ones."""
     partitions: tuple[str, ...]
     children: bool = False
     """Whether tables inherit from it, the old way; its triggers see nothing of their rows."""
@@ -92,7 +93,7 @@ async def look_at(spec: Spec, session: Runs) -> Table:
         raise Unsupported(f"{guard} is a partition; guard the partitioned table, and its partitions with it")
     columns = await session.run(
         "SELECT a.attname::text, CASE b.typtype WHEN 'e' THEN 'enum' ELSE b.typname::text END, "
-        "a.attgenerated <> '' FROM pg_catalog.pg_attribute a "
+        "a.attgenerated::text FROM pg_catalog.pg_attribute a "
         "JOIN pg_catalog.pg_type t ON t.oid = a.atttypid "
         "JOIN pg_catalog.pg_type b ON b.oid = CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END "
         f"WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped"
@@ -105,7 +106,7 @@ async def look_at(spec: Spec, session: Runs) -> Table:
     )
     found_table = Table(
         {name: kind for name, kind, _ in columns},
-        frozenset(name for name, _, generated in columns if generated),
+        {name: generated for name, _, generated in columns if generated},
         tuple(name for (name,) in partitions),
         children=has_children and kind == "r",
         partitioned=kind == "p",
@@ -125,6 +126,8 @@ def _check_columns(spec: Spec, table: Table) -> None:
                 f"the column {column!r} is of type {kind}; a name is made of whole numbers, texts, uuids and enums, "
                 "which every session writes alike"
             )
+        if table.generated.get(column) == "v":
+            raise Unsupported(f"the column {column!r} is virtual; a name is made of what is stored")
         if spec.epoch is not None and column in table.generated:
             raise Unsupported(
                 f"the column {column!r} is generated; with an epoch column, name rows by others"
@@ -344,7 +347,7 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
     created = await schema(session)
     value_is_made = bool(created) and guard_of(spec) == OWN_TABLE
     if value_is_made:
-        table = Table({"name": "text", "value": "text", "version": "int8"}, frozenset(), ())
+        table = Table({"name": "text", "value": "text", "version": "int8"}, {}, ())
     else:
         table = await look_at(spec, session)
     if table.children:

@@ -37,16 +37,21 @@ class PostgresqlServer(Server):
     """PostgreSQL with trust authentication and the superuser `postgres`, as durable as it comes.
 
     As root it runs as the system user `postgres`, as it refuses root. Every server is initialised anew, so
-    each has a system identifier of its own.
+    each has a system identifier of its own. `programs` is a folder with `initdb` and `postgres` of a certain
+    version; without it the newest that is installed is taken.
     """
 
     name = "postgresql"
     stop_signal = signal.SIGINT  # "fast": does not wait for the clients
 
     def __init__(
-        self, settings: Mapping[str, str] | None = None, folder: str | os.PathLike[str] | None = None
+        self,
+        settings: Mapping[str, str] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        programs: Path | None = None,
     ) -> None:
         super().__init__(folder, user=user_unless_root("postgres"))
+        self._programs = programs
         self.settings = {**SETTINGS, **(settings or {})}
         self.data = self.folder / "data"
 
@@ -150,12 +155,15 @@ class PostgresqlServer(Server):
             authentication = ["--auth=trust", "--username=postgres"]
             locale = ["--encoding=UTF8", "--locale=C"]
             flushing = ["--no-sync"] if self._owns_folder else []  # ours has no power cut to outlive
-            command = [_program("initdb"), f"--pgdata={self.data}", *authentication, *locale, *flushing]
+            command = [self._program("initdb"), f"--pgdata={self.data}", *authentication, *locale, *flushing]
             run_program(command, self._user)
 
     def command(self) -> list[str]:
         settings = [f"--{name}={value}" for name, value in self.settings.items()]
-        return [_program("postgres"), "-D", str(self.data), "-p", str(self.port), *settings]
+        return [self._program("postgres"), "-D", str(self.data), "-p", str(self.port), *settings]
+
+    def _program(self, name: str) -> str:
+        return _program(name) if self._programs is None else str(self._programs / name)
 
     def answers(self) -> bool:
         import psycopg
