@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 from fenced import sqlfile
 from fenced.errors import Misconfigured, Misuse
 from fenced.guards.answers import check_pattern
-from fenced.guards.postgresql.install import LOCK_TIMEOUT, guard_of, is_there
+from fenced.guards.postgresql.install import LOCK_TIMEOUT, is_there
 from fenced.guards.postgresql.sessions import Session
 from fenced.guards.postgresql.tables import forget, text_literal, wrapped
+from fenced.guards.postgresql.triggers import guard_of
 from fenced.guards.rollout import (
     QUIET_SECONDS,
     Change,

@@ -28,6 +28,7 @@ from fenced.guards.postgresql.refusals import (
     typed,
 )
 from fenced.guards.postgresql.sessions import Aborted, Session
+from fenced.guards.postgresql.triggers import guard_of
 from fenced.guards.spec import Announcement, Spec, literal
 from fenced.model import check_name, check_realm
 
@@ -67,7 +68,7 @@ class PostgresqlTable:
 
     def __init__(self, spec: Spec, session: Session, mandatory: bool = True) -> None:
         self.spec = spec
-        self.guard = install.guard_of(spec)
+        self.guard = guard_of(spec)
         self.mandatory = mandatory
         self._session = session
 
