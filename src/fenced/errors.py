@@ -37,8 +37,11 @@ def shown(value: object) -> str:
 
 
 def redacted(url: object) -> object:
-    """An address without its user and password, for messages."""
-    return re.sub(r"//[^@/\s]*@", "//***@", url) if isinstance(url, str) else url
+    """An address without its user and its passwords, for messages."""
+    if not isinstance(url, str):
+        return url
+    without_user = re.sub(r"//[^@/\s]*@", "//***@", url)
+    return re.sub(r"(password=)[^&\s]*", r"\1***", without_user)
 
 
 class FencedError(Exception):

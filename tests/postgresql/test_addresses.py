@@ -9,10 +9,11 @@ import pytest
 import fenced
 from fenced.authorities.postgresql import PostgresqlAuthority, address
 from fenced.cli.guard_options import connected
-from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
+from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable, redacted
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.faults import Proxy
 from fenced.testing.servers import PostgresqlServer
+from fenced.testing.servers.certificates import make_certificates
 
 pytestmark = pytest.mark.xdist_group("serial")
 RUNTIME = BlockingRuntime()
@@ -30,10 +31,18 @@ VARIABLES = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresqlServer]:
-    """With a socket file in its folder, and a role that has to say its password."""
+    """With a socket file in its folder, TLS, and a role that has to say its password."""
     with PostgresqlServer() as server:
         server.stop()
-        server.settings["unix_socket_directories"] = str(server.folder)
+        certificates = server.folder / "tls"
+        make_certificates(certificates)
+        server.own(certificates)
+        server.settings |= {
+            "unix_socket_directories": str(server.folder),
+            "ssl": "on",
+            "ssl_cert_file": str(certificates / "server.crt"),
+            "ssl_key_file": str(certificates / "server.key"),
+        }
         rules = server.data / "pg_hba.conf"
         rules.write_text("host all keyholder 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
         server.start()
@@ -94,6 +103,20 @@ def test_what_psql_takes_is_taken(
     monkeypatch.setenv("PGUSER", "keyholder")
     passwords.write_text(f"localhost:{port}:*:keyholder:hunter2\n")
     assert realm("postgresql:///shop") == there, "a password file names hosts as the address does"
+
+
+def test_a_name_is_looked_up_here_and_checked_by_tls(server: PostgresqlServer, tmp_path: Path) -> None:
+    """The connection goes to a number; the certificate is compared with the name all the same."""
+    trusted = f"sslmode=verify-full&sslrootcert={server.folder}/tls/ca.crt"
+    assert realm(f"postgresql://postgres@localhost:{server.port}/shop?{trusted}")
+    with pytest.raises(Misconfigured, match="does not match host name"):
+        realm(f"postgresql://postgres@db.internal:{server.port}/shop?hostaddr=127.0.0.1&{trusted}")
+    other = tmp_path / "other"
+    make_certificates(other)
+    with pytest.raises(Misconfigured, match="sslrootcert"):
+        realm(
+            f"postgresql://postgres@localhost:{server.port}/shop?sslmode=verify-ca&sslrootcert={other}/ca.crt"
+        )
 
 
 def test_without_a_host_it_is_the_default_socket() -> None:
@@ -189,6 +212,12 @@ def test_what_sqlalchemy_writes_is_told_what_to_write_instead(scheme: str) -> No
 )
 def test_what_is_shown_says_where_and_no_secret(url: str, shown: str) -> None:
     assert address.parse(url).shown == shown
+
+
+def test_a_guards_address_is_shown_without_its_password() -> None:
+    where = "postgresql:///shop?user=app&password=hunter2&sslpassword=hunter2&host=db.internal"
+    assert "hunter2" not in str(redacted(where))
+    assert "db.internal" in str(redacted(where))
 
 
 def test_a_scheme_without_slashes_is_misuse() -> None:

@@ -282,28 +282,41 @@ def test_what_a_killed_server_never_heard_is_settled_when_it_is_back(server: Pos
 # Settings.
 
 
+async def weakened(scene: Scene, kind: type[PostgresqlAuthority]) -> None:
+    strict, held = await scene.opened(kind), asking(scene.runtime, "held")
+    await granted(strict, held)
+    try:
+        _set(scene.server, "fsync", "off")
+        await _reconnect(scene, strict)
+        for _ in range(2):
+            error = await raises(Misconfigured, strict.ask(asking(scene.runtime, "orders")))
+            ensure("fsync is off" in str(error) and "best-effort" in str(error), str(error))
+        (kept,) = await strict.renew([held.secret])
+        ensure(isinstance(kept, Kept), f"holders may go on: {kept}")
+        ensure(await strict.release(held.secret) == Released(), "and give back")
+        told = scene.client()
+        ensure(bool((await told.open()).doubts), "a client that comes now is told when it opens")
+        await granted(told, asking(scene.runtime, "told"))
+    finally:
+        _set(scene.server, "fsync", "on")
+    await granted(strict, asking(scene.runtime, "orders"))  # on the connection that it had found wanting
+
+
 # proves authority postgresql: settings-watched
 def test_a_server_that_is_no_longer_strict_grants_nothing(server: PostgresqlServer) -> None:
-    async def story(scene: Scene) -> None:
-        strict, held = await scene.opened(), asking(scene.runtime, "held")
-        await granted(strict, held)
-        try:
-            _set(server, "fsync", "off")
-            await _reconnect(scene, strict)
-            for _ in range(2):
-                error = await raises(Misconfigured, strict.ask(asking(scene.runtime, "orders")))
-                ensure("fsync is off" in str(error) and "best-effort" in str(error), str(error))
-            (kept,) = await strict.renew([held.secret])
-            ensure(isinstance(kept, Kept), f"holders may go on: {kept}")
-            ensure(await strict.release(held.secret) == Released(), "and give back")
-            told = scene.client()
-            ensure(bool((await told.open()).doubts), "a client that comes now is told when it opens")
-            await granted(told, asking(scene.runtime, "told"))
-        finally:
-            _set(server, "fsync", "on")
-        await granted(strict, asking(scene.runtime, "orders"))  # on the connection that it had found wanting
+    play(lambda scene: weakened(scene, PostgresqlAuthority), server, "blocking")
 
-    play(story, server, "blocking")
+
+class SettingsForgotten(PostgresqlAuthority):
+    """What a server is set to is looked at when it is opened, and not again."""
+
+    def _weakened(self, session: object) -> list[str]:
+        return []
+
+
+def test_forgotten_settings_are_noticed(server: PostgresqlServer) -> None:
+    with pytest.raises(CheckFailed):
+        play(lambda scene: weakened(scene, SettingsForgotten), server, "blocking")
 
 
 @pytest.mark.parametrize(
@@ -346,36 +359,51 @@ def _set(server: PostgresqlServer, setting: str, value: str) -> None:
 # Clients that are dropped.
 
 
+async def abandoned(scene: Scene, kind: type[PostgresqlAuthority]) -> None:
+    server = scene.server
+    server.wait_until(lambda: scene.processes() == 0, "those of other tests are gone")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    client, held = (
+        kind(server.url(), scene.runtime, namespace=scene.namespace),
+        asking(scene.runtime, "orders"),
+    )
+    await client.open()
+    await granted(client, held)
+    await client.renew([held.secret])
+    await client.ask(asking(scene.runtime, "orders", wait=True))
+    await client.hear(scene.runtime.now() + 0.05)
+    ensure(scene.processes() == 3, "one that asks, the keeper's, and one that listens")
+    for _ in range(2):
+        other = threading.Thread(target=client.abandon)
+        other.start()
+        other.join()
+    ensure(len(os.listdir("/proc/self/fd")) == descriptors, "no descriptor is left")
+    server.wait_until(lambda: scene.processes() == 0, "no connection is left")
+    await raises((Unavailable, Indeterminate), client.ask(asking(scene.runtime, "another")))
+    view = await (await scene.opened()).observe("orders")
+    ensure(view.held_by is not None, "what was held is held until its ttl is over")
+
+
 @pytest.mark.parametrize("colour", COLOURS)
 def test_an_abandoned_authority_leaves_no_connection_and_releases_nothing(
     colour: Colour, server: PostgresqlServer
 ) -> None:
-    async def story(scene: Scene) -> None:
-        server.wait_until(lambda: scene.processes() == 0, "those of other tests are gone")
-        descriptors = len(os.listdir("/proc/self/fd"))
-        client, held = (
-            PostgresqlAuthority(server.url(), scene.runtime, namespace=scene.namespace),
-            asking(scene.runtime, "abandoned"),
-        )
-        await client.open()
-        await granted(client, held)
-        await client.renew([held.secret])
-        await client.ask(asking(scene.runtime, "abandoned", wait=True))
-        await client.hear(scene.runtime.now() + 0.05)
-        ensure(scene.processes() == 3, "one that asks, the keeper's, and one that listens")
-        for _ in range(2):
-            other = threading.Thread(target=client.abandon)
-            other.start()
-            other.join()
-        ensure(len(os.listdir("/proc/self/fd")) == descriptors, "no descriptor is left")
-        server.wait_until(lambda: scene.processes() == 0, "no connection is left")
-        await raises((Unavailable, Indeterminate), client.ask(asking(scene.runtime, "another")))
-        onlooker = await scene.opened()
-        view = await onlooker.observe("abandoned")
-        ensure(view.held_by is not None, "what was held is held until its ttl is over")
-        await onlooker.release(held.secret)
+    play(lambda scene: abandoned(scene, PostgresqlAuthority), server, colour)
 
-    play(story, server, colour)
+
+class EarForgotten(PostgresqlAuthority):
+    """A dropped client goes on listening."""
+
+    def abandon(self) -> None:
+        ears, self._ears, ear = self._ears, set(), self._ear
+        super().abandon()
+        self._ears, self._ear = ears, ear
+
+
+def test_a_forgotten_ear_is_noticed(server: PostgresqlServer) -> None:
+    with pytest.raises(CheckFailed, match="no descriptor is left"):
+        play(lambda scene: abandoned(scene, EarForgotten), server, "blocking")
+    gc.collect()  # which closes it after all
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

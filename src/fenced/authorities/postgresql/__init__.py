@@ -36,6 +36,8 @@ INSTALL_SECONDS = 60.0
 CONNECTIONS_MAX = 8
 LOOK_SECONDS = 0.25
 """How often a client that cannot listen looks whether one of its waiters could be granted."""
+LOOK_PATIENCE_SECONDS = 1.0
+"""How long it waits for the answer, which is a hint: a client that closes waits for it, too."""
 
 _ONCE = frozenset({"installed", "version", "enter"})
 """What a client asks when it opens, and not again: to prepare it would be one more round trip."""
@@ -328,7 +330,8 @@ class PostgresqlAuthority:
         waiting = list(self._waiting)
         if not waiting:
             return []
-        rows = await self._run("ready", self._namespace, answers.array(waiting))
+        until = self._runtime.now() + LOOK_PATIENCE_SECONDS
+        rows = await self._run("ready", self._namespace, answers.array(waiting), until=until)
         return [_text(public) for (public,) in rows]
 
     def nudge(self) -> None:

@@ -37,18 +37,18 @@ _PREPARED_ELSEWHERE = ("26000", "42P05")
 
 _PASSWORD = "in the address, in PGPASSWORD, in a service file or in ~/.pgpass"
 _REFUSALS = (
-    ("password authentication failed", f"correct the password {_PASSWORD}"),
-    ("SASL authentication failed", f"correct the password {_PASSWORD}"),
-    ("authentication failed", "pg_hba.conf on the server says how this role may log in"),
-    ("no pg_hba.conf entry", "add an entry for this role, database and machine on the server"),
-    ("is not permitted to log in", "ALTER ROLE ... LOGIN"),
-    ("permission denied for database", "GRANT CONNECT ON DATABASE ... TO this role"),
-    ("does not support SSL, but SSL was required", "switch TLS on there, or ask for less with sslmode"),
-    ("certificate verify failed", "sslrootcert names the certificates to trust"),
-    ("does not match host name", "use the name that is in the server's certificate"),
-    ("does not exist", "correct the address, or create it"),
-    ("no such user", "correct the address, or the pooler's list of users"),
-    ("no such database", "correct the address, or the pooler's list of databases"),
+    ("password authentication failed", f"Correct the password {_PASSWORD}"),
+    ("SASL authentication failed", f"Correct the password {_PASSWORD}"),
+    ("authentication failed", "The server's pg_hba.conf says how this role may log in"),
+    ("no pg_hba.conf entry", "Add an entry for this role, database and machine on the server"),
+    ("is not permitted to log in", "Give it the right: ALTER ROLE ... LOGIN"),
+    ("permission denied for database", "Give this role the right: GRANT CONNECT ON DATABASE ... TO ..."),
+    ("does not support SSL, but SSL was required", "Switch TLS on there, or ask for less with sslmode"),
+    ("certificate verify failed", "Name the certificates to trust with sslrootcert"),
+    ("does not match host name", "Use the name that is in the server's certificate"),
+    ("does not exist", "Correct the address, or create it"),
+    ("no such user", "Correct the address, or the pooler's list of users"),
+    ("no such database", "Correct the address, or the pooler's list of databases"),
 )
 """What a server, a pooler or libpq says where to try again cannot help, and what does."""
 
@@ -160,7 +160,7 @@ class Session:
             return Misconfigured(f"{message}. The server asks for a password: put it {_PASSWORD}")
         for sign, remedy in _REFUSALS:
             if sign in message:
-                return Misconfigured(f"{message}. {remedy[0].upper()}{remedy[1:]}")
+                return Misconfigured(f"{message}. {remedy}")
         return Unavailable(message)
 
     async def look(self, until: float) -> Settings:
@@ -321,7 +321,11 @@ def _places(conninfo: str, where: str) -> tuple[list[_Place], float]:
     Service files and the environment have a say in that, so libpq is asked, before it looks any name up: it takes a
     connection's options together, and stops at one that has no such value.
     """
-    asked = pq.PGconn.connect_start(make_conninfo(conninfo, target_session_attrs=_NO_SUCH_VALUE).encode())
+    no_file = {
+        "password": "none"
+    }  # so that it does not look for a password, which it would do again afterwards
+    text = make_conninfo(conninfo, target_session_attrs=_NO_SUCH_VALUE, **no_file)
+    asked = pq.PGconn.connect_start(text.encode())
     try:
         if _NO_SUCH_VALUE not in (message := _text(asked.error_message)):
             raise Misconfigured(f"{where}: {message}")
