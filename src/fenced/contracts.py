@@ -44,7 +44,8 @@ class Readable(Protocol):
 class Task(Protocol):
     """A loop that runs beside its client: a thread, an asyncio task or a simulated one."""
 
-    async def join(self) -> None: ...
+    async def join(self, until: float | None = None) -> None:
+        """Wait for its end, or until then; without a limit, for ten seconds. A task does not wait for itself."""
 
 
 class Runtime(Protocol):

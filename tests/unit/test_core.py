@@ -148,7 +148,23 @@ def test_a_hanging_withdrawal_delays_no_renewal() -> None:
     play(story)
 
 
-def test_closing_tries_once_more_and_not_for_long() -> None:
+def test_closing_does_not_wait_for_a_silent_server() -> None:
+    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
+        authority = desk.authority
+        assert isinstance(authority, Deaf)
+        hold = await desk.acquire(Wish.of(["a"], ttl=60))
+        authority.hangs = True
+        with pytest.raises(Indeterminate):
+            await desk.release(hold)
+        await sleep(runtime, 1)  # the settler waits for an answer
+        began = runtime.now()
+        await desk.close()
+        assert runtime.now() - began < 0.25
+
+    play(story)
+
+
+def test_closing_tries_once_more() -> None:
     async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
         authority = desk.authority
         assert isinstance(authority, Deaf)

@@ -386,10 +386,12 @@ class Desk:
             hold.lose("closed")
         self.listener.stop()
         self.authority.nudge()
+        # A loop that waits for a silent server is not waited for: without its connection it ends by itself.
+        until = self.runtime.now() + self._patience
         try:
-            await self.keeper.close()
-            await self.listener.close()
-            await self.settler.close(self._patience)
+            await self.keeper.close(until)
+            await self.listener.close(until)
+            await self.settler.close(until)
         finally:
             await self.authority.close()
 

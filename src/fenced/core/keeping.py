@@ -97,12 +97,13 @@ class Keeper:
         self._closed = True
         self._kick.set()
 
-    async def close(self) -> None:
+    async def close(self, until: float) -> None:
+        """Stop, and wait until then for a renewal that is under way."""
         self.stop()
         for place in list(self._places.values()):
             place.wake()
         if (task := self._task) is not None:
-            await task.join()
+            await task.join(until)
 
     def fail(self, why: str) -> None:
         """Nobody renews any more: say so to every lease at once."""
@@ -245,10 +246,10 @@ class Listener:
         self._closed = True
         self._kick.set()
 
-    async def close(self) -> None:
+    async def close(self, until: float) -> None:
         self.stop()
         if (task := self._task) is not None:
-            await task.join()
+            await task.join(until)
 
     async def _run(self) -> None:
         try:

@@ -70,13 +70,11 @@ class Settler:
                 self._task = self._runtime.spawn(self._run, "fenced-settler")
         self._kick.set()
 
-    async def close(self, seconds: float) -> None:
-        """End the loop. What is not settled yet is tried once more, for so long."""
-        self._closed = True
-        self._kick.set()
+    async def close(self, until: float) -> None:
+        """End the loop. What is not settled yet is tried once more, until then."""
+        self.stop()
         if (task := self._task) is not None:
-            await task.join()
-        until = self._runtime.now() + seconds
+            await task.join(until)
         for given_up in list(self._given_up.values()):
             if not await self._try(given_up, until):
                 return

@@ -19,6 +19,7 @@ T = TypeVar("T")
 OTHER_LOOP = "this belongs to another event loop; make a new one for this loop"
 SLICE_SECONDS = 1.0
 """The longest single sleep: the loop's clock stands still while the machine is suspended."""
+JOIN_SECONDS = 10.0
 
 
 class AioWakeup:
@@ -155,6 +156,7 @@ class _AioTask:
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._task = asyncio.create_task(work(), name=name)
 
-    async def join(self) -> None:
+    async def join(self, until: float | None = None) -> None:
         if self._task is not asyncio.current_task():
-            await asyncio.wait([self._task], timeout=10)
+            seconds = JOIN_SECONDS if until is None else max(0.0, until - clocks.now())
+            await asyncio.wait([self._task], timeout=seconds)

@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 SLICE_SECONDS = 1.0
 """The longest uninterrupted sleep: the lock's own timeout stands still while the machine is suspended."""
+JOIN_SECONDS = 10.0
 
 
 def step(work: Coroutine[Any, Any, T]) -> T:
@@ -126,6 +127,6 @@ class _Thread:
         self._thread = threading.Thread(target=lambda: step(work()), name=name, daemon=True)
         self._thread.start()
 
-    async def join(self) -> None:
+    async def join(self, until: float | None = None) -> None:
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=JOIN_SECONDS if until is None else max(0.0, until - clocks.now()))

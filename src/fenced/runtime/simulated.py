@@ -179,9 +179,9 @@ class SimulatedTask:
         self.done = True
         self._finished.set()
 
-    async def join(self) -> None:
+    async def join(self, until: float | None = None) -> None:
         if not self.done and self not in _current:
-            await _Suspend(self._finished, None)
+            await _Suspend(self._finished, until)
 
 
 _current: list[SimulatedTask] = []
