@@ -15,10 +15,10 @@ import fenced
 from fenced.authorities.etcd import EtcdAuthority, messages
 from fenced.authorities.etcd.address import Address
 from fenced.authorities.etcd.protobuf import integer
-from fenced.authorities.etcd.wire import Wire
+from fenced.authorities.etcd.wire import NoSpace, Wire
 from fenced.contracts import Authority, Readable
 from fenced.errors import FencedError, Indeterminate, Unavailable
-from fenced.model import Ask, Busy, Ended, Kept, Released, Waiting
+from fenced.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.faults import Fault
 from fenced.testing.kit import asking, granted
@@ -225,8 +225,8 @@ def test_a_release_without_space_frees_the_name(full_server: EtcdServer) -> None
 
 
 @pytest.mark.xdist_group("serial")
-def test_what_etcd_has_done_before_it_said_no_space_is_found() -> None:
-    """A member carries out what another has let through, and says that there is no space all the same."""
+def test_a_server_whose_quota_is_reached_takes_releases() -> None:
+    """The real thing."""
     with EtcdServer(settings={"quota-backend-bytes": "200000"}) as server:
         bench = Bench(server)
         filler, fills = b"x" * 30_000, True
@@ -244,6 +244,36 @@ def test_what_etcd_has_done_before_it_said_no_space_is_found() -> None:
         assert step(bench.one.release(bench.kept.secret)) == Released()
         assert step(bench.other.survey()) == []
         step(bench.harness.close())
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_what_etcd_has_done_before_it_said_no_space_is_found(
+    bench: Bench, wait: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member carries out what another has let through, and says that there is no space all the same."""
+    assert isinstance(bench.one, EtcdAuthority)
+    if wait:
+        step(granted(bench.other, bench.asking("orders")))
+    wire, call = bench.one._wire, bench.one._wire.call
+
+    async def full(path: str, request: bytes, until: float, *, repeatable: bool = True) -> bytes:
+        reply = await call(path, request, until, repeatable=repeatable)
+        if path == messages.TXN and messages.TxnReply(reply).succeeded and b'"state":"' in request:
+            raise NoSpace("etcdserver: mvcc: database space exceeded")
+        return reply
+
+    monkeypatch.setattr(wire, "call", full)
+    ask = bench.asking("orders", wait=wait)
+    if wait:
+        with pytest.raises(Indeterminate, match="space"):  # it stands in the queue
+            step(bench.one.ask(ask))
+        monkeypatch.undo()
+        assert isinstance(step(bench.one.ask(ask)), Waiting)
+    else:
+        assert isinstance(step(bench.one.ask(ask)), Granted)
+        monkeypatch.undo()
+    assert step(bench.one.release(ask.secret)) == Released()
+    assert len(bench.one._attempts.signs) == 1
 
 
 # Nobody gives it up at all.
