@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -153,6 +154,68 @@ def test_a_log_that_others_have_replaced_is_not_carried_over(
     store.close()
     more = another_process(path)
     assert isinstance(more, list) and rises(tokens + said + more), (tokens, said, more)
+
+
+OLD = """
+import sys
+from pathlib import Path
+from fenced.errors import Misconfigured
+from tests.sqlite.test_lost_log import checkpoint, opened, tokens_of
+store = opened(Path(sys.argv[1]))
+tokens_of(store, 3)
+checkpoint(Path(sys.argv[1]))
+tokens_of(store, 20)
+print("ready", flush=True)
+while (order := sys.stdin.readline()) == "ask\\n":
+    try:
+        tokens_of(store, 1)
+    except Misconfigured:
+        print("refused", flush=True)
+store.close()
+"""
+
+
+@contextlib.contextmanager
+def old_process(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has handed out 23 tokens, the last 20 of them in its log alone. It asks again for each line."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OLD, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+
+
+@pytest.mark.parametrize("orders", ["", "ask\n"], ids=["knows nothing", "knows"])
+def test_a_process_that_ends_carries_no_old_log_over(path: Path, orders: str) -> None:
+    """It ends in good order, as the last that has the file open, with a log in its hands that others have replaced."""
+    with old_process(path) as old:
+        os.unlink(f"{path}-wal")
+        os.unlink(f"{path}-shm")
+        raise_floor(path, 1000)
+        assert another_process(path, 5) == [1001, 1002, 1003, 1004, 1005]
+        assert old.communicate(orders, timeout=60)[0] == orders.replace("ask", "refused")
+    assert another_process(path, 2) == [1006, 1007]
+
+
+def test_an_index_without_its_log_is_for_nobody(path: Path) -> None:
+    """The log alone is gone: whoever comes finds an index that points into nothing, until the old process has ended."""
+    with old_process(path) as old:
+        os.unlink(f"{path}-wal")
+        assert "Stop all processes" in str(another_process(path))
+        assert old.stdin is not None and old.stdout is not None
+        old.stdin.write("ask\n")
+        old.stdin.flush()
+        assert old.stdout.readline() == "refused\n"
+        assert "Stop all processes" in str(another_process(path)), "and no lock is left behind"
+        old.communicate("", timeout=60)
+    assert "raise --above 23" in str(another_process(path))
+    raise_floor(path, 23)
+    assert another_process(path, 2) == [24, 25]
 
 
 @pytest.mark.parametrize("removed", [("-wal",), ("-wal", "-shm")], ids="".join)

@@ -7,6 +7,7 @@ token is handed out; a release or a renewal need not be, since the next grant's 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -65,6 +66,16 @@ Wake = tuple[str, str]
 
 _wrecks: list[Connection] = []
 """Connections to logs that were removed and replaced: to close one could write what is in it over what others wrote."""
+
+
+def _keep(wreck: Connection) -> None:
+    """Never close it, not even when the interpreter ends: one reference more than anybody gives back."""
+    import ctypes  # not otherwise needed
+
+    with contextlib.suppress(sqlite3.Error):
+        wreck.db.rollback()  # its lock may be everybody's
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(wreck.db))
+    _wrecks.append(wreck)
 
 
 class Store:
@@ -186,8 +197,8 @@ class Store:
             self.idle.append(connection)
 
     def discard(self, connection: Connection) -> None:
-        if self._lost and self._has_another_log(connection):
-            _wrecks.append(connection)
+        if self._has_another_log(connection):
+            _keep(connection)
         else:
             connection.db.close()
 
@@ -235,8 +246,7 @@ class Store:
             "it perhaps tokens that were handed out. Stop all processes that use the file and start them again; if "
             "tokens are missing then, they will say so, and `fenced authority raise` is what helps"
         )
-        while self.idle:
-            self.discard(self.idle.pop())
+        self.close_idle()
 
     def _has_another_log(self, connection: Connection) -> bool:
         pairs = zip(self._log(), connection.log, strict=True)
@@ -551,7 +561,7 @@ class Store:
 
     def close_idle(self) -> None:
         while self.idle:
-            self.idle.pop().db.close()
+            self.discard(self.idle.pop())
 
     def close(self) -> None:
         """A connection that is in use is closed by its user. Never waits, may be repeated."""
