@@ -171,7 +171,7 @@ def test_sockets_of_dead_processes_are_removed(tmp_path: Path) -> None:
 
 
 def test_an_exit_with_a_live_keeper_is_quiet_and_releases_nothing(client: fenced.Client) -> None:
-    script = "import fenced, sys; fenced.Client(sys.argv[1]).acquire('a', ttl=30)"
+    script = "import fenced, sys; lease = fenced.Client(sys.argv[1]).acquire('a', ttl=30)"
     ended = subprocess.run(
         [sys.executable, "-X", "dev", "-c", script, client.url], capture_output=True, text=True, timeout=30
     )
