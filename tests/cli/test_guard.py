@@ -105,6 +105,21 @@ def test_through_the_stages(guarded: Any, db: Any) -> None:
     ]
 
 
+def test_a_stage_that_does_not_bind_everybody_yet(guarded: Any, db: Any) -> None:
+    guarded("guard", "mode", "--table", "orders", "observe")
+    with db.transaction():
+        db.execute("UPDATE orders SET qty = 0 WHERE id = 42")
+        (pending,) = told(guarded, "mode", "--table", "orders", "require", "--wait", "0")["pending"]
+        assert pending.startswith(f"process {db.info.backend_pid} (")
+        assert (
+            f"{pending}: began before the last change, and is not bound by it"
+            in guarded("guard", "status").stdout
+        )
+        shown = guarded("guard", "mode", "--table", "orders", "require", "--wait", "0").stdout
+        assert f"pending: {pending} began before" in shown
+    assert told(guarded, "mode", "--table", "orders", "require")["pending"] == []
+
+
 def test_emergencies(guarded: Any, db: Any) -> None:
     guarded("guard", "mode", "--table", "orders", "require")
     overriding = ("override", "--table", "orders", "--names", "orders/42")
@@ -112,7 +127,7 @@ def test_emergencies(guarded: Any, db: Any) -> None:
     assert (made["pattern"], made["who"], made["why"]) == ("orders/42", "postgres", "ticket 4711")
     db.execute("UPDATE orders SET qty = 0 WHERE id = 42")
     assert "orders/42 for 15 min more, by postgres: ticket 4711" in guarded("guard", "status").stdout
-    assert told(guarded, *overriding, "--end") == {"table": "orders", "ended": 1}
+    assert told(guarded, *overriding, "--end") == {"table": "orders", "ended": 1, "pending": []}
     with pytest.raises(psycopg.Error, match="carries no stamp"):
         db.execute("UPDATE orders SET qty = 0 WHERE id = 42")
     assert (

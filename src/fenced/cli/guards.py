@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from fenced.cli.guard_keys import key
@@ -29,6 +31,14 @@ from fenced.runtime.blocking import step
 
 names_option = click.option(
     "--names", "pattern", metavar="PATTERN", help="Only names like this; * stands for any characters."
+)
+wait_option = click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long older transactions are waited for.",
 )
 
 
@@ -129,12 +139,16 @@ def uninstall(words: tuple[str], table: str, as_json: bool) -> None:
 @table_option
 @names_option
 @click.option("--unset", is_flag=True, help="Instead of a MODE: take back that of --names.")
+@wait_option
 @json_option
-def mode(words: tuple[str, ...], table: str, pattern: str | None, unset: bool, as_json: bool) -> None:
+def mode(
+    words: tuple[str, ...], table: str, pattern: str | None, unset: bool, wait: float, as_json: bool
+) -> None:
     """Switch the stage of a rollout.
 
-    The modes are observe, shadow, canary(P%), enforce and require. A mode holds from the next statement
-    on; no table is locked. With --names for those names alone; the longest pattern counts.
+    The modes are observe, shadow, canary(P%), enforce and require. A mode holds for every transaction that
+    begins now; no table is locked. Older ones are waited for; those that still run are shown as pending.
+    With --names for those names alone; the longest pattern counts.
 
     \b
     Examples:
@@ -147,14 +161,23 @@ def mode(words: tuple[str, ...], table: str, pattern: str | None, unset: bool, a
         raise click.UsageError("say the MODE, or --names PATTERN --unset")
     with connected(dsn) as connection:
         if modes:
-            step(table_on(connection, _any(table)).set_mode(modes[0], pattern or "*"))
+            pending = step(table_on(connection, _any(table)).set_mode(modes[0], pattern or "*", wait))
         elif not step(operator_on(connection).unset_mode(table, str(pattern))):
             raise Misuse(f"{pattern} has no mode of its own")
+        else:
+            pending = step(operator_on(connection).pending(table, wait))
     if as_json:
-        write_json({"table": table, "names": pattern or "*", "mode": modes[0] if modes else None})
+        told = {"table": table, "names": pattern or "*", "mode": modes[0] if modes else None}
+        write_json({**told, "pending": list(pending)})
     else:
         names = f" for {pattern}" if pattern else ""
         click.echo(plain(f"{table}: {modes[0] if modes else 'no mode of its own'}{names}"))
+        _show_pending(pending)
+
+
+def _show_pending(pending: Sequence[str]) -> None:
+    for who in pending:
+        click.echo(plain(f"  pending: {who} began before, and is not bound by it; fenced guard status tells"))
 
 
 @guard.command()
@@ -166,6 +189,7 @@ def mode(words: tuple[str, ...], table: str, pattern: str | None, unset: bool, a
 )
 @why_option
 @click.option("--end", is_flag=True, help="End it now: of the names, or of the whole table.")
+@wait_option
 @json_option
 def override(
     words: tuple[str],
@@ -174,6 +198,7 @@ def override(
     seconds: float | None,
     why: str | None,
     end: bool,
+    wait: float,
     as_json: bool,
 ) -> None:
     """Let writes through in an emergency.
@@ -193,18 +218,20 @@ def override(
         operator = server_operator_on(connection, "overrides")
         if end:
             ended = step(operator.end_overrides(table, pattern))
+            pending = step(operator.pending(table, wait)) if ended else ()
         else:
             assert pattern is not None and seconds is not None and why is not None
             made = step(operator.override(table, pattern, seconds, why))
     if end:
         if as_json:
-            write_json({"table": table, "ended": ended})
+            write_json({"table": table, "ended": ended, "pending": list(pending)})
         else:
             click.echo(
                 f"{table}: {several(ended, 'override')} ended"
                 if ended
                 else f"{table}: no override was in force"
             )
+            _show_pending(pending)
     elif as_json:
         write_json({"table": table, **jsonable(made)})
     else:

@@ -95,6 +95,8 @@ class GuardStatus:
     """What keeps the guard from seeing every write."""
     bypass: tuple[str, ...] = ()
     """Who could go round it, and how."""
+    pending: tuple[str, ...] = ()
+    """Transactions that began before the last change of a stage, and are not bound by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,8 @@ def _next(stage: Stage, status: GuardStatus, now: datetime, quiet_for: float) ->
         reasons.append("without triggers nobody sees a write that carries no stamp")
     if status.overrides:
         reasons.append("an override lets writes through")
+    if status.pending:
+        reasons.append(f"{several(len(status.pending), 'transaction')} began before the last change")
     against = [count for count in status.counts if _stopped(count, mode) and _concerns(count, stage)]
     reasons += _summed(against, now, quiet_for)
     if stage.since is not None and (age := (now - stage.since).total_seconds()) < quiet_for:

@@ -133,9 +133,15 @@ class Guard(_GuardFace):
         """Leave the table as it was. The marks stay, so that a later guard does not forget them."""
         step(self._on(connection).uninstall())
 
-    def set_mode(self, connection: Any, mode: str, pattern: str = "*") -> None:
-        """Switch the stage of the rollout for the names that match."""
-        step(self._on(connection).set_mode(mode, pattern))
+    def set_mode(
+        self, connection: Any, mode: str, pattern: str = "*", *, wait: float = 10.0
+    ) -> tuple[str, ...]:
+        """Switch the stage of the rollout for the names that match.
+
+        Waits for the transactions that began before and are not bound by it. Returns those that still run
+        after `wait` seconds: empty means that from now on nothing is committed that the stage refuses.
+        """
+        return step(self._on(connection).set_mode(mode, pattern, wait))
 
     def adopt(self, connection: Any, realm: str) -> None:
         """Trust this authority (`lease.realm`) from now on, and no other; after a move, and after its `raise`."""
@@ -329,9 +335,15 @@ class AsyncGuard(_GuardFace):
         """Leave the table as it was. The marks stay, so that a later guard does not forget them."""
         await self._on(connection).uninstall()
 
-    async def set_mode(self, connection: Any, mode: str, pattern: str = "*") -> None:
-        """Switch the stage of the rollout for the names that match."""
-        await self._on(connection).set_mode(mode, pattern)
+    async def set_mode(
+        self, connection: Any, mode: str, pattern: str = "*", *, wait: float = 10.0
+    ) -> tuple[str, ...]:
+        """Switch the stage of the rollout for the names that match.
+
+        Waits for the transactions that began before and are not bound by it. Returns those that still run
+        after `wait` seconds: empty means that from now on nothing is committed that the stage refuses.
+        """
+        return await self._on(connection).set_mode(mode, pattern, wait)
 
     async def adopt(self, connection: Any, realm: str) -> None:
         """Trust this authority (`lease.realm`) from now on, and no other; after a move, and after its `raise`."""

@@ -14,7 +14,7 @@ from fenced.errors import Misconfigured, Misuse
 from fenced.guards.answers import check_pattern
 from fenced.guards.postgresql.install import LOCK_TIMEOUT, is_there
 from fenced.guards.postgresql.sessions import Session
-from fenced.guards.postgresql.tables import forget, text_literal, wrapped
+from fenced.guards.postgresql.tables import BIND_SECONDS, forget, older_than_change, text_literal, wrapped
 from fenced.guards.postgresql.triggers import guard_of
 from fenced.guards.rollout import (
     QUIET_SECONDS,
@@ -84,6 +84,7 @@ class PostgresqlOperator:
                     tuple(Count(*row) for row in counts[guard] if row[1] != "admit"),
                     (*gone, *_wrong(guard, triggers[guard])),
                     tuple(f"{role} ({why})" for role, why in bypass[guard]),
+                    tuple(who for (who,) in await self._run("pending", guard=text_literal(guard))),
                 )
             )
         return found
@@ -131,6 +132,10 @@ class PostgresqlOperator:
         call = f"fenced_guard.override_for({', '.join((_literal(table), *arguments))})"
         ((until, who),) = await self._change(f"SELECT {call}, session_user::text")
         return Override(pattern, until, who, why)
+
+    async def pending(self, table: str, wait: float = BIND_SECONDS) -> tuple[str, ...]:
+        """Wait for the transactions that the last change of a stage does not bind; who is left after `wait` seconds."""
+        return await older_than_change(self._session, guard_of(Spec(table, "x")), wait)
 
     async def end_overrides(self, table: str, pattern: str | None) -> int:
         """End them now; returns how many."""

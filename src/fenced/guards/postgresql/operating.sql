@@ -10,6 +10,9 @@ FROM fenced_guard.guard g ORDER BY 1
 -- modes: The stages, the general pattern first.
 SELECT guard, pattern, mode, since FROM fenced_guard.mode ORDER BY length(pattern), pattern
 
+-- pending: Transactions that the last change of a guard's stages does not bind, as far as this role can see.
+SELECT who FROM fenced_guard.pending({guard}) WHERE known
+
 -- overrides: Those that are in force.
 SELECT guard, pattern, until, who, why FROM fenced_guard.override WHERE until > clock_timestamp() ORDER BY until
 

@@ -86,7 +86,9 @@ CREATE TABLE fenced_guard.guard (
   mandatory boolean NOT NULL,
   epoch     text,                                    -- the column that keeps the token of the last write
   epoch_made boolean NOT NULL DEFAULT false,         -- whether the installation made that column
-  refused   text NOT NULL                            -- a sequence: counts refusals, which roll back all else
+  refused   text NOT NULL,                           -- a sequence: counts refusals, which roll back all else
+  changed   xid8 NOT NULL DEFAULT pg_current_xact_id(),  -- who last changed its modes, or ended an override
+  changed_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
 -- The stage of the rollout, by guard and name pattern; the longest pattern counts.
@@ -746,7 +748,14 @@ BEGIN
       verdict := 'contended';
       RETURN;
     END IF;
-    IF v_realm IS NULL THEN
+    -- A mark rises under the authority that is trusted when it does, until COMMIT: `adopt` waits for this lock, and
+    -- whoever comes after it for `adopt`. Which realm is trusted may have changed while the fence was waited for.
+    LOCK TABLE fenced_guard.trust IN ROW SHARE MODE;
+    SELECT realm INTO v_realm FROM fenced_guard.trust;
+    IF s.realm <> v_realm THEN
+      verdict := 'foreign';
+      RETURN;
+    ELSIF v_realm IS NULL THEN
       UPDATE fenced_guard.trust SET realm = s.realm WHERE realm IS NULL;
       IF NOT FOUND THEN
         SELECT * INTO verdict, replaced FROM fenced_guard.admit(s, p_name, p_rule, p_step, p_proof, p_gently);
@@ -1148,6 +1157,7 @@ BEGIN
   ) THEN
     BEGIN
       PERFORM set_config('lock_timeout', '1', true);
+      LOCK TABLE fenced_guard.trust IN ROW SHARE MODE;  -- so that `adopt` comes before, or finds the row
       INSERT INTO fenced_guard.turn (grant_id, names)
       SELECT v_stamps[i].grant_id, split_part(p_texts[i], ':', 6) FROM generate_subscripts(v_counts, 1) AS i
       WHERE v_counts[i] > 0
@@ -1155,8 +1165,7 @@ BEGIN
       INSERT INTO fenced_guard.lease (grant_id, token, realm, names, sample)
       SELECT v_stamps[i].grant_id, v_stamps[i].token, t.realm, split_part(p_texts[i], ':', 6), t.sample
       FROM generate_subscripts(v_stamps, 1) AS i, fenced_guard.trust t WHERE v_counts[i] = cardinality(v_stamps[i].names)
-        AND fenced_guard.is_whole(v_stamps[i])
-      FOR SHARE OF t  -- so that `adopt` comes before, or finds the row
+        AND t.realm = v_stamps[i].realm AND fenced_guard.is_whole(v_stamps[i])
       ON CONFLICT (grant_id) DO NOTHING;
       PERFORM set_config('lock_timeout', v_before, true);
     EXCEPTION WHEN lock_not_available OR serialization_failure THEN
@@ -1428,6 +1437,45 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT replace(replace(replace(replace(p_pattern, E'\\', E'\\\\'), '%', E'\\%'), '_', E'\\_'), '*', '%')
 $$;
 
+-- Take note that a stage has changed: transactions that are older may not be bound by it (`pending`).
+CREATE FUNCTION fenced_guard.changes(p_guard text) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE fenced_guard.guard SET changed = pg_current_xact_id(), changed_at = clock_timestamp() WHERE guard = p_guard
+$$;
+
+-- The transactions that began before the last change of a guard's stages, and may commit what the new stage refuses: they
+-- wrote before it, were let through before it, or read from a snapshot that is older than it. The last minute's snapshots are
+-- believed to be older if they may be. `known`: that is certain; else the role that asks may not see what a transaction of
+-- another role has seen. A transaction that was let through by an override counts when that has ended by itself, too.
+CREATE FUNCTION fenced_guard.pending(p_guard text) RETURNS TABLE (who text, transaction text, known boolean)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN QUERY
+  WITH g AS (
+    SELECT changed::xid AS changed, changed_at, (
+      SELECT max(o.until) FROM fenced_guard.override o WHERE o.guard = p_guard AND o.until <= clock_timestamp()
+    ) AS until FROM fenced_guard.guard WHERE guard = p_guard
+  ), running AS (
+    SELECT a.pid, a.usename, a.application_name, a.backend_xmin, a.xact_start, a.state IS NULL AS hidden, v.virtualtransaction,
+      coalesce(a.backend_xid, (
+        SELECT k.transactionid FROM pg_locks k WHERE k.pid = a.pid AND k.locktype = 'transactionid' AND k.granted
+        ORDER BY age(k.transactionid) DESC LIMIT 1)) AS xid
+    FROM pg_stat_activity a JOIN pg_locks v ON v.pid = a.pid AND v.locktype = 'virtualxid' AND v.granted
+      AND v.virtualxid = v.virtualtransaction
+    WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND coalesce(a.backend_type, 'client backend') = 'client backend'
+  )
+  SELECT format('process %s (%s)', r.pid, concat_ws(', ', r.usename, nullif(r.application_name, ''))),
+    r.virtualtransaction, r.xid IS NOT NULL OR NOT r.hidden
+  FROM running r, g
+  WHERE age(r.xid) > age(g.changed)
+    OR (age(r.backend_xmin) >= age(g.changed) AND r.xact_start < g.changed_at + interval '1 minute')
+    OR (r.xid IS NOT NULL AND r.xact_start < g.until)
+    OR (r.hidden AND r.xid IS NULL)
+  UNION ALL
+  SELECT format('the prepared transaction %L', p.gid), p.gid, true FROM pg_prepared_xacts p, g
+  WHERE p.database = current_database() AND age(p.transaction) > age(g.changed);
+END $$;
+
 CREATE FUNCTION fenced_guard.set_mode(p_guard text, p_mode text, p_pattern text DEFAULT '*') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1446,6 +1494,7 @@ BEGIN
     SET mode = excluded.mode, percent = excluded.percent, since = clock_timestamp();
   INSERT INTO fenced_guard.history (guard, what, detail)
   VALUES (p_guard, 'mode', jsonb_build_object('pattern', p_pattern, 'before', v_before, 'after', p_mode));
+  PERFORM fenced_guard.changes(p_guard);
 END $$;
 
 -- Forget the mode of a pattern: the next longer one counts again.
@@ -1461,6 +1510,7 @@ BEGIN
   END IF;
   INSERT INTO fenced_guard.history (guard, what, detail)
   VALUES (p_guard, 'mode', jsonb_build_object('pattern', p_pattern, 'before', v_before, 'after', NULL));
+  PERFORM fenced_guard.changes(p_guard);
   RETURN true;
 END $$;
 
@@ -1492,6 +1542,7 @@ BEGIN
   GET DIAGNOSTICS v_count = ROW_COUNT;
   INSERT INTO fenced_guard.history (guard, what, detail)
   SELECT p_guard, 'override ended', jsonb_build_object('pattern', p_pattern, 'count', v_count) WHERE v_count > 0;
+  PERFORM fenced_guard.changes(p_guard) WHERE v_count > 0;
   RETURN v_count;
 END $$;
 
@@ -1515,14 +1566,17 @@ BEGIN
   RETURN m.token;
 END $$;
 
--- Trust this authority from now on, and no other.
+-- Trust this authority from now on, and no other. Transactions that raised a mark, or share a lease, are waited for.
 CREATE FUNCTION fenced_guard.adopt(p_realm text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_before text;
 BEGIN
-  SELECT realm INTO v_before FROM fenced_guard.trust FOR UPDATE;
+  -- Wait for those that raise marks now, in a queue: those that come later wait for this.
+  LOCK TABLE fenced_guard.trust IN EXCLUSIVE MODE;
+  SELECT realm INTO v_before FROM fenced_guard.trust;
   UPDATE fenced_guard.trust SET realm = p_realm;
+  PERFORM fenced_guard.take_turn(ARRAY(SELECT grant_id FROM fenced_guard.lease WHERE realm <> p_realm));
   DELETE FROM fenced_guard.lease WHERE realm <> p_realm;
   INSERT INTO fenced_guard.history (what, detail)
   VALUES ('adopt', jsonb_build_object('before', v_before, 'after', p_realm));

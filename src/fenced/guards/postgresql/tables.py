@@ -34,6 +34,9 @@ from fenced.model import check_name, check_realm
 
 REPEATS = 10
 """How often an announcement is repeated that met a newer commit (SQLSTATE 40001)."""
+BIND_SECONDS = 10.0
+"""How long a change of a stage waits for the transactions that it does not bind."""
+LOOK_SECONDS = 0.05
 WAITS = 3
 """How often it is repeated after older transactions were ended that it waited for: others may have come meanwhile."""
 LEFT_MIN = 1.0
@@ -110,13 +113,20 @@ class PostgresqlTable:
                 raise wrapped(error) from error
             raise
 
-    async def set_mode(self, mode: str, pattern: str) -> None:
+    async def set_mode(self, mode: str, pattern: str, wait: float = BIND_SECONDS) -> tuple[str, ...]:
         parsed = Mode.parse(mode)
         arguments = f"{literal(self.guard)}, '{parsed}', {text_literal(check_pattern(pattern))}"
         await self._alone([f"SELECT fenced_guard.set_mode({arguments})"])
+        # What refuses nothing binds nobody.
+        return (
+            ()
+            if parsed.name in ("observe", "shadow")
+            else await older_than_change(self._session, self.guard, wait)
+        )
 
     async def adopt(self, realm: str) -> None:
-        await self._alone([f"SELECT fenced_guard.adopt('{check_realm(realm)}')"])
+        limit = f"SET LOCAL lock_timeout = '{install.LOCK_TIMEOUT}'"  # whoever raises a mark waits behind it
+        await self._alone([limit, f"SELECT fenced_guard.adopt('{check_realm(realm)}')"])
 
     async def announce(self, announcement: Announcement) -> None:
         """On its own, committed: reads that follow are fenced."""
@@ -310,6 +320,29 @@ class PostgresqlTable:
         if at_least and (token is None or token < at_least):
             raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
         return Mark(token, grant, seq) if token is not None else None
+
+
+async def older_than_change(session: Session, guard: str, wait: float) -> tuple[str, ...]:
+    """Wait for the transactions that the last change of a stage does not bind; who is left after `wait` seconds."""
+    limit = time.monotonic() + wait
+    unseen: set[str] | None = None
+    try:
+        while True:
+            found = await session.run(
+                f"SELECT who, transaction, known FROM fenced_guard.pending({literal(guard)})"
+            )
+            await forget(session)
+            # Of a transaction that we may not look into we know only whether it was there the first time.
+            hidden = {transaction for _, transaction, known in found if not known}
+            unseen = hidden if unseen is None else unseen & hidden
+            left = tuple(who for who, transaction, known in found if known or transaction in unseen)
+            if not left or time.monotonic() >= limit:
+                return left
+            await session.run(f"SELECT pg_sleep({LOOK_SECONDS})")
+            await forget(session)
+    except Exception as error:
+        await forget(session)
+        raise wrapped(error) from error
 
 
 def text_literal(text: str) -> str:

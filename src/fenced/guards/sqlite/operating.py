@@ -79,6 +79,10 @@ class SqliteOperator:
         rows = await self._run(_RECORDS, (table, limit))
         return [Entry(datetime.fromtimestamp(at, UTC), *rest) for at, *rest in reversed(rows)]
 
+    async def pending(self, table: str, wait: float = 0.0) -> tuple[str, ...]:
+        """A change has the one write lock: no transaction that could write is older than it."""
+        return ()
+
     async def unset_mode(self, table: str, pattern: str) -> bool:
         """Forget the mode of a pattern; False when it had none."""
         if check_pattern(pattern) == "*":

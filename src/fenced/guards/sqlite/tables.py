@@ -46,7 +46,8 @@ class SqliteTable:
     async def uninstall(self) -> None:
         await self._in_transaction(await install.uninstall(self._spec, self._session.run))
 
-    async def set_mode(self, mode: str, pattern: str) -> None:
+    async def set_mode(self, mode: str, pattern: str, wait: float = 0.0) -> tuple[str, ...]:
+        """It has the one write lock: no transaction that could write is older than the change."""
         parsed, session = Mode.parse(mode), self._session
         _refuse_open_transaction(session)
         await self._fence.installed(session)
@@ -57,6 +58,7 @@ class SqliteTable:
         except sqlite3.Error as error:
             await session.rollback()
             raise translate(error) from error
+        return ()
 
     async def adopt(self, realm: str) -> None:
         await self._in_transaction([f"UPDATE fenced_guard SET realm = '{check_realm(realm)}'"])
