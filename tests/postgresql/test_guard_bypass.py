@@ -400,6 +400,35 @@ def test_logical_replication(own_server: PostgresqlServer) -> None:
         publisher.execute("SELECT pg_drop_replication_slot('s')")
 
 
+def test_a_publication_of_all_tables(postgresql_url: str) -> None:
+    """It publishes marks, too, and its subscribers stop for want of those tables: the installation says so."""
+    with psycopg.connect(postgresql_url, autocommit=True) as db:
+        db.execute(TABLE)
+        db.execute('CREATE SCHEMA "Other"; CREATE TABLE "Other".t (id integer PRIMARY KEY)')
+        db.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        with pytest.warns(UserWarning, match="publication everything is FOR ALL TABLES") as told:
+            ORDERS.install(db, mode="require")
+        command = str(told[0].message).partition("by themselves: ")[2].partition("; and at each")[0]
+        assert f"{command};".encode() in ORDERS.script(db).replace("; and at each", ";; and at each").encode()
+        db.execute(command.encode())
+        db.execute("DROP PUBLICATION everything")
+        published = db.execute(
+            "SELECT schemaname, tablename FROM pg_publication_tables ORDER BY 1, 2"
+        ).fetchall()
+        assert published == [("Other", "t"), ("public", "orders")]
+        ORDERS.install(db)  # and nothing is said
+        db.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        write(db, stamp(5))  # every table of ours has an identity: nothing fails where it is published
+        with pytest.raises(fenced.StaleToken):
+            write(db, stamp(4))
+        with pytest.warns(UserWarning, match="ALL TABLES"):
+            ORDERS.install(db, mode="observe")
+        write(db, stamp(4))
+        db.execute("SELECT fenced_guard.tidy_up(0), fenced_guard.reset('orders/42', 'test')")
+        db.execute("SELECT fenced_guard.override_for('public.orders', '1 minute', 'test')")
+        db.execute("SELECT fenced_guard.end_overrides('public.orders')")
+
+
 # proves guard postgresql: durable-marks
 def test_dump_and_restore(db: Db, postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
     """A whole database comes back guarded, marks and modes included; a table by itself comes without its guard."""

@@ -217,18 +217,21 @@ def test_what_the_program_must_leave_to_the_wrapper(db: Db, postgresql_url: str,
             async with writer.transaction(stamp(5)):
                 raise AssertionError
         await writer.run("ROLLBACK")
-        if "begins" in driver:  # and what follows carries no stamp
-            with pytest.raises(fenced.MissingStamp):
-                async with writer.transaction(stamp(5)):
-                    await writer.run("ROLLBACK")
-                    await writer.run(UPDATE)
-            PLAIN.set_mode(
-                db, "enforce"
-            )  # there it would be let through, and must not be committed as if announced
-            with pytest.raises(Misuse, match="another one began"):
-                async with writer.transaction(stamp(5)):
-                    await writer.run("ROLLBACK")
-                    await writer.run(UPDATE)
+
+        async def begins_another() -> None:
+            async with writer.transaction(stamp(5)):
+                await writer.run("ROLLBACK")
+                if "begins" not in driver:
+                    await writer.run("BEGIN")
+                await writer.run(UPDATE)
+
+        with pytest.raises(fenced.MissingStamp):  # what follows carries no stamp
+            await begins_another()
+        PLAIN.set_mode(
+            db, "enforce"
+        )  # there it would be let through, and must not be committed as if announced
+        with pytest.raises(Misuse, match="another one began"):
+            await begins_another()
         assert (qty(db), writer.idle()) == (0, True)
 
     tell(story, driver, postgresql_url)

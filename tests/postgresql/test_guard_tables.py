@@ -411,6 +411,14 @@ def test_the_epoch_column_keeps_the_token(db: Db) -> None:
     assert epochs() == [(6, 5), (7, 5)]
     db.execute("UPDATE orders SET qty = 6")
     assert epochs() == [(6, 6), (7, 6)]
+    others = [stamp(11, 1, "orders/50"), stamp(12, 1, "orders/51")]
+    for statement in (
+        "SELECT 1",
+        "INSERT INTO orders VALUES (50, 0), (51, 0)",
+    ):  # new marks, then whole leases
+        with guard.transaction(db, others) as tx:
+            tx.execute(statement.encode())
+    assert db.execute("SELECT epoch FROM orders WHERE id > 43 ORDER BY id").fetchall() == [(11,), (12,)]
     write(db, stamp(8, 1, "orders/43", "lines/2"), "DELETE FROM orders WHERE id = 43", guard)
     with pytest.raises(fenced.StaleToken):  # the mark is not the row's
         write(db, stamp(7, 2, "orders/43"), "INSERT INTO orders VALUES (43, 0)", guard)

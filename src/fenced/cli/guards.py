@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import click
@@ -106,8 +107,12 @@ def install(
             else:
                 click.echo(script, nl=False)
             return
-        step(guarded.install(mode))
+        with warnings.catch_warnings(record=True) as cautions:
+            warnings.simplefilter("always")
+            step(guarded.install(mode))
         (found,) = step(operator_on(connection).status(table)).guards
+    for caution in cautions:
+        click.echo(f"caution: {caution.message}", err=True)
     now = next(stage.mode for stage in found.stages if stage.pattern == "*")
     if as_json:
         write_json({"table": table, "name": name, "rule": rule, "epoch": epoch, "mode": now})

@@ -178,6 +178,26 @@ def _refuse_values(guard: str, epoch: str) -> str:
     )
 
 
+async def cautions(session: Runs) -> list[str]:
+    """What an operator has to do besides: publications of all tables would publish the guards' own, too."""
+    found = await session.run(
+        "SELECT p.pubname::text, array_agg(DISTINCT quote_ident(t.schemaname)), "
+        "array_agg(format('%I.%I', t.schemaname, t.tablename) ORDER BY 1), "
+        "current_setting('server_version_num')::int >= 150000 "
+        "FROM pg_catalog.pg_publication p LEFT JOIN pg_catalog.pg_publication_tables t "
+        "ON t.pubname = p.pubname AND t.schemaname NOT IN ('fenced', 'fenced_guard') WHERE p.puballtables GROUP BY 1"
+    )
+    return [
+        f"publication {name} is FOR ALL TABLES: it publishes the guards' own tables, too, and a subscriber without "
+        "them stops at the next guarded write. Before that, publish the others by themselves: "
+        f'CREATE PUBLICATION "{name}_without_guards" FOR '
+        + (f"TABLES IN SCHEMA {', '.join(schemas)}" if by_schema else f"TABLE {', '.join(tables)}")
+        + f"; and at each subscriber: ALTER SUBSCRIPTION name SET PUBLICATION {name}_without_guards"
+        for name, schemas, tables, by_schema in found
+        if schemas[0] is not None
+    ]
+
+
 def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | None) -> list[str]:
     guard, counter = guard_of(spec), object_of(guard_of(spec), "refused")
     epoch = "NULL" if spec.epoch is None else literal(spec.epoch)

@@ -1069,8 +1069,12 @@ BEGIN
     RETURN false;
   END;
   IF NOT p_alone THEN
-    -- No lines for their names: their rows are let through by the token.
-    PERFORM fenced_guard.carry((SELECT string_agg(concat(v_xid, ' ', text, E'\n'), '') FROM unnest(p_texts) AS text));
+    -- Lines for a few of their names; others are let through by the token, so that the setting stays short.
+    PERFORM fenced_guard.carry((
+      SELECT string_agg(concat(v_xid, '/', fenced_guard.decoded(n), E'\n'), '') FROM (
+        SELECT n FROM unnest(p_texts) AS text, string_to_table(split_part(text, ':', 6), ',') AS n LIMIT 8
+      ) AS few
+    ) || (SELECT string_agg(concat(v_xid, ' ', text, E'\n'), '') FROM unnest(p_texts) AS text));
     PERFORM fenced_guard.carry_tokens(p_texts);
   END IF;
   RETURN true;
@@ -1272,15 +1276,28 @@ BEGIN
   END IF;
 END $$;
 
--- Decide about all names that a statement wrote to. What costs time for each is done for those alone that a stamp of this
--- transaction covers, and that are not open yet.
+-- The names that the stamps of this transaction cover, as texts. `whole`: the lease is locked as a whole, and all its names
+-- carry its mark (see `carries_mark`).
+CREATE FUNCTION fenced_guard.covered(p_lines text, p_xid text) RETURNS TABLE (name text, stamp text, place bigint, whole boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT CASE WHEN strpos(n, '%') = 0 THEN n ELSE fenced_guard.decoded(n) END, s.text, s.place, s.whole
+  FROM (
+    SELECT text, place, coalesce(strpos(
+      current_setting(concat('fenced.token', split_part(text, ':', 3)::bigint % 16), true),
+      concat(E'\n', p_xid, '#', split_part(text, ':', 5), E'\n')) > 0, false) AS whole
+    FROM string_to_table(p_lines, E'\n') WITH ORDINALITY AS l (line, place), split_part(line, ' ', 2) AS text
+    WHERE starts_with(line, p_xid || ' 1:') OFFSET 0  -- so that each stamp is taken apart once
+  ) AS s, string_to_table(split_part(s.text, ':', 6), ',') AS n
+$$;
+
+-- Decide about all names that a statement wrote to, each given once. What costs time for each is done for those alone that a
+-- stamp of this transaction covers, and that are not open yet.
 CREATE FUNCTION fenced_guard.decide_all(p_guard text, p_names text[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_xid    text := pg_current_xact_id();
   v_lines  text := fenced_guard.carried();
-  v_names  text[] := ARRAY(SELECT DISTINCT replace(n, E'\n', E'\r') COLLATE "C" FROM unnest(p_names) AS n);
-  v_marked text[];                       -- names whose mark is of a lease that is carried as a whole
+  v_left   text[];
   v_open   text[] := '{}';
   v_let    text[] := '{}';               -- covered names that are not admitted, and why
   v_why    text[] := '{}';
@@ -1291,63 +1308,60 @@ DECLARE
   w        record;
 BEGIN
   SELECT g.rule, t.proof INTO v_rule, v_proof FROM fenced_guard.guard g, fenced_guard.trust t WHERE g.guard = p_guard;
-  IF v_proof OR cardinality(v_names) <= 8 THEN
-    PERFORM fenced_guard.decide(p_guard, n) FROM unnest(v_names) AS n;
+  IF v_proof OR cardinality(p_names) <= 8 THEN
+    PERFORM fenced_guard.decide(p_guard, n) FROM unnest(p_names) AS n;
     RETURN;
   END IF;
   IF strpos(v_lines, E'\n' || v_xid || ' ') = 0 THEN
     IF strpos(v_lines, concat(E'\n', v_xid, '*', p_guard, E'\n')) = 0 THEN
-      PERFORM fenced_guard.rule_on_all(p_guard, v_names, NULL, 'missing');
+      PERFORM fenced_guard.rule_on_all(p_guard, p_names, NULL, 'missing');
       PERFORM fenced_guard.carry_let_through(p_guard, '{}', 'missing');
     END IF;
     RETURN;
   END IF;
-  v_marked := ARRAY(
-    SELECT m.name FROM unnest(v_names) AS n JOIN fenced_guard.mark m ON m.name = n  -- as `carries_mark` does
-    WHERE strpos(current_setting(concat('fenced.token', m.token % 16), true), concat(E'\n', v_xid, '#', m.grant_id, E'\n')) > 0
-  );
-  v_names := ARRAY(
-    SELECT n FROM unnest(v_names) AS n
-    EXCEPT SELECT substr(line, length(v_xid) + 2) FROM string_to_table(v_lines, E'\n') AS line
+  v_left := ARRAY(
+    SELECT n FROM unnest(p_names) AS n EXCEPT ALL (
+      SELECT substr(line, length(v_xid) + 2) FROM string_to_table(v_lines, E'\n') AS line
       WHERE v_rule = 'retry' AND starts_with(line, v_xid || '/')
-    EXCEPT SELECT substr(line, length(concat(v_xid, p_guard)) + 3) FROM string_to_table(v_lines, E'\n') AS line
+      UNION SELECT substr(line, length(concat(v_xid, p_guard)) + 3) FROM string_to_table(v_lines, E'\n') AS line
       WHERE starts_with(line, concat(v_xid, '|', p_guard, '/'))
-    EXCEPT SELECT n FROM unnest(v_marked) AS n WHERE v_rule = 'retry'
+      UNION SELECT name FROM fenced_guard.covered(v_lines, v_xid) WHERE whole AND v_rule = 'retry'
+    )
   );
+  IF cardinality(v_left) = 0 THEN
+    RETURN;
+  END IF;
   FOR w IN
-    SELECT DISTINCT ON (n) n AS name, s.stamp, a.name IS NOT NULL AS announced
-    FROM (
-      SELECT fenced_guard.parse(split_part(line, ' ', 2)) AS stamp, i
-      FROM string_to_table(v_lines, E'\n') WITH ORDINALITY AS l (line, i) WHERE starts_with(line, v_xid || ' ')
-    ) AS s
-    CROSS JOIN LATERAL unnest((s.stamp).names) AS n
-    JOIN unnest(v_names) AS wanted ON wanted = n
+    SELECT DISTINCT ON (c.name) c.name, c.stamp, c.whole OR a.name IS NOT NULL AS announced
+    FROM fenced_guard.covered(v_lines, v_xid) AS c
+    JOIN unnest(v_left) AS wanted ON wanted = c.name
     LEFT JOIN (                          -- as `announced` does
       SELECT substr(line, strpos(line, '/') + 1) AS name FROM string_to_table(v_lines, E'\n') AS line
       WHERE starts_with(line, v_xid || '/') OR starts_with(line, v_xid || '|')
-      UNION SELECT unnest(v_marked)
-    ) AS a ON a.name = n
-    ORDER BY n, s.i
+    ) AS a ON a.name = c.name
+    ORDER BY c.name, c.place
   LOOP
     v_verdict := 'uncovered';
     IF w.announced THEN
       v_verdict := fenced_guard.admit_briefly(
-        w.stamp, w.name, v_rule, (SELECT refuses FROM fenced_guard.mode_of(p_guard, w.name)));
+        fenced_guard.parse(w.stamp), w.name, v_rule, (SELECT refuses FROM fenced_guard.mode_of(p_guard, w.name)));
     END IF;
     IF v_verdict = 'admit' THEN
       v_open := v_open || w.name;
     ELSE
       v_let := v_let || w.name;
-      v_why := v_why || concat(v_verdict, ' ', (w.stamp).text);
+      v_why := v_why || concat(v_verdict, ' ', w.stamp);
     END IF;
   END LOOP;
   PERFORM fenced_guard.rule_on_all(p_guard, array_agg(name), split_part(why, ' ', 2), split_part(why, ' ', 1))
   FROM unnest(v_let, v_why) AS u (name, why) WHERE NOT starts_with(why, 'contended') GROUP BY why;
-  v_names := ARRAY(SELECT n FROM unnest(v_names) AS n EXCEPT SELECT unnest(v_open || v_let));
-  IF cardinality(v_names) > 0 THEN
+  IF cardinality(v_open || v_let) > 0 THEN
+    v_left := ARRAY(SELECT n FROM unnest(v_left) AS n EXCEPT SELECT unnest(v_open || v_let));
+  END IF;
+  IF cardinality(v_left) > 0 THEN
     SELECT split_part(line, ' ', 2) INTO v_last FROM string_to_table(v_lines, E'\n') WITH ORDINALITY AS l (line, i)
     WHERE starts_with(line, v_xid || ' ') ORDER BY i DESC LIMIT 1;
-    PERFORM fenced_guard.rule_on_all(p_guard, v_names, v_last,
+    PERFORM fenced_guard.rule_on_all(p_guard, v_left, v_last,
       CASE WHEN strpos(v_lines, E'\n' || v_xid || E' ?\n') > 0 THEN 'invalid' ELSE 'uncovered' END);
   END IF;
   IF cardinality(v_open) > 0 THEN

@@ -41,8 +41,13 @@ _STATES: tuple[State, ...] = ("idle", "closed", "open", "failed", "closed")
 """By libpq's transaction status: idle, active, in a transaction, in a failed one, unknown."""
 
 
-_STILL_STAMPED_COMMIT = b"SELECT fenced_guard.still_stamped(); COMMIT"
-"""COMMIT, unless the program has ended the announced transaction and the connection has begun another by itself."""
+_STILL_STAMPED_COMMIT = "SELECT fenced_guard.still_stamped(); COMMIT"
+"""COMMIT, unless the program has ended the announced transaction, and it or the connection has begun another one."""
+
+
+def _commit_after(first: str) -> str:
+    """What commits a transaction that began with this statement: an operator's carries no stamp."""
+    return _STILL_STAMPED_COMMIT if first.startswith("SELECT fenced_guard.announce") else "COMMIT"
 
 
 def _begin(connection: Any) -> str:
@@ -83,7 +88,7 @@ class PsycopgSession:
     async def begin(self, announce: str) -> None:
         begin = f"{_begin(self.connection)}; " if self.connection.autocommit else ""
         await self._execute((begin + announce).encode())
-        self._commit = b"COMMIT" if begin else _STILL_STAMPED_COMMIT
+        self._commit = _commit_after(announce).encode()
 
     async def alone(self, statements: Sequence[str]) -> None:
         self._commit = b"COMMIT"
@@ -126,10 +131,11 @@ class AsyncPsycopgSession(PsycopgSession):
 class AsyncpgSession:
     """An asyncpg connection, or one out of its pool. We begin, so its `transaction()` cannot be used inside."""
 
-    __slots__ = ("_isolation", "connection")
+    __slots__ = ("_commit", "_isolation", "connection")
 
     def __init__(self, connection: Any, isolation: str | None = None) -> None:
         self.connection = connection
+        self._commit = "COMMIT"
         self._isolation = isolation
 
     def state(self) -> State:
@@ -140,16 +146,24 @@ class AsyncpgSession:
     async def begin(self, announce: str) -> None:
         level = f" ISOLATION LEVEL {self._isolation}" if self._isolation else ""
         await self.connection.execute(f"BEGIN{level}; {announce}")
+        self._commit = _commit_after(announce)
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in await self.connection.fetch(sql, *parameters)]
 
     async def alone(self, statements: Sequence[str]) -> None:
+        self._commit = "COMMIT"
         await self.connection.execute("; ".join(["BEGIN", *statements]))
         await self.commit()
 
     async def commit(self) -> None:
-        if await self.connection.execute("COMMIT") != "COMMIT":
+        try:
+            done = await self.connection.execute(self._commit)
+        except Exception as error:
+            if getattr(error, "sqlstate", None) == "25P02":  # a statement had failed before
+                raise Aborted from error
+            raise
+        if done != "COMMIT":
             raise Aborted
 
     async def rollback(self) -> None:

@@ -6,6 +6,7 @@ The database decides; what is here begins, announces, commits, and says in typed
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -80,6 +81,8 @@ class PostgresqlTable:
 
     async def install(self, mode: str | None) -> None:
         await self._alone(await self.statements(mode))
+        for caution in await self._looking(install.cautions(self._session)):
+            warnings.warn(caution, stacklevel=4)
 
     async def statements(self, mode: str | None) -> list[str]:
         parsed = Mode.parse(mode) if mode is not None else None
@@ -87,7 +90,12 @@ class PostgresqlTable:
 
     async def script(self, mode: str | None) -> str:
         lines = await self.statements(mode)
-        return "BEGIN;\n\n" + "\n\n".join(f"{line.rstrip().rstrip(';')};" for line in lines) + "\n\nCOMMIT;\n"
+        cautions = "".join(f"-- {line}\n" for line in await self._looking(install.cautions(self._session)))
+        return (
+            f"{cautions}BEGIN;\n\n"
+            + "\n\n".join(f"{line.rstrip().rstrip(';')};" for line in lines)
+            + "\n\nCOMMIT;\n"
+        )
 
     async def uninstall(self) -> None:
         await self._alone(await self._looking(install.uninstall(self.spec, self._session)))
