@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from fenced.errors import Contended, Misuse, StaleToken
+from fenced.errors import Contended, Misconfigured, Misuse, StaleToken
 from fenced.guards.postgresql.operating import PostgresqlOperator
 from fenced.guards.postgresql.sessions import AsyncpgSession, PsycopgSession
 from fenced.guards.rollout import Count, DatabaseStatus, GuardStatus, Override, Stage, advised
@@ -130,6 +130,35 @@ def test_a_missing_trigger_and_a_renamed_table(shop: Shop) -> None:
     assert shop.orders().wrong == ("trigger fenced_update is missing: install the guard again",)
     shop.db.execute("ALTER TABLE orders RENAME TO orders_old")
     assert shop.orders().wrong == ("the table is gone, or has another name now",)
+
+
+def test_a_table_that_was_rebuilt_and_one_that_inherits(shop: Shop) -> None:
+    """Both were unguarded without a word. Where nothing is refused, nothing fails."""
+    spare = Guard(table="spare", name="spare/{id}")
+    spare.install(shop.db, mode="observe")
+
+    def write(token: int) -> None:
+        with spare.transaction(shop.db, stamp(token, 1, "spare/1")) as tx:
+            tx.execute("INSERT INTO spare VALUES (1) ON CONFLICT DO NOTHING")
+
+    def wrong() -> tuple[str, ...]:
+        return step(shop.operator.status("spare")).guards[0].wrong
+
+    shop.db.execute("CREATE TABLE fresh (LIKE spare INCLUDING ALL); ALTER TABLE spare RENAME TO old")
+    shop.db.execute("ALTER TABLE fresh RENAME TO spare")
+    write(5)
+    spare.set_mode(shop.db, "enforce")
+    with pytest.raises(Misconfigured, match="no triggers of its guard"):
+        write(6)
+    assert "trigger fenced_update is missing: install the guard again" in wrong()
+    spare.install(shop.db)
+    write(6)
+    shop.db.execute("CREATE TABLE child () INHERITS (spare)")
+    with pytest.raises(Misconfigured, match=r"child inherits from public\.spare"):
+        write(7)
+    assert wrong() == ("table child inherits from it, and its rows are not guarded",)
+    shop.db.execute("DROP TABLE child, old CASCADE")
+    write(7)
 
 
 def test_who_can_go_round(shop: Shop) -> None:

@@ -64,11 +64,16 @@ class PostgresqlOperator:
         overrides = _by_guard(await self._run("overrides"))
         counts = _by_guard(await self._run("counts", quiet=repr(float(quiet_for))))
         triggers = _by_guard(await self._run("triggers"))
+        children = _by_guard(await self._run("children"))
         bypass = _by_guard(await self._run("bypass", may_replicate=await self._may_replicate()))
         found = []
         for guard, template, rule, mandatory, epoch, refused, oid in chosen:
             ((marks, highest),) = await self._run("marks", names=text_literal(_names(template)))
             gone = ["the table is gone, or has another name now"] if oid is None else []
+            gone += [
+                f"table {child} inherits from it, and its rows are not guarded"
+                for (child,) in children[guard]
+            ]
             found.append(
                 GuardStatus(
                     guard,

@@ -60,6 +60,14 @@ LEFT JOIN LATERAL (
 WHERE t.oid IS NULL OR t.tgenabled NOT IN ('O', 'A')
 ORDER BY tree.guard, tree.relation <> tree.root, 2, 3
 
+-- children: Tables that inherit from a guarded one, the old way: its triggers see nothing of their rows.
+SELECT g.guard, i.inhrelid::regclass::text
+FROM fenced_guard.guard g
+JOIN pg_catalog.pg_inherits i
+  ON i.inhparent = to_regclass(format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2)))
+JOIN pg_catalog.pg_class c ON c.oid = i.inhparent AND c.relkind = 'r'
+WHERE g.mandatory ORDER BY 1, 2
+
 -- bypass: Who can log in and switch the triggers off, for each table; the strongest reason.
 SELECT g.guard, r.rolname::text, CASE
   WHEN r.rolsuper THEN 'superuser'

@@ -1090,6 +1090,30 @@ BEGIN
   );
 END $$;
 
+-- A table that was rebuilt, and took the name of the guarded one, has no triggers; a table that inherits from it has none of
+-- its own. Looked at by the first announcement of a lease, and said where something would be refused.
+CREATE FUNCTION fenced_guard.refuse_unwatched(p_guard text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_table regclass := to_regclass(format('%I.%I', split_part(p_guard, '.', 1), split_part(p_guard, '.', 2)));
+  v_child regclass;
+BEGIN
+  IF (SELECT count(DISTINCT replace(tgname, '_row_', '_')) FROM pg_trigger WHERE tgrelid = v_table AND tgname IN ('fenced_insert',
+      'fenced_update', 'fenced_delete', 'fenced_row_insert', 'fenced_row_update', 'fenced_row_delete')) = 3 THEN
+    SELECT i.inhrelid INTO v_child FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent
+    WHERE i.inhparent = v_table AND c.relkind = 'r' LIMIT 1;
+    IF v_child IS NULL THEN
+      RETURN;
+    END IF;
+  END IF;
+  IF v_table IS NOT NULL AND (SELECT mandatory FROM fenced_guard.guard WHERE guard = p_guard)
+     AND (SELECT refuses FROM fenced_guard.mode_of(p_guard, NULL)) THEN
+    RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state', MESSAGE = CASE WHEN v_child IS NULL
+      THEN format('fenced: %s has no triggers of its guard, as a table that was rebuilt; install the guard again', p_guard)
+      ELSE format('fenced: %s inherits from %s, and its rows are not guarded; partitions are', v_child, p_guard) END;
+  END IF;
+END $$;
+
 -- Name by name, sorted, so that two announcements never wait for each other in a circle.
 CREATE FUNCTION fenced_guard.announce_each(
   p_texts text[], p_guard text, p_rule text, p_step text, p_names text[], p_still_held boolean, p_proofs text[],
@@ -1111,6 +1135,7 @@ DECLARE
   v_patience bigint := (SELECT patience * 1000 FROM fenced_guard.trust);
   w        record;
 BEGIN
+  PERFORM fenced_guard.refuse_unwatched(p_guard) WHERE p_guard IS NOT NULL;
   IF v_wait = 0 OR v_wait > v_patience THEN
     PERFORM set_config('lock_timeout', v_patience::text, true);  -- whoever is waited for longer can be ended: `make_way`
   END IF;
