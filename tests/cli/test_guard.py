@@ -262,3 +262,44 @@ def test_every_command_has_its_example(fenced: Any) -> None:
     for name, command in guard.commands.items():
         assert "Example" in (command.help or ""), name
         assert not command.get_short_help_str().endswith("..."), name
+
+
+def test_marks_of_names_that_are_gone(guarded: Any, db: Any, tmp_path: Any) -> None:
+    """The authority says which tokens are dead; a late holder of a name whose mark is gone is refused all the same."""
+    url = f"sqlite:///{tmp_path}/leases.db"
+    guarded("guard", "mode", "--table", "orders", "require")
+
+    def update(lease: Any, number: int) -> None:
+        with ORDERS.transaction(db, lease) as tx:
+            tx.execute("UPDATE orders SET qty = qty + 1 WHERE id = %s", [number])
+
+    with library.Client(url) as client:
+        for number in (40, 41, 42):
+            with client.hold(f"orders/{number}") as lease:
+                update(lease, number)
+                late = lease.next_stamp()
+        with client.hold("orders/43") as held, client.hold("orders/44") as busy:
+            update(held, 43)
+            update(busy, 44)
+            with (
+                psycopg.connect(guarded.environment["FENCED_GUARD"], autocommit=True) as other,
+                ORDERS.transaction(other, late),  # in the middle of a transaction: its mark stays
+            ):
+                ended = guarded("guard", "forget", "--authority", url)
+                assert ended.stdout.startswith("2 marks below token 4 dropped"), ended.stderr
+                assert told(guarded, "forget", "--authority", url) == {"below": 4, "dropped": 0}
+            assert told(guarded, "forget", "--authority", url)["dropped"] == 1
+            assert db.execute("SELECT name FROM fenced_guard.mark ORDER BY 1").fetchall() == [
+                ("orders/43",),
+                ("orders/44",),
+            ]
+            for name in ("orders/42", "orders/45"):
+                with (
+                    pytest.raises(library.StaleToken),
+                    ORDERS.transaction(db, stamp(3, 1, name, realm=held.realm)),
+                ):
+                    raise AssertionError("announced")
+            update(held, 43)
+    with library.Client(f"sqlite:///{tmp_path}/others.db") as client, client.hold("x"):
+        ended = guarded("guard", "forget", "--authority", f"sqlite:///{tmp_path}/others.db")
+        assert ended.returncode != 0 and "ask its own authority" in ended.stderr

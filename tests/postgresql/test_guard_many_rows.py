@@ -16,6 +16,7 @@ from fenced.decision import Mode
 from fenced.sql import Guard
 from fenced.testing.kit import stamp
 from fenced.testing.servers import PostgresqlServer
+from tests.postgresql.planted_guard_sql import changed, functions
 
 ROWS = 500
 RECORDS_MAX = 10
@@ -236,3 +237,45 @@ def test_a_partition_that_is_made_later_is_no_slower_for_ever(db: Db) -> None:
     guard.uninstall(db)
     assert one(db, "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'wide1'::regclass") == 0
     db.execute("DROP TABLE wide")
+
+
+PLANTED = {
+    "a name of the lease is enough": (
+        "decide_all",
+        "    IF w.announced THEN\n",
+        "    IF true THEN\n",
+    ),
+    "what nobody covers is noted, and not ruled on": (
+        "decide_all",
+        "    PERFORM fenced_guard.rule_on_all(p_guard, v_left, v_last,\n",
+        "    PERFORM concat(p_guard, v_left, v_last,\n",
+    ),
+    "the shortest pattern counts": (
+        "rule_on_all",
+        "ORDER BY length(pattern) DESC, pattern DESC",
+        "ORDER BY length(pattern), pattern",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_are_found(db: Db, bug: str) -> None:
+    """Mistakes in what decides about many names at once: each lets a row through that is refused otherwise."""
+    name, right, wrong = PLANTED[bug]
+    ORDERS.set_mode(db, "enforce", "orders/*")
+    lease = stamp(5, 1, "orders/0", *(f"orders/{number}" for number in range(1, 21)))
+
+    def refused(rows: str) -> bool:
+        try:
+            with db.transaction(force_rollback=True):
+                ORDERS.announce_on(db, lease, "orders/0")
+                db.execute(f"UPDATE orders SET qty = 0 WHERE id {rows}".encode())
+        except psycopg.DatabaseError as error:
+            return error.sqlstate == "ZF005"
+        return False
+
+    written = ("BETWEEN 1 AND 20", "> 20")
+    assert [refused(rows) for rows in written] == [True, True]
+    with db.transaction(force_rollback=True):
+        db.execute(changed(functions()[name], ((right, wrong),), bug).encode())
+        assert [refused(rows) for rows in written] != [True, True]

@@ -18,8 +18,10 @@ from fenced.cli.guard_options import (
     table_on,
     why_option,
 )
-from fenced.cli.options import json_option
+from fenced.cli.options import authority_option, json_option, namespace_option, opened
 from fenced.cli.output import plain, write_json, write_table
+from fenced.contracts import Authority
+from fenced.errors import Contended
 from fenced.guards.rollout import Change, Entry, several
 from fenced.guards.spec import Spec
 from fenced.runtime.blocking import step
@@ -234,6 +236,50 @@ def trust(
     click.echo(f"sample    {f'{100 * found.sample:g} %' if found.sample else 'off'}")
     click.echo(f"proof     {'required' if found.proof else 'off'}")
     click.echo(f"patience  {found.patience:g} s")
+
+
+@click.command()
+@addressed()
+@authority_option
+@namespace_option
+@json_option
+def forget(words: tuple[str], url: str, namespace: str, as_json: bool) -> None:
+    """Drop the marks of names that are long gone.
+
+    A mark stays when its lease is over: it refuses late holders. The authority is asked for its oldest live
+    token. Marks below it are dropped, and the guard refuses every token below it from then on, whatever its name.
+
+    \b
+    Example:
+      fenced guard forget postgresql://owner@db.internal/shop --authority postgresql://db.internal/leases
+    """
+    with opened(url, namespace) as authority:
+        realm, below = oldest_live_token(authority)
+    with connected(words[0]) as connection:
+        dropped = step(server_operator_on(connection, "marks to drop").drop_marks(realm, below))
+    if as_json:
+        write_json({"below": below, "dropped": dropped})
+    else:
+        click.echo(
+            f"{several(dropped, 'mark')} below token {below} dropped; no token below it is admitted any more"
+        )
+
+
+def oldest_live_token(authority: Authority) -> tuple[str, int]:
+    """The realm, and a token below which no lease is live, nor ever will be. The last token is asked for first: what is
+    granted after that is above it."""
+    standing = step(authority.open(create=False))
+    oldest, after = standing.last_token + 1, ""
+    while page := step(authority.survey(after=after)):
+        for view in page:
+            if view.held_by is not None:
+                oldest = min(oldest, view.held_by.token)
+            if view.waiters and authority.url.startswith("zookeeper"):
+                raise Contended(
+                    f"{view.name} is waited for, and ZooKeeper has given the waiter its token; try again"
+                )
+        after = page[-1].name
+    return standing.realm, oldest
 
 
 @click.command()

@@ -21,7 +21,7 @@ from fenced.cli.guard_options import (
     why_option,
 )
 from fenced.cli.guard_status import status
-from fenced.cli.guard_upkeep import adopt, history, records, reset, tidy, trust
+from fenced.cli.guard_upkeep import adopt, forget, history, records, reset, tidy, trust
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
 from fenced.decision import RULES, Rule
@@ -64,7 +64,7 @@ def guard() -> None:
     """
 
 
-for command in (status, history, records, reset, adopt, trust, key, tidy):
+for command in (status, history, records, reset, adopt, trust, key, tidy, forget):
     guard.add_command(command)
 
 

@@ -28,12 +28,14 @@ from fenced.guards.rollout import (
     advised,
 )
 from fenced.guards.spec import Spec
-from fenced.model import check_name
+from fenced.model import check_name, check_realm
 
 SQL = sqlfile.load(Path(__file__).with_name("operating.sql"))
 OVERRIDE_SECONDS = (1.0, 86_400.0)
 KEEP = 10_000
 """How many records are kept one by one."""
+DROPPED_AT_ONCE = 5_000
+"""How many marks are dropped in one transaction."""
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
@@ -153,6 +155,16 @@ class PostgresqlOperator:
         call = f"fenced_guard.reset({text_literal(check_name(name))}, {_why(why)})"
         ((token,),) = await self._change(f"SELECT {call}")
         return None if token is None else int(token)
+
+    async def drop_marks(self, realm: str, below: int) -> int:
+        """Drop the marks below a token, and admit none below it any more; returns how many. In small steps."""
+        dropped = 0
+        call = f"fenced_guard.drop_marks({text_literal(check_realm(realm))}, {int(below)}, {DROPPED_AT_ONCE})"
+        while True:
+            ((count,),) = await self._change(f"SELECT {call}")
+            dropped += int(count)
+            if count == 0:
+                return dropped
 
     async def trust(self, change: dict[str, float | None]) -> None:
         """Change `max_jump` (None: no limit), `sample` (a share from 0 to 1) or `patience` (seconds)."""

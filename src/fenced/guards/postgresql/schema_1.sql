@@ -29,6 +29,7 @@ CREATE FUNCTION fenced_guard.version() RETURNS integer LANGUAGE sql AS 'SELECT 1
 CREATE TABLE fenced_guard.trust (
   one       boolean PRIMARY KEY DEFAULT true CHECK (one),
   realm     text,                                    -- the one authority whose stamps count; NULL: the first that comes
+  floor     bigint NOT NULL DEFAULT 0,               -- tokens below it are stale, also for names without a mark
   max_jump  bigint,                                  -- how far above a mark a token may be; NULL: as far as it likes
   sample    double precision NOT NULL DEFAULT 0,     -- the share of admitted operations that is recorded
   proof     boolean NOT NULL DEFAULT false,          -- whether a mark rises by a signed stamp alone
@@ -588,7 +589,8 @@ BEGIN
     'seq', m.seq, 'mode', p_mode, 'who', session_user, 'application', current_setting('application_name')
   );
   v_says := CASE p_verdict
-    WHEN 'stale' THEN format('token %s is stale: %s has been seen', v_token, m.token)
+    WHEN 'stale' THEN format('token %s is stale: %s has been seen', v_token,
+      coalesce(m.token, (SELECT floor FROM fenced_guard.trust)))
     WHEN 'duplicate' THEN 'this grant has made its one operation (rule once)'
     WHEN 'out_of_order' THEN 'a later operation of the same lease was applied before (rule sequenced)'
     WHEN 'reused' THEN format('token %s was seen from another grant: the authority lost its history', v_token)
@@ -729,6 +731,10 @@ BEGIN
         PERFORM fenced_guard.list_rise(p_name, s.token);
       END IF;
       SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;  -- one after the other, in a queue
+    END IF;
+    IF m.name IS NULL AND s.token < (SELECT floor FROM fenced_guard.trust) THEN
+      verdict := 'stale';  -- looked up after the mark: who sees that it was dropped sees the floor
+      RETURN;
     END IF;
     SELECT * INTO v FROM fenced_guard.judge(m, s, p_rule, p_step NOT IN ('write', 'row'), v_operation);
     IF v.verdict = 'admit' AND p_step = 'announce' AND p_rule <> 'retry' AND coalesce(s.seq, 0) = 0 THEN
@@ -1603,6 +1609,30 @@ BEGIN
       'name', p_name, 'token', m.token, 'grant', m.grant_id, 'why', p_why));
   END IF;
   RETURN m.token;
+END $$;
+
+-- Drop marks below a token, and admit none below it any more: what they would refuse is refused by that. At most so many,
+-- and none that a transaction has locked, by itself or with its lease; returns how many.
+CREATE FUNCTION fenced_guard.drop_marks(p_realm text, p_below bigint, p_limit bigint) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_count bigint;
+BEGIN
+  UPDATE fenced_guard.trust SET floor = greatest(floor, p_below) WHERE realm = p_realm;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state', MESSAGE = format(
+      'fenced: realm %s is trusted here, and not %s: ask its own authority', (SELECT realm FROM fenced_guard.trust), p_realm);
+  END IF;
+  DELETE FROM fenced_guard.lease WHERE grant_id IN (
+    SELECT grant_id FROM fenced_guard.lease WHERE token < p_below LIMIT p_limit FOR UPDATE SKIP LOCKED);
+  DELETE FROM fenced_guard.mark WHERE name IN (
+    SELECT name FROM fenced_guard.mark m
+    WHERE token < p_below AND NOT EXISTS (SELECT 1 FROM fenced_guard.lease l WHERE l.grant_id = m.grant_id)
+    LIMIT p_limit FOR UPDATE SKIP LOCKED);
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  INSERT INTO fenced_guard.history (what, detail)
+  SELECT 'marks dropped', jsonb_build_object('below', p_below, 'count', v_count) WHERE v_count > 0;
+  RETURN v_count;
 END $$;
 
 -- Trust this authority from now on, and no other. Transactions that raised a mark, or share a lease, are waited for.

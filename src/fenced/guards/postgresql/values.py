@@ -41,14 +41,16 @@ RETURNING version"""
 _MISS = f"SELECT fenced_guard.decide('{OWN_TABLE}', %s)"
 _INSTALLED = "SELECT rule, mandatory FROM fenced_guard.guard WHERE guard = %s"
 _MARK = "SELECT token, grant_id, seq FROM fenced_guard.mark WHERE name = %s"
-_HIGHEST = "SELECT coalesce(max(token), 0) FROM fenced_guard.mark"
+_HIGHEST = (
+    "SELECT greatest((SELECT max(token) FROM fenced_guard.mark), (SELECT floor FROM fenced_guard.trust))"
+)
 _RECORDS = """
 SELECT extract(epoch FROM at)::float8, name, stamp, token, grant_id, seq, verdict, ruling, mode
 FROM fenced_guard.record WHERE guard = %s AND ruling IN ('record', 'refuse') ORDER BY id"""
 _TALLY = """
 SELECT verdict, mode, sum(count)::bigint FROM (
   SELECT verdict, mode, count FROM fenced_guard.tally WHERE guard = %(guard)s AND ruling <> 'admit'
-  UNION ALL SELECT verdict, mode, 1 FROM fenced_guard.record WHERE guard = %(guard)s AND ruling <> 'admit'
+  UNION ALL SELECT verdict, mode, count FROM fenced_guard.record WHERE guard = %(guard)s AND ruling <> 'admit'
 ) AS counted GROUP BY 1, 2"""
 
 
