@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,7 @@ class Weather:
         self._random = random.Random(f"{seed}/weather")
         self._agenda = Agenda()
         self._out = False
+        self._deck: list[Callable[[], None]] = []
         self.died: list[str] = []
 
     def blow(self, seconds: float) -> None:
@@ -369,9 +371,13 @@ class Weather:
                 member.start()
 
     def _any_fault(self) -> None:
-        kinds: list[Callable[[], None]] = [self._kill, self._stop, self._stop, self._interrupt]
-        kinds += [self._break_the_store] * 3
-        self._random.choice(kinds)()
+        """The next one of a shuffled deck: every kind comes about as often as the others, in any order."""
+        if not self._deck:
+            of_clients = [self._kill, self._stop, self._stop, self._interrupt]
+            of_the_store = [partial(self._break_the_store, what) for what in self._store.faults()]
+            self._deck = [*of_clients, *of_the_store]
+            self._random.shuffle(self._deck)
+        self._deck.pop()()
 
     def _one(self, colour: str = "") -> Member | None:
         well = [member for member in self._members if member.well and member.colour.startswith(colour)]
@@ -404,12 +410,12 @@ class Weather:
                 member.interrupt()
                 self._log.fault("client interrupted")
 
-    def _break_the_store(self) -> None:
-        if self._out:
+    def _break_the_store(self, what: str) -> None:
+        if self._out:  # one at a time
+            self._deck.insert(0, partial(self._break_the_store, what))
             return
-        what, begin = self._random.choice(list(self._store.faults().items()))
         self._log.fault(what)
-        heal = begin()
+        heal = self._store.faults()[what]()
         if heal is None:
             return
         self._out = True
@@ -419,7 +425,9 @@ class Weather:
             heal()
             self._out = False
 
-        self._agenda.at(now() + self._random.uniform(0.2, 2) * self._ttl, end)
+        # Half of them are over before leases expire: then nothing but the clients frees what they gave up meanwhile.
+        longest = self._random.choice((0.7, 2.0))
+        self._agenda.at(now() + self._random.uniform(0.2, longest) * self._ttl, end)
 
 
 @contextlib.contextmanager
