@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -30,6 +31,8 @@ BURST_SECONDS = (0.5, 4.0)
 """How long faults begin, before all is quiet until their effects must be over."""
 FAULTS_MAX = 6
 STOP_SECONDS = 5.0
+PROBE_SECONDS = 1.0
+"""After so long without SQLite's write lock nobody else is thought to get it either."""
 SERVERS: dict[str, tuple[type[Server], str]] = {
     "postgresql": (PostgresqlServer, "postgresql://postgres@{}:{}/postgres"),
     "redis": (RedisServer, "redis://{}:{}/0"),
@@ -172,8 +175,8 @@ class Store:
     def faults(self) -> dict[str, Callable[[], Callable[[], None] | None]]:
         raise NotImplementedError
 
-    def blocked_by(self, who: str) -> bool:
-        """Whether a stopped worker holds up all others; only where they share a file."""
+    def blocked(self) -> bool:
+        """Whether a worker that was just stopped holds up all others; only where they share a file."""
         return False
 
     def close(self) -> None:
@@ -181,13 +184,11 @@ class Store:
 
 
 class SqliteStore(Store):
-    def __init__(self, folder: Path, log: Log, draw: random.Random) -> None:
-        import sqlite3
+    version = sqlite3.sqlite_version
 
-        self._path, self._log, self._random = folder / "leases.db", log, draw
+    def __init__(self, folder: Path, log: Log) -> None:
+        self._path, self._log = folder / "leases.db", log
         self.url = f"sqlite:///{self._path}"
-        self.version = sqlite3.sqlite_version
-        self._connect = sqlite3.connect
 
     def faults(self) -> dict[str, Callable[[], Callable[[], None] | None]]:
         return {"write lock held": self._lock, "write lock held by a stopped process": self._lock_and_stop}
@@ -216,11 +217,11 @@ class SqliteStore(Store):
     def _lock_and_stop(self) -> Callable[[], None]:
         return self._lock(stop=True)
 
-    def blocked_by(self, who: str) -> bool:
+    def blocked(self) -> bool:
         """A stopped process that was inside its transaction keeps SQLite's lock: nobody else can write."""
-        import sqlite3
-
-        with contextlib.closing(self._connect(self._path, isolation_level=None, timeout=0.3)) as probe:
+        with contextlib.closing(
+            sqlite3.connect(self._path, isolation_level=None, timeout=PROBE_SECONDS)
+        ) as probe:
             try:
                 probe.execute("BEGIN IMMEDIATE")
                 probe.execute("ROLLBACK")
@@ -342,7 +343,7 @@ class Weather:
         self._store, self._members, self._ttl, self._quiet, self._log = store, members, ttl, quiet, log
         self._random = random.Random(f"{seed}/weather")
         self._agenda = Agenda()
-        self._out = False
+        self._out = self._blocking = False
         self._deck: list[Callable[[], None]] = []
         self.died: list[str] = []
 
@@ -394,12 +395,15 @@ class Weather:
             return
         begin = now()
         go_on = member.stop()
-        blocked = self._store.blocked_by(member.who)
+        # There is one writer at a time: if somebody holds the lock already, this one did not.
+        blocked = not self._out and not self._blocking and self._store.blocked()
+        self._blocking = self._blocking or blocked
         self._log.fault("client stopped inside a transaction" if blocked else "client stopped")
 
         def end() -> None:
             go_on()
             if blocked:
+                self._blocking = False
                 self._log.write("outage", begin=begin, silent=False)
 
         self._agenda.at(now() + self._random.uniform(0.3, 3) * self._ttl, end)
@@ -411,7 +415,7 @@ class Weather:
                 self._log.fault("client interrupted")
 
     def _break_the_store(self, what: str) -> None:
-        if self._out:  # one at a time
+        if self._out or self._blocking:  # one at a time
             self._deck.insert(0, partial(self._break_the_store, what))
             return
         self._log.fault(what)
@@ -431,8 +435,8 @@ class Weather:
 
 
 @contextlib.contextmanager
-def open_store(authority: str, folder: Path, log: Log, draw: random.Random) -> Iterator[Store]:
-    store = SqliteStore(folder, log, draw) if authority == "sqlite" else ServerStore(authority, log)
+def open_store(authority: str, folder: Path, log: Log) -> Iterator[Store]:
+    store = SqliteStore(folder, log) if authority == "sqlite" else ServerStore(authority, log)
     try:
         yield store
     finally:
@@ -444,7 +448,7 @@ def storm(
 ) -> dict[str, Any]:
     """Blow for so many seconds; every process writes its events into the folder."""
     log = Log(folder / "storm.jsonl")
-    with open_store(authority, folder, log, random.Random(f"{seed}/store")) as store:
+    with open_store(authority, folder, log) as store:
         members = [Member(number, store.url, folder, ttl, seed, log) for number in range(1, workers + 1)]
         stalls = Stalls()
         try:
