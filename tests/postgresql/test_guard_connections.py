@@ -487,6 +487,24 @@ def test_a_holder_that_stops_inside_its_transaction_is_ended_by_its_successor(
     successor.close()
 
 
+@every_driver
+def test_an_older_transaction_is_ended_through_every_driver(db: Db, postgresql_url: str, driver: str) -> None:
+    db.execute("UPDATE fenced_guard.trust SET patience = 0.2")
+
+    async def story(writer: Writer) -> None:
+        async with writer.transaction(stamp(5)):
+            await writer.run(UPDATE)
+        db.execute("BEGIN")
+        PLAIN.announce_on(db, stamp(5, 2))
+        async with writer.transaction(stamp(6)):
+            await writer.run(UPDATE)
+        with pytest.raises(psycopg.OperationalError):
+            db.execute(UPDATE)
+        assert await writer.run("SELECT qty FROM orders WHERE id = 42") == [(2,)]
+
+    tell(story, driver, postgresql_url)
+
+
 def test_still_held(db: Db, postgresql_url: str) -> None:
     """Asked of the authority in the transaction itself; renewals go on meanwhile."""
     with (

@@ -323,3 +323,17 @@ def test_an_announcement_without_a_guard_goes_by_the_names_guard(db: Db, connect
         late.execute("INSERT INTO orders VALUES (12)")
         assert limit(late) == "0"
     assert db.execute("SELECT count(*) FROM orders WHERE id = 12").fetchone() == (1,)
+
+
+def test_a_planted_bug_ends_whoever_is_there(db: Db, connect: Callable[[], Db]) -> None:
+    """Tokens are not compared: an old holder that is late has its successor ended."""
+    wrong = (("WHERE (a.low << 31) + b.low < s.token", ""),)
+    db.execute(changed(functions()["in_the_way"], wrong, "any token").encode())
+    with pytest.raises((pytest.fail.Exception, fenced.FencedError, psycopg.Error)):
+        test_a_first_announcement_is_ended_as_well(db, connect)
+
+
+def test_a_planted_bug_limits_idling_where_nothing_is_refused(db: Db, tmp_path: Path) -> None:
+    db.execute(changed(functions()["limit_idling"], ((" WHERE m.refuses", ""),), "any stage").encode())
+    with pytest.raises(AssertionError, match="observe"):
+        test_a_transaction_may_be_idle_until_max_hold(db, tmp_path, True)

@@ -201,3 +201,10 @@ def test_an_announcement_that_waits_is_of_the_authority_that_is_trusted_when_it_
         with pytest.raises(fenced.ForeignRealm):
             waiting.result()
     write(db, stamp(9, 1, ONE, realm=OTHER_REALM))
+
+
+def test_a_planted_bug_believes_the_realm_of_before(db: Db, connect: Callable[[], Db]) -> None:
+    right = "    SELECT realm INTO v_realm FROM fenced_guard.trust;\n"
+    db.execute(changed(functions()["admit"], ((right, ""),), "the realm of before").encode())
+    with pytest.raises(pytest.fail.Exception):
+        test_an_announcement_that_waits_is_of_the_authority_that_is_trusted_when_it_goes_on(db, connect)

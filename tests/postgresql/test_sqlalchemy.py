@@ -120,6 +120,21 @@ def play(url: str, kind: str, story: Callable[[Desk], Awaitable[None]], **option
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_an_older_transaction_is_ended(url: str, kind: str) -> None:
+    async def story(desk: Desk) -> None:
+        desk.onlooker.execute("UPDATE fenced_guard.trust SET patience = 0.2")
+        with psycopg.connect(url) as old:
+            old.execute("SELECT fenced_guard.announce(%s)", (str(stamp(5)),))
+            async with desk.target() as target, entered(desk.guard.transaction(target, stamp(6))) as tx:
+                await desk.write(tx)
+            with pytest.raises(psycopg.OperationalError):
+                old.execute("SELECT 1")
+        assert desk.qty() == 9
+
+    play(url, kind, story)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_block_is_announced_by_one_statement_more_and_committed(url: str, kind: str) -> None:
     """And by one text for all leases, or a driver that prepares would spend a round trip on each."""
 

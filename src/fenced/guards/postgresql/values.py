@@ -245,7 +245,11 @@ class PostgresqlGuard:
         await self._on_session(self._set_mode, mode, pattern)
 
     async def _set_mode(self, session: _Session, mode: str, pattern: str) -> None:
-        await self._on(session).set_mode(mode, pattern)
+        pending = await self._on(session).set_mode(mode, pattern)
+        if pending:
+            raise Contended(
+                f"the mode is set, and does not bind transactions that began before: {'; '.join(pending)}"
+            )
 
     async def adopt(self, realm: str) -> None:
         await self._on_session(self._adopt, realm)
