@@ -243,6 +243,20 @@ def test_a_newer_commit_during_the_announcement_repeats_it(database: dict[str, A
     assert Order.objects.get(id=42).qty == 8
 
 
+def test_an_older_transaction_is_ended(database: dict[str, Any]) -> None:
+    migrate()
+    address = {"dbname": database["NAME"], "user": database["USER"], "host": database["HOST"]}
+    with psycopg.connect(**address, port=database["PORT"]) as old:
+        old.execute("UPDATE fenced_guard.trust SET patience = 0.2")
+        old.commit()
+        old.execute("SELECT fenced_guard.announce(%s)", (str(stamp(5)),))
+        with fenced.django.atomic(GUARD, stamp(6)):
+            Order.objects.filter(id=42).update(qty=6)
+        with pytest.raises(psycopg.OperationalError):
+            old.execute("SELECT 1")
+    assert Order.objects.get(id=42).qty == 6
+
+
 def test_the_middleware_answers_for_refusals(database: dict[str, Any]) -> None:
     migrate()
     raise_mark(5)

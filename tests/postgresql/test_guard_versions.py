@@ -117,3 +117,32 @@ def test_a_name_is_made_of_what_is_stored(server: PostgresqlServer) -> None:
         db.execute("CREATE TABLE v (id integer, at integer GENERATED ALWAYS AS (id + 1) VIRTUAL)")
         with pytest.raises(Unsupported, match="virtual"):
             Guard(table="v", name="v/{at}").install(db)
+
+
+def test_whoever_takes_a_name_over(server: PostgresqlServer) -> None:
+    """What a row's lock shows, what the server says of other transactions, and how one is ended."""
+    url = server.url(server.create_database())
+    with psycopg.connect(url, autocommit=True) as db, psycopg.connect(url, autocommit=True) as old:
+        db.execute("CREATE TABLE t (id integer PRIMARY KEY, qty integer); INSERT INTO t VALUES (1, 0)")
+        guard = Guard(table="t", name="t/{id}")
+        guard.install(db, mode="observe")
+        db.execute("UPDATE fenced_guard.trust SET patience = 0.2")
+        with guard.transaction(old, stamp(5, 1, "t/1")) as tx:
+            tx.execute("UPDATE t SET qty = 1")
+        old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT 1")
+        assert len(guard.set_mode(db, "require", wait=0)) == 1
+        old.execute("COMMIT")
+        assert guard.set_mode(db, "require") == ()
+        wanted = "SELECT fenced_guard.wanted(%s)"
+        with psycopg.connect(url) as taker:
+            taker.execute("SELECT fenced_guard.take_turn(%s)", [[stamp(5).grant]])
+            assert db.execute(wanted, [stamp(5).grant]).fetchone() == (True,)
+            taker.rollback()
+        assert db.execute(wanted, [stamp(5).grant]).fetchone() == (False,)
+        old.execute("BEGIN")
+        guard.announce_on(old, stamp(5, 2, "t/1"))
+        with guard.transaction(db, stamp(6, 1, "t/1")) as tx:
+            tx.execute("UPDATE t SET qty = 2")
+        with pytest.raises(psycopg.OperationalError):
+            old.execute("SELECT 1")
