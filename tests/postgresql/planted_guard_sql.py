@@ -69,6 +69,7 @@ class Bug:
 UNLOCKED: Changes = (
     ("SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR SHARE;", "NULL;"),
     ("SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;", "NULL;"),
+    ("WHERE name = p_name FOR NO KEY UPDATE SKIP LOCKED;", "WHERE name = p_name;"),
 )
 NO_SHARE: Changes = (("    FOR SHARE OF l SKIP LOCKED\n", ""),)
 

@@ -151,6 +151,21 @@ def test_a_lock_that_anybody_can_take_keeps_nobody_out(db: Db, connect: Callable
         stranger.execute("DROP ROLE queue_stranger")
 
 
+def test_a_token_that_nobody_minted_waits_for_nobody(
+    db: Db, connect: Callable[[], Db], threads: ThreadPoolExecutor
+) -> None:
+    """Or the holder's own transactions would queue behind it, until it is refused."""
+    first, stranger, second = connect(), connect(), connect()
+    write(db, stamp(5, 1, ONE, TWO))
+    db.execute("UPDATE fenced_guard.trust SET max_jump = 10")
+    with ORDERS.transaction(first, stamp(5, 2, ONE, TWO), ONE):
+        forging = threads.submit(write, stranger, stamp(1000, 1, ONE), ONE)
+        assert not waits(db, stranger, forging)
+        with pytest.raises(fenced.ForgedStamp):
+            forging.result()
+        write(second, stamp(5, 3, ONE, TWO), ONE)
+
+
 def test_the_audit_holds_what_was_refused_and_nothing_else(db: Db, connect: Callable[[], Db]) -> None:
     """Anybody may report a refusal: once, and only if it was one."""
     write(db, stamp(6, 1, ONE))

@@ -707,6 +707,7 @@ DECLARE
   v record;
   v_realm text;
   v_proof boolean;
+  v_waits boolean;
   v_operation xid8 := CASE WHEN p_step IN ('write', 'row') THEN pg_current_xact_id() END;
   v_seq bigint := CASE WHEN p_step IN ('write', 'row') THEN coalesce(s.seq, 0) ELSE 0 END;
 BEGIN
@@ -726,11 +727,18 @@ BEGIN
     ) THEN
       SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR SHARE;
     ELSIF m.token <= s.token THEN  -- a mark above it stays above it, locked or not
+      v_waits := true;
       IF m.token < s.token AND NOT p_gently THEN
-        PERFORM fenced_guard.take_turn(ARRAY[m.grant_id]);
         PERFORM fenced_guard.list_rise(p_name, s.token);
+        PERFORM 1 FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN  -- somebody is there. What raises nothing keeps nobody waiting behind it.
+          v_waits := fenced_guard.plausible(s, p_proof);
+          PERFORM fenced_guard.take_turn(ARRAY[m.grant_id]) WHERE v_waits;
+        END IF;
       END IF;
-      SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;  -- one after the other, in a queue
+      IF v_waits THEN
+        SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;  -- one after the other, in a queue
+      END IF;
     END IF;
     IF m.name IS NULL AND s.token < (SELECT floor FROM fenced_guard.trust) THEN
       verdict := 'stale';  -- looked up after the mark: who sees that it was dropped sees the floor
