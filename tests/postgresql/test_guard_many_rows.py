@@ -127,6 +127,32 @@ def test_admitting_rows_costs_no_more_for_many(kept: Db, isolation: str, rule: s
     assert one(kept, "SELECT min(qty) FROM many") == 2
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO sold SELECT i, i % 10 FROM generate_series(1, 100) AS i",
+        "DELETE FROM sold",
+        "UPDATE sold SET qty = 1",
+    ],
+)
+def test_a_name_counts_once_however_many_rows_it_has(kept: Db, statement: str) -> None:
+    rows = "INSERT INTO sold SELECT i, i % 10 FROM generate_series(1, 100) AS i"
+    kept.execute("CREATE TABLE sold (id integer PRIMARY KEY, shop integer, qty integer)")
+    kept.execute((rows if "INSERT" not in statement else "SELECT 1").encode())
+    guard = Guard(table="sold", name="shops/{shop}")
+    guard.install(kept, mode="shadow")
+    try:
+        with guard.transaction(kept, stamp(5_000_000, 1, "shops/0")) as tx:
+            tx.execute(statement.encode())
+        noted = (
+            "SELECT verdict, sum(count)::int FROM fenced_guard.record WHERE guard = 'public.sold' GROUP BY 1"
+        )
+        assert kept.execute(noted.encode()).fetchall() == [("uncovered", 9)]
+    finally:
+        guard.uninstall(kept)
+        kept.execute("DROP TABLE sold; DELETE FROM fenced_guard.record")
+
+
 def test_many_names_of_many_leases_are_decided_together(db: Db) -> None:
     """Each row under its own name, and no epoch column: those that are announced, those that are not, and strangers."""
     names = [f"orders/{number}" for number in range(1, ROWS + 1)]

@@ -485,14 +485,16 @@ DECLARE
   v_id bigint;
 BEGIN
   LOCK TABLE fenced_guard.record IN ROW EXCLUSIVE MODE NOWAIT;
-  WITH noted AS (
-    INSERT INTO fenced_guard.record (guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, count, query)
-    SELECT coalesce(p_guard, ''), n.name, p_stamp, m.token, m.grant_id, m.seq, p_verdict, p_ruling, p_mode,
-      CASE WHEN n.i < v_shown THEN 1 ELSE cardinality(p_names) - v_shown + 1 END, left(current_query(), 200)
-    FROM unnest(p_names[1:v_shown]) WITH ORDINALITY AS n (name, i) LEFT JOIN fenced_guard.mark m ON m.name = n.name
-    RETURNING id
-  )
-  SELECT max(id) INTO v_id FROM noted;
+  IF v_shown > 1 THEN
+    INSERT INTO fenced_guard.record (guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, query)
+    SELECT coalesce(p_guard, ''), n, p_stamp, m.token, m.grant_id, m.seq, p_verdict, p_ruling, p_mode, left(current_query(), 200)
+    FROM unnest(p_names[1:v_shown - 1]) AS n LEFT JOIN fenced_guard.mark m ON m.name = n;
+  END IF;
+  INSERT INTO fenced_guard.record (guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, count, query)
+  SELECT coalesce(p_guard, ''), p_names[v_shown], p_stamp, m.token, m.grant_id, m.seq, p_verdict, p_ruling, p_mode,
+    cardinality(p_names) - v_shown + 1, left(current_query(), 200)
+  FROM (SELECT 1) AS always LEFT JOIN fenced_guard.mark m ON m.name = p_names[v_shown]
+  RETURNING id INTO v_id;
   IF v_id % 1000 < v_shown AND current_setting('transaction_isolation') = 'read committed' THEN
     PERFORM fenced_guard.tidy(v_id - 10000);
   END IF;
@@ -1261,11 +1263,22 @@ DECLARE
   v_proof boolean;
   v_verdict text := 'missing';
   v_mode  record;
-  v_text  text;
+  v_text  text;                          -- a stamp, or a mode
   s       fenced_guard.stamp;
 BEGIN
   p_name := replace(p_name, E'\n', E'\r');  -- as `one_line` does
-  IF starts_with(v_lines, E'\n' || v_xid) THEN
+  IF NOT coalesce(starts_with(v_lines, E'\n' || v_xid), false) THEN
+    -- Nothing is announced, as in nearly every write while a rollout begins: one stage for all names is told at once.
+    SELECT max(mode) INTO v_text FROM fenced_guard.mode WHERE guard = p_guard
+    HAVING count(*) = 1 AND max(mode) <> 'require' AND (max(mode) IN ('observe', 'shadow') OR NOT EXISTS (
+      SELECT 1 FROM fenced_guard.override WHERE guard = p_guard));
+    IF FOUND THEN
+      PERFORM fenced_guard.note(p_guard, ARRAY[nullif(p_name, '')], NULL, 'missing',
+        CASE v_text WHEN 'shadow' THEN 'record' ELSE 'count' END, v_text);
+      PERFORM set_config('fenced.stamp', concat(E'\n', v_xid, '*', p_guard, E'\n'), true);
+      RETURN;
+    END IF;
+  ELSE
     SELECT g.rule, t.proof INTO v_rule, v_proof FROM fenced_guard.guard g, fenced_guard.trust t WHERE g.guard = p_guard;
     IF v_proof THEN
       IF fenced_guard.confirmed(p_guard, p_name, v_rule, v_lines) THEN

@@ -156,7 +156,7 @@ class Names:
         setting = f"concat('fenced.token', {value} % 16)"
         unknown = [
             self.epoch_changed,
-            f"({_not_carried(_Text('@'), value, setting=setting)} AND {self.admits})",
+            f"({self.admits} AND {_not_carried(_Text('@'), value, setting=setting)})",
         ]
         return " OR ".join([*unknown, *([self.moved] if self.spec.columns else [])])
 
@@ -292,19 +292,40 @@ def _judged(names: Names, event: str, table: Table, proof: bool) -> str:
         )
     # A row that carries this lease's token is open. Which of the old and the new rows belong together is not known, so
     # a row that moved has a trigger of its own; between partitions there is none, and all names are looked at.
-    by_epoch = not proof and event != "insert"
-    rows = [
-        names.without_known(each) if by_epoch and not (table.partitioned and each == "new_rows") else each
-        for each in transitions
-    ]
-    written = names.written(rows)
-    return (
-        f"SELECT {names.only_name}, count(*) INTO v_name, v_count FROM ({written}) AS written;\n"
-        f"  IF v_count = 0 THEN RETURN NULL; END IF;\n{quick}"
-        f"  IF v_name IS NOT NULL THEN PERFORM fenced_guard.decide({guard}, v_name); RETURN NULL; END IF;\n"
-        f"  PERFORM fenced_guard.decide_all({guard}, ARRAY(SELECT {names.each_name} FROM "
-        f"({written.replace(' UNION ALL ', ' UNION ')}) AS written));\n  RETURN NULL;"
+    looks: list[str] = [*transitions]
+    if names.by_epoch and not proof and event != "insert":
+        looks = [
+            each if table.partitioned and each == "new_rows" else names.without_known(each)
+            for each in transitions
+        ]
+    found = _told_apart(
+        names, looks, "SELECT {one}, count(*) INTO v_name, v_count FROM ({written}) AS written;"
     )
+    decided = _told_apart(
+        names,
+        looks,
+        f"PERFORM fenced_guard.decide_all({guard}, ARRAY(SELECT {{each}} FROM ({{distinct}}) AS written));",
+    )
+    return (
+        f"{found}\n  IF v_count = 0 THEN RETURN NULL; END IF;\n{quick}"
+        f"  IF v_name IS NOT NULL THEN PERFORM fenced_guard.decide({guard}, v_name); RETURN NULL; END IF;\n"
+        f"  {decided}\n  RETURN NULL;"
+    )
+
+
+def _told_apart(names: Names, looks: Sequence[str], statement: str) -> str:
+    """The statement about the rows of these tables; where no name is open, no row can carry a token, and it is about
+    all of them, which is quicker."""
+
+    def about(rows: Sequence[str]) -> str:
+        written = names.written(rows)
+        several = f"SELECT DISTINCT * FROM ({written}) AS rows"
+        return statement.format(one=names.only_name, each=names.each_name, written=written, distinct=several)
+
+    plain = [each.rpartition(" ")[2] for each in looks]
+    if plain == list(looks):
+        return about(looks)
+    return f"IF {names.admits} THEN {about(looks)} ELSE {about(plain)} END IF;"
 
 
 def _row_triggers(names: Names, table: Table, proof: bool) -> list[str]:
