@@ -1151,7 +1151,6 @@ DECLARE
   v_patience bigint := (SELECT patience * 1000 FROM fenced_guard.trust);
   w        record;
 BEGIN
-  PERFORM fenced_guard.refuse_unwatched(p_guard) WHERE p_guard IS NOT NULL;
   IF v_wait = 0 OR v_wait > v_patience THEN
     PERFORM set_config('lock_timeout', v_patience::text, true);  -- whoever is waited for longer can be ended: `make_way`
   END IF;
@@ -1178,6 +1177,11 @@ BEGIN
     IF (SELECT refuses FROM fenced_guard.mode_of(v_guard, w.name)) THEN
       SELECT * INTO v_verdict, v_replaced FROM fenced_guard.admit(w.stamp, w.name, p_rule, p_step, w.proof);
       v_grants := v_grants || v_replaced;
+    ELSIF EXISTS (
+      SELECT 1 FROM fenced_guard.mark m, fenced_guard.trust t
+      WHERE m.name = w.name AND m.token > (w.stamp).token AND t.realm = (w.stamp).realm
+    ) THEN
+      v_verdict := 'stale';  -- a mark above it stays above it: nothing has to be locked
     ELSIF p_repeats AND p_step <> 'alone' AND fenced_guard.would_conflict(w.stamp, w.name, p_rule) THEN
       PERFORM fenced_guard.announce_first(w.name);
     ELSE
@@ -1195,6 +1199,9 @@ BEGIN
   END LOOP;
   PERFORM fenced_guard.unmake_leases(v_grants);
   PERFORM set_config('lock_timeout', v_before, true);
+  IF p_guard IS NOT NULL AND cardinality(v_grants) > 0 THEN  -- something was decided that could be refused
+    PERFORM fenced_guard.refuse_unwatched(p_guard);
+  END IF;
   IF p_rule = 'retry' AND (p_step = 'alone' OR current_setting('transaction_isolation') <> 'serializable') AND EXISTS (
     SELECT 1 FROM generate_subscripts(v_counts, 1) AS i LEFT JOIN fenced_guard.turn t ON t.grant_id = v_stamps[i].grant_id
     LEFT JOIN fenced_guard.lease l ON l.grant_id = v_stamps[i].grant_id
