@@ -156,7 +156,8 @@ class Names:
         setting = f"concat('fenced.token', {value} % 16)"
         unknown = [
             self.epoch_changed,
-            f"({self.admits} AND {_not_carried(_Text('@'), value, setting=setting)})",
+            # In this order: the setting with all stamps may be long, and is copied for every look.
+            f"({_not_carried(_Text('@'), value, setting=setting)} AND {self.admits})",
         ]
         return " OR ".join([*unknown, *([self.moved] if self.spec.columns else [])])
 
@@ -290,14 +291,14 @@ def _judged(names: Names, event: str, table: Table, proof: bool) -> str:
             f"  v_name := {literal(spec.name)};\n{quick}"
             f"  PERFORM fenced_guard.decide({guard}, v_name);\n  RETURN NULL;"
         )
-    # A row that carries this lease's token is open. Which of the old and the new rows belong together is not known, so
-    # a row that moved has a trigger of its own; between partitions there is none, and all names are looked at.
+    # A row that carried this lease's token is open. Which of the old and the new rows belong together is not known, so
+    # a row that moved has a trigger of its own (`fenced_moved`), which decides about both names; otherwise the old row
+    # tells the name. Between partitions that trigger does not fire, and all new names are looked at.
     looks: list[str] = [*transitions]
     if names.by_epoch and not proof and event != "insert":
-        looks = [
-            each if table.partitioned and each == "new_rows" else names.without_known(each)
-            for each in transitions
-        ]
+        looks = [names.without_known("old_rows")]
+        if table.partitioned and event == "update":
+            looks.append("new_rows")
     found = _told_apart(
         names, looks, "SELECT {one}, count(*) INTO v_name, v_count FROM ({written}) AS written;"
     )
