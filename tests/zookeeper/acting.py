@@ -11,6 +11,15 @@ from tests.zookeeper.raw import Raw
 
 RUNTIME = BlockingRuntime()
 
+# In a multi: delete a node whose path is as long as an attempt's. An ask deletes nodes of names, which are shorter.
+ENDING = b"\x00\x00\x00\x02\x00\xff\xff\xff\xff" + bytes([0, 0, 0, len(f"/fenced/{16 * 'n'}/a/{32 * 'i'}")])
+WORDS = {
+    "ask": b"\x00\x00\x00\x0f\x00\xff\xff\xff\xff",  # in a multi: create
+    "renew": b"/keep",
+    "release": ENDING,
+    "withdraw": ENDING,
+}
+
 
 @contextmanager
 def opened(url: str, namespace: str, runtime: Any = RUNTIME) -> Iterator[ZooKeeperAuthority]:

@@ -94,10 +94,11 @@ def test_a_waiter_behind_a_lock_delay_is_not_let_in(pair: Pair) -> None:
     assert isinstance(answer, Waiting) and answer.check_in == pytest.approx(20, abs=1)
 
 
-def test_a_place_that_somebody_deleted_is_no_place(pair: Pair, raw: Raw) -> None:
+@pytest.mark.parametrize("ttl", [5.0, 10.0])  # of which the first needs no session of its own for places
+def test_a_place_that_somebody_deleted_is_no_place(pair: Pair, raw: Raw, ttl: float) -> None:
     """The waiter behind it is first then. The one whose place it was is out, and never granted."""
     one, two = pair
-    holder, lost, last = (asking(RUNTIME, "orders", wait=True) for _ in range(3))
+    holder, lost, last = (asking(RUNTIME, "orders", ttl=ttl, wait=True) for _ in range(3))
     step(granted(one, holder))
     assert isinstance(step(two.ask(lost)), Waiting)
     assert isinstance(step(one.ask(last)), Waiting)
@@ -121,7 +122,7 @@ def test_a_waiter_that_does_not_watch_its_own_place_would_be_caught(
 
     monkeypatch.setattr(Session, "_changed", careless)
     one, two = pair
-    holder, lost = asking(RUNTIME, "orders"), asking(RUNTIME, "orders", wait=True)
+    holder, lost = asking(RUNTIME, "orders", ttl=5), asking(RUNTIME, "orders", ttl=5, wait=True)
     step(granted(two, holder))
     assert isinstance(step(two.ask(lost)), Waiting)
     (place,) = [path for path in places(raw, two) if grant_id(lost.secret) in path]

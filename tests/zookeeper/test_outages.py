@@ -14,15 +14,9 @@ from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
 from tests.outage_harness import ProxiedHarness
 from tests.shifted import Shifted
+from tests.zookeeper.acting import WORDS
 
 pytestmark = pytest.mark.xdist_group("serial")
-
-
-WORDS = {
-    "ask": b"\x00\x00\x00\x0f\x00\xff\xff\xff\xff",  # in a multi: create
-    "renew": b"/keep",
-    "release": b"\x00\x00\x00\x02\x00\xff\xff\xff\xff",  # in a multi: delete
-}
 
 
 class Harness(ProxiedHarness):

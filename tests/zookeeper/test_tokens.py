@@ -29,12 +29,15 @@ def test_a_token_is_the_number_of_the_transaction_that_queued(pair: Pair, raw: R
     assert view.held_by is not None and view.held_by.token == token  # of before the raise, and told so
 
 
+@pytest.mark.parametrize("ttl", [5.0, 10.0])  # of which the first needs no session of its own for places
 @pytest.mark.parametrize("same_client", [True, False])
-def test_a_waiter_behind_a_name_taken_by_force_is_granted_above_it(pair: Pair, same_client: bool) -> None:
+def test_a_waiter_behind_a_name_taken_by_force_is_granted_above_it(
+    pair: Pair, same_client: bool, ttl: float
+) -> None:
     """Its place in the queue is older than the token that force-release minted: it gets a newer one."""
     one, two = pair
-    holder = asking(RUNTIME, "orders")
-    waiters = [asking(RUNTIME, "orders", wait=True) for _ in range(3)]
+    holder = asking(RUNTIME, "orders", ttl=ttl)
+    waiters = [asking(RUNTIME, "orders", ttl=ttl, wait=True) for _ in range(3)]
     step(granted(one, holder))
     other = one if same_client else two
     for waiter in waiters:
@@ -125,7 +128,7 @@ def test_force_that_goes_unnoticed_would_be_caught(pair: Pair, monkeypatch: pyte
 
     monkeypatch.setattr(Session, "_changed", careless)
     with pytest.raises(AssertionError):
-        test_a_waiter_behind_a_name_taken_by_force_is_granted_above_it(pair, same_client=True)
+        test_a_waiter_behind_a_name_taken_by_force_is_granted_above_it(pair, same_client=True, ttl=5.0)
 
 
 def test_numbers_near_the_end_are_exact(pair: Pair) -> None:

@@ -287,7 +287,7 @@ async def first_come_first_served(h: AuthorityHarness) -> None:
     for ask in waiters:
         tokens.append((await granted(b, ask)).token)
         await b.release(ask.secret)
-    ensure(tokens == sorted(tokens), "tokens in the order of the grants")
+    ensure(tokens == sorted(tokens), f"tokens in the order of the grants: {tokens}")
 
 
 @check()

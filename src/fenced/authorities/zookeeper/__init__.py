@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import ClassVar
@@ -9,8 +10,8 @@ from typing import ClassVar
 from fenced import timing
 from fenced.authorities.zookeeper import jute
 from fenced.authorities.zookeeper.address import Address
+from fenced.authorities.zookeeper.entering import Entering
 from fenced.authorities.zookeeper.errors import refused
-from fenced.authorities.zookeeper.operating import Operating
 from fenced.authorities.zookeeper.session import Session
 from fenced.authorities.zookeeper.tree import (
     Attempt,
@@ -18,6 +19,7 @@ from fenced.authorities.zookeeper.tree import (
     Record,
     Space,
     delay_text,
+    owner_of,
     record_text,
     tomb_text,
 )
@@ -31,7 +33,6 @@ from fenced.model import (
     Ended,
     Gone,
     Granted,
-    HeldBy,
     Kept,
     ReleaseAnswer,
     Released,
@@ -45,7 +46,7 @@ from fenced.runtime.pool import Broken
 QUEUE_MAX = 10_000
 
 
-class ZooKeeperAuthority(Operating):
+class ZooKeeperAuthority(Entering):
     """A client's door to one namespace of an ensemble."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
@@ -113,169 +114,86 @@ class ZooKeeperAuthority(Operating):
             self._remember(mine)
         elif mine.names and (mine.names, mine.ttl) != (ask.names, ask.ttl):
             raise Misuse("the same attempt was used before with other names or another ttl")
-        session = self._session(ask.ttl)
+        home = self._session(ask.ttl)
         try:
-            return await session.request(lambda: self._asked(session, mine, ask.wait, start, until), until)
+            return await home.request(lambda: self._asked(home, mine, ask.wait, start, until), until)
         except (Unavailable, Misconfigured, Misuse):
             if not mine.places:
-                self._forget(session, mine)
+                self._forget(mine)
             raise
 
-    async def _asked(
-        self, session: Session, mine: Attempt, wait: bool, start: float, until: float
-    ) -> AskAnswer:
+    async def _asked(self, home: Session, mine: Attempt, wait: bool, start: float, until: float) -> AskAnswer:
         """One try. What an earlier one did that broke, this one finds."""
+        await self._is_handed(mine, until)
         found, newest = None, True  # who asks again sees what was done before, whichever member it asks
         if not mine.over and not mine.places:
-            entered = await self._enter(session, mine, until)
+            entered = await self._enter(home, mine, wait, until)
             if not isinstance(entered, tuple):
                 return entered
             found = entered
-        elif (space := self._first_by_now(session, mine)) is not None:
-            answer = await self._grant(session, mine, space, start, until)
+        elif (space := self._first_by_now(home, mine)) is not None:
+            answer = await self._grant(home, mine, space, start, until)
             if answer is not None:
                 return answer
         while not mine.over:
-            queues, space = found or await self._look(session, mine.names, until, newest=newest)
+            # What another session of ours has done just now, this one sees only with the newest.
+            queues, space = found or await self._look(home, mine.names, until, newest=newest or mine.away)
             found, newest = None, False
             if space is None:
                 continue
             if any(mine.public not in queue.publics for queue in queues.values()):
-                return await self._revoked(session, mine, until)
+                return await self._revoked(home, mine, until)
             ahead = max(queue.publics.index(mine.public) for queue in queues.values())
-            delay = await self._delayed(session, mine.public, queues, until)
+            delay = await self._delayed(home, mine.public, queues, until)
             if not ahead and not delay:
                 mine.forced = max(queue.changed for queue in queues.values())
-                answer = await self._grant(session, mine, space, start, until)
+                answer = await self._grant(home, mine, space, start, until)
                 if answer is not None:
                     return answer
-            elif not mine.queued and (not wait or ahead > QUEUE_MAX):
-                return await self._turn_away(session, mine, queues, space, until)
+            elif not mine.queued and ahead > QUEUE_MAX:
+                return await self._turn_away(home, mine, queues, space, until)
             else:
                 mine.queued = True
-                mine.expires = self._runtime.now() + session.place_seconds
-                waiting = await self._stand(session, mine, queues, space, delay, until)
+                mine.expires = self._runtime.now() + home.place_seconds
+                waiting = await self._stand(home, mine, queues, space, delay, until)
                 if waiting is not None:
                     return waiting
         return Ended(mine.state)
 
-    def _first_by_now(self, session: Session, mine: Attempt) -> Space | None:
+    def _first_by_now(self, home: Session, mine: Attempt) -> Space | None:
         """We were told that nobody is ahead any more, and need not look: the namespace as it is now."""
-        told = mine.queued and mine.watched and not mine.behind and not mine.vanished
-        return session.space if told and mine.state == "waiting" and not self._stale(session) else None
-
-    async def _enter(
-        self, session: Session, mine: Attempt, until: float
-    ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
-        """Take a place in every queue, in one transaction; what the queues look like then."""
-        paths, acl, public = self._paths, self._acl, mine.public
-        if not session.id:
-            await session.exchange(until=until)  # so that its ttl is known
-        session.expect(mine, self._runtime.now() + session.place_seconds)
-        make = [name for name in mine.names if name not in self._known]
-        while True:
-            containers = [jute.create_container(paths.name(name), acl) for name in make]
-            text = record_text(mine, session.ttl)
-            # Of the operations in a multi only a write of data is answered with its transaction's number.
-            nodes = [
-                jute.create(paths.attempt(public), b"", acl, jute.EPHEMERAL),
-                jute.set_data(paths.attempt(public), text),
-            ]
-            for name in mine.names:
-                path = paths.new_place(name, public, mine.lock_delay > 0)
-                nodes.append(jute.create(path, b"", acl, jute.EPHEMERAL_SEQUENTIAL))
-            changes = session.changes
-            replies = await session.exchange(
-                jute.multi([*containers, *nodes]), *self._looking(session, mine.names), until=until
-            )
-            results = self._results(replies[0])
-            failed = jute.failure(results)
-            if failed is None:
-                break
-            index, error = failed
-            if index == len(containers) and error == jute.NODE_EXISTS:
-                return await self._recognise(session, mine, until)
-            if index < len(containers) and error == jute.NODE_EXISTS and len(make) == 1:
-                self._known[make.pop()] = None
-            elif index > len(containers) and error == jute.NO_NODE and len(mine.names) == 1:
-                make = list(mine.names)
-            elif error in (jute.NODE_EXISTS, jute.NO_NODE) and index != len(containers):
-                make = []
-                made = [jute.create_container(paths.name(name), acl) for name in mine.names]
-                await session.exchange(*made, until=until)
-            else:
-                raise refused(error, self.url)
-        placed = results[len(containers) :]
-        assert placed[1].stat is not None
-        mine.zxid, mine.version = placed[1].stat.mzxid, placed[1].stat.version
-        mine.places = {name: done.path for name, done in zip(mine.names, placed[2:], strict=True)}
-        self._know(mine.names)
-        if mine.over:  # withdrawn while it was under way
-            session.leftovers.append(jute.multi(self._deletions(mine)))
-        return self._looked(session, mine.names, replies[1:], changes)
-
-    async def _recognise(
-        self, session: Session, mine: Attempt, until: float
-    ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
-        """The attempt is known already: ours, whose reply was lost; somebody else's; or withdrawn."""
-        (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
-        record = self._record(reply)
-        if record is None:
-            return await self._enter(session, mine, until)
-        if record.owner == 0:
-            self._forget(session, mine)
-            mine.end("withdrawn", self._runtime.now())
-            mine.names = ()
-            self._remember(mine)
-            return Ended("withdrawn")
-        if (record.names, record.asked) != (mine.names, mine.ttl):
-            self._forget(session, mine)
-            raise Misuse("the same attempt was used before with other names or another ttl")
-        queues, space = await self._look(session, mine.names, until)
-        if record.owner != session.id:
-            self._forget(session, mine)
-            return self._of_another(mine, record, queues, space)
-        mine.zxid, mine.version = record.zxid, record.version
-        mine.places = self._places(mine, queues)
-        session.expect(mine, session.confirmed + session.place_seconds)
-        return queues, space
-
-    def _of_another(self, mine: Attempt, record: Record, queues: dict[str, Queue], space: Space) -> AskAnswer:
-        """Another session carries this attempt: how long that lasts, only a renewal can say."""
-        places = [
-            queue.publics.index(mine.public) for queue in queues.values() if mine.public in queue.publics
-        ]
-        if len(places) < len(queues):
-            return Ended("revoked")
-        if any(places):
-            return Waiting(record.ttl, max(places) - 1)
-        return Granted(space.token(record.zxid), 0.0, record.ttl)
+        if mine.state != "waiting" or mine.vanished:
+            return None
+        told = mine.handed or (mine.queued and mine.watched and not mine.behind)
+        # Who has yet to be moved into the session of its lease is granted by that request.
+        return home.space if told and (mine.away or not self._stale(home)) else None
 
     async def _grant(
-        self,
-        session: Session,
-        mine: Attempt,
-        space: Space,
-        start: float,
-        until: float,
+        self, home: Session, mine: Attempt, space: Space | None, start: float, until: float
     ) -> AskAnswer | None:
         """We are first everywhere. None: look again."""
+        if mine.away:
+            if not await self._move(home, mine, until):
+                return await self._revoked(home, mine, until)
+            space = home.space
+        if space is None:
+            return None
         if mine.state == "waiting":
             if mine.zxid < max(mine.forced, space.changed if space.version else 0):
                 # The floor was raised, or the name taken by force, while we stood in the queue.
-                await self._mint(session, mine, until)
+                await self._mint(home, mine, until)
                 return None
             if mine.lock_delay and not mine.delaying:
-                await self._announce_delay(session, mine, until)
+                await self._announce_delay(home, mine, until)
             token = space.token(mine.zxid)
-            mine.token = token if token < TOKEN_MAX else await self._last_token(session, mine, until)
-            if session.attempts.get(mine.public) is mine:  # else the session has ended meanwhile
+            mine.token = token if token < TOKEN_MAX else await self._last_token(home, mine, until)
+            if home.attempts.get(mine.public) is mine:  # else the session has ended meanwhile
                 mine.state = "granted"
-                session.expect(mine, session.confirmed + session.ttl)
+                home.expect(mine, home.confirmed + home.ttl)
         if mine.state != "granted" or mine.expires <= self._runtime.now():
-            self._drop(session, mine, "expired")
+            self._drop(mine, "expired")
             return None
-        return Granted(mine.token, min(session.ttl, mine.expires - start), session.ttl)
+        return Granted(mine.token, min(home.ttl, mine.expires - start), home.ttl)
 
     async def _mint(self, session: Session, mine: Attempt, until: float) -> None:
         """Take a newer number, and leave it at the names: those behind us must not be granted below it."""
@@ -313,8 +231,8 @@ class ZooKeeperAuthority(Operating):
         if made.error not in (jute.OK, jute.NODE_EXISTS) or read.error:
             raise refused(made.error or read.error, self.url)
         if jute.data_of(read.body)[0] != mine.public.encode():
-            self._drop(session, mine, "withdrawn")
-            self._forget(session, mine)
+            self._drop(mine, "withdrawn")
+            self._forget(mine)
             await session.exchange(until=until)
             raise Misconfigured(
                 f"{self.url}: the tokens of this namespace are used up; start a new namespace"
@@ -322,82 +240,55 @@ class ZooKeeperAuthority(Operating):
         return TOKEN_MAX
 
     async def _turn_away(
-        self, session: Session, mine: Attempt, queues: dict[str, Queue], space: Space, until: float
+        self, home: Session, mine: Attempt, queues: dict[str, Queue], space: Space, until: float
     ) -> Busy:
+        session = self._carrier(mine)
+        self._tell_follower(mine)
         session.leftovers.append(jute.multi(self._deletions(mine)))
         mine.places = {}  # should this try break, the next one begins anew
-        held_by, ahead, _ = await self._whom(session, mine, queues, space, [], until)
+        held_by, ahead, _ = await self._whom(home, mine, queues, space, [], until)
         if session.leftovers:
             await session.exchange(until=until)
-        self._forget(session, mine)
+        self._forget(mine)
         return Busy(ahead, held_by)
 
     async def _stand(
         self,
-        session: Session,
+        home: Session,
         mine: Attempt,
         queues: dict[str, Queue],
         space: Space,
         delay: float,
         until: float,
     ) -> Waiting | None:
-        """Watch whoever is directly ahead, and ourselves. None: somebody has gone, look again."""
-        mine.watched, mine.behind = True, {}
+        """Watch whoever is directly ahead, and our own places. None: somebody has gone, look again."""
+        mine.watched, mine.behind, mine.trusted = True, {}, set()
         mine.forced = max(queue.changed for queue in queues.values())
-        paths = list(mine.places.values())
+        # Whoever has to be moved before it holds finds out by that whether its own places are still there.
+        paths = [] if mine.away else list(mine.places.values())
         for name, queue in queues.items():
             at = queue.publics.index(mine.public)
             if at:
                 path = self._paths.place(name, queue.children[at - 1])
                 mine.behind[name] = (path, at == 1)
-                paths.append(path)
-        watches = session.watch(mine, paths)
-        held_by, ahead, check_in = await self._whom(session, mine, queues, space, watches, until)
-        if not mine.watched or not (mine.behind or delay):
+                # Of a waiter of our own we need not be told: its places go with the same session as ours.
+                if (other := self._live(queue.publics[at - 1])) is not None and other.away and mine.away:
+                    mine.trusted.add(path)
+                else:
+                    paths.append(path)
+        watches = home.watch(mine, paths)
+        held_by, ahead, check_in = await self._whom(home, mine, queues, space, watches, until)
+        if not mine.watched or mine.handed or not (mine.behind or delay):
             return None
+        self._followers.update((path, mine) for path, _ in mine.behind.values())
+        # First that we follow, then this look: who ends or moves does it in the other order, so one of both sees it.
+        if any((other := self._live(owner_of(path)[0])) is None or not other.away for path in mine.trusted):
+            mine.watched = False
+            return None
+        mine.moves = self._moves(mine, home.ttl) if mine.away else []
         if delay:
             mine.watched = False  # nobody tells when that is over
-        return Waiting(max(check_in, delay) or session.ttl, ahead, held_by)
-
-    async def _whom(
-        self,
-        session: Session,
-        mine: Attempt,
-        queues: dict[str, Queue],
-        space: Space,
-        watches: list[str],
-        until: float,
-    ) -> tuple[HeldBy | None, int, float]:
-        """Who holds, how many wait ahead, and when to look at the latest if nobody says a word."""
-        now = self._runtime.now()
-        heads = {name: queue.publics[0] for name, queue in queues.items() if queue.publics[0] != mine.public}
-        remote = [head for head in dict.fromkeys(heads.values()) if self._live(head) is None]
-        reads = [jute.get_data(self._paths.attempt(head)) for head in remote]
-        records: dict[str, Record] = {}
-        if watches or reads:
-            replies = await session.exchange(*self._watching(watches), *reads, until=until)
-            self._watched(session, watches, replies)
-            found = zip(remote, map(self._record, replies[len(watches) :]), strict=True)
-            records = {head: record for head, record in found if record is not None}
-        held_by, ahead, check_in = None, 0, 0.0
-        for name, queue in queues.items():
-            at = queue.publics.index(mine.public)
-            head = heads.get(name)
-            if head is None:
-                continue
-            known = self._live(head)
-            if known is not None and known.state == "waiting":
-                ahead = max(ahead, at)
-            else:
-                ahead = max(ahead, at - 1)
-                held_by = held_by or self._held_by(head, records.get(head), space, now)
-            for public in queue.publics[:at]:
-                if (other := self._live(public)) is not None:
-                    check_in = max(check_in, other.expires - now)
-                else:
-                    record = records.get(public)
-                    check_in = max(check_in, record.ttl if record else 0.0)
-        return held_by, ahead, check_in
+        return Waiting(max(check_in, delay) or home.ttl, ahead, held_by)
 
     # Renewing.
 
@@ -416,7 +307,7 @@ class ZooKeeperAuthority(Operating):
             elif mine.over:
                 answers[public] = Ended(mine.state)
             else:
-                batches.setdefault(self._session(mine.ttl), []).append(mine)
+                batches.setdefault(self._carrier(mine), []).append(mine)
         for session, batch in batches.items():
             try:
                 told = await session.request(functools.partial(self._keep, session, batch, until), until)
@@ -424,9 +315,20 @@ class ZooKeeperAuthority(Operating):
                 failures.append(error)
                 told = {mine.public: Unknown(str(error)) for mine in batch}
             answers |= told
+        await self._keep_warm(batches, until)
         if failures and all(isinstance(answer, Unknown) for answer in answers.values()):
             raise failures[0]
         return [answers[public] for public in publics]
+
+    async def _keep_warm(self, batches: dict[Session, list[Attempt]], until: float) -> None:
+        """The sessions of leases that are waited for: one that was silent could not grant at once."""
+        homes = {self._session(mine.ttl) for batch in batches.values() for mine in batch if mine.away}
+        for home in homes - batches.keys():
+            if home.cools:
+                limit = self._runtime.now() + (until - self._runtime.now()) / 4
+                work = functools.partial(home.exchange, jute.sync(self._paths.keep), until=limit)
+                with contextlib.suppress(FencedError):  # then it is confirmed when it grants
+                    await home.request(work, limit)
 
     async def _keep(self, session: Session, batch: list[Attempt], until: float) -> dict[str, RenewAnswer]:
         live = [mine for mine in batch if not mine.over and mine.places]
@@ -450,26 +352,29 @@ class ZooKeeperAuthority(Operating):
                 answers[mine.public] = Ended(mine.state)
             elif mine.vanished:
                 answers[mine.public] = await self._revoked(session, mine, until)
+            elif self._carrier(mine) is not session:  # granted, or about to be, meanwhile
+                answers[mine.public] = Waiting(0.0)
             elif mine.state == "granted":
                 mine.expires = sent + session.ttl
                 answers[mine.public] = Kept(session.ttl)
             else:
-                mine.expires = sent + session.place_seconds
-                answers[mine.public] = await self._waits(session, mine, until)
+                mine.expires = sent + self._session(mine.ttl).place_seconds
+                answers[mine.public] = await self._waits(mine, until)
         return answers | {mine.public: Ended(mine.state) for mine in batch if mine.over}
 
-    async def _waits(self, session: Session, mine: Attempt, until: float) -> RenewAnswer:
+    async def _waits(self, mine: Attempt, until: float) -> RenewAnswer:
+        home = self._session(mine.ttl)
         while not mine.watched:
-            queues, space = await self._look(session, mine.names, until)
+            queues, space = await self._look(home, mine.names, until, newest=mine.away)
             if any(mine.public not in queue.publics for queue in queues.values()):
-                return await self._revoked(session, mine, until)
-            delay = await self._delayed(session, mine.public, queues, until)
+                return await self._revoked(home, mine, until)
+            delay = await self._delayed(home, mine.public, queues, until)
             if not delay and not any(queue.publics.index(mine.public) for queue in queues.values()):
                 return Waiting(0.0)
-            waiting = await self._stand(session, mine, queues, space, delay, until)
+            waiting = await self._stand(home, mine, queues, space, delay, until)
             if waiting is not None:
                 return waiting
-        return Waiting(session.ttl if mine.behind else 0.0)
+        return Waiting(home.ttl if mine.behind else 0.0)
 
     async def _adopt(self, public: str, until: float) -> RenewAnswer:
         """Who renews an attempt that another session carries takes it over into its own, where it stands."""
@@ -485,33 +390,31 @@ class ZooKeeperAuthority(Operating):
         if record.owner == 0:
             return Ended("withdrawn")
         mine = Attempt(public, record.names, record.asked, record.lock_delay, record.holder, zxid=record.zxid)
+        mine.version = record.version
         own = self._session(record.asked)
         return await own.request(lambda: self._take_over(own, mine, until), until)
 
-    async def _take_over(self, session: Session, mine: Attempt, until: float) -> RenewAnswer:
-        queues, space = await self._look(session, mine.names, until)
+    async def _take_over(self, home: Session, mine: Attempt, until: float) -> RenewAnswer:
+        queues, space = await self._look(home, mine.names, until)
         mine.places = self._places(mine, queues)
         if len(mine.places) < len(mine.names):
             return Gone()
-        attempt, text = self._paths.attempt(mine.public), record_text(mine, session.ttl)
-        moves = [jute.delete(attempt), jute.create(attempt, text, self._acl, jute.EPHEMERAL)]
-        for path in mine.places.values():
-            # Who waits behind is told that this is no ordinary end.
-            moves += (jute.set_data(path, b""), jute.delete(path))
-            moves.append(jute.create(path, b"", self._acl, jute.EPHEMERAL))
+        first = not any(queue.publics.index(mine.public) for queue in queues.values())
+        session = home if first else self._queueing(home)
         sent = self._runtime.now()
+        moves, version = self._takes(mine, home.ttl)
         (reply,) = await session.exchange(jute.multi(moves), until=until)
         if jute.failure(self._results(reply)) is not None:
             return Gone()
-        first = not any(queue.publics.index(mine.public) for queue in queues.values())
-        mine.version = 0
+        mine.version = version
+        mine.away = session is not home
         mine.state = "granted" if first else "waiting"
         mine.queued = not first
         mine.delaying = bool(mine.lock_delay) and first
-        mine.token = space.token(mine.zxid)
-        session.expect(mine, sent + (session.ttl if first else session.place_seconds))
+        mine.token = space.token(mine.zxid) if first else 0
+        session.expect(mine, sent + (home.ttl if first else home.place_seconds))
         self._remember(mine)
-        return Kept(session.ttl) if first else Waiting(session.ttl)
+        return Kept(home.ttl) if first else Waiting(home.ttl)
 
     # Ending.
 
@@ -530,24 +433,32 @@ class ZooKeeperAuthority(Operating):
         if mine is None:
             session = self._any_session()
             return await session.request(lambda: self._end_unknown(session, public, state, until), until)
-        session = self._session(mine.ttl)
-        return await session.request(lambda: self._end(session, mine, state, until), until)
+        home = self._session(mine.ttl)
+        return await home.request(lambda: self._end(home, mine, state, until), until)
 
-    async def _end(self, session: Session, mine: Attempt, state: str, until: float) -> ReleaseAnswer:
-        if mine.over:
-            return Released() if mine.state in ("released", "withdrawn") else Ended(mine.state)
-        if not mine.places and not await self._placed(session, mine, until):
-            self._drop(session, mine, state)
+    async def _end(self, home: Session, mine: Attempt, state: str, until: float) -> ReleaseAnswer:
+        if not mine.over and not mine.places and not await self._placed(home, mine, until):
+            self._drop(mine, state)
             return Released()
-        doubted, mine.doubted = mine.doubted, True
-        (reply,) = await session.exchange(jute.multi(self._deletions(mine)), until=until)
-        failed = jute.failure(self._results(reply))
-        if failed is None or (doubted and failed == (0, jute.NO_NODE)):
-            self._drop(session, mine, state, done=True)
-            return Released()
-        if failed[1] not in (jute.NO_NODE, jute.BAD_VERSION):
-            raise refused(failed[1], self.url)
-        return await self._revoked(session, mine, until)
+        while not mine.over:
+            doubted, mine.doubted = mine.doubted, True
+            # In the session that carries it: what was asked for there before is done before.
+            following = None if mine.away else self._follower(home, mine)
+            if following is not None:
+                failed = await self._hand_over(home, mine, following, until)
+            else:
+                session = self._carrier(mine)
+                (reply,) = await session.exchange(jute.multi(self._deletions(mine)), until=until)
+                failed = jute.failure(self._results(reply))
+            if failed is None or (doubted and failed == (0, jute.NO_NODE)):
+                self._drop(mine, state, done=True)
+                return Released()
+            if failed[1] not in (jute.NO_NODE, jute.BAD_VERSION):
+                raise refused(failed[1], self.url)
+            version = mine.version
+            if not await self._placed(home, mine, until) or mine.version == version:
+                return await self._revoked(home, mine, until)
+        return Released() if mine.state in ("released", "withdrawn") else Ended(mine.state)
 
     async def _end_unknown(self, session: Session, public: str, state: str, until: float) -> ReleaseAnswer:
         """End an attempt that we did not make. One that is withdrawn before it comes leaves its tombstone."""

@@ -11,7 +11,7 @@ from fenced import timing
 from fenced.authorities.zookeeper import jute
 from fenced.authorities.zookeeper.address import Address
 from fenced.authorities.zookeeper.errors import refused
-from fenced.authorities.zookeeper.session import Session
+from fenced.authorities.zookeeper.session import LEASE_SHARE, Session
 from fenced.authorities.zookeeper.tree import (
     Attempt,
     Paths,
@@ -33,6 +33,11 @@ REMEMBERED_MAX = 16_384
 """How many attempts are remembered at most. Only their own client can repeat one that is over."""
 KNOWN_MAX = 10_000
 USUAL_TTL = timing.TTL_DEFAULT
+PLACES = 0.0
+"""In the place of a ttl: the session that carries places in queues."""
+PLACES_SECONDS = 8.0
+"""What that session is asked for. It ends up to a tick later, so with ZooKeeper's usual tick of 2 s a dead waiter is
+gone after the 10 s that it has everywhere."""
 STALE_SHARE = 0.05
 STALE_SECONDS = 0.5
 """Who grants without a write of its own asks for a sign of life first, if the last one is older than this."""
@@ -59,6 +64,8 @@ class Base:
         self._sessions: dict[float, Session] = {}
         self._memory: dict[str, Attempt] = {}
         self._known: dict[str, None] = {}
+        self._followers: dict[str, Attempt] = {}
+        """By the path of a place, the attempt of ours that waits directly behind it."""
         self._heard: dict[str, None] = {}
         self._ear = self._runtime.wakeup()
         self._nudged = False
@@ -66,19 +73,38 @@ class Base:
     # Sessions.
 
     def _session(self, ttl: float) -> Session:
+        """The one for leases of this ttl; with PLACES, the one for places in queues."""
         session = self._sessions.get(ttl)
         if session is None:
+            places = ttl == PLACES
             session = Session(
                 self._address,
                 self._runtime,
                 self._hub,
-                ttl,
+                PLACES_SECONDS * LEASE_SHARE if places else ttl,
                 root=self._paths.root,
+                places=places,
                 heard=self._wake,
-                granted=self._granted,
+                known=self._memory.get,
             )
             session = self._sessions.setdefault(ttl, session)
         return session
+
+    def _queueing(self, home: Session) -> Session:
+        """Which session carries the places of those who wait for leases of `home`: one that ends soon."""
+        return home if home.seconds <= PLACES_SECONDS else self._session(PLACES)
+
+    def _carrier(self, mine: Attempt) -> Session:
+        """Which session its nodes go with, as far as we know."""
+        return self._session(PLACES if mine.away else mine.ttl)
+
+    def _owner(self, mine: Attempt, record: Record) -> Session | None:
+        """Which of our sessions has made its nodes; None: somebody else's."""
+        for away in (False, True):
+            session = self._sessions.get(PLACES if away else mine.ttl)
+            if session is not None and session.id and session.id == record.owner:
+                return session
+        return None
 
     def _any_session(self) -> Session:
         """For requests that no lease depends on."""
@@ -92,11 +118,6 @@ class Base:
         """An attempt of our own that is not over."""
         mine = self._memory.get(public)
         return mine if mine is not None and not mine.over else None
-
-    def _granted(self, public: str) -> Attempt | None:
-        """An attempt of ours that was first in all its queues."""
-        mine = self._memory.get(public)
-        return mine if mine is not None and mine.token else None
 
     # What we remember.
 
@@ -113,10 +134,28 @@ class Base:
             self._memory.pop(public, None)
         return len(old)
 
-    def _forget(self, session: Session, mine: Attempt) -> None:
+    def _forget(self, mine: Attempt) -> None:
         """As if it had never been asked for."""
-        session.attempts.pop(mine.public, None)
+        self._carry_no_more(mine)
+        self._tell_follower(mine)
         self._memory.pop(mine.public, None)
+
+    def _carry_no_more(self, mine: Attempt) -> None:
+        for ttl in (mine.ttl, PLACES):
+            if (session := self._sessions.get(ttl)) is not None:
+                session.attempts.pop(mine.public, None)
+        for path, _ in mine.behind.values():
+            if self._followers.get(path) is mine:
+                self._followers.pop(path, None)
+
+    def _tell_follower(self, mine: Attempt) -> None:
+        """It is over: have the attempt of ours look again that waits directly behind it and does not watch it."""
+        for path in mine.places.values():
+            following = self._followers.pop(path, None)
+            if following is not None and path in following.trusted:
+                following.watched = False
+                self._wake(following.public)
+                self._hub.ring()  # whoever hears may be waiting for the server's news only
 
     def _know(self, names: Iterable[str]) -> None:
         """Names whose nodes are there, most likely."""
@@ -135,32 +174,43 @@ class Base:
 
     async def _expire(self, session: Session, now: float, until: float) -> None:
         for mine in list(session.attempts.values()):
-            if mine.expires <= now and mine.places:
-                self._drop(session, mine, "expired")
+            if mine.expires <= now and mine.places and not mine.moving:
+                self._drop(mine, "expired")
         for mine in list(session.attempts.values()):
-            if mine.expires <= now:  # nobody knows whether its ask was carried out
+            if mine.expires <= now:  # nobody knows whether it was carried out, or where it is
                 await self._placed(session, mine, until)
-                self._drop(session, mine, "expired")
+                self._drop(mine, "expired")
         session.due = min((mine.expires for mine in list(session.attempts.values())), default=math.inf)
         if session.leftovers:
             await session.exchange(until=until)
 
     async def _placed(self, session: Session, mine: Attempt, until: float) -> bool:
-        """Whether an ask whose reply never came was carried out."""
-        (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
+        """Whether an ask or a move whose reply never came was carried out, and by which session."""
+        sync = jute.sync(self._paths.root)  # `session` is perhaps not the one that asked
+        _, reply = await session.exchange(sync, jute.get_data(self._paths.attempt(mine.public)), until=until)
         record = self._record(reply)
-        if record is None or record.owner != session.id:
+        owner = None if record is None else self._owner(mine, record)
+        if record is None or owner is None:
             return False
         queues, _ = await self._look(session, mine.names, until)
-        mine.places, mine.version = self._places(mine, queues), record.version
+        self._found(owner, mine, record, queues)
         return True
 
-    def _drop(self, session: Session, mine: Attempt, state: str, *, done: bool = False) -> None:
+    def _found(self, owner: Session, mine: Attempt, record: Record, queues: dict[str, Queue]) -> None:
+        """Its nodes are there, and this session of ours has made them."""
+        mine.places, mine.version = self._places(mine, queues), record.version
+        mine.away, mine.moving = owner is self._sessions.get(PLACES), False
+        mine.moves = []
+        self._carry_no_more(mine)
+        owner.carry(mine)
+
+    def _drop(self, mine: Attempt, state: str, *, done: bool = False) -> None:
         """It is over; what there is of it goes with the next request, unless that is done already."""
         mine.end(state, self._runtime.now())
-        session.attempts.pop(mine.public, None)
+        self._carry_no_more(mine)
+        self._tell_follower(mine)
         if not done and mine.places:
-            session.leftovers.append(jute.multi(self._deletions(mine)))
+            self._carrier(mine).leftovers.append(jute.multi(self._deletions(mine)))
 
     def _deletions(self, mine: Attempt) -> list[bytes]:
         """All its nodes, if it still is ours. An expiry leaves those of its lock_delay behind."""
@@ -171,13 +221,13 @@ class Base:
         return [own, *(jute.delete(path) for path in paths)]
 
     async def _revoked(self, session: Session, mine: Attempt, until: float) -> Ended:
-        """A place of ours is gone: by force, by hand, or because another session took the attempt over."""
+        """A place of ours is gone: by force, by hand, or because another client took the attempt over."""
         (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
         record = self._record(reply)
-        if record is not None and record.owner == session.id:
+        if record is not None and (owner := self._owner(mine, record)) is not None:
             rest = [self._paths.attempt(mine.public), *mine.places.values()]
-            session.leftovers.extend(jute.delete(path) for path in rest)
-        self._drop(session, mine, "revoked", done=True)
+            owner.leftovers.extend(jute.delete(path) for path in rest)
+        self._drop(mine, "revoked", done=True)
         return Ended(mine.state)
 
     # Looking.

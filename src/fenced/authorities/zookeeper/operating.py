@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from fenced import timing
 from fenced.authorities.zookeeper import jute
-from fenced.authorities.zookeeper.base import Base, _inherited
+from fenced.authorities.zookeeper.base import _inherited
 from fenced.authorities.zookeeper.errors import refused
+from fenced.authorities.zookeeper.moving import Moving
 from fenced.authorities.zookeeper.session import Session
 from fenced.authorities.zookeeper.tree import (
     Attempt,
@@ -28,7 +29,7 @@ AT_ONCE = 200
 """How many nodes are read in one go."""
 
 
-class Operating(Base):
+class Operating(Moving):
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         until = timing.call_until(self._runtime.now(), until)
         session = self._any_session()
@@ -178,7 +179,7 @@ class Operating(Base):
             failed = jute.failure(results)
             if failed is None and results[0].stat is not None:
                 if mine is not None:
-                    self._drop(self._session(mine.ttl), mine, "revoked", done=True)
+                    self._drop(mine, "revoked", done=True)
                 space = space_of(*jute.data_of(after.body), self.url)
                 zxid = results[0].stat.mzxid
                 return zxid + space.added(zxid)

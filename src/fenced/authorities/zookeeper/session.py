@@ -1,5 +1,8 @@
 """One ZooKeeper session after another, for all leases of one ttl: what one created goes when it ends.
 
+One more, a short one, carries the places in queues of all leases whose own sessions last longer. Nobody holds
+anything by it, so nothing has to be believed of it: a place that is still there is a place.
+
 How long the holder may believe. The server counts a session's time from the last sign of life that reached the
 *leader*. Who is connected to a follower is heard there at once, but the follower tells the leader only twice a
 tick, and a session lasts for two ticks at least: so the leader may count from up to a quarter of the session's time
@@ -10,8 +13,8 @@ of which the leader is told before it is accepted.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -19,7 +22,7 @@ from fenced import timing
 from fenced.authorities.zookeeper import jute
 from fenced.authorities.zookeeper.address import Address
 from fenced.authorities.zookeeper.tree import Attempt, Space, owner_of
-from fenced.authorities.zookeeper.wire import Hub, Wire, dial
+from fenced.authorities.zookeeper.wire import Hub, Then, Wire, dial
 from fenced.contracts import Runtime, Wakeup
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.runtime.pool import Broken
@@ -50,11 +53,13 @@ class Session:
         ttl: float,
         *,
         root: str,
+        places: bool,
         heard: Callable[[str], None],
-        granted: Callable[[str], Attempt | None],
+        known: Callable[[str], Attempt | None],
     ) -> None:
         self.asked = ttl
         self.ttl = ttl
+        self._places = places
         self.seconds = 0.0
         self.id = 0
         self.confirmed = -math.inf
@@ -62,7 +67,7 @@ class Session:
         self.attempts: dict[str, Attempt] = {}
         self.due = math.inf
         """No attempt expires before."""
-        self.leftovers: deque[bytes] = deque()
+        self.leftovers: list[bytes] = []
         """Deletions that are due; they go ahead of the next requests, whatever is answered."""
         self._watched: dict[str, set[str]] = {}
         """Which attempts want to know when this node is gone."""
@@ -71,7 +76,7 @@ class Session:
         self._hub = hub
         self._root = root
         self._heard = heard
-        self._granted = granted
+        self._known = known
         self._space: Space | None = None
         self._changes = 0
         self._password = _NOBODY
@@ -99,16 +104,16 @@ class Session:
                     raise Indeterminate(str(error)) from error
                 doubt = error
 
-    async def exchange(self, *requests: bytes, until: float) -> list[jute.Reply]:
+    async def exchange(self, *requests: bytes, until: float, then: Then | None = None) -> list[jute.Reply]:
         """Requests on a connection of this session. It is confirmed if one of them is answered by the leader."""
         wire = await self._connected(until)
-        ahead = [self.leftovers.popleft() for _ in range(len(self.leftovers))]
+        # They stay until they are answered, whatever interrupts us; to send one twice does no harm.
+        ahead = list(self.leftovers)
         sent, session = self._runtime.now(), self.id
-        try:
-            replies = await wire.exchange([*ahead, *requests], until)
-        except BaseException:
-            self.leftovers.extendleft(reversed(ahead))
-            raise
+        replies = await wire.exchange([*ahead, *requests], until, then)
+        for request in ahead:
+            with contextlib.suppress(ValueError):  # another caller's was answered first
+                self.leftovers.remove(request)
         if any(reply.error == jute.SESSION_EXPIRED for reply in replies) and session == self.id:
             self._end()
         if session != self.id:  # found out here, or by another caller: what we asked for went with it
@@ -124,10 +129,20 @@ class Session:
         self.attempts[mine.public] = mine
         self.due = min(self.due, expires)
 
+    def carry(self, mine: Attempt) -> None:
+        """Perhaps this session carries it, too: nobody knows before a request is answered."""
+        self.expect(mine, mine.expires)
+
     @property
     def place_seconds(self) -> float:
-        """How long a place in a queue is kept that nobody renews, although the session goes on."""
+        """How long a place in a queue is kept that nobody renews, although its session goes on."""
         return timing.waiter_ttl(self.ttl)
+
+    @property
+    def cools(self) -> bool:
+        """Without a sign of life it would be too silent to grant anything, before the waiters' next one is due."""
+        rest = self.seconds * SILENCE_SHARE - timing.WAITER_TTL_MAX / 3
+        return self._runtime.now() - self.confirmed > rest
 
     # Connecting.
 
@@ -156,7 +171,7 @@ class Session:
                     turn.set()
 
     def _silent(self) -> bool:
-        return self._runtime.now() - self.confirmed > self.seconds * SILENCE_SHARE
+        return not self._places and self._runtime.now() - self.confirmed > self.seconds * SILENCE_SHARE
 
     async def _connect(self, until: float) -> Wire:
         """Reach one of the members, in an order that is drawn anew; each gets its share of the time."""
@@ -233,11 +248,12 @@ class Session:
     def seen(self, path: str, stat: jute.Stat) -> None:
         """What was known of a node when its watch began: before that nobody told us."""
         for public in self._watched.get(path, ()):
-            mine = self.attempts.get(public)
-            if mine is None:
+            mine = self._known(public)
+            if mine is None or mine.over:
                 continue
             if path not in mine.places.values():
-                mine.forced = max(mine.forced, stat.mzxid)  # the one ahead may have taken a newer number
+                if stat.version:  # the one ahead may have taken a newer number; one that was moved has not
+                    mine.forced = max(mine.forced, stat.mzxid)
             elif stat.ephemeral_owner != self.id:
                 mine.vanished = True  # taken over
 
@@ -248,16 +264,17 @@ class Session:
     def _told(self, event: jute.Event | None) -> None:
         if event is None:  # the connection is gone, and with it all that was watched
             self._forget_space()
-            self._watched.clear()
-            for attempt in list(self.attempts.values()):
-                attempt.watched = False
-                if attempt.state == "waiting":
-                    self._look_again(attempt.public)
+            watched, self._watched = self._watched, {}
+            for public in set().union(*list(watched.values())):
+                if (mine := self._known(public)) is not None:
+                    mine.watched = False
+                    if mine.state == "waiting":
+                        self._heard(public)
         elif event.path == self._root:
             self._forget_space()
         else:
             for public in self._watched.pop(event.path, ()):
-                if (mine := self.attempts.get(public)) is not None:
+                if (mine := self._known(public)) is not None and not mine.over:
                     self._changed(mine, event)
 
     def _changed(self, mine: Attempt, event: jute.Event) -> None:
@@ -268,32 +285,33 @@ class Session:
         """
         if event.path in mine.places.values():
             mine.vanished = mine.vanished or event.kind == jute.DELETED
-            return self._look_again(mine.public)
+            return self._look_again(mine)
         public, delays = owner_of(event.path)
+        other = self._known(public)
         for name, (path, first) in list(mine.behind.items()):
             if path == event.path:
-                other = self._granted(public)
-                if event.kind != jute.DELETED or delays or not (first or other):
-                    return self._look_again(mine.public)
-                mine.forced = max(mine.forced, other.forced if other else 0)
+                granted = other is not None and other.token > 0
+                if event.kind != jute.DELETED or delays or not (first or granted):
+                    return self._look_again(mine)
+                mine.forced = max(mine.forced, other.forced if other is not None and granted else 0)
                 del mine.behind[name]
         if not mine.behind:
             self._heard(mine.public)
         return None
 
-    def _look_again(self, public: str) -> None:
-        if (attempt := self.attempts.get(public)) is not None:
-            attempt.watched = False
-        self._heard(public)
+    def _look_again(self, mine: Attempt) -> None:
+        mine.watched = False
+        self._heard(mine.public)
 
     def _end(self) -> None:
         """The session is over: so is all that it carried. The next request begins a new one."""
         self.id, self._password, self.confirmed = 0, _NOBODY, -math.inf
         self.leftovers.clear()
-        self._watched.clear()
         attempts, self.attempts = self.attempts, {}
         for attempt in attempts.values():
-            if attempt.places:  # another one had perhaps not even been sent, and is asked for again
+            if attempt.moving:  # perhaps another session carries it by now: whoever asks, or settles, looks
+                attempt.watched = False
+            elif attempt.places:  # another one had perhaps not even been sent, and is asked for again
                 attempt.end("expired", self._runtime.now())
             self._heard(attempt.public)
         if (wire := self._wire) is not None:

@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote
 
 from fenced import timing
 from fenced.authorities.zookeeper.jute import ANY_VERSION, Stat
+from fenced.contracts import Wakeup
 from fenced.errors import Misconfigured
 from fenced.model import TOKEN_MAX, Holder
 
@@ -138,6 +139,14 @@ class Attempt:
     token: int = 0
     version: int = ANY_VERSION
     """Of its own node; another one says that somebody has taken the attempt over."""
+    away: bool = False
+    """Its nodes are in the session for places, as far as we know; else in that of its ttl."""
+    moving: bool = False
+    """A request to move them may have been carried out."""
+    handing: Wakeup | None = None
+    """A release that hands its last name over to it is under way; set when that is over."""
+    handed: bool = False
+    """A release has handed its last name over to it: it is first everywhere."""
     expires: float = math.inf
     forget: float = math.inf
     queued: bool = False
@@ -146,6 +155,10 @@ class Attempt:
     """It will be told of everything that happens to its own places, and while it waits to those directly ahead."""
     behind: dict[str, tuple[str, bool]] = field(default_factory=dict)
     """By name, the node directly ahead, and whether that is the first one in the queue."""
+    trusted: set[str] = field(default_factory=set)
+    """Of those nodes, the ones that are waiters of this client, too: it tells of them by itself."""
+    moves: list[bytes] = field(default_factory=list)
+    """What moves it into the session of its lease, made while there is time."""
     forced: int = 0
     """The last transaction, as far as it knows, that made one of its names or took it by force."""
     vanished: bool = False

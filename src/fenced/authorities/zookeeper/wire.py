@@ -22,6 +22,8 @@ from fenced.runtime import links
 from fenced.runtime.pool import Broken
 
 FRAME_MAX = 64 * 2**20
+Then = Callable[[jute.Reply], None]
+"""What to do with the last reply as soon as it is read, by whoever reads it. It never waits."""
 
 
 class Hub:
@@ -102,11 +104,12 @@ class Hub:
 class _Call:
     """Requests that were sent together, and the replies that have come."""
 
-    __slots__ = ("broken", "left", "replies", "wakeup")
+    __slots__ = ("broken", "left", "replies", "then", "wakeup")
 
-    def __init__(self, left: int, wakeup: Wakeup) -> None:
+    def __init__(self, left: int, wakeup: Wakeup, then: Then | None) -> None:
         self.left = left
         self.wakeup = wakeup
+        self.then = then
         self.replies: list[jute.Reply] = []
         self.broken: Broken | None = None
 
@@ -143,9 +146,11 @@ class Wire:
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    async def exchange(self, requests: Sequence[bytes], until: float) -> list[jute.Reply]:
+    async def exchange(
+        self, requests: Sequence[bytes], until: float, then: Then | None = None
+    ) -> list[jute.Reply]:
         """The replies, in order. `Broken`: nobody knows which of the requests were carried out."""
-        call = _Call(len(requests), self._runtime.wakeup())
+        call = _Call(len(requests), self._runtime.wakeup(), then)
         with self._lock:
             if self.closed:
                 raise Broken(f"{self._where}: the connection is gone")
@@ -158,6 +163,8 @@ class Wire:
         await self._flush(until)
         done = await self._hub.wait(call.over, call.wakeup, until)
         if not done:
+            self.receive()  # perhaps it is there, and nobody had the time to read it
+        if not call.over():
             # What follows on this connection would be answered after this: it is of no use to anybody.
             self.close("no answer in time")
         if call.broken is not None:
@@ -208,6 +215,8 @@ class Wire:
         for event in events:
             self._tell(event)
         for call in done:
+            if call.then is not None:
+                call.then(call.replies[-1])
             call.wakeup.set()
         if trouble:
             self.close(trouble)

@@ -1,0 +1,185 @@
+"""Taking a place in queues, alone or behind others, and telling who is ahead."""
+
+from __future__ import annotations
+
+from fenced.authorities.zookeeper import jute
+from fenced.authorities.zookeeper.errors import refused
+from fenced.authorities.zookeeper.operating import Operating
+from fenced.authorities.zookeeper.session import Session
+from fenced.authorities.zookeeper.tree import Attempt, Queue, Record, Space, record_text
+from fenced.errors import Misuse
+from fenced.model import AskAnswer, Busy, Ended, Granted, HeldBy, Waiting
+
+
+class Entering(Operating):
+    async def _enter(
+        self, home: Session, mine: Attempt, wait: bool, until: float
+    ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
+        """Take the names, if nobody has a place there; else whoever waits takes a place in every queue.
+
+        So what stands in the session of a lease is a lease. A place whose owner dies is soon gone, whenever that is.
+        """
+        if not home.id:
+            await home.exchange(until=until)  # so that its ttl is known
+        while True:
+            mine.away = False
+            home.expect(mine, self._runtime.now() + home.place_seconds)
+            changes = home.changes
+            replies = await self._write_places(home, mine, until, alone=True)
+            if isinstance(replies, list):
+                _, space = self._looked(home, (), replies, changes)
+                child = {name: path.rpartition("/")[2] for name, path in mine.places.items()}
+                return {name: Queue([mine.public], [child[name]], [], 0) for name in mine.names}, space
+            if replies == jute.NODE_EXISTS:
+                return await self._recognise(home, mine, wait, until)
+            if wait:
+                queueing = self._queueing(home)
+                mine.away = queueing is not home
+                queueing.expect(mine, self._runtime.now() + home.place_seconds)
+                changes = queueing.changes
+                replies = await self._write_places(queueing, mine, until, alone=False)
+                if isinstance(replies, list):
+                    return self._looked(queueing, mine.names, replies, changes)
+                return await self._recognise(home, mine, wait, until)
+            queues, space = await self._look(home, mine.names, until)
+            taken = any(queue.publics for queue in queues.values())
+            if taken or await self._delayed(home, mine.public, queues, until):
+                held_by, ahead, _ = await self._whom(home, mine, queues, space, [], until)
+                self._forget(mine)
+                return Busy(ahead, held_by)
+
+    async def _write_places(
+        self, session: Session, mine: Attempt, until: float, *, alone: bool
+    ) -> list[jute.Reply] | int:
+        """Make the attempt and its places, in one transaction. `alone`: only if nobody has a place at its names.
+
+        The replies to what was looked at with it; or why nothing was made: the attempt is there already
+        (NODE_EXISTS), or a queue is not empty.
+        """
+        paths, acl, public = self._paths, self._acl, mine.public
+        text = record_text(mine, self._session(mine.ttl).ttl)
+        while True:
+            # Of the operations in a multi only a write of data is answered with its transaction's number.
+            nodes = [
+                jute.create(paths.attempt(public), b"", acl, jute.EPHEMERAL),
+                jute.set_data(paths.attempt(public), text),
+            ]
+            for name in mine.names:
+                known = name in self._known
+                if known and alone:
+                    nodes.append(jute.delete(paths.name(name)))  # which only works without children
+                if alone or not known:
+                    nodes.append(jute.create_container(paths.name(name), acl))
+            first = len(nodes)
+            for name in mine.names:
+                path = paths.new_place(name, public, mine.lock_delay > 0)
+                nodes.append(jute.create(path, b"", acl, jute.EPHEMERAL_SEQUENTIAL))
+            looking = self._looking(session, () if alone else mine.names)
+            done, *replies = await session.exchange(jute.multi(nodes), *looking, until=until)
+            results = self._results(done)
+            failed = jute.failure(results)
+            if failed is None:
+                break
+            index, error = failed
+            if index == 0 and error == jute.NODE_EXISTS:
+                return error
+            if error == jute.NOT_EMPTY:
+                return error
+            if index < 2 or error not in (jute.NODE_EXISTS, jute.NO_NODE):
+                raise refused(error, self.url)
+            if len(mine.names) == 1:  # we were wrong about the one name
+                if self._known.pop(mine.names[0], self) is self:
+                    self._know(mine.names)
+            else:
+                made = [jute.create_container(paths.name(name), acl) for name in mine.names]
+                await session.exchange(*made, until=until)
+                self._know(mine.names)
+        assert results[1].stat is not None
+        mine.zxid, mine.version = results[1].stat.mzxid, results[1].stat.version
+        mine.places = {name: made.path for name, made in zip(mine.names, results[first:], strict=True)}
+        self._know(mine.names)
+        if mine.over:  # withdrawn while it was under way
+            session.leftovers.append(jute.multi(self._deletions(mine)))
+        return replies
+
+    async def _recognise(
+        self, home: Session, mine: Attempt, wait: bool, until: float
+    ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
+        """The attempt is known already: ours, whose reply was lost; somebody else's; or withdrawn."""
+        (reply,) = await home.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
+        record = self._record(reply)
+        if record is None:
+            return await self._enter(home, mine, wait, until)
+        if record.owner == 0:
+            self._forget(mine)
+            mine.end("withdrawn", self._runtime.now())
+            mine.names = ()
+            self._remember(mine)
+            return Ended("withdrawn")
+        if (record.names, record.asked) != (mine.names, mine.ttl):
+            self._forget(mine)
+            raise Misuse("the same attempt was used before with other names or another ttl")
+        queues, space = await self._look(home, mine.names, until)
+        owner = self._owner(mine, record)
+        if owner is None:
+            self._forget(mine)
+            return self._of_another(mine, record, queues, space)
+        mine.zxid = record.zxid
+        self._found(owner, mine, record, queues)
+        owner.expect(mine, owner.confirmed + home.place_seconds)
+        return queues, space
+
+    def _of_another(self, mine: Attempt, record: Record, queues: dict[str, Queue], space: Space) -> AskAnswer:
+        """Another session carries this attempt: how long that lasts, only a renewal can say."""
+        places = [
+            queue.publics.index(mine.public) for queue in queues.values() if mine.public in queue.publics
+        ]
+        if len(places) < len(queues):
+            return Ended("revoked")
+        if any(places):
+            return Waiting(record.ttl, max(places) - 1)
+        return Granted(space.token(record.zxid), 0.0, record.ttl)
+
+    async def _whom(
+        self,
+        session: Session,
+        mine: Attempt,
+        queues: dict[str, Queue],
+        space: Space,
+        watches: list[str],
+        until: float,
+    ) -> tuple[HeldBy | None, int, float]:
+        """Who holds, how many wait ahead, and when to look at the latest if nobody says a word."""
+        now = self._runtime.now()
+        heads = {name: queue.publics[0] for name, queue in queues.items() if queue.publics}
+        heads = {name: head for name, head in heads.items() if head != mine.public}
+        remote = [head for head in dict.fromkeys(heads.values()) if self._live(head) is None]
+        reads = [jute.get_data(self._paths.attempt(head)) for head in remote]
+        records: dict[str, Record] = {}
+        if watches or reads:
+            # Places were looked at elsewhere: what is missing here might only not have arrived yet.
+            first = [jute.sync(self._paths.root)] if mine.away else []
+            replies = await session.exchange(*first, *self._watching(watches), *reads, until=until)
+            replies = replies[len(first) :]
+            self._watched(session, watches, replies)
+            found = zip(remote, map(self._record, replies[len(watches) :]), strict=True)
+            records = {head: record for head, record in found if record is not None}
+        held_by, ahead, check_in = None, 0, 0.0
+        for name, queue in queues.items():
+            head = heads.get(name)
+            if head is None:
+                continue
+            at = queue.publics.index(mine.public) if mine.places else len(queue.publics)
+            known = self._live(head)
+            if known is not None and known.state == "waiting":
+                ahead = max(ahead, at)
+            else:
+                ahead = max(ahead, at - 1)
+                held_by = held_by or self._held_by(head, records.get(head), space, now)
+            for public in queue.publics[:at]:
+                if (other := self._live(public)) is not None:
+                    check_in = max(check_in, other.expires - now)
+                else:
+                    record = records.get(public)
+                    check_in = max(check_in, record.ttl if record else 0.0)
+        return held_by, ahead, check_in
