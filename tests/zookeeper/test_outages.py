@@ -1,20 +1,28 @@
 """The outage kit on ZooKeeper."""
 
+import secrets
+import select
+import socket
+import struct
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from fenced.contracts import Colour, Runtime
+from fenced.authorities.zookeeper import jute
+from fenced.authorities.zookeeper.wire import Hub, Wire
+from fenced.contracts import Colour, Readable, Runtime
 from fenced.errors import Indeterminate
 from fenced.model import Busy, Ended, Kept
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.runtime.pool import Broken
 from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, OutageHarness, run
-from fenced.testing.faults import Fault
+from fenced.testing.faults import Fault, Proxy
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
 from tests.outage_harness import ProxiedHarness
 from tests.shifted import Shifted
-from tests.zookeeper.acting import WORDS
+from tests.zookeeper.acting import WORDS, opened
 
 pytestmark = pytest.mark.xdist_group("serial")
 
@@ -53,3 +61,82 @@ def test_an_unknown_ask_that_nobody_withdraws_lapses(server: ZooKeeperServer) ->
     step(granted(onlooker, asking(runtime, "orders")))
     assert step(one.ask(lost)) == Ended("expired")
     step(harness.close())
+
+
+class Stalling(Shifted):
+    """A process that stands still when it waits for a reply, until long after its deadline."""
+
+    link: socket.socket | None = None
+
+    async def readable(self, source: Readable, until: float) -> bool:
+        if self.link is None:
+            return await super().readable(source, until)
+        assert select.select([self.link], [], [], 30)[0]
+        self.ahead += 60
+        return False
+
+
+def test_an_answer_that_is_there_is_taken_however_late_it_is_read(zookeeper_server: ZooKeeperServer) -> None:
+    runtime = Stalling(BlockingRuntime())
+    with opened(zookeeper_server.url(), secrets.token_hex(8), runtime) as authority:
+        ask = asking(runtime, "orders", ttl=600)
+        step(granted(authority, ask))
+        wire = authority._session(600.0)._wire
+        assert wire is not None
+        runtime.link = wire.socket
+        assert step(authority.renew([ask.secret], runtime.now() + 1)) == [Kept(600.0)]
+        runtime.link = None
+
+
+def test_a_member_that_is_silent_is_left_for_another_within_one_call(server: ZooKeeperServer) -> None:
+    """The caller has much more time than one member is given."""
+    runtime = BlockingRuntime()
+    with Proxy(server.host, server.port) as proxy:
+        members = f"zookeeper://{proxy.host}:{proxy.port},{server.host}:{server.port}"
+        with opened(members, secrets.token_hex(8), runtime) as authority:
+            session = authority._any_session()
+            while not proxy.connections:  # members are drawn
+                session.close()
+                step(authority.open())
+            proxy.black_hole(drop=True)
+            began = runtime.now()
+            step(authority.open(until=began + 60))
+            assert runtime.now() - began < 30
+
+
+def test_who_has_little_time_breaks_no_connection_that_others_use() -> None:
+    """The server is slow and answers: a caller who gives up leaves the connection to the others."""
+    runtime = BlockingRuntime()
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    hub = Hub(runtime)
+    wire = Wire(ours, hub, runtime, "server", lambda _: None)
+    answers: list[object] = []
+
+    async def patient() -> None:
+        answers.append(await wire.exchange([jute.sync("/first")], runtime.now() + 30))
+
+    def request() -> None:
+        size = struct.unpack(">i", theirs.recv(4, socket.MSG_WAITALL))[0]
+        theirs.recv(size, socket.MSG_WAITALL)
+
+    async def serve() -> None:
+        for number in (1, 2):
+            request()
+            arrived[number].set()
+        theirs.sendall(jute.frame(struct.pack(">iqi", 1, 1, 0)))  # and to the second later
+
+    arrived = {1: threading.Event(), 2: threading.Event()}
+    tasks = [runtime.spawn(serve, "serve"), runtime.spawn(patient, "patient")]
+    assert arrived[1].wait(30)
+    with pytest.raises(Broken):
+        step(wire.exchange([jute.sync("/second")], runtime.now() + 2))
+    for task in tasks:
+        step(task.join())
+    assert len(answers) == 1 and not wire.closed
+    theirs.sendall(jute.frame(struct.pack(">iqi", 2, 2, 0)) + jute.frame(struct.pack(">iqi", 3, 3, 0)))
+    (third,) = step(wire.exchange([jute.sync("/third")], runtime.now() + 30))
+    assert third.zxid == 3
+    wire.close()
+    hub.close()
+    theirs.close()

@@ -63,6 +63,10 @@ class ZooKeeperAuthority(Entering):
             "Leases of one ttl share a session that lasts a third longer: so soon the server frees what a crash left.",
         ),
         Trait(
+            "places",
+            "Places in queues go with a session of 8 s, whatever the ttl: a tick later at most a dead waiter is out.",
+        ),
+        Trait(
             "server-ttl",
             "The server bounds the time of sessions, 2 to 20 ticks by default; a grant says which ttl it really has.",
         ),

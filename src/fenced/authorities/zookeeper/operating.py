@@ -267,10 +267,12 @@ class Operating(Moving):
     # The end, and forks.
 
     async def close(self) -> None:
+        for session in list(self._sessions.values()):
+            session.farewell()
         self.abandon()
 
     def abandon(self) -> None:
-        for session in self._sessions.values():
+        for session in list(self._sessions.values()):
             session.close()
         self._sessions.clear()
         self._hub.close()

@@ -106,6 +106,8 @@ class Session:
 
     async def exchange(self, *requests: bytes, until: float, then: Then | None = None) -> list[jute.Reply]:
         """Requests on a connection of this session. It is confirmed if one of them is answered by the leader."""
+        # No single try takes longer than that: another member may answer.
+        until = min(until, self._runtime.now() + timing.CALL_SECONDS)
         wire = await self._connected(until)
         # They stay until they are answered, whatever interrupts us; to send one twice does no harm.
         ahead = list(self.leftovers)
@@ -317,14 +319,17 @@ class Session:
         if (wire := self._wire) is not None:
             wire.close("the session is over")
 
-    def close(self) -> None:
+    def farewell(self) -> None:
         """Leases that are still held expire by themselves; a session without any is ended at once."""
+        wire = self._wire
+        if wire is not None and not wire.closed and all(mine.over for mine in list(self.attempts.values())):
+            wire.farewell()
+
+    def close(self) -> None:
+        """Let go of the connection, without a word."""
         wire, self._wire = self._wire, None
-        if wire is not None and not wire.closed:
-            if any(not attempt.over for attempt in self.attempts.values()):
-                wire.close()
-            else:
-                wire.farewell()
+        if wire is not None:
+            wire.close()
         self.confirmed = -math.inf
 
 

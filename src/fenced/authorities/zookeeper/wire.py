@@ -138,6 +138,7 @@ class Wire:
         self._lock = runtime.lock()
         self._secure = isinstance(link, ssl.SSLSocket)
         self._xid = 0
+        self._answers = 0
         self._out = bytearray()
         self._in = bytearray()
         self._pending: deque[tuple[int, _Call]] = deque()
@@ -154,6 +155,7 @@ class Wire:
         with self._lock:
             if self.closed:
                 raise Broken(f"{self._where}: the connection is gone")
+            answers = self._answers
             for request in requests:
                 self._xid = self._xid + 1 & 0x7FFFFFFF
                 self._pending.append((self._xid, call))
@@ -164,11 +166,14 @@ class Wire:
         done = await self._hub.wait(call.over, call.wakeup, until)
         if not done:
             self.receive()  # perhaps it is there, and nobody had the time to read it
-        if not call.over():
-            # What follows on this connection would be answered after this: it is of no use to anybody.
-            self.close("no answer in time")
         if call.broken is not None:
             raise call.broken
+        if not call.over():
+            if self._answers == answers:
+                # What follows on this connection would be answered after this: it is of no use to anybody.
+                self.close("no answer in time")
+            # Else the server works through what others asked for: they need not suffer because we have no time.
+            raise Broken(f"{self._where}: no answer in time")
         return call.replies
 
     async def _flush(self, until: float) -> None:
@@ -237,6 +242,7 @@ class Wire:
             if not self._pending or self._pending[0][0] != xid:
                 raise jute.Malformed("a reply that nobody waits for")
             self.zxid = max(self.zxid, reply.zxid)
+            self._answers += 1
             call = self._pending.popleft()[1]
             call.replies.append(reply)
             call.left -= 1
