@@ -257,7 +257,7 @@ def _one_holder(
             guarded(guard, each, lease, _one("constant"), [row]) for row, each in enumerate(connections, 1)
         ]
         announced[0]()
-        call = f"SELECT fenced_guard.announce('{lease.bare_stamp()}', 10000, 'public.constant')"
+        call = f"SELECT fenced_guard.announce('{lease.bare_stamp()}', NULL, 'public.constant')"
         rates: list[list[float]] = [[], [], [], []]
         for _ in range(effort.of(CONTENDED_ROUNDS)):
             rates[0].append(_by_pgbench(server, "BEGIN", "plain"))

@@ -1030,6 +1030,29 @@ BEGIN
   PERFORM fenced_guard.announce_slowly(p_stamps, NULL, p_guard, p_names, false, false, p_proofs, true, false);
 END $$;
 
+-- Let a stale stamp of one plain name through, where the whole guard only observes or records; false, and nothing done,
+-- in every other case. Nothing is locked: a mark above the stamp stays above it. A name that has a mark is a valid one.
+CREATE FUNCTION fenced_guard.let_stale_through(p_stamp text, p_guard text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_name text := split_part(p_stamp, ':', 6);
+  v_xid  text := pg_current_xact_id();
+  v_mode text;
+BEGIN
+  SELECT o.mode INTO v_mode FROM fenced_guard.mark m, fenced_guard.trust t, fenced_guard.mode o
+  WHERE p_stamp ~ '^1:[0-9a-f]{16}:[1-9][0-9]{0,14}:(-|0|[1-9][0-9]{0,14}):[0-9a-f]{32}:[A-Za-z0-9_.~/-]+$'
+    AND m.name = v_name AND m.token > split_part(p_stamp, ':', 3)::bigint AND t.realm = split_part(p_stamp, ':', 2)
+    AND o.guard = p_guard AND o.pattern = '*' AND o.mode IN ('observe', 'shadow')
+    AND NOT EXISTS (SELECT 1 FROM fenced_guard.mode WHERE guard = p_guard AND pattern <> '*');
+  IF v_mode IS NULL THEN
+    RETURN false;
+  END IF;
+  PERFORM fenced_guard.note(
+    p_guard, ARRAY[v_name], p_stamp, 'stale', CASE v_mode WHEN 'observe' THEN 'count' ELSE 'record' END, v_mode);
+  PERFORM fenced_guard.carry(concat(v_xid, '|', p_guard, '/', v_name, E'\n', v_xid, ' ', p_stamp, E'\n'));
+  RETURN true;
+END $$;
+
 -- Every case that is not the usual one.
 CREATE FUNCTION fenced_guard.announce_slowly(
   p_stamps text, p_left bigint, p_guard text, p_names text, p_exclusive boolean, p_still_held boolean, p_proofs text,
@@ -1050,6 +1073,10 @@ BEGIN
   END IF;
   v_step := coalesce(v_step, CASE WHEN p_alone THEN 'alone' ELSE 'announce' END);
   v_rule := CASE WHEN p_exclusive AND v_rule IS NULL THEN 'sequenced' ELSE coalesce(v_rule, 'retry') END;
+  IF NOT p_alone AND p_names IS NULL AND NOT p_still_held AND v_step = 'announce'
+     AND fenced_guard.let_stale_through(p_stamps, p_guard) THEN
+    RETURN;  -- and nothing limits how long it may idle: nobody waits for it
+  END IF;
   IF v_rule <> 'retry' OR p_names IS NOT NULL OR p_still_held OR NOT fenced_guard.announce_whole(v_texts, p_alone) THEN
     PERFORM fenced_guard.announce_each(
       v_texts, p_guard, v_rule, v_step, string_to_array(p_names, ','), p_still_held, string_to_array(p_proofs, ' '),
