@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from fenced.authorities.sqlite.connecting import _wrecks
 from fenced.authorities.sqlite.floor import Floor
-from fenced.authorities.sqlite.store import Store, _wrecks
+from fenced.authorities.sqlite.store import Store
 from fenced.errors import Misconfigured
 from fenced.model import Ask, Granted, Holder
 from fenced.runtime import clocks

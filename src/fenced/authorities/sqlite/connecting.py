@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable
@@ -177,3 +178,17 @@ def translate(error: sqlite3.Error, path: Path) -> FencedError:
     if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_SCHEMA):
         return Misconfigured(f"{path} is not as fenced made it: {error}")
     return Unavailable(f"{path}: {error}")
+
+
+_wrecks: list[Connection] = []
+"""Connections to logs that were removed and replaced: to close one could write what is in it over what others wrote."""
+
+
+def never_close(wreck: Connection) -> None:
+    """Never close it, not even when the interpreter ends: one reference more than anybody gives back."""
+    import ctypes  # not otherwise needed
+
+    with contextlib.suppress(sqlite3.Error):
+        wreck.db.rollback()  # its lock may be everybody's
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(wreck.db))
+    _wrecks.append(wreck)

@@ -7,7 +7,6 @@ token is handed out; a release or a renewal need not be, since the next grant's 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from fenced.authorities.sqlite.connecting import (
     Log,
     Patience,
     Transaction,
+    never_close,
     patiently,
     switch_to_wal,
     translate,
@@ -63,19 +63,6 @@ _NS = 10**9
 _LAST = 2**62
 
 Wake = tuple[str, str]
-
-_wrecks: list[Connection] = []
-"""Connections to logs that were removed and replaced: to close one could write what is in it over what others wrote."""
-
-
-def _keep(wreck: Connection) -> None:
-    """Never close it, not even when the interpreter ends: one reference more than anybody gives back."""
-    import ctypes  # not otherwise needed
-
-    with contextlib.suppress(sqlite3.Error):
-        wreck.db.rollback()  # its lock may be everybody's
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(wreck.db))
-    _wrecks.append(wreck)
 
 
 class Store:
@@ -198,7 +185,7 @@ class Store:
 
     def discard(self, connection: Connection) -> None:
         if self._has_another_log(connection):
-            _keep(connection)
+            never_close(connection)
         else:
             connection.db.close()
 
