@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fenced.authorities.zookeeper import ZooKeeperAuthority, base
+from fenced.authorities.zookeeper.moving import Moving
 from fenced.authorities.zookeeper.session import Session
 from fenced.authorities.zookeeper.tree import Attempt
 from fenced.errors import Indeterminate
@@ -234,3 +235,29 @@ def test_one_ahead_whose_place_somebody_deleted_lets_the_next_in(pair: Pair, raw
     assert step(one.ask(middle)) == Ended("revoked")
     woken(one, grant_id(last.secret))
     step(granted(one, last))
+
+
+def let_in_behind_two_names(pair: Pair) -> object:
+    """What a waiter of another client is told whose one ahead, first at this name, is handed its other name."""
+    one, two = pair
+    holder = asking(RUNTIME, "x", ttl=LONG)
+    both = asking(RUNTIME, "x", "y", ttl=LONG, wait=True)
+    last = asking(RUNTIME, "y", ttl=5, wait=True)
+    step(granted(one, holder))
+    assert isinstance(step(one.ask(both)), Waiting)
+    assert isinstance(step(two.ask(last)), Waiting)
+    assert step(one.release(holder.secret)) == Released()
+    step(granted(one, both))
+    woken(two, grant_id(last.secret))
+    return step(two.ask(last))
+
+
+def test_who_was_first_at_one_name_and_is_moved_is_still_ahead(pair: Pair) -> None:
+    assert isinstance(let_in_behind_two_names(pair), Waiting)
+
+
+def test_a_move_that_looks_like_an_end_would_be_caught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: nobody is told that it was no ordinary end."""
+    moves = Moving._moves
+    monkeypatch.setattr(Moving, "_moves", lambda self, mine, ttl, _=(): moves(self, mine, ttl, mine.names))
+    assert isinstance(let_in_behind_two_names(pair), Granted)

@@ -289,7 +289,7 @@ class ZooKeeperAuthority(Entering):
         if any((other := self._live(owner_of(path)[0])) is None or not other.away for path in mine.trusted):
             mine.watched = False
             return None
-        mine.moves = self._moves(mine, home.ttl) if mine.away else []
+        mine.moves = self._moves(mine, home.ttl, mine.behind) if mine.away else []
         if delay:
             mine.watched = False  # nobody tells when that is over
         return Waiting(max(check_in, delay) or home.ttl, ahead, held_by)

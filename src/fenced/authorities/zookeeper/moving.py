@@ -8,6 +8,8 @@ that knows it as it was changes nothing, however late it arrives.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fenced.authorities.zookeeper import jute
 from fenced.authorities.zookeeper.base import Base
 from fenced.authorities.zookeeper.errors import refused
@@ -21,14 +23,18 @@ VERSIONS = 16
 
 
 class Moving(Base):
-    def _moves(self, mine: Attempt, ttl: float) -> list[bytes]:
-        """What makes all its nodes anew. Its own one has the version MOVED then."""
+    def _moves(self, mine: Attempt, ttl: float, behind: Collection[str] = ()) -> list[bytes]:
+        """What makes all its nodes anew. Its own one has the version MOVED then.
+
+        Who waits behind is told by a write to the place that this is no ordinary end. At names where it stands `behind`
+        what is deleted with the same request, that is not needed: nobody has seen it first there, so everybody looks.
+        """
         attempt, text = self._paths.attempt(mine.public), record_text(mine, ttl)
         moves = [jute.delete(attempt, mine.version), jute.create(attempt, text, self._acl, jute.EPHEMERAL)]
-        for path in mine.places.values():
-            # Who waits behind is told by the write that this is no ordinary end.
-            moves += (jute.set_data(path, b""), jute.delete(path))
-            moves.append(jute.create(path, b"", self._acl, jute.EPHEMERAL))
+        for name, path in mine.places.items():
+            if name not in behind:
+                moves.append(jute.set_data(path, b""))
+            moves += (jute.delete(path), jute.create(path, b"", self._acl, jute.EPHEMERAL))
         return moves
 
     def _takes(self, mine: Attempt, ttl: float) -> tuple[list[bytes], int]:
@@ -64,7 +70,7 @@ class Moving(Base):
         """Into the session of its ttl. False: it has lost a place, or is not ours any more."""
         while True:
             self._about_to_move(home, mine)
-            (reply,) = await home.exchange(jute.multi(mine.moves or self._moves(mine, home.ttl)), until=until)
+            (reply,) = await home.exchange(jute.multi(self._moves(mine, home.ttl)), until=until)
             failed = jute.failure(self._results(reply))
             if failed is None:
                 self._moved(home, mine)
@@ -109,7 +115,7 @@ class Moving(Base):
         ends = self._deletions(mine)
         self._about_to_move(home, following)
         following.handing = turn = self._runtime.wakeup()
-        moves = following.moves or self._moves(following, home.ttl)
+        moves = following.moves or self._moves(following, home.ttl, following.behind)
         session = home.id
 
         failed: list[tuple[int, int] | None] = []

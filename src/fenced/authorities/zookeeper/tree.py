@@ -158,7 +158,7 @@ class Attempt:
     trusted: set[str] = field(default_factory=set)
     """Of those nodes, the ones that are waiters of this client, too: it tells of them by itself."""
     moves: list[bytes] = field(default_factory=list)
-    """What moves it into the session of its lease, made while there is time."""
+    """What moves it into the session of its lease when those ahead go, made while there is time."""
     forced: int = 0
     """The last transaction, as far as it knows, that made one of its names or took it by force."""
     vanished: bool = False
