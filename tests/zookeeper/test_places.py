@@ -261,3 +261,34 @@ def test_a_move_that_looks_like_an_end_would_be_caught(pair: Pair, monkeypatch: 
     moves = Moving._moves
     monkeypatch.setattr(Moving, "_moves", lambda self, mine, ttl, _=(): moves(self, mine, ttl, mine.names))
     assert isinstance(let_in_behind_two_names(pair), Granted)
+
+
+def test_a_waiter_whose_session_ends_while_it_queues_is_notified(
+    zookeeper_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another caller finds the session expired just before the place is written: the place stands in the next session.
+
+    The attempt must be known there, or no event of the server's would ever reach it.
+    """
+    namespace = secrets.token_hex(8)
+    connected = Session._connected
+    waiter = asking(RUNTIME, "orders", ttl=LONG, wait=True)
+    ended: list[Session] = []
+
+    async def end_first(self: Session, until: float) -> Any:
+        if self._places and not ended and grant_id(waiter.secret) in self.attempts:
+            ended.append(self)
+            self._end()
+        return await connected(self, until)
+
+    with opened(zookeeper_server.url(), namespace) as one, opened(zookeeper_server.url(), namespace) as other:
+        holder = asking(RUNTIME, "orders", ttl=LONG)
+        step(granted(other, holder))
+        monkeypatch.setattr(Session, "_connected", end_first)
+        assert isinstance(step(one.ask(waiter)), Waiting)
+        (session,) = ended
+        assert grant_id(waiter.secret) in session.attempts
+        step(one.hear(RUNTIME.now()))
+        step(other.release(holder.secret))
+        woken(one, grant_id(waiter.secret))
+        step(granted(one, waiter))

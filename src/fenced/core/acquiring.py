@@ -115,12 +115,12 @@ class Desk:
         if self.closed:
             raise Misuse("this client is closed")
         if self._standing is None:
+            # A caller that waits for long leaves it to the authority how long a request may take.
+            hurried = until < self.runtime.now() + timing.CALL_SECONDS
             try:
-                standing = await self.authority.open(
-                    until=None if until == math.inf else until + self._patience
-                )
+                standing = await self.authority.open(until=until + self._patience if hurried else None)
             except (Unavailable, Indeterminate):
-                if until < math.inf:
+                if hurried:
                     # To open a store may take longer than this caller waits, and then longer than each of them:
                     # nobody waits for this one, and the next caller finds its result.
                     self.runtime.spawn(self._open, "fenced-open")

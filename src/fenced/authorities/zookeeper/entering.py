@@ -98,6 +98,9 @@ class Entering(Operating):
         mine.zxid, mine.version = results[1].stat.mzxid, results[1].stat.version
         mine.places = {name: made.path for name, made in zip(mine.names, results[first:], strict=True)}
         self._know(mine.names)
+        # Another caller may have found the session expired since `expect`: that forgot this attempt, and the request
+        # was carried out in the next session.
+        session.carry(mine)
         if mine.over:  # withdrawn while it was under way
             session.leftovers.append(jute.multi(self._deletions(mine)))
         return replies
