@@ -43,7 +43,7 @@ class _LeaseFace:
 
     def __init__(self, hold: Hold, client: _ClientFace) -> None:
         self._hold = hold
-        self._client = client  # which is not collected while a lease of it is in use
+        self._client = client  # keeps the client alive: it is not collected while one of its leases is in use
         self._desk = client._desk
 
     @property
@@ -160,7 +160,7 @@ class _ClientFace:
         patience: Seconds = timing.PATIENCE_SECONDS,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        """`patience`: how long past its `wait` a call may go on for an answer that is under way."""
+        """`patience`: how long after its `wait` a call still waits for an answer to a request it has sent."""
         if guarantee not in ("strict", "best-effort"):
             raise Misuse(f"guarantee is 'strict' or 'best-effort', not {shown(guarantee)}")
         if label is not None and not (isinstance(label, str) and len(label) <= 200):
@@ -173,7 +173,7 @@ class _ClientFace:
         self._runtime = self._make_runtime()
         self._lock = threading.Lock()
         self._desk_: Desk | None = None
-        self._dropped: weakref.finalize[..., Any] | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
         self._authority: Authority = registry.authority(url, self._runtime, self._namespace)
         forking.tell(self)
 
@@ -207,16 +207,16 @@ class _ClientFace:
             patience=self._patience,
             emit=self._on_event,
         )
-        # Threads and connections refer to the desk and never to the client, so a client that its program has dropped
-        # is collected although they are there. Leases refer to their client: it lives as long as any of them.
-        self._dropped = weakref.finalize(self, _drop, desk, repr(self))
-        self._dropped.atexit = False  # then leases expire
+        # Threads and connections refer to the desk and never to the client, so the collector can free a client
+        # that the program has dropped while they still run. Each lease refers to its client and keeps it alive.
+        self._finalizer = weakref.finalize(self, _end_dropped_client, desk, repr(self))
+        self._finalizer.atexit = False  # at exit nothing is sent; leases expire
         return desk
 
-    def _closed(self) -> None:
-        """It was closed as it should be."""
-        if self._dropped is not None:
-            self._dropped.detach()
+    def _detach_finalizer(self) -> None:
+        """The client was closed, or belongs to a parent process: there is nothing to end or to warn about."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def _before_fork(self) -> None:
         self._authority.before_fork()
@@ -224,7 +224,7 @@ class _ClientFace:
     def _forked(self) -> None:
         """The child gets no lease, no thread and no connection of its parent."""
         self._lock = threading.Lock()
-        self._closed()  # what is open is the parent's
+        self._detach_finalizer()  # open connections belong to the parent
         if self._desk_ is not None:
             self._desk_.forked()
             self._desk_ = None
@@ -234,11 +234,11 @@ class _ClientFace:
         return f"{type(self).__name__}({self.url!r}, namespace={self._namespace!r})"
 
 
-def _drop(desk: Desk, who: str) -> None:
-    """Nobody has the client any more, and nobody closed it: end its threads and connections, release nothing."""
+def _end_dropped_client(desk: Desk, who: str) -> None:
+    """The client was collected without close(): end its threads, close its connections, release nothing."""
     if desk.dropped():
         warnings.warn(
-            f"unclosed {who}: its leases are not renewed any more; call close(), or use it in a `with` block",
+            f"unclosed {who}: its leases are no longer renewed; call close(), or use the client in a `with` block",
             ResourceWarning,
             stacklevel=2,
         )
@@ -337,7 +337,7 @@ class Client(_ClientFace):
     def close(self) -> None:
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
         step(self._desk.close())
-        self._closed()
+        self._detach_finalizer()
 
     def __enter__(self) -> Client:
         return self
@@ -520,7 +520,7 @@ class AsyncClient(_ClientFace):
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
         await self._desk.close()
         self._runtime.close()
-        self._closed()
+        self._detach_finalizer()
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -45,7 +45,7 @@ class Task(Protocol):
     """A loop that runs beside its client: a thread, an asyncio task or a simulated one."""
 
     async def join(self, until: float | None = None) -> None:
-        """Wait for its end, or until then; without a limit, for ten seconds. A task does not wait for itself."""
+        """Wait for its end, at most until `until` (None: ten seconds). A task that joins itself returns at once."""
 
 
 class Runtime(Protocol):
@@ -102,11 +102,11 @@ class Authority(Protocol):
     and `withdraw` never wait for another holder.
 
     `until`, on the runtime's clock, is the caller's deadline for the whole call: name look-up, connecting,
-    every retry and every partial read. A server that says nothing by then, or sends a byte now and then,
-    ends the call in Indeterminate (Unavailable if nothing was sent). None means `timing.CALL_SECONDS`.
+    every retry and every partial read. If the server has not answered by then, or has sent only part of an
+    answer, the call raises Indeterminate (Unavailable if nothing was sent). None means `timing.CALL_SECONDS`.
 
-    No name outlives its own ttl because another lease of the same client lives: what the client no longer
-    renews and has released or withdrawn, with whatever outcome, must end by itself.
+    A lease must not outlive its own ttl because another lease of the same client is alive: an attempt that the
+    client has released or withdrawn, with whatever outcome, and no longer renews must expire by itself.
     """
 
     traits: ClassVar[tuple[Trait, ...]]
@@ -159,9 +159,9 @@ class Authority(Protocol):
     async def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """Close connections and descriptors at once, from any thread, without a word to the server.
+        """Close connections and descriptors at once, from any thread, and send nothing to the server.
 
-        For a client that its program has dropped: nothing is released. May be repeated.
+        For a client that its program has dropped: no lease is released. May be repeated.
         """
 
     def before_fork(self) -> None:

@@ -24,9 +24,9 @@ DRIFT_SECONDS = 0.010
 WAITER_TTL_MAX = 10.0
 REMEMBER_SECONDS_MIN = 600.0
 CALL_SECONDS = 5.0
-"""How long a request to an authority may take where its caller has no deadline of its own."""
+"""How long a request to an authority may take if its caller sets no deadline."""
 PATIENCE_SECONDS = 0.2
-"""How long past its caller's deadline a request that is under way may go on."""
+"""How long after its caller's deadline a request that was sent may still wait for its answer."""
 PATIENCE_MAX = 60.0
 
 
@@ -99,8 +99,8 @@ def waiter_ttl(ttl: float) -> float:
 
 
 def repeat_for(ttl: float) -> float:
-    """How long the withdrawal of an attempt is repeated: it ends by itself by then, even if a new leader
-    has started its ttl anew."""
+    """How long the withdrawal of an attempt is retried. The attempt has expired by then, even if a new leader
+    restarted its ttl."""
     return 2 * ttl
 
 

@@ -394,7 +394,7 @@ class GivenUpIsForgotten(Desk):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.settler.hurry = self.settler.settled  # type: ignore[method-assign]
+        self.settler.retry_now = self.settler.settled  # type: ignore[method-assign]
 
 
 class WithdrawalIsWaitedFor(Desk):

@@ -2,7 +2,8 @@
 
 Unknown outcomes are repeated with the *same* attempt, so a lost reply cannot leave a ghost behind. An
 attempt that is given up, for whatever reason, is withdrawn, and its tombstone stops a delayed ask. The settler
-remembers it before the authority is told, and repeats what failed, so no caller waits for a silent server.
+records the attempt before the withdrawal is sent and retries a failed withdrawal, so no caller waits for a
+silent server.
 """
 
 from __future__ import annotations
@@ -115,14 +116,14 @@ class Desk:
         if self.closed:
             raise Misuse("this client is closed")
         if self._standing is None:
-            # A caller that waits for long leaves it to the authority how long a request may take.
+            # A caller that can wait longer than one request sets no deadline: the authority limits its requests itself.
             hurried = until < self.runtime.now() + timing.CALL_SECONDS
             try:
                 standing = await self.authority.open(until=until + self._patience if hurried else None)
             except (Unavailable, Indeterminate):
                 if hurried:
-                    # To open a store may take longer than this caller waits, and then longer than each of them:
-                    # nobody waits for this one, and the next caller finds its result.
+                    # Opening the store may take longer than any one caller waits, so every caller could fail.
+                    # A background task opens it without a caller's deadline; the next caller uses its result.
                     self.runtime.spawn(self._open, "fenced-open")
                 raise
             if standing.doubts and self._guarantee == "strict":
@@ -134,7 +135,7 @@ class Desk:
         return self._standing
 
     async def _open(self) -> None:
-        with contextlib.suppress(FencedError):  # whoever asks next is told
+        with contextlib.suppress(FencedError):  # the next caller opens again and gets the error itself
             await self.standing()
 
     async def acquire(self, wish: Wish) -> Hold:
@@ -145,13 +146,13 @@ class Desk:
         try:
             standing = await self.standing(until)
             while (hold := await self._attempt(wish, until, standing.realm)) is None:
-                if self.runtime.now() >= until:  # granted, but it took longer than the ttl to hear of it
+                if self.runtime.now() >= until:  # granted, but the answer took longer than the ttl
                     raise _not_granted(wish, None, None)
         except (Unavailable, Indeterminate) as error:
             if self.runtime.now() >= until:
                 error.add_note(
-                    f"wait={wish.wait:g} s and patience={self._patience:g} s are over; "
-                    "a slow server needs more: Client(..., patience=...)"
+                    f"the server did not answer within wait={wish.wait:g} s plus patience={self._patience:g} s; "
+                    "for a slow server, raise the patience: Client(..., patience=...)"
                 )
             raise
         try:
@@ -186,7 +187,7 @@ class Desk:
         wait = wish.wait is None or wish.wait > 0
         ask = Ask(self.runtime.secret(), wish.names, wish.ttl, self.holder, wait, wish.lock_delay)
         place: Place | None = None
-        settled = False  # a definite no: there is nothing to withdraw
+        settled = False  # True after Busy: it is final and leaves no state behind, so nothing is withdrawn
         try:
             while True:
                 if place is not None:
@@ -196,7 +197,7 @@ class Desk:
                     case Granted():
                         hold = self._take(wish, ask, answer, sent, realm)
                         if hold is None:
-                            self.settler.hurry(self.settler.give_up(ask.secret, ask.ttl))
+                            self.settler.retry_now(self.settler.give_up(ask.secret, ask.ttl))
                         return hold
                     case Busy(ahead, held_by):
                         settled = True
@@ -227,8 +228,11 @@ class Desk:
                 self.keeper.drop(place.secret)
 
     async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer]:
-        """Ask until there is an answer. A waiter in the queue bears an outage for one ttl."""
-        bears_until = self.runtime.now() + ask.ttl
+        """Ask until there is an answer.
+
+        A queued attempt tolerates an outage of up to one ttl; a first ask that was not sent fails at once.
+        """
+        outage_until = self.runtime.now() + ask.ttl
         backoff = BACKOFF_FIRST
         unknown: Indeterminate | None = None
         while True:
@@ -242,8 +246,9 @@ class Desk:
                     unknown = error
                 now = self.runtime.now()
                 definite = isinstance(error, Unavailable) and not queued and unknown is None
-                if definite or now + backoff >= min(until, bears_until):
-                    raise unknown or error from None  # once unknown, it stays so
+                if definite or now + backoff >= min(until, outage_until):
+                    # After one Indeterminate answer a later Unavailable does not make the outcome known.
+                    raise unknown or error from None
                 await self.runtime.wait(self.runtime.wakeup(), now + backoff)
                 backoff = min(backoff * 2, BACKOFF_MAX)
 
@@ -286,9 +291,9 @@ class Desk:
     async def _withdraw(
         self, secret: str, ttl: float, until: float = math.inf, *, at_once: bool = True
     ) -> None:
-        """End an attempt. If its owner's patience is not enough for that, the settler does it, and nobody waits.
+        """End an attempt. If the authority does not answer within the patience, the settler retries in its own loop.
 
-        Not `at_once` where the authority has just failed to answer.
+        Without `at_once` the settler makes the first try: the authority has just failed to answer this caller.
         """
         given_up = self.settler.give_up(secret, ttl)
         try:
@@ -299,35 +304,35 @@ class Desk:
         except FencedError:
             pass
         except BaseException:
-            self.settler.hurry(given_up)
+            self.settler.retry_now(given_up)
             raise
-        self.settler.hurry(given_up)
+        self.settler.retry_now(given_up)
 
     async def release(self, hold: Hold) -> None:
         """Give the lease back. Raises LeaseLost when it was lost before; repeating is harmless.
 
-        Whatever it raises, the lease is over for this program. If the authority could not be told, the settler
-        goes on telling it.
+        Whatever it raises, the lease has ended for this program. If the authority did not answer, the settler
+        withdraws the attempt later.
         """
         if hold.released:
             return
         if hold.lost_reason == "forked":
             raise hold.lost_error()
-        late = hold.state is State.LOST  # looks at the clock: nobody else may have done so yet
+        # `state` compares with the clock: the keeper may not have marked the lease lost yet.
+        late = hold.state is State.LOST
         self._let_go(hold)
-        given_up = self.settler.give_up(
-            hold.secret, hold.ttl
-        )  # before it is tried: an interrupt may come at any time
+        # Recorded before the request is sent: an interrupt may come at any time.
+        given_up = self.settler.give_up(hold.secret, hold.ttl)
         try:
             answer = await self.authority.release(hold.secret, self.runtime.now() + timing.CALL_SECONDS)
         except GeneratorExit:
-            self.settler.settled(given_up)  # collected, not cancelled: nothing is done by a finalizer
+            self.settler.settled(given_up)  # collected, not cancelled: a finalizer sends nothing
             raise
         except FencedError:
             hold.end()
-            self.settler.hurry(given_up)
+            self.settler.retry_now(given_up)
             raise
-        except BaseException:  # cancelled or interrupted: the authority may well be there
+        except BaseException:  # cancelled or interrupted: the authority may still answer, so withdraw at once
             hold.end()
             await self._withdraw(hold.secret, hold.ttl)
             raise
@@ -386,7 +391,8 @@ class Desk:
             hold.lose("closed")
         self.listener.stop()
         self.authority.nudge()
-        # A loop that waits for a silent server is not waited for: without its connection it ends by itself.
+        # Loops are joined only until the patience is over. A loop that waits for a silent server ends by itself
+        # when `authority.close` below closes its connection.
         until = self.runtime.now() + self._patience
         try:
             await self.keeper.close(until)
@@ -396,9 +402,9 @@ class Desk:
             await self.authority.close()
 
     def dropped(self) -> bool:
-        """The program has dropped its client: end loops and connections, without waiting; release nothing.
+        """The program has dropped its client: stop the loops and close the connections, without waiting.
 
-        May be called in any thread, by the collector. Whether there was anything to end.
+        Releases nothing. The garbage collector may call it in any thread. Returns whether anything was open.
         """
         if self.closed or self._standing is None:
             return False

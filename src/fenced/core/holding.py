@@ -71,7 +71,7 @@ class Hold:
 
     @property
     def due(self) -> float:
-        """When the keeper has to look at it: to renew it, or to say that it is lost."""
+        """When the keeper must act on it: renew it, or mark it lost."""
         return min(self.renew_at, self.deadline)
 
     # What a program asks.
@@ -181,7 +181,7 @@ class Hold:
         self._callbacks.clear()
 
     def end(self) -> None:
-        """It was given back: nobody acts under it any more, whether or not the authority has been told."""
+        """The program gave it back: nobody acts under it any more, whether or not the authority has answered."""
         self.released = True
         self._notify()
 

@@ -93,12 +93,12 @@ class Keeper:
         return list(self._holds.values())
 
     def stop(self) -> None:
-        """End the loop; what it still keeps is lost to this client."""
+        """End the loop. Leases that it still keeps become lost("closed")."""
         self._closed = True
         self._kick.set()
 
     async def close(self, until: float) -> None:
-        """Stop, and wait until then for a renewal that is under way."""
+        """Stop, and wait at most until `until` for a renewal that is under way."""
         self.stop()
         for place in list(self._places.values()):
             place.wake()
@@ -155,7 +155,7 @@ class Keeper:
             due = [item for item in items if item.renew_at <= now + 0.15 * item.ttl]
             for start in range(0, len(due), BATCH_MAX):
                 await self._renew(due[start : start + BATCH_MAX])
-        self._settler.look()
+        self._settler.start_if_due()
 
     async def _renew(self, items: list[Hold | Place]) -> None:
         sent = self._runtime.now()

@@ -1,8 +1,9 @@
-"""The settler: ends at the authority what was given up here, until the authority has heard of it.
+"""The settler: retries the withdrawal of attempts that the program gave up, until the authority answers.
 
 A release or a withdrawal can fail, or be cancelled or interrupted, while the authority still counts the attempt as
-held or waiting. The attempt is remembered before the authority is told. If its owner does not get it ended, a loop
-of its own repeats the withdrawal, separately from the keeper: a withdrawal that hangs delays no renewal.
+held or waiting. The settler records the attempt before the first request is sent. If that request gets no answer,
+the settler's loop retries the withdrawal. The loop is separate from the keeper's, so a withdrawal that hangs delays
+no renewal.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from fenced import timing
 from fenced.contracts import Authority, Runtime, Task
 from fenced.errors import FencedError, Indeterminate, Unavailable
 
-OWN_TRY_SECONDS = timing.CALL_SECONDS + 1.0
-"""How long an owner that ends an attempt itself is left alone with it."""
+OWNER_TRY_SECONDS = timing.CALL_SECONDS + 1.0
+"""How long the settler leaves an attempt to the caller that is ending it; longer than that caller's request lasts."""
 
 
 class GivenUp:
-    """An attempt that its owner wants to end, and of which the authority may not know that yet."""
+    """An attempt that the program gave up. The authority may still count it as held or waiting."""
 
     __slots__ = ("forget_at", "retry_at", "secret", "ttl")
 
     def __init__(self, secret: str, ttl: float, now: float) -> None:
         self.secret = secret
         self.ttl = ttl
-        self.retry_at = now + OWN_TRY_SECONDS
+        self.retry_at = now + OWNER_TRY_SECONDS
         self.forget_at = self.retry_at + timing.repeat_for(ttl)
 
 
 class Settler:
-    """Remembers what was given up. Its loop runs only while something has to be repeated."""
+    """Records attempts that were given up. Its loop runs only while a withdrawal has to be retried."""
 
     def __init__(self, authority: Authority, runtime: Runtime) -> None:
         self._authority = authority
@@ -42,7 +43,7 @@ class Settler:
         self._closed = False
 
     def give_up(self, secret: str, ttl: float) -> GivenUp:
-        """Remember that this attempt has to end; its owner tries that itself now."""
+        """Record that this attempt has to end. The caller sends the first request itself."""
         given_up = self._given_up[secret] = GivenUp(secret, ttl, self._runtime.now())
         return given_up
 
@@ -50,28 +51,28 @@ class Settler:
         """The authority has answered."""
         self._given_up.pop(given_up.secret, None)
 
-    def hurry(self, given_up: GivenUp) -> None:
-        """Its owner could not end it: the loop tries now, and again until it is settled or would have expired."""
+    def retry_now(self, given_up: GivenUp) -> None:
+        """The caller got no answer: the loop retries now, and again until the authority answers or it has expired."""
         given_up.retry_at = self._runtime.now()
         self._start()
 
-    def look(self) -> None:
-        """Start the loop for an attempt whose owner was interrupted before it could say `hurry`."""
+    def start_if_due(self) -> None:
+        """Start the loop for an attempt whose caller was interrupted before it could call `retry_now`."""
         if self._given_up and self._task is None and self._next_due() <= self._runtime.now():
             self._start()
 
     def _start(self) -> None:
         if self._closed:
             return
-        # The loop ends under the same lock and only if nothing is left, so an attempt that is given up at that
-        # moment is either seen by it or starts the next one.
+        # The loop ends only under this lock and only if no attempt is left. So an attempt that is given up at that
+        # moment is either seen by the ending loop or starts a new one here.
         with self._starting:
             if self._task is None:
                 self._task = self._runtime.spawn(self._run, "fenced-settler")
         self._kick.set()
 
     async def close(self, until: float) -> None:
-        """End the loop. What is not settled yet is tried once more, until then."""
+        """End the loop, then try each remaining withdrawal once more, at most until `until`."""
         self.stop()
         if (task := self._task) is not None:
             await task.join(until)
@@ -80,7 +81,7 @@ class Settler:
                 return
 
     def stop(self) -> None:
-        """End the loop, and try nothing more."""
+        """End the loop and send nothing more."""
         self._closed = True
         self._kick.set()
 
@@ -92,11 +93,11 @@ class Settler:
                         self._task = None
                         return
                 await self._runtime.wait(
-                    self._kick, min(self._next_due(), self._runtime.now() + OWN_TRY_SECONDS)
+                    self._kick, min(self._next_due(), self._runtime.now() + OWNER_TRY_SECONDS)
                 )
                 self._kick.clear()
                 await self._round()
-        except BaseException:  # the loop of the program ends, for one
+        except BaseException:  # for example, the program's event loop ends
             self._task = None
             raise
 
@@ -104,18 +105,18 @@ class Settler:
         return min((given_up.retry_at for given_up in list(self._given_up.values())), default=math.inf)
 
     async def _round(self) -> None:
-        """The first that gets no answer ends the round: the others would wait for the same silent server."""
+        """Retry what is due. The first try without an answer ends the round: the next would meet the same silence."""
         for given_up in list(self._given_up.values()):
             now = self._runtime.now()
             if now >= given_up.forget_at:
-                self.settled(given_up)  # it has ended by itself
+                self.settled(given_up)  # the authority has expired it by now
             elif self._closed or given_up.retry_at > now:
                 continue
             elif not await self._try(given_up, now + timing.CALL_SECONDS):
                 return
 
     async def _try(self, given_up: GivenUp, until: float) -> bool:
-        """Withdraw it, whatever became of it; whether the authority has answered."""
+        """Withdraw the attempt, held or waiting. Returns whether the authority answered."""
         try:
             await self._authority.withdraw(given_up.secret, until)
         except FencedError as error:

@@ -1,4 +1,4 @@
-"""Calling what the program gave us: an error in there is its own, and must not take a keeper with it."""
+"""Call a user callback; report its exception to `sys.excepthook` instead of letting it end the keeper."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def tell(call: Callable[..., Any], *args: object) -> None:
-    """Call it; an exception goes to `sys.excepthook`, as one in a thread of the program's would."""
+    """Call it; an exception goes to `sys.excepthook`, like one in a thread of the program."""
     try:
         call(*args)
     except Exception:  # noqa: BLE001 - whatever it is, it is not ours

@@ -29,7 +29,7 @@ class AioWakeup:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-        # Known before anybody waits: a thread that sets it meanwhile must go through the loop.
+        # Set here and not at the first wait: another thread that sets the flag before that must go through the loop.
         self._loop = _running_loop()
 
     def set(self) -> None:

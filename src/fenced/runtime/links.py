@@ -22,17 +22,17 @@ Place = Any
 """What getaddrinfo says of an address: family, kind, protocol, name, and where."""
 
 READ_BYTES = 65_536
-UNASKED_MAX = 2**24
-"""A server that says more than this while nobody asks is not one of ours."""
-FULL_QUEUE_SECONDS = 0.01
+UNREQUESTED_BYTES_MAX = 2**24
+"""A server that sends more than this without a request is not one that we support; its connection is closed."""
+FULL_BACKLOG_RETRY_SECONDS = 0.01
 _LATE = "no answer in time"
 _CLOSED = "the server closed the connection"
 NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""What a socket says that would have to wait."""
+"""Errors of a non-blocking socket that would have to wait."""
 
 
 class Late(OSError):
-    """The deadline has come, and what was waited for has not."""
+    """The deadline passed before the socket was ready."""
 
     def __init__(self, text: str = _LATE) -> None:
         super().__init__(text)
@@ -96,7 +96,7 @@ async def _at(place: Place, runtime: Runtime, until: float) -> socket.socket:
 
 
 async def connect_path(path: str, runtime: Runtime, until: float) -> socket.socket:
-    """A socket that is connected to a socket file."""
+    """A socket that is connected to a Unix socket file."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.setblocking(False)
@@ -105,8 +105,8 @@ async def connect_path(path: str, runtime: Runtime, until: float) -> socket.sock
                 raise OSError(error, os.strerror(error))
             if runtime.now() >= until:
                 raise Late
-            # Its queue is full, and nothing tells when there is room in it.
-            await runtime.wait(runtime.wakeup(), min(until, runtime.now() + FULL_QUEUE_SECONDS))
+            # The server's backlog is full. The kernel does not notify us when there is room, so retry soon.
+            await runtime.wait(runtime.wakeup(), min(until, runtime.now() + FULL_BACKLOG_RETRY_SECONDS))
     except BaseException:
         link.close()
         raise
@@ -116,12 +116,12 @@ async def connect_path(path: str, runtime: Runtime, until: float) -> socket.sock
 async def resolved(host: str, port: int, runtime: Runtime, until: float) -> list[Place]:
     """The addresses of a host.
 
-    The system's resolver knows no deadline. Each look-up has a thread of its own, so one that hangs delays no
-    other, and its thread ends when the resolver does.
+    The system's resolver takes no deadline. Each look-up runs in its own thread, so one that hangs delays no other
+    look-up. A thread that the caller no longer waits for ends when the resolver answers.
     """
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host)
-        return socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)  # which asks nobody then
+        return socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)  # an address needs no look-up
     answers: list[list[Place] | Exception] = []
     answered = runtime.wakeup()
 
@@ -130,7 +130,7 @@ async def resolved(host: str, port: int, runtime: Runtime, until: float) -> list
             answers.append(socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
             answers.append(error)
-        answered.set()  # after the answer is there: the waiter reads it as soon as it sees the flag
+        answered.set()  # after the append: the waiter reads the answer as soon as it sees the flag
 
     threading.Thread(target=ask, name="fenced-resolve", daemon=True).start()
     if not await runtime.wait(answered, until):
@@ -156,7 +156,7 @@ async def receive(link: socket.socket, runtime: Runtime, until: float, count: in
     while True:
         late = wait and not await runtime.readable(link, until)
         try:
-            return link.recv(count)  # also when it is late: what came in time is taken, however late we look
+            return link.recv(count)  # also after the deadline: bytes that arrived in time count
         except (BlockingIOError, ssl.SSLWantReadError):
             if late:
                 raise Late from None
@@ -171,7 +171,7 @@ async def _ready(waiting: Awaitable[bool]) -> None:
 
 
 class Line:
-    """A connected socket that one at a time uses."""
+    """A connected socket; not safe for concurrent use."""
 
     def __init__(self, link: socket.socket, runtime: Runtime) -> None:
         self.link = link
@@ -193,23 +193,26 @@ class Line:
         return data
 
     def arrived(self) -> bytes:
-        """What has come while nobody waited. OSError: nothing comes any more."""
+        """The bytes that arrived while nobody waited. OSError: the connection has ended."""
         data = b""
         try:
-            while len(data) < UNASKED_MAX and (more := self.link.recv(READ_BYTES)):
+            while len(data) < UNREQUESTED_BYTES_MAX and (more := self.link.recv(READ_BYTES)):
                 data += more
         except NOT_NOW:
             return data
-        raise OSError(_CLOSED if len(data) < UNASKED_MAX else "the server says more than anybody asked for")
+        if len(data) < UNREQUESTED_BYTES_MAX:
+            raise OSError(_CLOSED)
+        raise OSError(f"the server sent more than {UNREQUESTED_BYTES_MAX} bytes without a request")
 
     def let_go(self) -> bytes:
-        """Leave the socket to somebody else, with what was read of it and not given out."""
+        """Detach from the loop and return bytes that were read but not consumed."""
         return b""
 
     def interrupt(self) -> None:
-        """Let whoever waits for the other end find the line at its end. May be called from any thread."""
+        """Shut the socket down, so that a thread that waits for it wakes and finds it closed. Safe from any thread."""
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.link, socket.SHUT_RDWR)  # below TLS, whose state is its user's
+            # The plain socket's shutdown: TLS state belongs to the thread that uses the connection.
+            socket.socket.shutdown(self.link, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.link.close()
@@ -222,7 +225,7 @@ class LoopLine(Line):
         super().__init__(link, runtime)
         self._data = b""
         self._over = ""
-        self._let = False
+        self._detached = False
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -234,10 +237,9 @@ class LoopLine(Line):
             self._data += data
             if not data:
                 self._end(_CLOSED)
-            elif (
-                isinstance(self.link, ssl.SSLSocket) and self.link.pending()
-            ):  # what TLS has read calls nobody
-                self._loop.call_soon(self._read_on)
+            elif isinstance(self.link, ssl.SSLSocket) and self.link.pending():
+                # TLS has already read these bytes from the socket, so the loop's selector does not report them.
+                self._loop.call_soon(self._read_pending)
         except NOT_NOW:
             return
         except OSError as error:
@@ -246,9 +248,9 @@ class LoopLine(Line):
             if self._data or self._over:
                 self._wake()
 
-    def _read_on(self) -> None:
-        """In a turn of its own: a server that sends without an end must not keep the loop from all others."""
-        if self.link.fileno() >= 0 and not self._over and not self._let:
+    def _read_pending(self) -> None:
+        """In its own turn of the loop: a server that never stops sending must not starve the loop's other tasks."""
+        if self.link.fileno() >= 0 and not self._over and not self._detached:
             self._read()
 
     def _wake(self) -> None:
@@ -288,7 +290,7 @@ class LoopLine(Line):
                 raise OSError(self._over)
             left = until - self._runtime.now()
             if left <= 0:
-                self._read()  # what came in time is taken, however late the loop comes to it
+                self._read()  # bytes that arrived in time count, however late the loop runs this
                 if not self._data and not self._over:
                     raise Late
                 continue
@@ -299,7 +301,7 @@ class LoopLine(Line):
         return data
 
     def let_go(self) -> bytes:
-        self._let = True
+        self._detached = True
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.remove_reader(self.link)
         if self._alarm is not None:
@@ -310,17 +312,16 @@ class LoopLine(Line):
     def close(self) -> None:
         if self.link.fileno() < 0:
             return
-        if not self._elsewhere():
+        if not self._loop_runs_in_another_thread():
             self.let_go()
             super().close()
             return
-        # A finalizer may run in any thread, and the loop's selector is for the loop's own: it closes the descriptor.
+        # A finalizer may run in any thread, but only the loop's thread may use its selector: that thread closes it.
         self.interrupt()
         with contextlib.suppress(RuntimeError):  # the loop was closed just now
             self._loop.call_soon_threadsafe(self.close)
 
-    def _elsewhere(self) -> bool:
-        """Whether the loop runs in another thread than this one."""
+    def _loop_runs_in_another_thread(self) -> bool:
         try:
             return asyncio.get_running_loop() is not self._loop and self._loop.is_running()
         except RuntimeError:
@@ -332,7 +333,7 @@ def line(link: socket.socket, runtime: Runtime) -> Line:
 
 
 class Bell:
-    """Calls somebody who waits for sockets away from them. May be rung from any thread."""
+    """A selector whose `wait` can be interrupted: `ring` wakes it, from any thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()

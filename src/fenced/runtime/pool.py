@@ -38,7 +38,7 @@ class _Turn(Generic[C]):
 
 
 class Pool(Generic[C]):
-    """At most `limit` connections; who finds none waits for its turn, first come, first served."""
+    """At most `limit` connections. A caller that finds none idle waits in a queue, first come, first served."""
 
     def __init__(
         self, runtime: Runtime, connect: Callable[[float], Awaitable[C]], *, limit: int, where: str
@@ -87,10 +87,11 @@ class Pool(Generic[C]):
                 return result
 
     async def take(self, until: float) -> C:
-        """A connection, for whoever does not leave the rest to `request`: it is given back, or dropped."""
+        """A connection, for a caller that does not use `request`. The caller must `give` it back or `drop` it."""
         turn: _Turn[C] | None = None
         with self._lock:
-            with contextlib.suppress(IndexError):  # there is none
+            # Popped without a test: `abandon` pops without the lock and may empty the list between the two.
+            with contextlib.suppress(IndexError):
                 return self._idle.pop()
             if self._count < self._limit:
                 self._count += 1
@@ -138,7 +139,7 @@ class Pool(Generic[C]):
         self._pass_on(None)
 
     def _pass_on(self, connection: C | None) -> None:
-        """A connection, or the room for one, goes to whoever has waited longest."""
+        """A connection, or the room for one, goes to the caller that has waited longest."""
         with self._lock:
             turn = self._turns.popleft() if self._turns else None
             if turn is not None:
@@ -151,7 +152,7 @@ class Pool(Generic[C]):
             turn.wakeup.set()
 
     def close_idle(self) -> None:
-        """Close the connections that nobody uses now."""
+        """Close the idle connections."""
         while True:
             with self._lock:
                 try:
@@ -161,10 +162,13 @@ class Pool(Generic[C]):
             self.drop(connection)
 
     def abandon(self) -> None:
-        """Close the connections that nobody uses now, without a lock: a finalizer may run where it is held."""
+        """Close the idle connections, without the lock: a finalizer may interrupt the thread that holds it.
+
+        `list.pop` is atomic, so no connection is both closed here and taken by `take`.
+        """
         self._closed = True
         while self._idle:
-            with contextlib.suppress(IndexError):  # somebody has just taken it
+            with contextlib.suppress(IndexError):  # another thread has just taken it
                 self._idle.pop().close()
 
     def close(self) -> None:

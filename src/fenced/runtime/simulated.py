@@ -67,7 +67,7 @@ class Process:
         return self.world.now < self._paused_until
 
     def paused_since(self, when: float) -> bool:
-        """Whether it has stood still at any time since then."""
+        """Whether the process was paused at any time since `when`."""
         return self._paused_until > when
 
     def pause(self, seconds: float) -> None:
