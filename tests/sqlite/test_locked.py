@@ -114,15 +114,15 @@ def test_a_locked_file_keeps_no_call_beyond_its_deadline(path: Path, colour: Col
 
 def test_a_limit_of_sqlites_own_would_be_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: a wait for the lock that has a length of its own, whatever the caller's deadline is."""
-    patiently = connecting.patiently
+    retry_while_locked = connecting.retry_while_locked
 
-    def stubborn(work: Any, patience: connecting.Patience) -> Any:
-        return patiently(work, connecting.Patience.of(5 * DEADLINE))
+    def stubborn(work: Any, deadline: connecting.Deadline) -> Any:
+        return retry_while_locked(work, connecting.Deadline.of(5 * DEADLINE))
 
     async def story(runtime: Runtime) -> None:
         one = authority(path, runtime)
         await one.open()
-        monkeypatch.setattr(connecting, "patiently", stubborn)
+        monkeypatch.setattr(connecting, "retry_while_locked", stubborn)
         with locked(path):
             assert await overdue(runtime, lambda until: one.release("0" * 32, until)) > 3 * DEADLINE
         await one.close()

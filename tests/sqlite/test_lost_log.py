@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fenced.authorities.sqlite.connecting import _wrecks
+from fenced.authorities.sqlite.connecting import _never_closed
 from fenced.authorities.sqlite.floor import Floor
 from fenced.authorities.sqlite.store import Store
 from fenced.errors import Misconfigured
@@ -109,8 +109,8 @@ def store(path: Path) -> Iterator[Store]:
     made = opened(path)
     yield made
     made.close()
-    while _wrecks:
-        _wrecks.pop().db.close()
+    while _never_closed:
+        _never_closed.pop().db.close()
 
 
 # proves authority sqlite: lost-log-noticed
@@ -230,7 +230,7 @@ def test_a_log_removed_after_a_crash_is_noticed(path: Path, removed: tuple[str, 
     for ending in removed:
         os.unlink(f"{path}{ending}")
     after = opened(path)
-    with pytest.raises(Misconfigured, match=r"up to 7 .* from 3: .*fenced authority raise --above 7"):
+    with pytest.raises(Misconfigured, match=r"up to 7 .* is 3: .*fenced authority raise --above 7"):
         tokens_of(after, 1)
     assert after.raise_floor(0) == 7, "raising takes what is known into account, whatever it is told"
     assert rises(tokens + crashed + tokens_of(after, 2))

@@ -12,7 +12,7 @@ import pytest
 
 import fenced
 from fenced.authorities.sqlite import place
-from fenced.authorities.sqlite.connecting import Patience
+from fenced.authorities.sqlite.connecting import Deadline
 from fenced.authorities.sqlite.store import Store
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.model import Ask, Ended, Granted, Holder, Kept
@@ -150,7 +150,7 @@ def test_a_locked_file_is_unavailable(store: Store, monkeypatch: pytest.MonkeyPa
     blocker = sqlite3.connect(store.path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(Unavailable, match="locked"):
-        store.renew([f"{1:032x}"], Patience.of(0.1))
+        store.renew([f"{1:032x}"], Deadline.of(0.1))
     blocker.execute("ROLLBACK")
     blocker.close()
     assert isinstance(store.ask(ask(1), ""), Granted)

@@ -32,15 +32,15 @@ from fenced.runtime.pool import Broken, Pool
 
 SCHEMA_VERSION = 1
 INSTALL_SECONDS = 60.0
-"""How long the schema may take to install where the caller has no deadline: others may be at it, too."""
+"""How long installing the schema may take if the caller sets no deadline; it may wait for another client's install."""
 CONNECTIONS_MAX = 8
 LOOK_SECONDS = 0.25
 """How often a client that cannot listen looks whether one of its waiters could be granted."""
 LOOK_PATIENCE_SECONDS = 1.0
-"""How long it waits for the answer, which is a hint: a client that closes waits for it, too."""
+"""How long it waits for the answer. Short: the answer is only a hint, and close() waits for it, too."""
 
-_ONCE = frozenset({"installed", "version", "enter"})
-"""What a client asks when it opens, and not again: to prepare it would be one more round trip."""
+_UNPREPARED = frozenset({"installed", "version", "enter"})
+"""Statements that a client sends only while it opens: preparing them would cost one more round trip."""
 _QUEUE_MAX = b"10000"
 _FIRST_ID = b"00000000-0000-0000-0000-000000000000"
 _TIDY_AT_ONCE = b"1000"
@@ -55,12 +55,12 @@ class PostgresqlAuthority:
         Trait("synced-grants", "A grant is flushed to the server's disk before its token is handed out."),
         Trait(
             "settings-watched",
-            "Each new connection looks at the settings again: worse ones than at the opening stop all grants.",
+            "Each new connection reads the settings again: if they are worse than at opening, nothing is granted.",
         ),
         Trait(
             "given-up-ended",
-            "Four times a second the server looks whether the client of a statement that runs is still there, and ends "
-            "the statement if not; behind a pooler nobody looks.",
+            "While a statement runs, the server checks four times a second that its client is still connected, and "
+            "ends the statement if not; behind a pooler it does not check.",
         ),
         Trait("any-pooler", "No session state is needed: it works behind pgbouncer in transaction mode."),
         Trait(
@@ -92,22 +92,22 @@ class PostgresqlAuthority:
         self._namespace_name = check_name(namespace)
         self._namespace = b""
         self._doubts: tuple[str, ...] | None = None
-        """What was reported when it was opened; nothing is minted on a server that has given cause for more."""
+        """The doubts that `open` reported. A connection with any other doubt mints no token."""
         self._abandoned = False
         self._alive: set[Session] = set()
         self._sessions = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._keeping = Pool(runtime, self._connect, limit=1, where=self.url)
-        self._start_listening_anew()
+        self._reset_listening()
 
     @classmethod
     def at(cls, url: str, runtime: Runtime, namespace: str) -> PostgresqlAuthority:
         return cls(url, runtime, namespace=namespace)
 
-    def _start_listening_anew(self) -> None:
+    def _reset_listening(self) -> None:
         self._channel = f"fenced_{secrets.token_hex(8)}".encode()
         self._ear: Session | None = None
         self._ears: set[Session] = set()
-        """The session to listen on, also while it is still being connected."""
+        """The session to listen on, from before it is connected, so that `nudge` can interrupt connecting."""
         self._deaf = self._address.listen is None
         self._waiting: set[str] = set()
         self._nudged = self._runtime.wakeup()
@@ -117,7 +117,7 @@ class PostgresqlAuthority:
 
     async def _reach(self, conninfo: str, until: float, alive: set[Session]) -> Session:
         session = await Session.connect(conninfo, self._runtime, self.url, until, alive)
-        if self._abandoned:  # meanwhile: nobody else would close it
+        if self._abandoned:  # while it was connecting: `abandon` has not seen it, so close it here
             session.close()
             raise Unavailable(f"{self.url}: this client was dropped")
         return session
@@ -134,14 +134,14 @@ class PostgresqlAuthority:
     ) -> list[Row]:
         """One statement on one of our connections.
 
-        `certain`: a warning makes its outcome unknown. `mints`: it moves the counter.
+        `certain`: a server warning makes its outcome unknown. `mints`: it moves the token counter.
         """
         until = timing.call_until(self._runtime.now(), until)
 
         async def work(session: Session) -> list[Row]:
             if mints and self._weakened(session):
-                await self._look_again(session, until)
-            prepared = b"" if name in _ONCE else b"fenced_" + name.encode()
+                await self._recheck_settings(session, until)
+            prepared = b"" if name in _UNPREPARED else b"fenced_" + name.encode()
             rows = await session.run(prepared, SQL[name], parameters, until)
             if certain and session.warnings:
                 raise Indeterminate(f"{self.url}: {'; '.join(session.warnings)}")
@@ -150,18 +150,18 @@ class PostgresqlAuthority:
         return await (pool or self._sessions).request(work, until, repeatable=repeatable)
 
     def _weakened(self, session: Session) -> list[str]:
-        """What this connection has found that was not so when the authority was opened."""
+        """The doubts that this connection found and that `open` did not report."""
         if not session.doubts or self._doubts is None:
             return []
         return [doubt for doubt in session.doubts if doubt not in self._doubts]
 
-    async def _look_again(self, session: Session, until: float) -> None:
-        """It was set wrongly when this connection was made, and may have been mended since."""
-        await session.look(until)
+    async def _recheck_settings(self, session: Session, until: float) -> None:
+        """The settings were wrong when this connection was made; they may have been corrected since."""
+        await session.read_settings(until)
         if doubts := self._weakened(session):
             raise Misconfigured(
-                f"{self.url} could not repeat tokens when it was opened, and now could: {'; '.join(doubts)}. Mend "
-                "that, or open a client with guarantee='best-effort'"
+                f"{self.url}: tokens could not repeat when this client was opened, and now they could: "
+                f"{'; '.join(doubts)}. Correct the settings, or open a client with guarantee='best-effort'"
             )
 
     # Opening.
@@ -169,7 +169,7 @@ class PostgresqlAuthority:
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         limit = timing.call_until(self._runtime.now(), until)
         if await self._prepare(create, limit, until):
-            limit = timing.call_until(self._runtime.now(), until)  # the installation had its own time
+            limit = timing.call_until(self._runtime.now(), until)  # installing has a limit of its own
         name, realm = self._namespace_name.encode(), secrets.token_hex(8).encode()
         rows = await self._run("enter", name, realm, b"t" if create else b"f", until=limit)
         if not rows:
@@ -180,7 +180,7 @@ class PostgresqlAuthority:
         return Standing(known_realm, int(last), self._doubts)
 
     async def _prepare(self, create: bool, limit: float, until: float | None) -> bool:
-        """See that the schema is there, and whether it was made just now; if it may be made."""
+        """Make sure that the schema is there, with `create` by installing it. Returns whether it was installed now."""
         version = found = await self._version(limit)
         while version < SCHEMA_VERSION:
             if not create:
@@ -200,7 +200,7 @@ class PostgresqlAuthority:
         return int(_text(number))
 
     async def _install(self, version: int, until: float | None) -> int:
-        """One step of the schema, in one transaction; the version that is there afterwards."""
+        """Install one version of the schema, in one transaction. Returns the version that is there afterwards."""
         limit = self._runtime.now() + INSTALL_SECONDS if until is None else until
         script = SQL["install_lock"] + b";\n" + (HERE / f"schema_{version}.sql").read_bytes()
         try:
@@ -211,7 +211,7 @@ class PostgresqlAuthority:
             ) from error
         except Unavailable:
             found = await self._version(until)
-            if found < version:  # not even by somebody else meanwhile
+            if found < version:  # no other client has installed it meanwhile, either
                 raise
             return found
         return version
@@ -221,7 +221,7 @@ class PostgresqlAuthority:
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         public = grant_id(ask.secret)
         if ask.wait:
-            self._waiting.add(public)  # before it is sent: who begins to listen meanwhile looks for it
+            self._waiting.add(public)  # before it is sent: `hear` checks all waiters when it begins to listen
         answer: AskAnswer | None = None
         try:
             answer = await self._ask(ask, public, until)
@@ -285,11 +285,11 @@ class PostgresqlAuthority:
 
     async def hear(self, until: float) -> list[str]:
         if self._deaf:
-            return await self._look_round(until)
+            return await self._poll_waiters(until)
         if self._ear is None:
             await self._begin_to_listen()
             try:
-                return await self._ready()  # of what happened before we listened nobody told us
+                return await self._ready()  # notifications sent before we listened were lost: check once
             except FencedError:
                 self._stop_listening()  # and look again next time
                 raise
@@ -306,7 +306,9 @@ class PostgresqlAuthority:
         ear = await self._reach(where, until, self._ears)
         try:
             if ear.pooled:
-                self._deaf = True  # another server process would listen for us, and not tell us
+                self._deaf = (
+                    True  # the pooler's server process would get the notifications, and not pass them on
+                )
             else:
                 await ear.listen(self._channel.decode(), until)
                 self._ear = ear
@@ -321,7 +323,7 @@ class PostgresqlAuthority:
         if ear is not None:
             ear.close()
 
-    async def _look_round(self, until: float) -> list[str]:
+    async def _poll_waiters(self, until: float) -> list[str]:
         await self._runtime.wait(self._nudged, min(until, self._runtime.now() + LOOK_SECONDS))
         return [] if self._nudged.is_set() else await self._ready()
 
@@ -381,10 +383,10 @@ class PostgresqlAuthority:
         self._stop_listening()
 
     def abandon(self) -> None:
-        """Close the connections at once, from any thread, releasing nothing.
+        """Close the connections at once, from any thread, and release nothing.
 
-        Without a lock of the pools: a finalizer may run in a thread that holds it. A connection that somebody uses
-        is only shut down, and its user closes it: libpq must not free what another thread is reading.
+        Takes no lock of the pools: a finalizer may run in a thread that holds one. A connection that is in use is
+        only shut down here and closed by its user: libpq must not free memory that another thread is reading.
         """
         self._abandoned = True
         self._nudged.set()
@@ -393,7 +395,7 @@ class PostgresqlAuthority:
         self._ear = None
         for alive in (self._alive, self._ears):
             sessions = list(alive)
-            alive.clear()  # so that nothing refers to one that nobody uses
+            alive.clear()  # drops the last reference to a session that nobody uses
             for session in sessions:
                 session.hang_up()
 
@@ -404,11 +406,11 @@ class PostgresqlAuthority:
         self._alive = set()
         self._sessions.forked()
         self._keeping.forked()
-        self._start_listening_anew()
+        self._reset_listening()
 
 
 async def _doubts_of(session: Session, until: float) -> tuple[str, ...]:
-    await session.look(until)
+    await session.read_settings(until)
     return session.doubts
 
 

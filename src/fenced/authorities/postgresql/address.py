@@ -8,9 +8,9 @@ from urllib.parse import unquote, urlsplit
 from fenced.errors import Misuse
 
 SCHEMES = ("postgresql", "postgres")
-"""What libpq takes, too."""
+"""Both schemes that libpq accepts."""
 _SHOWN = ("service=", "host=", "hostaddr=", "port=", "dbname=")
-"""Options that say where the server is, and hold no secret."""
+"""Options that locate the server and hold no secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def parse(url: str) -> Address:
 
 
 def _written(place: str, path: str, options: list[str]) -> str:
-    """By hand: urllib leaves the slashes out where nothing stands between them, and libpq needs them."""
+    """Not with urllib: it omits the two slashes before an empty host, and libpq needs them."""
     return f"postgresql://{place}{path}{'?' if options else ''}{'&'.join(options)}"
 
 

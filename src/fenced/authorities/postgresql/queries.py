@@ -1,4 +1,4 @@
-"""The statements that are sent, from `queries.sql`."""
+"""The statements of `queries.sql`, by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
--- settings: Which process answers, and what a lease's guarantee rests on there. If that is the process that we were
--- connected to ($1), and so no pooler's, it shall look whether we are still there: it then ends a statement that we gave up.
+-- settings: The process that answers, and the settings that a lease's guarantee depends on. If it is the process that we
+-- connected to ($1), there is no pooler: have it check that we are still connected, so that it ends abandoned statements.
 SELECT pg_backend_pid(), current_setting('server_encoding'), current_setting('default_transaction_isolation'),
   current_setting('client_min_messages'), current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery(),
   CASE WHEN pg_backend_pid() = $1 AND current_setting('client_connection_check_interval', true) = '0'

@@ -1,7 +1,7 @@
-"""One connection to PostgreSQL, spoken to through libpq without ever blocking: the runtime does the waiting.
+"""One connection to PostgreSQL, through libpq's non-blocking functions: the runtime waits for the socket.
 
-One statement is one transaction and one round trip. Whatever the server says meanwhile besides its answer is
-kept: a warning during the commit of a grant makes that grant unknown.
+One statement is one transaction and one round trip. Warnings that come with an answer are kept: a warning during
+the commit of a grant makes that grant unknown.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ _REFUSALS = (
     ("no such user", "Correct the address, or the pooler's list of users"),
     ("no such database", "Correct the address, or the pooler's list of databases"),
 )
-"""What a server, a pooler or libpq says where to try again cannot help, and what does."""
+"""Parts of messages of a server, a pooler or libpq after which a retry cannot succeed, and what to do instead."""
 
 _NO_SUCH_VALUE = "none_such"
 
 
 class _PreparedElsewhere(Exception):
-    """Another server process than the one that has our prepared statements: nothing was done."""
+    """The server process that answered does not have our prepared statement: nothing was done."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One of the servers that an address names, as libpq wants them."""
+    """One of the servers that an address names, in libpq's options."""
 
     host: str
     hostaddr: str
@@ -69,12 +69,12 @@ class _Place:
 
     @property
     def known(self) -> bool:
-        """Whether it can be connected to as it is: by a number, or as a socket file."""
+        """Whether no look-up is needed: it is an IP address or a socket file."""
         return bool(self.hostaddr) or not self.host or self.host.startswith(("/", "@"))
 
 
 class Session:
-    """A connection. Its statements are prepared where the server on the other side stays the same."""
+    """A connection. Its statements are prepared unless a pooler may change the server process."""
 
     def __init__(self, connection: PGconn, runtime: Runtime, where: str, alive: set[Session]) -> None:
         self._connection = connection
@@ -82,17 +82,16 @@ class Session:
         self._where = where
         self._prepared: set[bytes] = set()
         self._alive = alive
-        # Held while the socket is closed, or shut down by another thread: so that is still the same socket then.
-        # A finalizer may come to it in the thread that holds it, so that thread may take it twice.
+        # Held while libpq closes or replaces the socket and while another thread shuts it down: so that thread never
+        # shuts down a reused descriptor. Re-entrant: a finalizer may take it in the thread that already holds it.
         self._lock = threading.RLock()
         self.pooled = False
-        """A pooler answers, and every transaction may meet another server process."""
+        """A pooler answers, and each transaction may run in another server process."""
         self.doubts: tuple[str, ...] = ()
-        """How tokens could repeat on this server, as it was set when it was looked at."""
+        """How tokens could repeat on this server, by its settings when they were last read."""
         self.warnings: list[str] = []
-        connection.notice_handler = partial(
-            _noticed, self.warnings
-        )  # not of ourselves: we are freed at once then
+        # Not a bound method: without that cycle a dropped session is freed at once.
+        connection.notice_handler = partial(_noticed, self.warnings)
         alive.add(self)
 
     @classmethod
@@ -101,13 +100,13 @@ class Session:
     ) -> Session:
         """Connect; Unavailable when that fails or takes too long, Misconfigured when it cannot succeed.
 
-        Of several servers, or several addresses of one, each gets its share of the time: one that is silent must
-        not use up all of it. While the session is open, `alive` has it.
+        Each server, and each address of a server, gets its share of the time: a silent one must not use up all of it.
+        `alive` contains the session while it is open.
         """
         try:
             text = make_conninfo(conninfo, client_encoding="UTF8", fallback_application_name="fenced")
         except (psycopg.Error, ValueError):
-            # Without the cause: it quotes the address.
+            # Without the cause, which quotes the address and its password.
             raise Misconfigured(f"{where}: libpq does not understand this address") from None
         places, seconds_max = _places(text, where)
         failed: list[str] = []
@@ -133,10 +132,10 @@ class Session:
         try:
             await session._finish_connecting(until)
             session._connection.nonblocking = 1
-            (await session.look(until)).check(where)
+            (await session.read_settings(until)).check(where)
         except (Broken, psycopg.Error, OSError) as error:
             session.close()
-            raise Unavailable(str(error)) from error  # nothing was asked for yet
+            raise Unavailable(str(error)) from error  # no request was sent yet
         except BaseException:
             session.close()
             raise
@@ -144,7 +143,7 @@ class Session:
 
     async def _finish_connecting(self, until: float) -> None:
         while True:
-            with self._lock:  # libpq may close its socket here and open another
+            with self._lock:  # libpq may close its socket here and open another, which `hang_up` must not hit
                 status = self._connection.connect_poll()
             if status == PollingStatus.OK:
                 return
@@ -163,10 +162,10 @@ class Session:
                 return Misconfigured(f"{message}. {remedy}")
         return Unavailable(message)
 
-    async def look(self, until: float) -> Settings:
-        """Find out what the server is set to, and whether there is a pooler between.
+    async def read_settings(self, until: float) -> Settings:
+        """Read the server's settings, and find out whether a pooler is between.
 
-        There is one if the process that answers is not the one that we were connected to.
+        There is a pooler if the process that answers is not the one that we connected to.
         """
         process = self._connection.backend_pid
         ((pid, *values, _),) = await self.run(b"", SQL["settings"], (b"%d" % process,), until)
@@ -207,9 +206,9 @@ class Session:
         return await self._results(until)
 
     def _check_time(self, until: float) -> None:
-        """What is late already is not sent: then it is certain that nothing happened."""
+        """After the deadline nothing is sent, so that it is certain that nothing happened."""
         if self._runtime.now() >= until:
-            raise Unavailable(f"{self._where}: no time left to ask")
+            raise Unavailable(f"{self._where}: the deadline passed before the request was sent")
 
     async def script(self, statements: bytes, until: float) -> None:
         """Several statements in one transaction."""
@@ -229,7 +228,7 @@ class Session:
         while True:
             while connection.is_busy():
                 late = not await runtime.readable(self, until)
-                connection.consume_input()  # also when it is late: what came in time is taken, however late we look
+                connection.consume_input()  # also after the deadline: an answer that arrived in time counts
                 if late and connection.is_busy():
                     raise Broken(f"{self._where}: no answer in time")
             result = connection.get_result()
@@ -295,7 +294,7 @@ class Session:
         return heard
 
     def hang_up(self) -> None:
-        """End the connection from any thread: whoever waits for it wakes up, and closes it."""
+        """Shut the socket down, from any thread: the thread that waits for it wakes up and closes the session."""
         with self._lock, contextlib.suppress(OSError, psycopg.Error):  # closed already
             link = socket.socket(fileno=self.fileno())
             try:
@@ -304,7 +303,7 @@ class Session:
                 link.detach()
 
     def close(self) -> None:
-        """Let go of the connection. A statement that still runs is ended by the server, which finds us gone."""
+        """Close the connection. The server notices that and ends a statement that still runs."""
         with self._lock:
             self._connection.finish()
         self._alive.discard(self)
@@ -316,15 +315,13 @@ def _noticed(warnings: list[str], result: PGresult) -> None:
 
 
 def _places(conninfo: str, where: str) -> tuple[list[_Place], float]:
-    """The servers that an address names, one by one, and how long one of them may take.
+    """The servers that an address names, and the longest time that connecting to one of them may take.
 
-    Service files and the environment have a say in that, so libpq is asked, before it looks any name up: it takes a
-    connection's options together, and stops at one that has no such value.
+    Service files and environment variables contribute to that, so libpq itself merges the options. An invalid
+    target_session_attrs makes it stop after merging them and before it looks up any name.
     """
-    no_file = {
-        "password": "none"
-    }  # so that it does not look for a password, which it would do again afterwards
-    text = make_conninfo(conninfo, target_session_attrs=_NO_SUCH_VALUE, **no_file)
+    # With a password given here, libpq does not read the password file, which the real connection reads anyway.
+    text = make_conninfo(conninfo, target_session_attrs=_NO_SUCH_VALUE, password="none")
     asked = pq.PGconn.connect_start(text.encode())
     try:
         if _NO_SUCH_VALUE not in (message := _text(asked.error_message)):
@@ -344,7 +341,7 @@ def _places(conninfo: str, where: str) -> tuple[list[_Place], float]:
 
 
 async def _looked_up(place: _Place, runtime: Runtime, until: float) -> list[_Place]:
-    """The addresses of a host. libpq would look them up without any deadline, and in our thread."""
+    """The addresses of a host. libpq would look them up in this thread, without a deadline."""
     found = await links.resolved(place.host, 0, runtime, until)
     addresses = dict.fromkeys(str(address[0]) for *_, address in found)
     return [replace(place, hostaddr=address) for address in addresses]

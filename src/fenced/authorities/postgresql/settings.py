@@ -1,4 +1,4 @@
-"""What a server and a database are set to, as every new connection finds them."""
+"""The settings of a server and a database, as every new connection reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fenced.errors import Misconfigured, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a lease's guarantee rests on."""
+    """The settings that a lease's guarantee depends on."""
 
     encoding: str
     isolation: str
@@ -24,7 +24,7 @@ class Settings:
         return cls(*((value or b"").decode() for value in row))
 
     def check(self, where: str) -> None:
-        """Raise if nothing can work here."""
+        """Raise if leases cannot work with these settings."""
         if self.encoding != "UTF8":
             raise Misconfigured(f"{where}: the database's encoding is {self.encoding}; names need UTF8")
         if self.isolation != "read committed":

@@ -37,7 +37,7 @@ WAIT_SECONDS = 1.0
 """How long a replica may take to confirm a grant."""
 
 ANSWER_SECONDS = 0.05
-"""How much earlier than the caller's deadline that ends, so that the server can still say so."""
+"""How long before the caller's deadline WAIT ends, so that the server's reply still arrives in time."""
 
 CONNECTIONS_MAX = 8
 SCHEMA = 1
@@ -74,7 +74,7 @@ class RedisAuthority:
         ),
         Trait(
             "settings-watched",
-            "Each new connection looks at the settings again: worse ones than at the opening stop all grants.",
+            "Each new connection reads the settings again: if they are worse than at opening, nothing is granted.",
         ),
         Trait(
             "wall-clock",
@@ -146,7 +146,7 @@ class RedisAuthority:
         return await self._heeded(wire, script, request, reply, until)
 
     async def _heeded(self, wire: Wire, script: Script, request: bytes, reply: Any, until: float) -> Any:
-        """A script's reply; a server that does not know the script (yet, or any more) is told, and asked again."""
+        """A script's reply. If the server does not know the script, load it and send the request again."""
         if type(reply) is ErrorReply:
             if reply.code != "NOSCRIPT":
                 wire.close()
@@ -158,7 +158,7 @@ class RedisAuthority:
     async def _call(
         self, name: str, *arguments: str | int, mints: bool = False, until: float | None = None
     ) -> Any:
-        """Run a script of the less frequent kind. What mints without an attempt to go by is not repeated."""
+        """Run one of the less frequent scripts. One that mints is not repeated: no attempt makes that safe."""
         until = timing.call_until(self._runtime.now(), until)
         script = self._scripts[name]
         request = script.request(*arguments)
@@ -208,7 +208,7 @@ class RedisAuthority:
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         public = grant_id(ask.secret)
         if ask.wait:
-            self._waiting.add(public)  # before it is sent: who begins to listen meanwhile looks for it
+            self._waiting.add(public)  # before it is sent: `hear` checks all waiters when it begins to listen
         answer: AskAnswer | None = None
         try:
             answer = await self._asked(ask, public, until)
@@ -286,7 +286,7 @@ class RedisAuthority:
         if self._ears.open:
             return await self._ears.hear(until)
         await self._ears.listen(timing.call_until(self._runtime.now(), None))
-        # Of what happened before we listened nobody told us.
+        # Messages that were published before we subscribed were lost: check all waiters once.
         waiting = list(self._waiting)
         try:
             answers = await self._renew(self._pool, waiting, None)
@@ -345,7 +345,7 @@ class RedisAuthority:
 
     def abandon(self) -> None:
         for wire in list(self._wires):
-            wire.interrupt()  # one that is in use finds its end, and is closed by its user
+            wire.interrupt()  # one that is in use is shut down here and closed by its user
         self._pool.abandon()
         self._renewals.abandon()
         self._ears.close()

@@ -1,4 +1,4 @@
-"""What a Redis address says: where the server is, who we are there, and how TLS is to be spoken."""
+"""The parts of a Redis address: the server, the user, the database and the TLS options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _IGNORED = frozenset(
     "socket_timeout socket_connect_timeout timeout retry_on_timeout retry_on_error health_check_interval "
     "max_connections socket_read_size socket_keepalive protocol decode_responses encoding legacy_responses".split()
 )
-"""Options that other clients know, for what this authority does in its own way."""
+"""Options of other clients that have no effect here: this authority sets such things itself."""
 
 _PLAIN = frozenset("db username password client_name".split())
 _TLS = frozenset(
@@ -31,13 +31,13 @@ class Address:
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
-            told = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        except ValueError:  # its text may show a piece of a password
+            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        except ValueError:  # not chained: its text may contain a part of a password
             raise Misuse(f"this is not an address of a Redis server; one looks like {_FORM}") from None
         if parts.scheme not in SCHEMES or parts.fragment:
             raise Misuse(f"this is not an address of a Redis server; one looks like {_FORM}")
         self.scheme = parts.scheme
-        options = self._checked(dict(told))
+        options = self._checked(dict(pairs))
         path, db = unquote(parts.path), options.get("db", "0")
         if self.scheme == "unix":
             self.path, self.host, self.port = path, "", 0
@@ -61,17 +61,17 @@ class Address:
             elif name not in _PLAIN and name not in _TLS:
                 raise Misuse(f"an address of a Redis server has no option {shown(name)}")
             elif name in _TLS and self.scheme != "rediss":
-                raise Misuse("these options are for TLS: the address begins with rediss://")
+                raise Misuse(f"the option {name} is for TLS: the address must begin with rediss://")
         _number(options.get("db", "0"))
         if options.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
             raise Misuse("ssl_cert_reqs is required, optional or none")
         if "ssl_keyfile" in options and "ssl_certfile" not in options:
-            raise Misuse("ssl_keyfile belongs to an ssl_certfile")
+            raise Misuse("ssl_keyfile needs an ssl_certfile")
         return options
 
     @functools.cached_property
     def context(self) -> ssl.SSLContext | None:
-        """How to speak TLS; None: not at all. Without ssl_ca_certs and ssl_ca_path the system's are trusted."""
+        """The TLS settings; None without TLS. Without ssl_ca_certs and ssl_ca_path the system's CAs are trusted."""
         if self.scheme != "rediss":
             return None
         tls = self._tls

@@ -16,11 +16,11 @@ REQUESTS = (
     command("INFO", "cluster"),
 )
 _DENIED = ("NOPERM", "ERR")
-"""It is not allowed, or the command was taken away; other errors say that the server cannot answer just now."""
+"""The user may not run the command, or it was disabled. Any other error means that the server cannot answer now."""
 
 
 def doubts(replies: Sequence[Any], where: str) -> tuple[str, ...]:
-    """What the replies to REQUESTS say, in their order."""
+    """How tokens could repeat, by the replies to REQUESTS (in their order)."""
     settings: dict[str, str] = {}
     for name, pair in zip(SETTINGS, replies, strict=False):
         if isinstance(pair, ErrorReply) and pair.code not in _DENIED:

@@ -60,7 +60,10 @@ _MEANINGS: dict[str, tuple[type[FencedError], str]] = {
     "ASK": (Unavailable, "its cluster moves this namespace just now"),
     "DENIED": (Misconfigured, "it takes no connections from elsewhere; look up its protected-mode"),
     "MAXCLIENTS": (Unavailable, "it has no room for another connection; raise its maxclients"),
-    "NODB": (Misconfigured, "it has no such database; the address ends in another number, or in none"),
+    "NODB": (
+        Misconfigured,
+        "it has no such database; change the number at the end of the address, or leave it out",
+    ),
     "MOVED": (Misconfigured, "another node of its cluster has this namespace; name that one"),
 }
 
@@ -71,7 +74,7 @@ _SAID = {
     "SELECT is not allowed": "NODB",
     "user executing the script": "NOPERM",
 }
-"""Refusals that come without a code of their own."""
+"""Refusals that Redis sends without a code of their own."""
 
 
 def refused(error: ErrorReply, where: str) -> FencedError:
@@ -87,16 +90,16 @@ def refused(error: ErrorReply, where: str) -> FencedError:
 
 
 def not_let_in(error: ErrorReply, where: str) -> FencedError:
-    """What a refusal of AUTH means. Its words are not shown if we do not know them: they may repeat a password."""
+    """What a refusal of AUTH means. An unknown text is not shown: it may contain the password."""
     known = any(text in error for text in _SAID) or error.code in _MEANINGS
     return refused(error if known else ErrorReply("WRONGPASS"), where)
 
 
 def connect_failed(error: Exception, where: str) -> FencedError:
-    """Why there is no connection. Nothing was asked."""
+    """Why connecting failed. No request was sent."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return Misconfigured(
-            f"{where}: its certificate is not trusted; ssl_ca_certs names who vouches for it: {error}"
+            f"{where}: its certificate is not trusted; name its CA with ssl_ca_certs: {error}"
         )
     if isinstance(error, OSError):
         return Unavailable(f"{where} cannot be reached: {error}")
@@ -105,8 +108,8 @@ def connect_failed(error: Exception, where: str) -> FencedError:
 
 def weakened(doubts: Sequence[str], where: str) -> Misconfigured:
     return Misconfigured(
-        f"{where}: tokens were safe here when this client was opened, and no longer are: {'; '.join(doubts)}. Nothing "
-        "is granted until that is mended; or open a new client with guarantee='best-effort'"
+        f"{where}: tokens could not repeat when this client was opened, and now they could: {'; '.join(doubts)}. "
+        "Nothing is granted until the settings are corrected; or open a new client with guarantee='best-effort'"
     )
 
 

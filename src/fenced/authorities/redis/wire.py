@@ -1,6 +1,6 @@
 """One connection to the server, in either colour: bytes out, one reply in, never later than a deadline.
 
-Whether a request may be sent again is the pool's question.
+The pool decides whether a request may be sent again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fenced.runtime.pool import Broken
 
 
 class Promise:
-    """Whether this server's settings were good when it was opened: then each new connection looks at them again."""
+    """`given`: `open` found settings without doubts. Then each new connection reads the settings again."""
 
     def __init__(self) -> None:
         self.given = False
 
 
 class Wire:
-    """Takes one request at a time. One that lost its connection connects anew before the next request."""
+    """Takes one request at a time. If its connection was lost, it reconnects before the next request."""
 
     def __init__(self, address: Address, runtime: Runtime, promise: Promise) -> None:
         self._address = address
@@ -39,7 +39,7 @@ class Wire:
         self._said = b""
 
     async def connect(self, until: float) -> links.Line:
-        """Unavailable or Misconfigured when that fails; nothing was asked then."""
+        """Connect. Unavailable or Misconfigured if that fails; no request was sent then."""
         self.close()
         address = self._address
         made: socket.socket | links.Line | None = None
@@ -62,7 +62,7 @@ class Wire:
         return line
 
     async def _introduce(self, line: links.Line, until: float) -> None:
-        """Say who we are and which database we mean, and look at the settings: all in one round trip."""
+        """Authenticate, select the database and read the settings, all in one round trip."""
         address = self._address
         words: list[tuple[str, ...]] = []
         if address.user or address.password:
@@ -94,23 +94,23 @@ class Wire:
         return replies
 
     async def look(self, until: float) -> tuple[str, ...]:
-        """What could repeat tokens here, by the settings as they are now."""
+        """How tokens could repeat on this server, by its current settings."""
         line = self._line or await self.connect(until)
         try:
             replies = await self._replies(line, list(probe.REQUESTS), until)
         except (OSError, ValueError) as error:
             raise Broken(f"{self._where}: {error}") from error
-        self._doubts = ()  # whoever looks decides; from the next connection on it is looked at again
+        self._doubts = ()  # the caller judges what it gets; the next connection reads the settings again
         return probe.doubts(replies, self._where)
 
     async def exchange(self, request: bytes, until: float, *, mints: bool = False) -> Any:
         """The reply; a refusal of the server is an ErrorReply. Broken: the request may have been carried out.
 
-        What `mints` tokens is not sent to a server whose settings were good when it was opened and no longer are.
+        A request that `mints` tokens is not sent if the settings were without doubts at opening and no longer are.
         """
         line = self._line or await self.connect(until)
         if mints and self._doubts:
-            self.close()  # and the next one looks again
+            self.close()  # the next connection reads the settings again
             raise weakened(self._doubts, self._where)
         try:
             await line.send(request, until)
@@ -120,11 +120,11 @@ class Wire:
                     return parse(data, 0)[0]
                 except Incomplete:
                     data += await line.receive(until)
-        except (OSError, ValueError) as error:  # nothing in time, closed meanwhile, or another protocol
+        except (OSError, ValueError) as error:  # no answer in time, connection closed, or another protocol
             raise Broken(f"{self._where}: {error}") from error
 
     async def heard(self, until: float) -> Any:
-        """What the server says by itself, or None when it says nothing until then."""
+        """The next message that the server pushes, or None if none comes until `until`."""
         line = self._line
         if line is None:
             raise Broken(f"{self._where}: not connected")
@@ -147,6 +147,6 @@ class Wire:
             line.close()
 
     def interrupt(self) -> None:
-        """Let whoever waits for the server find the connection at its end. May be called from another thread."""
+        """Shut the socket down: a thread that waits for the server wakes and finds it closed. Safe from any thread."""
         if (line := self._line) is not None:
             line.interrupt()

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 
 from fenced import timing
 from fenced.authorities.sqlite import place
-from fenced.authorities.sqlite.connecting import Patience
+from fenced.authorities.sqlite.connecting import Deadline
 from fenced.authorities.sqlite.store import Store, Wake
 from fenced.authorities.sqlite.wake import Wakes
 from fenced.contracts import Runtime, Trait
@@ -27,8 +27,8 @@ from fenced.model import (
 from fenced.runtime import clocks
 
 T = TypeVar("T")
-TOLD_SECONDS = 0.05
-"""How long after its deadline a thread may still tell that it has come to its end."""
+REPORT_SECONDS = 0.05
+"""How long after its deadline a worker thread may still report its result."""
 
 _URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
 
@@ -74,7 +74,7 @@ class SqliteAuthority:
         ),
         Trait(
             "restore-unnoticed",
-            "A file restored where none was, or with all beside it, cannot be told from the original: raise the floor.",
+            "A restore where no file was, or with all files beside it, looks like the original: raise the floor.",
         ),
     )
 
@@ -95,55 +95,56 @@ class SqliteAuthority:
     def at(cls, url: str, runtime: Runtime, namespace: str) -> SqliteAuthority:
         return cls(path_of(url), runtime, namespace=namespace)
 
-    async def _do(self, work: Callable[[Patience], T], until: float | None, *, urgent: bool = False) -> T:
-        """Do it until the deadline.
+    async def _do(self, work: Callable[[Deadline], T], until: float | None, *, urgent: bool = False) -> T:
+        """Run `work`, at most until the deadline.
 
-        Under asyncio it runs in a thread. That thread ends its waiting by itself, also when its caller is cancelled.
-        Only one that the disk does not answer is left behind: what it does later is unknown.
+        Under asyncio it runs in a worker thread. That thread stops waiting for the file's lock by itself, at the
+        deadline or when its caller is cancelled. A thread that hangs in a disk call is left running: whether its
+        work takes effect is unknown.
         """
-        patience = Patience(timing.call_until(self._runtime.now(), until))
+        deadline = Deadline(timing.call_until(self._runtime.now(), until))
         if self._runtime.colour == "blocking":
-            return work(patience)
-        import asyncio  # slow to import, and a blocking program does without it
+            return work(deadline)
+        import asyncio  # slow to import, and a blocking program does not need it
 
         answers: list[T] = []
-        left = patience.until + TOLD_SECONDS - self._runtime.now()
+        left = deadline.until + REPORT_SECONDS - self._runtime.now()
         try:
             async with asyncio.timeout(max(left, 0.0)):
-                await self._runtime.call(lambda: answers.append(work(patience)), urgent=urgent)
+                await self._runtime.call(lambda: answers.append(work(deadline)), urgent=urgent)
         except TimeoutError:
             if not answers:
-                why = f"{self.url}: the disk, or a call before this one, did not come to its end in time"
-                raise (Indeterminate(why) if patience.begun else Unavailable(why)) from None
+                why = f"{self.url}: the disk, or an earlier call in the queue, did not finish before the deadline"
+                raise (Indeterminate(why) if deadline.begun else Unavailable(why)) from None
         finally:
-            patience.gone = True
+            deadline.caller_gone = True
         return answers[0]
 
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
-        return await self._do(lambda patience: self._store.open(create, patience), until)
+        return await self._do(lambda deadline: self._store.open(create, deadline), until)
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         if ask.wait:
             self._wakes.listen()
-        return await self._do(lambda patience: self._store.ask(ask, self._wakes.address, patience), until)
+        return await self._do(lambda deadline: self._store.ask(ask, self._wakes.address, deadline), until)
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
-        return await self._do(lambda patience: self._store.renew(secrets, patience), until, urgent=True)
+        return await self._do(lambda deadline: self._store.renew(secrets, deadline), until, urgent=True)
 
     async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._do(lambda patience: self._end(self._store.release, secret, patience), until)
+        return await self._do(lambda deadline: self._end(self._store.release, secret, deadline), until)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._do(lambda patience: self._end(self._store.withdraw, secret, patience), until)
+        return await self._do(lambda deadline: self._end(self._store.withdraw, secret, deadline), until)
 
     def _end(
         self,
-        how: Callable[[str, Patience], tuple[ReleaseAnswer, list[Wake]]],
+        how: Callable[[str, Deadline], tuple[ReleaseAnswer, list[Wake]]],
         secret: str,
-        patience: Patience,
+        deadline: Deadline,
     ) -> ReleaseAnswer:
-        """Also if the caller has gone meanwhile, whoever comes next is told."""
-        answer, wakes = how(secret, patience)
+        """Wake the next waiters in the same thread: they are woken even if the caller was cancelled meanwhile."""
+        answer, wakes = how(secret, deadline)
         self._wakes.send(wakes)
         return answer
 

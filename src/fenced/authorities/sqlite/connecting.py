@@ -25,33 +25,35 @@ PAUSE_FIRST = 0.0001
 PAUSE_MAX = 0.005
 
 
-class Patience:
-    """For how long a call waits for the file's lock: until its deadline, or until its caller has gone."""
+class Deadline:
+    """How long a call waits for the file's lock: until `until`, or until its caller is cancelled."""
 
-    __slots__ = ("begun", "gone", "until")
+    __slots__ = ("begun", "caller_gone", "until")
 
     def __init__(self, until: float) -> None:
         self.until = until
         self.begun = False
-        """Something may have been done, or will be."""
-        self.gone = False
+        """A transaction was started: its outcome may be unknown."""
+        self.caller_gone = False
 
     @classmethod
-    def of(cls, seconds: float = timing.CALL_SECONDS) -> Patience:
+    def of(cls, seconds: float = timing.CALL_SECONDS) -> Deadline:
         return cls(clocks.now() + seconds)
 
 
-def patiently(work: Callable[[], T], patience: Patience) -> T:
-    """Do it, and again while the file is locked, in small steps: SQLite's own first ones take longer than a hand-over
-    does, and its own limit is for one statement.
+def retry_while_locked(work: Callable[[], T], deadline: Deadline) -> T:
+    """Run `work`; while the file is locked, pause and retry.
+
+    Instead of SQLite's busy_timeout: its first pauses are longer than a hand-over takes, and it limits one statement
+    only.
     """
     pause = PAUSE_FIRST
     while True:
         try:
             return work()
         except sqlite3.OperationalError as error:
-            left = patience.until - clocks.now()
-            if not _is_busy(error) or left <= 0 or patience.gone:
+            left = deadline.until - clocks.now()
+            if not _is_busy(error) or left <= 0 or deadline.caller_gone:
                 raise
         time.sleep(min(pause, left))
         pause = min(pause * 1.5, PAUSE_MAX)
@@ -64,22 +66,22 @@ def _is_busy(error: sqlite3.Error) -> bool:
 class Transaction:
     """One transaction on an idle connection of the store, or on a new one."""
 
-    __slots__ = ("_begin", "_connection", "_durable", "_patience", "_store")
+    __slots__ = ("_begin", "_connection", "_deadline", "_durable", "_store")
 
-    def __init__(self, store: Store, durable: bool, patience: Patience | None, begin: str) -> None:
+    def __init__(self, store: Store, durable: bool, deadline: Deadline | None, begin: str) -> None:
         self._store = store
         self._durable = durable
-        self._patience = Patience.of() if patience is None else patience
+        self._deadline = Deadline.of() if deadline is None else deadline
         self._begin = begin
         self._connection: Connection | None = None
 
     def __enter__(self) -> sqlite3.Connection:
         store = self._store
         store.refuse_if_lost()
-        self._patience.begun = True
+        self._deadline.begun = True
         forking.enter()
         try:
-            connection = patiently(self._begun, self._patience)
+            connection = retry_while_locked(self._start, self._deadline)
             store.check_files(connection)
         except BaseException as error:
             if self._connection is not None:
@@ -90,7 +92,7 @@ class Transaction:
             raise
         return connection.db
 
-    def _begun(self) -> Connection:
+    def _start(self) -> Connection:
         connection = self._connection
         if connection is None:
             try:
@@ -119,20 +121,21 @@ class Transaction:
             raise
         finally:
             forking.leave()
-        store.discard(connection)  # rolls back; a fresh connection costs less than doubts about this one
+        # Closing rolls back, and no later call uses a connection in an unclear state.
+        store.discard(connection)
         if isinstance(exc, sqlite3.Error):
             raise translate(exc, store.path) from exc
 
 
 class Connection:
-    """A connection, and what it is set to. One serves grants and releases: a second one's cache is cold."""
+    """A connection and its `synchronous` setting. Grants and releases share one: a second one's cache is cold."""
 
     __slots__ = ("_durable", "db", "log")
 
     def __init__(self, db: sqlite3.Connection, log: Log) -> None:
         self.db = db
         self.log = log
-        """The write-ahead log and its index, as this connection has them open."""
+        """The write-ahead log and its index that this connection has open."""
         self._durable: bool | None = None
 
     def prepare(self, durable: bool) -> None:
@@ -154,14 +157,14 @@ def translate(error: sqlite3.Error, path: Path) -> FencedError:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Unavailable(
             f"{path} stayed locked by another process: {error}. A process that is stopped inside its "
-            "transaction blocks the others until it goes on or ends"
+            "transaction blocks the others until it continues or ends"
         )
     if code == sqlite3.SQLITE_FULL:
         return Unavailable(f"the disk under {path} is full; free some space and try again")
     if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:
         return Misconfigured(
-            f"{path}: its write-ahead log is shorter than the processes that use it know: was {path.name}-wal "
-            "removed under them? Stop all processes that use the file, then start them again"
+            f"{path}: its write-ahead log is shorter than the processes that use it expect: perhaps {path.name}-wal "
+            "was removed while they ran. Stop all processes that use the file, then start them again"
         )
     if code == sqlite3.SQLITE_IOERR:
         return Indeterminate(f"the disk under {path} failed: {error}")
@@ -180,15 +183,15 @@ def translate(error: sqlite3.Error, path: Path) -> FencedError:
     return Unavailable(f"{path}: {error}")
 
 
-_wrecks: list[Connection] = []
-"""Connections to logs that were removed and replaced: to close one could write what is in it over what others wrote."""
+_never_closed: list[Connection] = []
+"""Connections to a log that was removed and replaced. Closing one could write its log over newer data of others."""
 
 
-def never_close(wreck: Connection) -> None:
-    """Never close it, not even when the interpreter ends: one reference more than anybody gives back."""
+def never_close(connection: Connection) -> None:
+    """Keep it open until the process ends: an extra reference keeps the interpreter from closing it at exit."""
     import ctypes  # not otherwise needed
 
     with contextlib.suppress(sqlite3.Error):
-        wreck.db.rollback()  # its lock may be everybody's
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(wreck.db))
-    _wrecks.append(wreck)
+        connection.db.rollback()  # other processes may wait for the lock that it holds
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection.db))
+    _never_closed.append(connection)

@@ -1,8 +1,9 @@
-"""The last token of each namespace, written down a second time, in a file beside the database.
+"""The last token of each namespace, written a second time, to a file beside the database.
 
-A write-ahead log that is removed, or a database that is put back from a copy, takes tokens with it that were handed
-out. The file here tells: if the database counts from below it, nothing is granted until the floor is raised. It is not
-synced. What it says was committed before, and a power cut that takes its last lines takes only a warning.
+If the write-ahead log is removed, or an older copy of the database is put back, the database forgets tokens that were
+handed out. The floor file still has them: if the database's counter is below the floor, nothing is granted until the
+floor is raised. The file is not synced. Every token in it was committed to the database first, so a power cut that
+loses its last write loses only a warning.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from fenced.authorities.sqlite.place import share
 from fenced.errors import Indeterminate, Misconfigured
 
 _RECORD = struct.Struct(">8sQ")
-"""The realm and its last token. The number of the namespace says where it stands."""
+"""The realm and its last token. The namespace's number gives the record's position in the file."""
 
 
 class _Descriptor:
-    """Closed when nobody uses it any more: one that were closed under a thread could be another file's by then."""
+    """Closed with its last reference: a number that is closed earlier may be another file's when a thread uses it."""
 
     __slots__ = ("number",)
 
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone by then
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit the name `os` may be gone
         close(self.number)
 
 
 class Floor:
     def __init__(self, database: Path) -> None:
-        # A dot, where SQLite's own files have a dash: whoever removes those leaves this one.
+        # Named with a dot, not with a dash like SQLite's own files: `rm database-*` leaves it in place.
         self._path = database.with_name(database.name + ".floor")
         self._database = database
         self._place = 0
@@ -41,10 +42,10 @@ class Floor:
         self._file: _Descriptor | None = None
 
     def open(self, namespace: int, realm: str, token: int) -> None:
-        """From now on this namespace is meant."""
+        """Use this namespace's record from now on."""
         self._place, self._realm = namespace * _RECORD.size, bytes.fromhex(realm)
         self._opened()
-        self.rise(token)  # also so that there is room on the disk for it
+        self.rise(token)  # this write also makes sure that the disk has room for the record
 
     def _opened(self) -> _Descriptor:
         held = self._file
@@ -63,18 +64,18 @@ class Floor:
         return held
 
     def read(self) -> int:
-        """The last token that was handed out, as far as it is known here."""
+        """The last token that the file records as handed out."""
         data = os.pread(self._opened().number, _RECORD.size, self._place)
         if len(data) < _RECORD.size:
             return 0
         realm, token = _RECORD.unpack(data)
-        return int(token) if realm == self._realm else 0  # another realm's tokens are compared with by nobody
+        return int(token) if realm == self._realm else 0  # tokens of another realm do not count here
 
     def rise(self, token: int) -> None:
-        """A token was committed, and is about to be handed out.
+        """Record a token that was committed and is about to be handed out.
 
-        Without a lock: of two that rise at once the lower may win. It is made good by the next one, and what is missing
-        until then is the last token alone.
+        Takes no lock: of two concurrent writes the lower token may win. The next grant corrects that; until then only
+        the last token is missing from the file.
         """
         try:
             if self.read() < token:
@@ -82,5 +83,5 @@ class Floor:
         except OSError as error:
             raise Indeterminate(f"{self._path} cannot be written: {error}") from error
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         self._file = None

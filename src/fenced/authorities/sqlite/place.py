@@ -13,7 +13,7 @@ from pathlib import Path
 from fenced.errors import Misconfigured
 
 FileId = tuple[int, int]
-"""Device and inode: which file it is, whatever its name is."""
+"""Device and inode: they identify the file, whatever its name is."""
 NO_FILE: FileId = (0, 0)
 
 _NETWORK = frozenset(
@@ -63,7 +63,7 @@ def file_id(path: str) -> FileId:
 
 
 def share(path: Path, database: Path, mode: int) -> None:
-    """Who may write the database may also use what is beside it: the same group, the given rights."""
+    """Give a file beside the database the database's group and these rights: its users need both."""
     with contextlib.suppress(OSError):
         os.chown(path, -1, os.stat(database).st_gid)
     os.chmod(path, mode)

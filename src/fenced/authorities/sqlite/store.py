@@ -18,11 +18,11 @@ from fenced import sqlfile, timing
 from fenced.authorities.sqlite import place
 from fenced.authorities.sqlite.connecting import (
     Connection,
+    Deadline,
     Log,
-    Patience,
     Transaction,
     never_close,
-    patiently,
+    retry_while_locked,
     switch_to_wal,
     translate,
 )
@@ -82,15 +82,15 @@ class Store:
 
     # Opening.
 
-    def open(self, create: bool = True, patience: Patience | None = None) -> Standing:
+    def open(self, create: bool = True, deadline: Deadline | None = None) -> Standing:
         if sqlite3.sqlite_version_info < SQLITE_MIN:
             raise Misconfigured(f"SQLite {sqlite3.sqlite_version} is too old; 3.37 or later is needed")
         try:
-            return self._open(create, patience or Patience.of())
+            return self._open(create, deadline or Deadline.of())
         except OSError as error:
             raise Misconfigured(f"{self.path} cannot be used: {error}") from error
 
-    def _open(self, create: bool, patience: Patience) -> Standing:
+    def _open(self, create: bool, deadline: Deadline) -> Standing:
         if not self.path.parent.is_dir():
             raise Misconfigured(f"the folder {self.path.parent} does not exist; create it first")
         if self.path.is_dir():
@@ -100,14 +100,14 @@ class Store:
         place.check_place(self.path)
         forking.enter()
         try:
-            patiently(self._install, patience)
+            retry_while_locked(self._install, deadline)
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
         finally:
             forking.leave()
         place.check_place(self.path)
         self._file = place.file_id(self._files[0])
-        with self._write(patience, durable=True) as db:
+        with self._write(deadline, durable=True) as db:
             self._notice_reboot(db)
             row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
             if row is None and not create:
@@ -164,12 +164,12 @@ class Store:
     # Connections and transactions.
 
     def connect(self) -> Connection:
-        # `mode=rw`: a file that was moved away is not to be created anew, empty.
+        # `mode=rw`: SQLite must not create an empty file in place of one that was moved away.
         address = self.path.as_uri() + "?mode=rw"
-        # No waiting of SQLite's own: a transaction waits for its lock itself, and until its deadline.
+        # timeout=0: SQLite itself does not wait for a lock; `retry_while_locked` does, until the call's deadline.
         db = sqlite3.connect(address, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
         try:
-            mode = db.execute("PRAGMA journal_mode").fetchone()[0]  # which opens the log, too
+            mode = db.execute("PRAGMA journal_mode").fetchone()[0]  # this also opens the log
             if mode != "wal":
                 raise Misconfigured(f"{self.path} has journal_mode {mode}; tokens need wal")
         except BaseException:
@@ -190,22 +190,22 @@ class Store:
             connection.db.close()
 
     def _write(
-        self, patience: Patience | None = None, *, durable: bool, begin: str = "BEGIN IMMEDIATE"
+        self, deadline: Deadline | None = None, *, durable: bool, begin: str = "BEGIN IMMEDIATE"
     ) -> Transaction:
         """A write transaction: the lock is taken first, the clock is read afterwards."""
-        return Transaction(self, durable, patience, begin)
+        return Transaction(self, durable, deadline, begin)
 
     def _read(self) -> Transaction:
         """A transaction that only looks, and blocks nobody."""
         return self._write(durable=False, begin="BEGIN")
 
-    # Whether the ground is still there.
+    # Whether the files are still the same.
 
     def check_files(self, connection: Connection) -> None:
-        """It must still be the file that was opened, and its log the one that this connection writes.
+        """The path must still lead to the file that was opened, and to the log that this connection writes.
 
-        Looked at inside the transaction, before anything is read: what a log without a name says is not what others
-        see, and what is written into it is lost.
+        Checked inside the transaction, before its first read. Other processes do not see the contents of a log that
+        was removed, and writes to it are lost.
         """
         if not self._namespace:
             return  # not yet opened
@@ -215,23 +215,24 @@ class Store:
                 "process, and after a restore from backup run `fenced authority raise` first"
             )
         if self._log() != connection.log:
-            self._lose()
+            self._log_was_lost()
             self.refuse_if_lost()
 
     def _log(self) -> Log:
         _, wal, shm = self._files
         return place.file_id(wal), place.file_id(shm)
 
-    def _lose(self) -> None:
-        """The log was removed. This process makes no new connection: one log's index and another log do not fit.
+    def _log_was_lost(self) -> None:
+        """The log was removed or replaced. Open no new connection: it could combine one log's index with another log.
 
-        If nobody has made another log meanwhile, the last one to close saves what is in the old one. Otherwise nothing
-        of it must come into the database any more, and the connections stay as they are until the process ends.
+        If no process has made a new log, the last connection to close writes the old log into the database, which
+        saves its contents. If there is a new log, the old one must not be written over it: its connections are never
+        closed.
         """
         self._lost = (
-            f"{self.path.name}-wal or -shm was removed or replaced while this process had {self.path} open, and with "
-            "it perhaps tokens that were handed out. Stop all processes that use the file and start them again; if "
-            "tokens are missing then, they will say so, and `fenced authority raise` is what helps"
+            f"{self.path.name}-wal or -shm was removed or replaced while this process had {self.path} open; tokens "
+            "that were handed out may be lost with it. Stop all processes that use the file and start them again. If "
+            "tokens are missing, grants then fail and say so: run `fenced authority raise`"
         )
         self.close_idle()
 
@@ -245,17 +246,17 @@ class Store:
 
     # The operations.
 
-    def ask(self, ask: Ask, wake: str, patience: Patience | None = None) -> AskAnswer:
-        answer = self._ask(ask, wake, patience)
+    def ask(self, ask: Ask, wake: str, deadline: Deadline | None = None) -> AskAnswer:
+        answer = self._ask(ask, wake, deadline)
         if type(answer) is Granted:
-            self._floor.rise(answer.token)  # after its commit, before anybody hears of it
+            self._floor.rise(answer.token)  # after its commit, before the caller gets it
         return answer
 
-    def _ask(self, ask: Ask, wake: str, patience: Patience | None) -> AskAnswer:
+    def _ask(self, ask: Ask, wake: str, deadline: Deadline | None) -> AskAnswer:
         public = grant_id(ask.secret)
         names = _names_text(ask.names)
         ticket = 0
-        with self._write(patience, durable=True) as db:
+        with self._write(deadline, durable=True) as db:
             now = self._clock()
             row = db.execute(SQL["attempt"], (public,)).fetchone()
             if row is not None:
@@ -358,8 +359,8 @@ class Store:
         token, floor = int(row[0]), self._floor.read()
         if token <= floor:
             raise Misconfigured(
-                f"{self.path}: tokens up to {floor} were handed out, but the file counts on from {token - 1}: it was "
-                "restored, or its write-ahead log was removed. Nothing is granted until "
+                f"{self.path}: tokens up to {floor} were handed out, but the file's last token is {token - 1}: it was "
+                "restored, or its write-ahead log was removed. Nothing is granted until you run "
                 f"`fenced authority raise --above {floor}`, or above every token that a guard has seen"
             )
         return token
@@ -385,9 +386,9 @@ class Store:
             for name in names:
                 db.execute(SQL["dequeue"], (self._namespace, name, ticket))
 
-    def renew(self, secrets: Sequence[str], patience: Patience | None = None) -> list[RenewAnswer]:
+    def renew(self, secrets: Sequence[str], deadline: Deadline | None = None) -> list[RenewAnswer]:
         publics = [grant_id(secret) for secret in secrets]
-        with self._write(patience, durable=False) as db:
+        with self._write(deadline, durable=False) as db:
             now = self._clock()
             batch = {
                 "ids": json.dumps(publics),
@@ -412,18 +413,18 @@ class Store:
         until, _ = self._look(db, json.loads(names), ticket, now)
         return Waiting((until - now) / _NS)
 
-    def release(self, secret: str, patience: Patience | None = None) -> tuple[ReleaseAnswer, list[Wake]]:
+    def release(self, secret: str, deadline: Deadline | None = None) -> tuple[ReleaseAnswer, list[Wake]]:
         public = grant_id(secret)
-        with self._write(patience, durable=False) as db:
+        with self._write(deadline, durable=False) as db:
             now = self._clock()
             row = db.execute(SQL["attempt"], (public,)).fetchone()
             if row is None:
                 return Gone(), []
             return self._finish(db, public, row, "released", now)
 
-    def withdraw(self, secret: str, patience: Patience | None = None) -> tuple[ReleaseAnswer, list[Wake]]:
+    def withdraw(self, secret: str, deadline: Deadline | None = None) -> tuple[ReleaseAnswer, list[Wake]]:
         public = grant_id(secret)
-        with self._write(patience, durable=False) as db:
+        with self._write(deadline, durable=False) as db:
             now = self._clock()
             row = db.execute(SQL["attempt"], (public,)).fetchone()
             if row is None:
@@ -482,7 +483,7 @@ class Store:
             return token, self._free(db, claim[0], names, now)
 
     def raise_floor(self, above: int) -> int:
-        """Above this, and above every token that is known to have been handed out."""
+        """Raise it above `above` and above the last token that the floor file records."""
         check_floor(above)
         with self._write(durable=True) as db:
             floor = max(above, self._floor.read())
@@ -551,10 +552,10 @@ class Store:
             self.discard(self.idle.pop())
 
     def close(self) -> None:
-        """A connection that is in use is closed by its user. Never waits, may be repeated."""
+        """Close the idle connections; one that is in use is closed by `put_back`. Never waits, may be repeated."""
         self._abandoned = True
         self.close_idle()
-        self._floor.let_go()
+        self._floor.close()
 
 
 def _one(cursor: sqlite3.Cursor) -> tuple[Any, ...]:
