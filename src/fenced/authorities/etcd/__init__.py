@@ -33,7 +33,7 @@ from fenced.model import (
 SCHEMA = 1
 
 _warned: dict[str, object] = {}
-"""Versions that this process was warned of, whichever the addresses under which it met them."""
+"""Versions that this process has logged a warning for, whatever the address."""
 log = logging.getLogger("fenced")
 
 
@@ -44,11 +44,11 @@ class EtcdAuthority:
         Trait("quorum", "A token is on the disks of a majority before it is handed out."),
         Trait(
             "sessions",
-            "All names of a client with the same ttl hang on one lease of etcd's, and expire with their client.",
+            "All names of a client with the same ttl share one etcd lease, and expire with their client.",
         ),
         Trait(
             "ttl",
-            "A name that is renewed no more ends by its own ttl, although others of its client are renewed.",
+            "A name that is no longer renewed ends by its own ttl, although other names of its client are renewed.",
         ),
         Trait(
             "whole-seconds",
@@ -99,9 +99,8 @@ class EtcdAuthority:
         version = messages.text_of(await self._wire.call(messages.STATUS, b"", until), 2)
         text = probe.warning(self.url, version)
         first = object()
-        if (
-            text is not None and _warned.setdefault(version, first) is first
-        ):  # one step: threads may open at once
+        # `setdefault` is atomic: of several threads that open at the same time, one logs the warning.
+        if text is not None and _warned.setdefault(version, first) is first:
             log.warning("%s", text)
 
     # The operations.
@@ -142,7 +141,7 @@ class EtcdAuthority:
         return await self._space.raise_floor(check_floor(above), self._until())
 
     async def tidy(self) -> int:
-        """Little to do: what is over hangs on leases that end by themselves, or on one of ours that lives on."""
+        """End attempts that are due. Nothing else is to be done: etcd deletes all other records with their leases."""
         await self._attempts.settle(self._until())
         return 0
 

@@ -1,4 +1,4 @@
-"""Asking for a lease: which transaction says what, and what its answer means."""
+"""Asking for a lease: which transactions are sent, and what their answers mean."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from fenced.model import Ask, AskAnswer, Busy, Ended, Granted, Waiting, grant_id
 
 QUEUE_MAX = 10_000
 ROUNDING_SECONDS = 1.0
-"""The server tells the rest of a lease in whole seconds, rounded down, and ends it a little late."""
+"""etcd floors TimeToLive to whole seconds and expires a lease slightly late: add one second."""
 
 
 class Attempts(Ending):
-    """All that one client asks for."""
+    """The asks of one client."""
 
     async def ask(self, ask: Ask, until: float) -> AskAnswer:
-        """What cannot be sure to have left nothing behind keeps its sign, and lapses by it."""
+        """Ask. An ask that may have written something keeps its sign of life, and expires by it if nobody renews it."""
         public, doubts, prolonged = grant_id(ask.secret), self._space.doubts, self._sessions.prolonged
-        if (known := self.signs.get(public)) is not None and known.over(self._now()):
+        if (known := self.signs.get(public)) is not None and known.is_due(self._now()):
             await self.end_late(known, until)
         sign = self.signs.asked(public, timing.waiter_ttl(ask.ttl) if ask.wait else ask.ttl, until)
         try:
             try:
                 answer = await self._ask(ask, public, until)
             except NoSpace as error:
-                answer = await self._done_all_the_same(public, error, until)
+                answer = await self._granted_despite(error, public, until)
         except Indeterminate:
             raise
         except FencedError as error:
-            if public in self.live and isinstance(error, Unavailable):  # it has a place
+            if public in self.live and isinstance(error, Unavailable):  # it is queued, so something happened
                 raise Indeterminate(str(error)) from error
             if not sign.end and doubts == self._space.doubts:
                 self.signs.drop(public)
@@ -52,13 +52,13 @@ class Attempts(Ending):
         if isinstance(answer, Granted):
             sign.ttl = answer.ttl
         elif isinstance(answer, Ended) or (isinstance(answer, Busy) and doubts == self._space.doubts):
-            self.over(public)
+            self.forget_sign(public)
         if self._sessions.prolonged != prolonged:
             await self.settle(until)
         return answer
 
-    async def _done_all_the_same(self, public: str, error: NoSpace, until: float) -> AskAnswer:
-        """There is no space any more, and perhaps it was the last of it that we have used: that can be read."""
+    async def _granted_despite(self, error: NoSpace, public: str, until: float) -> AskAnswer:
+        """Our own write may have used the last space: read the record, and answer with the grant if there is one."""
         mine, _ = await self._stored_now(public, until)
         if mine is not None:
             self.live[public] = mine
@@ -91,7 +91,7 @@ class Attempts(Ending):
             if answer is not None:
                 return answer
             if self._now() >= until:
-                raise Indeterminate("others were always quicker: neither granted nor queued in time")
+                raise Indeterminate("each try met a concurrent change: neither granted nor queued in time")
 
     async def _first(self, ask: Ask, public: str, began: float, until: float) -> AskAnswer | None:
         """Grant it in one transaction if all its names are free; None: look again."""
@@ -129,7 +129,7 @@ class Attempts(Ending):
             self._space.refuse_strange(reply.header)
         except FencedError:
             self.live[mine.public] = mine
-            with contextlib.suppress(FencedError):  # then it is repeated
+            with contextlib.suppress(FencedError):  # `settle` retries it
                 await self._end(self.signs.given_up(mine.public, "withdrawn", until), until)
             raise
         assert mine.hold is not None

@@ -77,7 +77,8 @@ class Connection:
             while talk.status is None:
                 if late:
                     raise links.Late
-                late = self._now() >= until  # then what has come is taken, once: more could come for ever
+                # After the deadline read once more, as an answer that arrived in time counts, but not for ever.
+                late = self._now() >= until
                 if answers := talk.receive(await self.line.receive(until)):
                     await self.line.send(answers, until)
         except (OSError, Malformed) as error:
@@ -105,7 +106,7 @@ class Connection:
         return Stream(self, self._talk, out, runtime, token)
 
     def interrupt(self) -> None:
-        """End the call that is under way; whoever made it closes the connection. May be called from any thread."""
+        """End the call that is under way; its caller closes the connection. Safe from any thread."""
         self.line.interrupt()
 
     def close(self) -> None:
@@ -195,9 +196,13 @@ class Stream:
         return False
 
     def interrupt(self) -> None:
-        """Let whoever waits for it find it at its end. Without the lock, which who is interrupted here may have."""
+        """Shut the socket down: a thread that waits for the stream wakes and finds it ended.
+
+        Takes no lock: a finalizer may run in the thread that holds it.
+        """
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.link, socket.SHUT_RDWR)  # below TLS, whose state is its user's
+            # The plain socket's shutdown: TLS state belongs to the thread that uses the stream.
+            socket.socket.shutdown(self.link, socket.SHUT_RDWR)
 
     def cancel(self) -> None:
         """End it. May be called from another thread, and again."""

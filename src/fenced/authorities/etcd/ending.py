@@ -1,4 +1,4 @@
-"""Ending attempts: by their owner's wish, by force, or because their time is over."""
+"""Ending attempts: released or withdrawn by their owner, revoked by an operator, or expired."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from fenced.model import Ended, Gone, ReleaseAnswer, Released, grant_id
 
 
 class Ending(Known):
-    """What ends an attempt."""
+    """Ends attempts of one client."""
 
     async def finish(self, secret: str, state: str, until: float) -> ReleaseAnswer:
-        """End an attempt by its owner's wish. If that fails, it is repeated when a lease is prolonged."""
+        """Release or withdraw an attempt. If that fails, `settle` retries it when an etcd lease is prolonged."""
         return await self._end(self.signs.given_up(grant_id(secret), state, until), until)
 
     async def _end(self, sign: Sign, until: float) -> ReleaseAnswer:
-        """End it as its owner wishes, and forget it when that is certain."""
+        """End it in the state that its owner chose, and forget it once that is certain."""
         try:
             while True:
                 if sign.freed:
@@ -42,15 +42,17 @@ class Ending(Known):
                 if answer is not None:
                     break
                 if self._now() >= until:
-                    raise Indeterminate("others were always quicker: it is not known to have ended")
+                    raise Indeterminate(
+                        "each try met a concurrent change: whether the attempt has ended is unknown"
+                    )
         finally:
             sign.under_way = -math.inf
         if not sign.freed:
-            self.over(sign.public)
+            self.forget_sign(sign.public)
         return answer
 
     async def _try_to_end(self, sign: Sign, until: float) -> ReleaseAnswer | None:
-        """None: it has changed, or a lease that was to be used is gone."""
+        """None, to try again: its record has changed, or an etcd lease that the transaction uses is gone."""
         public, state = sign.public, sign.end
         mine, record = await self.load(public, until)
         try:
@@ -77,7 +79,8 @@ class Ending(Known):
             if state == "released" and await self._hand_over(mine, memory, until):
                 return Released()
             reply = await self._give_back(mine, state, memory.id, until)
-        except NoSpace:  # what only deletes is still done, and its record stands for a tombstone meanwhile
+        except NoSpace:
+            # A transaction that only deletes still works. The old record serves as a tombstone meanwhile.
             reply = await self._give_back(mine, state, 0, until)
             sign.freed = reply.succeeded
         self.forget(mine)
@@ -93,12 +96,12 @@ class Ending(Known):
 
     async def _give_back(self, mine: Attempt, state: str, memory: int, until: float) -> TxnReply:
         request, rest = steps.finish(self._keys, mine.public, mine.record, mine.revision, state, memory)
-        if rest:  # places of who holds its names: nobody needs them
+        if rest:  # the holder's own places in the queues: nobody needs them, so they may go first
             await self._space.run(txn((), rest), until)
         return await self._space.run(request, until)
 
     async def _hand_over(self, mine: Attempt, memory: Lease, until: float) -> bool:
-        """End it and grant its name to the one directly behind, in one transaction, if both are of this client."""
+        """End it and grant its name to the waiter directly behind, in one transaction, if both are of this client."""
         heir = self.live.get(self._behind.get(mine.public, ""))
         if heir is None or heir.granted or not mine.granted or not self._ears.listening:
             return False
@@ -117,7 +120,8 @@ class Ending(Known):
         request = steps.hand_over(
             self._keys, mine.public, mine.record, memory.id, follower, self._space.raw, floor, tell=tell
         )
-        self._ears.forget(heir.public)  # it is told when there is something to be told
+        # Suppress its watch until the hand-over transaction has an outcome (see `finally`).
+        self._ears.forget(heir.public)
         try:
             reply = await self._space.run(request, until)
             if reply.succeeded:
@@ -127,14 +131,15 @@ class Ending(Known):
                     heir.public, record, reply.header.revision, session.hold, None, heir.queue, heir.memory
                 )
                 self._given[heir.public] = Given(heir, granted, reply)
-                if self.live.get(heir.public) is not heir:  # it has ended, and found that out by itself
+                # If it ended or changed meanwhile, nobody would take this entry.
+                if self.live.get(heir.public) is not heir:
                     self._given.pop(heir.public, None)
             return reply.succeeded
         finally:
-            self._ears.tell(heir.public)  # to take its grant, or to look again
+            self._ears.tell(heir.public)  # wake it: it takes its grant, or asks again
 
     async def force(self, name: str, until: float) -> int | None:
-        """Take a name from its holder. The token is that of the transaction that did it."""
+        """Take a name from its holder. Returns the token of the transaction that did it."""
         space = self._space
         sight = await self._looker.ahead((name,), [self._keys.behind(name)], until)
         if sight.claim is None:
@@ -149,7 +154,7 @@ class Ending(Known):
         memory = await self._sessions.memory(mine.record.ttl, until)
         writes = steps.ends(self._keys, public, mine.record, "revoked", memory.id)
         proof = [valued(sight.claim.key, sight.claim.value), valued(self._keys.meta, space.raw)]
-        if rest := writes[TXN_OPS_MAX:]:  # its places, which only keep others from being woken in vain
+        if rest := writes[TXN_OPS_MAX:]:  # its places: without them others only wake up in vain
             await space.run(txn((), rest), until)
         try:
             reply = await space.run(txn(proof, writes[:TXN_OPS_MAX]), until, repeatable=False)
@@ -160,42 +165,42 @@ class Ending(Known):
         space.refuse_strange(reply.header)
         return reply.header.revision + space.meta.offset
 
-    # What is over, although nobody has said so.
+    # Attempts that are due to end.
 
     async def settle(self, until: float) -> None:
-        """End what was given up in vain, and what was not renewed in time although its lease was prolonged.
+        """End attempts whose release failed, and attempts that nobody renewed while their etcd lease was prolonged.
 
-        Never for longer than a part of the time of who calls, whose own concern is another. What fails is for the next.
+        Uses at most a quarter of the caller's time: the caller's own answer matters more. The next call does the rest.
         """
-        over = self.signs.over()
-        if not over:
+        due = self.signs.due()
+        if not due:
             return
         now = self._now()
         until = now + (until - now) / 4
-        crowded = False
-        for sign in over:
+        no_space = False
+        for sign in due:
             if self._now() >= until:
                 return
-            if sign.freed and crowded:
+            if sign.freed and no_space:
                 continue
-            sign.under_way = until  # nobody else tries at the same time
+            sign.under_way = until  # no other thread ends it at the same time
             try:
                 await self._settle(sign, until)
             except NoSpace:
-                crowded = True
+                no_space = True
             except FencedError:
                 return
             finally:
                 sign.under_way = -math.inf
 
     async def end_late(self, sign: Sign, until: float) -> None:
-        """It is asked for or renewed too late: first it ends, if it is over."""
+        """An ask or a renewal came too late: first end the attempt, unless its record shows a longer ttl."""
         await self._settle(sign, until)
         sign.since = self._now()
 
     async def _settle(self, sign: Sign, until: float) -> None:
         if sign.freed:
-            await self._write_down(sign, until)
+            await self._record_end(sign, until)
         elif sign.delays:
             for key, value in sign.delays:
                 await self._space.run(txn([valued(key, value)], [delete(key)]), until)
@@ -203,10 +208,10 @@ class Ending(Known):
         elif sign.end:
             await self._end(sign, until)
         else:
-            await self._lapse(sign, until)
+            await self._expire(sign, until)
 
-    async def _write_down(self, sign: Sign, until: float) -> None:
-        """Its names are free; now there may be space for how it ended."""
+    async def _record_end(self, sign: Sign, until: float) -> None:
+        """Its names were freed without space for a record: write the record now, if there is space."""
         mine, record = await self._stored_now(sign.public, until)
         if mine is not None and record is not None:
             memory = await self._sessions.memory(record.ttl, until)
@@ -215,11 +220,11 @@ class Ending(Known):
             await self._space.run(txn([same], [put(key, value, memory.id)]), until)
         self.signs.drop(sign.public)
 
-    async def _lapse(self, sign: Sign, until: float) -> None:
-        """Nobody has asked for it or renewed it. What became of it says its record, not what we know."""
+    async def _expire(self, sign: Sign, until: float) -> None:
+        """Nobody asked for it or renewed it for its ttl. Its record in etcd decides, not what this client remembers."""
         mine, record = await self._stored_now(sign.public, until)
         if record is None:
-            if not sign.stored:  # its request may still be under way
+            if not sign.stored:  # its first ask may still be under way: the tombstone stops it
                 await self._tombstone(sign.public, EXPIRED, until)
         elif mine is not None and mine.lease in self._sessions.made:
             if mine.granted and self._now() < sign.since + record.seconds:
@@ -231,10 +236,10 @@ class Ending(Known):
                 sign.end = EXPIRED
                 return
             sign.freed = False
-        self.over(sign.public)
+        self.forget_sign(sign.public)
 
     def expired(self, mine: Attempt) -> None:
-        """It has lost its names: its lock_delay goes by from when it should have ended."""
+        """It has expired: its lock_delay counts from when its ttl ended."""
         sign = self.signs.get(mine.public)
         if sign is not None and mine.granted and mine.record.delayed:
             sign.ttl, sign.delay, sign.end = float(mine.record.seconds), mine.record.delay, ""

@@ -1,8 +1,8 @@
-"""How far the queues of names have come: places with an earlier ticket are gone, and nobody takes one any more.
+"""The lowest live ticket of each queue: places with an earlier ticket are gone, and nobody takes one any more.
 
 Until a compaction etcd walks through all keys that a range ever had. Places have keys of their own, so without this
-a name would slow down with every hand-over. What is remembered here may be forgotten at any time. Whom a floor
-hides by mistake is not granted too much: it is passed over, and asks again.
+a name would slow down with every hand-over. The values here may be forgotten at any time. A wrong value can only make
+us skip a waiter (it asks again); it can never grant twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAMES_MAX = 10_000
 TELL_STEP = 300
 """In revisions: about a hundred hand-overs."""
 TICKET_SECONDS = 10.0
-"""Within much less than this who has taken a ticket has taken its place, or has given up."""
+"""A waiter that takes a ticket takes its place, or gives up, in much less than this."""
 
 
 class Floors:
@@ -35,28 +35,28 @@ class Floors:
         self._free.clear()
 
     def unknown(self, names: tuple[str, ...]) -> bool:
-        """Whether to ask what others have told."""
+        """Whether to read the value that other clients have stored."""
         return len(names) == 1 and names[0] not in self._tickets
 
     def learn(self, names: tuple[str, ...], told: KeyValue | None, revision: int) -> None:
-        """What others have written down; 0 if that is nothing, or cannot be true."""
+        """Take over the value that other clients have stored; 0 if there is none, or it cannot be true."""
         digits = told.value if told is not None else b""
         ticket = int(digits) if digits.isdigit() and len(digits) < 20 else 0
         self.let_in(names, ticket if ticket < revision else 0)
 
     def to_tell(self, names: tuple[str, ...], ticket: int) -> bool:
-        """Whether who is let in writes it down for others: now and then."""
+        """Whether this grant also stores the value for other clients: once every TELL_STEP revisions."""
         return len(names) == 1 and ticket - self._told.get(names[0], -TELL_STEP) >= TELL_STEP
 
     def of(self, names: tuple[str, ...], history: bytes) -> int:
-        """A ticket, or 0 if nothing is known. Of several names nothing is: a transaction has no room for it."""
+        """Lowest live ticket, or 0. Always 0 for several names: the extra compares would exceed max-txn-ops."""
         if self._history != history:  # tickets of another history say nothing
             self.clear()
             self._history = history
         return self._tickets.get(names[0], 0) if len(names) == 1 else 0
 
     def let_in(self, names: tuple[str, ...], ticket: int, *, told: bool = False) -> None:
-        """Somebody with this ticket: so nobody was ahead of it, and nobody takes a place with an earlier one now."""
+        """The waiter with this ticket was granted: nobody was ahead of it, and nobody takes an earlier place now."""
         if len(self._tickets) > NAMES_MAX:
             self._tickets.clear()
             self._told.clear()

@@ -7,7 +7,7 @@ All keys of a namespace begin with `fenced/NAMESPACE` and a zero byte, which no 
     n 0 NAME 0 c                  who holds the name
     n 0 NAME 0 d                  it stays free until this is gone (lock_delay)
     n 0 NAME 0 q TICKET PUBLIC    a place in the queue; a holder that came through the queue keeps it to the end
-    f 0 NAME                      how far the queue has come, for who comes new; forgotten like an attempt
+    f 0 NAME                      lowest live ticket, cached for new clients; expires with the attempt records
 
 So all that stands in the way of a place is what lies before it under the same name, and a name under which
 there is no key is free. No name is a prefix of another one's keys, and names sort by their bytes. A claim has the

@@ -1,4 +1,4 @@
-"""What a client knows of its attempts, and how it reads what it does not know."""
+"""The attempts that a client remembers, and how it reads the records of others from etcd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fenced.errors import Unsupported
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """An attempt that lives, as this client knows it: its record, the revision that wrote it, and its leases."""
+    """A live attempt as this client knows it: its record, the revision that wrote it, and its etcd leases."""
 
     public: str
     record: Record
@@ -29,7 +29,7 @@ class Attempt:
     queue: Lease | None = None
     memory: Lease | None = None
     settled: bool = False
-    """Nobody is expected any more who was turned away earlier and takes a place ahead of it later."""
+    """No waiter with an earlier ticket can still take a place ahead of it."""
 
     @property
     def granted(self) -> bool:
@@ -37,7 +37,7 @@ class Attempt:
 
     @property
     def lease(self) -> int:
-        """What its names or places hang on."""
+        """The id of the etcd lease that its names or places are attached to."""
         lease = self.hold if self.granted else self.queue
         return lease.id if lease is not None else 0
 
@@ -45,13 +45,13 @@ class Attempt:
         return self.hold is not None and self.hold.until > now
 
     def leases(self, now: float) -> list[Lease]:
-        """All that has to be kept alive for it: a delay before the lease that it follows, and not without it."""
+        """The etcd leases to keep alive for it: the lock_delay's before the hold's, and only while the hold's lives."""
         kept = (self.delayed if self.lives(now) else None, self.hold, self.queue)
         return [lease for lease in kept if lease is not None]
 
 
 class Given(NamedTuple):
-    """A grant that another attempt of this client has written when it ended; its owner has not asked since."""
+    """A grant that another attempt of this client wrote when it ended; the waiter has not asked since."""
 
     waited: Attempt
     granted: Attempt
@@ -74,7 +74,7 @@ class Known:
         self.signs = Signs(runtime.now)
         self._held: dict[str, str] = {}
         self._behind: dict[str, str] = {}
-        """Who waits directly behind an attempt, as far as both are of this client."""
+        """The waiter directly behind an attempt, if both are of this client."""
         self._given: dict[str, Given] = {}
         self._floors = Floors(runtime.now)
 
@@ -106,7 +106,7 @@ class Known:
         )
 
     def adopt(self, public: str, record: Record, found: KeyValue) -> Attempt | None:
-        """An attempt that another client may have begun, or None if it is over."""
+        """An attempt that another client may have begun, or None if it has ended."""
         if record.state not in (GRANTED, WAITING):
             return None
         mine = Attempt(public, record, found.modified)
@@ -117,7 +117,7 @@ class Known:
         return mine
 
     async def load(self, public: str, until: float) -> tuple[Attempt | None, Record | None]:
-        """The attempt if it lives, as far as its record goes, and its record if there is one."""
+        """The attempt, if it is live by its record, and its record, if there is one."""
         if (mine := self.live.get(public)) is not None:
             return mine, mine.record
         return await self._stored_now(public, until)
@@ -131,7 +131,7 @@ class Known:
         return self.adopt(public, record, found), record
 
     async def reason(self, mine: Attempt, until: float) -> str:
-        """Why an attempt whose record says nothing of an end has lost its key."""
+        """Why an attempt has lost its key although its record does not say that it ended."""
         lease = mine.hold if mine.granted else mine.queue
         assert lease is not None
         return "revoked" if await self._sessions.leases.left(lease.id, until) >= 0 else "expired"
@@ -145,8 +145,8 @@ class Known:
             if self._held.get(name) == mine.public:
                 self._held.pop(name, None)
 
-    def over(self, public: str) -> None:
-        """Nothing is left of it, unless its names are kept free for a while."""
+    def forget_sign(self, public: str) -> None:
+        """It has ended: forget its sign of life, unless its lock_delay keys still have to be deleted."""
         sign = self.signs.get(public)
         if sign is not None and not sign.delays:
             self.signs.drop(public)

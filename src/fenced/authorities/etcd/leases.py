@@ -97,9 +97,9 @@ class Sessions:
         self.leases = leases
         self._now = runtime.now
         self.made: set[int] = set()
-        """All that ever carried names or places of this client: a few, and a new one after each expiry."""
+        """Ids of all etcd leases that ever carried names or places of this client: a few, plus one per expiry."""
         self.prolonged = 0
-        """Counts how often one was kept alive for an ask."""
+        """Counts how often an ask prolonged a lease."""
         self.forget_all()
 
     def forked(self) -> None:
@@ -114,7 +114,7 @@ class Sessions:
         """A session of this length, confirmed so lately that most of it is left."""
         key = (holder.id, math.ceil(ttl), math.ceil(delay))
         session = self._sessions.get(key)
-        if session is not None and session.hold.until > self._now():  # or else its delay would begin anew
+        if session is not None and session.hold.until > self._now():  # an expired one would restart its delay
             fresh = self._now() - session.hold.confirmed <= session.hold.seconds / 3
             if fresh:
                 return session

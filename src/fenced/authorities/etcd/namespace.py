@@ -29,7 +29,7 @@ class Namespace:
 
     @property
     def doubts(self) -> int:
-        """Counts requests of which nobody knows whether they were carried out, or will be."""
+        """Counts requests whose outcome is unknown: they may have been carried out, or may still be."""
         return self._wire.broken
 
     async def run(self, request: bytes, until: float, *, repeatable: bool = True) -> TxnReply:

@@ -56,7 +56,7 @@ class Renewal:
             if mine.memory is not None and self._sessions.needs_keeping(mine.memory)
         ]
         alive = await self._sessions.leases.keep_alive(leases, self._until)
-        # Of an attempt that another client has made it was not known whether it lives.
+        # For attempts adopted from another client we only now know whether the lease is alive.
         late = [mine.delayed for mine in live if mine.delayed and mine.delayed not in leases]
         ours = {mine.delayed for mine in live if mine.hold is not None and mine.hold.id in alive}
         await self._sessions.leases.keep_alive([lease for lease in late if lease in ours], self._until)
@@ -65,7 +65,7 @@ class Renewal:
         await self._tell_ends(lost)
         for public, answer in self._answers.items():
             if isinstance(answer, Ended | Gone):
-                self._attempts.over(public)
+                self._attempts.forget_sign(public)
         await self._attempts.settle(self._until)
         return [self._answers[public] for public in publics]
 

@@ -1,7 +1,7 @@
 """Signs of life: when an attempt of this client was last asked for or renewed, and whether it was given up.
 
-All names of a client hang on a few leases of etcd's, so etcd ends none of them while any is renewed. What a name's
-own ttl says is kept here: before a lease of etcd's that was prolonged could carry a name past it, the name is ended.
+All names of a client share a few etcd leases, so etcd ends none of the names while any of them is renewed. This module
+tracks each name's own ttl. When an etcd lease is prolonged, the client ends the names on it whose own ttl has passed.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Sign:
-    """Of one attempt, from its first ask until somebody knows that nothing of it is left."""
+    """The sign of life of one attempt, from its first ask until an answer says that nothing of it is left."""
 
     public: str
     ttl: float
-    """For how long it lives after `since` without another sign, as far as we know: its record knows better."""
+    """How long it lives after `since` without another ask or renewal. Its record in etcd may say more."""
     since: float
     under_way: float = -math.inf
-    """Until when a call about it may be under way. A time and no count: no interrupt can leave it too high for ever."""
+    """Until when a call about it may be under way. A time, not a count: after an interrupt it still passes."""
     stored: bool = False
-    """Its record was there once. Where it is not, it is forgotten, and no first ask is under way any more."""
+    """Its record was seen. If the record is missing later, it was forgotten; no first ask is still under way."""
     end: str = ""
-    """How its owner wants it to end; nobody knows yet whether that was carried out."""
+    """The state in which its owner ended it, while the outcome of that is unknown."""
     freed: bool = False
-    """Its names are free, and its record does not say so yet: etcd had no space."""
+    """Its names are free, but its record does not say so yet: etcd had no space."""
     delay: float = 0.0
     delays: tuple[tuple[bytes, bytes], ...] = ()
-    """It has expired, and this is what keeps its names free for `delay` seconds more: keys and their values."""
+    """It has expired; these keys, with their values, keep its names ungranted for `delay` more seconds."""
 
-    def over(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
+        """Whether it has to be ended now: its owner gave it up, or nobody renewed it in time."""
         if now < self.under_way:
             return False
         return bool(self.end) or now >= self.since + self.ttl + (self.delay if self.delays else 0.0)
 
 
 class Signs:
-    """Those of one client. Threads may call at the same time: each step is a single one of a dictionary."""
+    """The signs of one client. Safe from many threads: each step is one atomic operation on a dictionary."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -59,23 +60,24 @@ class Signs:
         return sign
 
     def renewed(self, publics: Iterable[str]) -> list[Sign]:
-        """Those that are renewed too late are returned, and are over all the same."""
+        """Note a renewal. Returns the signs that were renewed too late: a late renewal revives nothing."""
         now, late = self._now(), []
         for public in publics:
             if (sign := self._signs.get(public)) is None:
                 continue
-            if sign.over(now):
+            if sign.is_due(now):
                 late.append(sign)
             else:
                 sign.since = now
         return late
 
     def given_up(self, public: str, end: str, until: float) -> Sign:
-        """Its owner ends it now; what fails is repeated."""
+        """Note that its owner ends it now. If that fails, `Ending.settle` retries it."""
         sign = self._signs.get(public)
         if sign is None:
             sign = self._signs.setdefault(public, Sign(public, 0.0, self._now()))
-        sign.under_way, sign.end = until, end  # in this order: nobody else ends it meanwhile
+        # In this order: with `end` set first, another thread could end it at the same time.
+        sign.under_way, sign.end = until, end
         return sign
 
     def drop(self, public: str) -> None:
@@ -84,8 +86,8 @@ class Signs:
     def get(self, public: str) -> Sign | None:
         return self._signs.get(public)
 
-    def over(self) -> list[Sign]:
-        """What is to be ended now; last what can wait."""
+    def due(self) -> list[Sign]:
+        """The signs of attempts that have to be ended now; last those whose names are free already."""
         now = self._now()
-        found = [sign for sign in list(self._signs.values()) if sign.over(now)]
+        found = [sign for sign in list(self._signs.values()) if sign.is_due(now)]
         return sorted(found, key=lambda sign: sign.freed)

@@ -107,7 +107,7 @@ def _claims(keys: Keys, public: str, record: Record, memory: int) -> list[bytes]
 def finish(
     keys: Keys, public: str, record: Record, revision: int, state: str, memory: int
 ) -> tuple[bytes, list[bytes]]:
-    """The transaction, and what does not fit into it and may be done before. Without `memory` it only deletes."""
+    """The transaction, and deletes that do not fit into it and may be done before. With memory 0 it only deletes."""
     if record.state == GRANTED and not record.ticket and len(record.names) == 1:
         return public.encode().join(_finish_plain(keys, record, state, memory)), []
     mine, writes = keys.attempt(public), ends(keys, public, record, state, memory)
@@ -168,9 +168,9 @@ def holds(keys: Keys, public: str, record: Record) -> list[bytes]:
 
 
 def ends(keys: Keys, public: str, record: Record, state: str, memory: int) -> list[bytes]:
-    """What the end of an attempt that lives writes: its record, and that all its keys are gone.
+    """The writes that end a live attempt: put its final record, delete all its keys.
 
-    An expiry leaves those of a lock_delay behind.
+    An expiry leaves the lock_delay keys in place.
     """
     writes = [put(keys.attempt(public), record.ended(state).written(), memory)] if memory else []
     if record.state == GRANTED:
@@ -183,13 +183,13 @@ def ends(keys: Keys, public: str, record: Record, state: str, memory: int) -> li
 
 
 def delays(keys: Keys, public: str, record: Record) -> tuple[tuple[bytes, bytes], ...]:
-    """What keeps its names free for a while after it has expired: keys and their values."""
+    """The lock_delay keys of an expired attempt, with their values: nobody is granted its names while they exist."""
     about = About.of(public, record).written()
     return tuple((keys.delay(name), about) for name in record.names)
 
 
 def clear(keys: Keys, public: str, record: Record, name: str) -> bytes:
-    """Of an attempt that has lost a key: what is left of it under a name. A delay outlives that."""
+    """Delete what is left under a name of an attempt that has lost a key. Lock_delay keys stay."""
     writes = [delete(keys.place(name, record.ticket, public))] if record.ticket else []
     if record.state != GRANTED:
         return txn((), writes)

@@ -1,4 +1,4 @@
-"""Hearing wake-ups: one watch stream per client, on which each waiter watches the one key that is directly ahead."""
+"""Receiving wake-ups: one watch stream per client, on which each waiter watches the one key directly ahead of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fenced.contracts import Runtime
 from fenced.runtime.links import Bell
 
 OVER_MAX = 1000
-"""After so many watches that are over a stream is opened anew: to end each of them costs a message."""
+"""After so many ended watches the stream is reopened: cancelling each of them would cost a message."""
 
 
 OPEN_SECONDS = 1.5
@@ -54,7 +54,7 @@ class Ears:
 
     @property
     def listening(self) -> bool:
-        """Whether somebody hears what a waiter is told."""
+        """True while a watch stream is open, so that a wake-up would be delivered."""
         return self._stream is not None
 
     def target(self, public: str) -> Target | None:
@@ -83,21 +83,21 @@ class Ears:
         self._watches.pop(self._watch_of.pop(public, 0), None)
 
     async def hear(self, until: float) -> list[str]:
-        self._hearing = (
-            True  # before the look whether it is closed, as who closes it does it the other way round
-        )
+        # `hear` sets `_hearing` and then reads `_closed`; `close` sets `_closed` and then reads `_hearing`. So at least
+        # one of the two sees the other, and the stream is closed.
+        self._hearing = True
         try:
             return [] if self._closed else await self._hear(until)
         finally:
             self._hearing = False
             if self._closed:
-                self._let_go()
+                self._close_now()
 
     async def _hear(self, until: float) -> list[str]:
-        bell = self._bell = self._bell or Bell()  # before the look: who tells us later rings it
+        bell = self._bell = self._bell or Bell()  # before the check below: a later `tell` rings it
         stream = self._stream
         if stream is not None and (stream.turn, stream.token) != (self._wire.turn, self._wire.token):
-            self._drop()  # that member is not asked any more, it may stand still; or it takes no new watches
+            self._drop()  # calls go to another member now; or the login token has changed, and no watch can be added
         now = self._runtime.now()
         if self._stream is None and self._targets and now >= self._opens:
             self._opens = now + REOPEN_SECONDS
@@ -125,15 +125,18 @@ class Ears:
         self._claims.clear()
         self._over = 0
         bell.add(stream.link, stream)
-        self._stream = stream  # who closes this meanwhile has rung the bell
+        self._stream = (
+            stream  # if `close` ran before this, it has rung the bell, and `hear` closes the stream
+        )
         for public, target in list(self._targets.items()):
             await self._begin(stream, public, target, until)
 
     async def _read(self, stream: Stream, until: float) -> None:
-        """Take in what a stream says. One that is over is left; the next who hears opens another."""
+        """Read replies from the stream. If it has ended, drop it; the next `hear` opens another."""
         for reply in await stream.receive(until):
             told = messages.watch_reply(reply)
-            if told.watch < 0 and told.canceled:  # it was refused, and whose it was is not said
+            # A negative watch id means "create refused" and does not say which one: reopen the stream.
+            if told.watch < 0 and told.canceled:
                 self._wire.distrust(stream.token)
                 stream.over = True
             if told.deleted and told.watch not in self._watches and told.watch in self._claims:
@@ -154,7 +157,7 @@ class Ears:
     def _told(self, reply: messages.WatchReply) -> None:
         if not reply.deleted and not reply.canceled:
             return
-        # A watch that the server ends (its revision is compacted) tells no more: the waiter has to look.
+        # A watch that the server ends (its revision is compacted) sends no more: wake the waiter, so that it checks.
         public = self._watches.pop(reply.watch, None)
         self._over += 1
         if public is not None:
@@ -174,17 +177,20 @@ class Ears:
             self._bell.ring()
 
     def close(self) -> None:
-        """Close what is open, now or, if somebody hears, by that one at once. Waits for no lock, may be repeated."""
+        """Close the stream. If a `hear` is under way, interrupt it: it closes the stream itself, as it uses it.
+
+        Waits for no lock, may be repeated.
+        """
         self._closed = True
         if not self._hearing:
-            self._let_go()
+            self._close_now()
             return
         if (stream := self._stream) is not None:
             stream.interrupt()
         self.nudge()
 
-    def _let_go(self) -> None:
-        """Nobody hears."""
+    def _close_now(self) -> None:
+        """Only while no `hear` is under way."""
         stream, self._stream = self._stream, None
         bell, self._bell = self._bell, None
         if bell is not None:

@@ -43,9 +43,9 @@ class LeaseGone(Exception):
 
 
 class NoSpace(Unavailable):
-    """The server's quota is reached: it takes what deletes, reads or keeps alive, and refuses what writes.
+    """The server's quota is reached: it accepts deletes, reads and keep-alives, and refuses writes.
 
-    It refuses before it carries out a request, as a rule; a member with less space than the others says so afterwards.
+    Usually it refuses before carrying out the request. A member with less space than the others may refuse afterwards.
     """
 
 
@@ -66,7 +66,7 @@ class Wire:
         self._runtime = runtime
         self._pool: Pool[Connection] = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=address.url)
         self.broken = 0
-        """Counts tries of which nobody knows whether they were carried out."""
+        """Counts tries whose outcome is unknown."""
         self.forked()
 
     def forked(self) -> None:
@@ -74,9 +74,9 @@ class Wire:
         self._pool.forked()
         self._abandoned = False
         self._used: set[Connection] = set()
-        """On which a call is under way."""
+        """Connections with a call under way, for `abandon`."""
         self.turn = 0
-        """Counts who is asked: one member until it fails, then the next."""
+        """Selects the member that is asked; incremented when that member fails."""
         self.token = ""
         """Who we are, to a server that has users; "" until it was asked."""
 
@@ -138,10 +138,10 @@ class Wire:
         return Unavailable(f"{self.url}: {error}")
 
     async def _once(self, path: str, requests: Sequence[bytes], until: float) -> list[bytes]:
-        if self._runtime.now() >= until:  # a step of several, and those before it have taken all the time
-            raise _NotSent("no time is left")
+        if self._runtime.now() >= until:  # earlier steps of the same call have used up its time
+            raise _NotSent("the deadline passed before the request was sent")
         if self._abandoned:
-            raise _NotSent("its client was abandoned")
+            raise _NotSent("this client was dropped")
         connection = await self._pool.take(until)
         while connection.turn != self.turn or not connection.is_alive():
             self._pool.drop(connection)
@@ -198,7 +198,7 @@ class Wire:
             self.token = ""
 
     def _limit(self, until: float) -> float:
-        """Until when one try may take: with several members never so long that no other could be asked."""
+        """The deadline of one try. With several members it leaves time to ask another one."""
         if len(self._address.members) == 1:
             return until
         now = self._runtime.now()
@@ -234,11 +234,11 @@ class Wire:
             self._pool.close_idle()
 
     def close(self) -> None:
-        """Close all connections; one that is in use when its call is over."""
+        """Close all connections; one that is in use is closed when its call ends."""
         self._pool.close()
 
     def abandon(self) -> None:
-        """Close all connections; one that is in use finds its end, and is closed by its user. Waits for no lock."""
+        """Close all connections; one that is in use is shut down here and closed by its user. Waits for no lock."""
         self._abandoned = True
         self._pool.abandon()
         for connection in list(self._used):
