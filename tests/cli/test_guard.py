@@ -112,7 +112,7 @@ def test_a_stage_that_does_not_bind_everybody_yet(guarded: Any, db: Any) -> None
         (pending,) = told(guarded, "mode", "--table", "orders", "require", "--wait", "0")["pending"]
         assert pending.startswith(f"process {db.info.backend_pid} (")
         assert (
-            f"{pending}: began before the last change, and is not bound by it"
+            f"{pending}: began before the last change, which does not bind it"
             in guarded("guard", "status").stdout
         )
         shown = guarded("guard", "mode", "--table", "orders", "require", "--wait", "0").stdout
@@ -223,7 +223,7 @@ def test_on_a_file(fenced: Any) -> None:
     [
         (["status", "--table", "nothing"], 78, "no guard is installed for public.nothing"),
         (["status", "--quiet-for", "soon"], 64, "such as 15m"),
-        (["status", "postgresql://127.0.0.1:1/x"], 69, "is not there"),
+        (["status", "postgresql://127.0.0.1:1/x"], 69, "cannot be reached"),
         (["status", "sqlite:////nothing/here.db"], 78, "no file"),
         (["status", "memory://"], 78, "postgresql:// and sqlite:///"),
         (["install", "--table", "nothing", "--name", "x"], 78, "no table public.nothing"),
@@ -286,7 +286,7 @@ def test_marks_of_names_that_are_gone(guarded: Any, db: Any, tmp_path: Any) -> N
                 ORDERS.transaction(other, late),  # in the middle of a transaction: its mark stays
             ):
                 ended = guarded("guard", "forget", "--authority", url)
-                assert ended.stdout.startswith("2 marks below token 4 dropped"), ended.stderr
+                assert ended.stdout.startswith("deleted 2 marks below token 4"), ended.stderr
                 assert told(guarded, "forget", "--authority", url) == {"below": 4, "dropped": 0}
             assert told(guarded, "forget", "--authority", url)["dropped"] == 1
             assert db.execute("SELECT name FROM fenced_guard.mark ORDER BY 1").fetchall() == [
@@ -302,4 +302,4 @@ def test_marks_of_names_that_are_gone(guarded: Any, db: Any, tmp_path: Any) -> N
             update(held, 43)
     with library.Client(f"sqlite:///{tmp_path}/others.db") as client, client.hold("x"):
         ended = guarded("guard", "forget", "--authority", f"sqlite:///{tmp_path}/others.db")
-        assert ended.returncode != 0 and "ask its own authority" in ended.stderr
+        assert ended.returncode != 0 and "name the authority of the trusted realm" in ended.stderr

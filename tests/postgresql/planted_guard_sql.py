@@ -26,14 +26,16 @@ def changed(text: str, changes: Changes, name: str) -> str:
 
 
 def functions() -> dict[str, str]:
-    """The statements that make the schema's functions anew, by name. A moment is shorter in stories."""
+    """The statements that replace the schema's functions, by name. The short wait is shorter still in stories."""
     pattern = r"^CREATE (FUNCTION fenced_guard\.(\w+)\((?:(?!\n\n).)*?\$\$.*?\$\$);\n"
     found = re.finditer(pattern, SCHEMA.read_text(), re.DOTALL | re.MULTILINE)
     statements = {match[2]: f"CREATE OR REPLACE {match[1]}" for match in found}
-    briefly = changed(
-        statements["admit_briefly"], (("'lock_timeout', '100'", "'lock_timeout', '10'"),), "a moment"
+    short = changed(
+        statements["admit_with_short_wait"],
+        (("'lock_timeout', '100'", "'lock_timeout', '10'"),),
+        "the short wait",
     )
-    return {**statements, "admit_briefly": briefly}
+    return {**statements, "admit_with_short_wait": short}
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,10 @@ BUGS = (
         "40P01",
         (("two leases, and somebody in the middle of one", READ_COMMITTED),),
         {
-            "announce_whole": (
+            "announce_by_lease_rows": (
                 ("      RAISE EXCEPTION USING ERRCODE = 'ZF011';\n", "      RETURN false;\n"),
                 (
-                    "        AND (NOT fenced_guard.wanted(l.grant_id) OR",
+                    "        AND (NOT fenced_guard.has_successor(l.grant_id) OR",
                     "        AND (true OR",
                 ),  # else only a race within a statement
             )
@@ -181,8 +183,8 @@ BUGS = (
         "I5",
         (("the new one does not announce first", REPEATABLE_READ),),
         {
-            "admit": (("AND p_step NOT IN ('alone', 'row') AND NOT p_gently\n", "AND false\n"),),
-            "unmake_leases": (("  IF cardinality(array_remove(p_grants, NULL)) > 0\n", "  IF false\n"),),
+            "admit": (("AND p_step NOT IN ('alone', 'row') AND NOT p_without_waiting\n", "AND false\n"),),
+            "retire_lease_rows": (("  IF cardinality(array_remove(p_grants, NULL)) > 0\n", "  IF false\n"),),
         },
     ),
     Bug(
@@ -196,7 +198,13 @@ BUGS = (
                     "(w.stamp).text, v_verdict);\n",
                     "(w.stamp).text, v_verdict);\n        UPDATE fenced_guard.mark SET token = (w.stamp).token;\n",
                 ),
-            )
+            ),
+            "let_stale_through": (
+                (
+                    "  RETURN true;\n",
+                    "  UPDATE fenced_guard.mark SET token = split_part(p_stamp, ':', 3)::bigint;\n  RETURN true;\n",
+                ),
+            ),
         },
     ),
     Bug(
@@ -218,7 +226,7 @@ BUGS = (
         (("an epoch, and its name not announced", READ_COMMITTED),),
         {
             "announce_each": (
-                (" AND fenced_guard.is_whole(v_stamps[i])));", "));"),
+                (" AND fenced_guard.all_marks_are_ours(v_stamps[i])));", "));"),
                 ("\n      WHERE v_counts[i] = cardinality(v_stamps[i].names)", ""),
             )
         },

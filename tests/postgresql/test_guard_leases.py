@@ -76,7 +76,7 @@ def test_what_another_guard_observed_raises_no_mark_where_it_is_enforced(
     with (
         psycopg.connect(postgresql_url, autocommit=True) as late,
         psycopg.connect(postgresql_url, autocommit=True) as holder,
-        pytest.raises(fenced.Contended, match="announce it by the guard of this table"),
+        pytest.raises(fenced.Contended, match="announce it with the guard of this table"),
         ORDERS.transaction(late, stamp(5, 2, ONE)) as busy,
         lines.transaction(holder, stamp(6, 1, ONE)) as tx,
     ):

@@ -148,7 +148,7 @@ def test_a_table_that_was_rebuilt_and_one_that_inherits(shop: Shop) -> None:
     shop.db.execute("ALTER TABLE fresh RENAME TO spare")
     write(5)
     spare.set_mode(shop.db, "enforce")
-    with pytest.raises(Misconfigured, match="no triggers of its guard"):
+    with pytest.raises(Misconfigured, match="lacks the triggers of its guard"):
         write(6)
     assert "trigger fenced_update is missing: install the guard again" in wrong()
     spare.install(shop.db)

@@ -71,7 +71,7 @@ def test_a_planted_bug_lets_an_old_holder_overtake(
     db: Db, connect: Callable[[], Db], threads: ThreadPoolExecutor
 ) -> None:
     """Nobody looks whether the grant is wanted: the test below fails."""
-    wanted = functions()["wanted"]
+    wanted = functions()["has_successor"]
     bug = changed(wanted, (("RETURN EXISTS", "RETURN false AND EXISTS"),), "nobody looks")
     db.execute(bug.encode())
     with pytest.raises(AssertionError, match="it queues"):
@@ -179,12 +179,12 @@ def test_the_audit_holds_what_was_refused_and_nothing_else(db: Db, connect: Call
         detail.replace("stale", "reused"),
         '{"guard": "public.orders", "verdict": "stale", "mode": "x"}',
     ):
-        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="no refusal"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="not a refusal"):
             stranger.execute("SELECT fenced_guard.report(%s)", [told])
     assert db.execute("SELECT verdict, who FROM fenced_guard.record").fetchall() == [("stale", db.info.user)]
 
 
-# Whom a successor waits for, and how long.
+# How long a successor waits, and for which transactions.
 
 
 def impatient(db: Db) -> None:

@@ -134,9 +134,9 @@ def test_whoever_takes_a_name_over(server: PostgresqlServer) -> None:
         assert len(guard.set_mode(db, "require", wait=0)) == 1
         old.execute("COMMIT")
         assert guard.set_mode(db, "require") == ()
-        wanted = "SELECT fenced_guard.wanted(%s)"
+        wanted = "SELECT fenced_guard.has_successor(%s)"
         with psycopg.connect(url) as taker:
-            taker.execute("SELECT fenced_guard.take_turn(%s)", [[stamp(5).grant]])
+            taker.execute("SELECT fenced_guard.lock_turn_rows(%s)", [[stamp(5).grant]])
             assert db.execute(wanted, [stamp(5).grant]).fetchone() == (True,)
             taker.rollback()
         assert db.execute(wanted, [stamp(5).grant]).fetchone() == (False,)

@@ -46,7 +46,7 @@ def write(db: sqlite3.Connection, fence: fenced.Stamp, statement: str, guard: Gu
 def test_a_name_of_the_lease_that_was_not_announced_is_not_written(db: sqlite3.Connection) -> None:
     ORDERS.install(db, mode="enforce")
     both = stamp(6, 1, "orders/42", "orders/43")
-    told = "only orders/42 was announced in this transaction .*announce it too"
+    told = "only orders/42 was announced in this transaction .*announce its name too"
     with pytest.raises(fenced.Uncovered, match=told), ORDERS.transaction(db, both, "orders/42") as tx:
         tx.execute("UPDATE orders SET qty = 1 WHERE id = 43")
     assert qty(db, 43) == 0

@@ -125,7 +125,7 @@ def _facts(guard: GuardStatus, found: DatabaseStatus) -> Iterator[tuple[str, lis
             for o in guard.overrides
         ],
     )
-    yield "pending", [f"{who}: began before the last change, and is not bound by it" for who in guard.pending]
+    yield "pending", [f"{who}: began before the last change, which does not bind it" for who in guard.pending]
     yield "marks", [f"{guard.marks:,}, highest token {guard.highest}" if guard.marks else "none yet"]
     refused = [count for count in guard.counts if count.refused]
     total = "" if guard.refused is None else f"{guard.refused:,}; recorded: "

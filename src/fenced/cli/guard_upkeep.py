@@ -189,7 +189,7 @@ def _number_or_off(context: click.Context, option: click.Parameter, text: str | 
     "--patience",
     type=click.FloatRange(min=0.001, max=86_400),
     metavar="SECONDS",
-    help="How long a successor waits before it has an older transaction ended.",
+    help="How long a successor waits before the server ends an older transaction.",
 )
 @json_option
 def trust(
@@ -244,10 +244,10 @@ def trust(
 @namespace_option
 @json_option
 def forget(words: tuple[str], url: str, namespace: str, as_json: bool) -> None:
-    """Drop the marks of names that are long gone.
+    """Delete the marks of unused names.
 
-    A mark stays when its lease is over: it refuses late holders. The authority is asked for its oldest live
-    token. Marks below it are dropped, and the guard refuses every token below it from then on, whatever its name.
+    A mark stays after its lease is over, to refuse late holders. This command asks the authority for its oldest
+    live token and deletes the marks below it. From then on the guard refuses every token below it, for all names.
 
     \b
     Example:
@@ -261,13 +261,13 @@ def forget(words: tuple[str], url: str, namespace: str, as_json: bool) -> None:
         write_json({"below": below, "dropped": dropped})
     else:
         click.echo(
-            f"{several(dropped, 'mark')} below token {below} dropped; no token below it is admitted any more"
+            f"deleted {several(dropped, 'mark')} below token {below}; every token below it is refused from now on"
         )
 
 
 def oldest_live_token(authority: Authority) -> tuple[str, int]:
-    """The realm, and a token below which no lease is live, nor ever will be. The last token is asked for first: what is
-    granted after that is above it."""
+    """The realm, and a token below which no lease is live or ever will be. The last token is read before the survey:
+    leases granted during the survey have greater tokens."""
     standing = step(authority.open(create=False))
     oldest, after = standing.last_token + 1, ""
     while page := step(authority.survey(after=after)):
@@ -276,7 +276,7 @@ def oldest_live_token(authority: Authority) -> tuple[str, int]:
                 oldest = min(oldest, view.held_by.token)
             if view.waiters and authority.url.startswith("zookeeper"):
                 raise Contended(
-                    f"{view.name} is waited for, and ZooKeeper has given the waiter its token; try again"
+                    f"{view.name} has a waiter, to which ZooKeeper has given a token already; try again when it is done"
                 )
         after = page[-1].name
     return standing.realm, oldest

@@ -39,7 +39,7 @@ wait_option = click.option(
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long older transactions are waited for.",
+    help="How long to wait for older transactions.",
 )
 
 
@@ -151,9 +151,9 @@ def mode(
 ) -> None:
     """Switch the stage of a rollout.
 
-    The modes are observe, shadow, canary(P%), enforce and require. A mode holds for every transaction that
-    begins now; no table is locked. Older ones are waited for; those that still run are shown as pending.
-    With --names for those names alone; the longest pattern counts.
+    The modes are observe, shadow, canary(P%), enforce and require. A mode binds every transaction that
+    begins after the change; no table is locked. The command waits for older transactions, and shows those
+    that still run as pending. With --names it sets the mode of those names only; the longest pattern counts.
 
     \b
     Examples:
@@ -172,8 +172,8 @@ def mode(
         else:
             pending = step(operator_on(connection).pending(table, wait))
     if as_json:
-        told = {"table": table, "names": pattern or "*", "mode": modes[0] if modes else None}
-        write_json({**told, "pending": list(pending)})
+        changed = {"table": table, "names": pattern or "*", "mode": modes[0] if modes else None}
+        write_json({**changed, "pending": list(pending)})
     else:
         names = f" for {pattern}" if pattern else ""
         click.echo(plain(f"{table}: {modes[0] if modes else 'no mode of its own'}{names}"))
@@ -182,7 +182,11 @@ def mode(
 
 def _show_pending(pending: Sequence[str]) -> None:
     for who in pending:
-        click.echo(plain(f"  pending: {who} began before, and is not bound by it; fenced guard status tells"))
+        click.echo(
+            plain(
+                f"  pending: {who} began before the change, which does not bind it; see fenced guard status"
+            )
+        )
 
 
 @guard.command()

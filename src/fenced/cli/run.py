@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 SLICE_SECONDS = 1.0
 """The longest uninterrupted wait: poll's timeout stands still while the machine is suspended."""
 PATIENCE_SECONDS = 2.0
-"""A command connects first, and has nothing to fall back on."""
+"""More than a client's default: the command opens a connection first, and has no earlier answer to rely on."""
 
 KILL_SECONDS_MAX = 1.0
 

@@ -62,8 +62,8 @@ def error_for(
     announced: Sequence[str] | None = None,
     says: str | None = None,
 ) -> FencedError:
-    """The typed error that says a verdict to the caller. `announced`: which of the lease's names were; `says`: the
-    guard's own words, where it has any."""
+    """The typed error for a verdict. `announced`: the names that this transaction announced; `says`: the guard's own
+    sentence, if it has one."""
     where = name or (f"a row of {table}" if table else "a row")
     if verdict is Verdict.APPLIED:
         return AlreadyApplied(f"{where}: this operation was applied before; nothing was done")
@@ -88,7 +88,7 @@ def error_for(
 def _unannounced(
     verdict: Verdict, name: str | None, stamp: Stamp | None, announced: Sequence[str] | None
 ) -> str | None:
-    """What is said of a name that the lease covers, or may cover, and that this transaction did not announce."""
+    """The sentence for a name that the lease covers, or may cover, but this transaction has not announced."""
     if verdict is not Verdict.UNCOVERED or stamp is None:
         return None
     if name in stamp.names:
@@ -96,7 +96,7 @@ def _unannounced(
     if name is None and announced is not None and set(announced) < set(stamp.names):
         return (
             f"only {', '.join(announced)} was announced in this transaction (token {stamp.token}); "
-            "if the lease covers the row, announce it too"
+            "if the lease covers the row, announce its name too"
         )
     return None
 

@@ -96,7 +96,7 @@ class GuardStatus:
     bypass: tuple[str, ...] = ()
     """Who could go round it, and how."""
     pending: tuple[str, ...] = ()
-    """Transactions that began before the last change of a stage, and are not bound by it."""
+    """Transactions that began before the last change of a mode, which does not bind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class DatabaseStatus:
     unrecorded: int = 0
     """Decisions that could not be written down."""
     patience: float | None = None
-    """For how many seconds a successor waits for an older transaction; None where that is not for the guard to say."""
+    """Seconds that a successor waits for an older transaction; None if the guard has no such setting."""
 
     @property
     def wrong(self) -> bool:

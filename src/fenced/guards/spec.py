@@ -109,7 +109,7 @@ class Announcement:
     names: tuple[str, ...] = ()
     """Only these; empty: all that the stamps cover."""
     left: float | None = None
-    """For how many seconds the transaction may be idle: until `max_hold` is over. None: as long as it likes."""
+    """Seconds that the transaction may be idle: until `max_hold` is over. None: no limit."""
     still_held: bool = False
     """Refuse when the authority, in the same database, says that the lease is over."""
     proofs: tuple[str, ...] = ()

@@ -74,7 +74,7 @@ class _GuardFace:
 def _announcement(
     fence: Fences, names: tuple[str, ...], make: Callable[[object], Stamp], still_held: bool = False
 ) -> Announcement:
-    """What the fences announce. A lease is renewed while the transaction runs; only `max_hold` ends it for certain."""
+    """The announcement for these fences. Leases are renewed while a transaction runs, so only `max_hold` limits it."""
     if isinstance(fence, _LEASES):  # nearly always
         return Announcement((make(fence),), _named(names), _hold_left(fence), still_held)
     several = isinstance(fence, Sequence) and not isinstance(fence, Stamp)
@@ -136,10 +136,10 @@ class Guard(_GuardFace):
     def set_mode(
         self, connection: Any, mode: str, pattern: str = "*", *, wait: float = 10.0
     ) -> tuple[str, ...]:
-        """Switch the stage of the rollout for the names that match.
+        """Set the mode, the stage of the rollout, of the names that match.
 
-        Waits for the transactions that began before and are not bound by it. Returns those that still run
-        after `wait` seconds: empty means that from now on nothing is committed that the stage refuses.
+        Waits for the transactions that began before the change, which does not bind them. Returns those that still
+        run after `wait` seconds. Empty: from now on no transaction can commit a write that the new mode refuses.
         """
         return step(self._on(connection).set_mode(mode, pattern, wait))
 
@@ -338,10 +338,10 @@ class AsyncGuard(_GuardFace):
     async def set_mode(
         self, connection: Any, mode: str, pattern: str = "*", *, wait: float = 10.0
     ) -> tuple[str, ...]:
-        """Switch the stage of the rollout for the names that match.
+        """Set the mode, the stage of the rollout, of the names that match.
 
-        Waits for the transactions that began before and are not bound by it. Returns those that still run
-        after `wait` seconds: empty means that from now on nothing is committed that the stage refuses.
+        Waits for the transactions that began before the change, which does not bind them. Returns those that still
+        run after `wait` seconds. Empty: from now on no transaction can commit a write that the new mode refuses.
         """
         return await self._on(connection).set_mode(mode, pattern, wait)
 

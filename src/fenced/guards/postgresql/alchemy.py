@@ -104,7 +104,9 @@ class AlchemySession:
     def _commit(self) -> None:
         transaction = self._target.get_transaction()
         if transaction is None or transaction is not self._began:
-            raise Misuse("the transaction was ended inside the guarded block; leave that to the wrapper")
+            raise Misuse(
+                "the transaction was ended inside the guarded block; let the block commit or roll back"
+            )
         try:
             if not (transaction if isinstance(self._target, Connection) else self._target).is_active:
                 raise Aborted

@@ -1,4 +1,4 @@
-"""Installing the PostgreSQL guard: what it finds out about a table first, and the statements that it runs."""
+"""Installing the PostgreSQL guard: the look at the table, and the statements that install the guard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ED25519 = Path(__file__).with_name("ed25519.sql")
 SCHEMA_VERSION = 1
 OWN_TABLE = "fenced_guard.value"
 LOCK_TIMEOUT = "2s"
-"""How long an installation waits for a table; its writers wait behind it."""
+"""How long an installation waits for the lock of a table. Writers of the table queue behind it meanwhile."""
 
 
 Run = Callable[..., Awaitable[list[tuple[Any, ...]]]]
@@ -53,9 +53,11 @@ async def look_at(spec: Spec, session: Runs) -> Table:
         raise Misconfigured(f"there is no table {guard}{hint}")
     oid, kind, is_partition, has_children, is_child = found[0]
     if kind not in ("r", "p"):
-        raise Unsupported(f"{guard} is no table; a guard sits on the table behind it")
+        raise Unsupported(f"{guard} is not a table; guard the table behind it")
     if is_partition:
-        raise Unsupported(f"{guard} is a partition; guard the partitioned table, and its partitions with it")
+        raise Unsupported(
+            f"{guard} is a partition; guard the partitioned table, which includes its partitions"
+        )
     columns = await session.run(
         "SELECT a.attname::text, CASE b.typtype WHEN 'e' THEN 'enum' ELSE b.typname::text END, "
         "a.attgenerated::text FROM pg_catalog.pg_attribute a "
@@ -88,35 +90,35 @@ def _check_columns(spec: Spec, table: Table) -> None:
             raise Misconfigured(f"the table {guard_of(spec)} has no column {column!r}")
         if kind not in TEXTS | PLAIN | {"enum"}:
             raise Unsupported(
-                f"the column {column!r} is of type {kind}; a name is made of whole numbers, texts, uuids and enums, "
-                "which every session writes alike"
+                f"the column {column!r} is of type {kind}; a name is made of integers, texts, uuids and enums, "
+                "which have the same text in every session"
             )
         if table.generated.get(column) == "v":
-            raise Unsupported(f"the column {column!r} is virtual; a name is made of what is stored")
+            raise Unsupported(f"the column {column!r} is virtual; a name is made of stored columns")
         if spec.epoch is not None and column in table.generated:
             raise Unsupported(
-                f"the column {column!r} is generated; with an epoch column, name rows by others"
+                f"the column {column!r} is generated; with an epoch column, make the name of other columns"
             )
     if spec.epoch is not None and table.kinds.get(spec.epoch, "int8") != "int8":
         raise Misconfigured(f"the epoch column {spec.epoch!r} must be a bigint")
 
 
 async def schema(session: Runs) -> list[str]:
-    """The schema, if it is not there yet."""
+    """The statements that create the schema; none if it exists."""
     if await is_there(session):
         return []
     ((encoding, version),) = await session.run(
         "SELECT current_setting('server_encoding'), current_setting('server_version_num')::int"
     )
     if encoding != "UTF8":
-        raise Misconfigured(f"a guarded database is encoded in UTF8, not in {encoding}")
+        raise Misconfigured(f"a guarded database must be encoded in UTF8; this one is in {encoding}")
     if version < 140000:
         raise Unsupported("a guard needs PostgreSQL 14 or later")
     return [SCHEMA.read_text(), ED25519.read_text()]
 
 
 async def is_there(session: Runs) -> bool:
-    """Whether the guards' schema is in this database; Misconfigured when it is one that we do not know."""
+    """Whether the guards' schema is in this database. Misconfigured if its version is not ours."""
     if not await session.run("SELECT 1 WHERE to_regprocedure('fenced_guard.version()') IS NOT NULL"):
         return False
     ((version,),) = await session.run("SELECT fenced_guard.version()")
@@ -126,9 +128,9 @@ async def is_there(session: Runs) -> bool:
 
 
 async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: bool) -> list[str]:
-    """The statements that install the guard; `session` looks at the database as it is.
+    """The statements that install the guard on the database that `session` is connected to.
 
-    `mode` None: what is there keeps its mode, a new guard observes.
+    `mode` None: an installed guard keeps its mode, a new guard gets observe.
     """
     created = await schema(session)
     value_is_made = bool(created) and guard_of(spec) == OWN_TABLE
@@ -138,7 +140,7 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
         table = await look_at(spec, session)
     if table.children:
         raise Unsupported(
-            f"tables inherit from {guard_of(spec)}, and triggers on it do not see their rows; partitions are fine"
+            f"tables inherit from {guard_of(spec)}, and triggers on it do not see their rows; use partitions instead"
         )
     proof = False
     if not created:
@@ -154,7 +156,7 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
         [f'ALTER TABLE {quoted(guard)} ADD COLUMN "{spec.epoch}" bigint DEFAULT 0'] if makes_epoch else []
     )
     return [
-        "SET LOCAL search_path = pg_catalog, pg_temp",  # a trigger's condition means what it meant when it was made
+        "SET LOCAL search_path = pg_catalog, pg_temp",  # so that a trigger's condition names only pg_catalog
         *created,
         f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
         *columns,
@@ -165,10 +167,10 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
 
 
 def _refuse_values(guard: str, epoch: str) -> str:
-    """A value that is there already would be taken for the token of an admitted write, and open the row's name. Looked
-    at when the triggers are there, so that nobody writes one in between."""
+    """Refuse a column that already has values: a trigger would take one for an admitted write's token and admit the
+    row's name. The statement runs after the triggers are created, so that no writer can add a value in between."""
     says = (
-        f"fenced: the column {epoch} of {guard} holds values, which would be taken for tokens. Name another column, "
+        f"fenced: the column {epoch} of {guard} has values, which would be taken for tokens. Name another column, "
         f'or set it to 0 while no lease is held: UPDATE {quoted(guard)} SET "{epoch}" = 0 WHERE "{epoch}" <> 0'
     )
     return (
@@ -179,7 +181,7 @@ def _refuse_values(guard: str, epoch: str) -> str:
 
 
 async def cautions(session: Runs) -> list[str]:
-    """What an operator has to do besides: publications of all tables would publish the guards' own, too."""
+    """Warnings for the operator: a publication FOR ALL TABLES also publishes the guards' own tables."""
     found = await session.run(
         "SELECT p.pubname::text, array_agg(DISTINCT quote_ident(t.schemaname)), "
         "array_agg(format('%I.%I', t.schemaname, t.tablename) ORDER BY 1), "
@@ -188,8 +190,8 @@ async def cautions(session: Runs) -> list[str]:
         "ON t.pubname = p.pubname AND t.schemaname NOT IN ('fenced', 'fenced_guard') WHERE p.puballtables GROUP BY 1"
     )
     return [
-        f"publication {name} is FOR ALL TABLES: it publishes the guards' own tables, too, and a subscriber without "
-        "them stops at the next guarded write. Before that, publish the others by themselves: "
+        f"publication {name} is FOR ALL TABLES: it also publishes the guards' own tables, and a subscriber that lacks "
+        "them stops at the next guarded write. Before the next guarded write, publish only the other tables: "
         f'CREATE PUBLICATION "{name}_without_guards" FOR '
         + (f"TABLES IN SCHEMA {', '.join(schemas)}" if by_schema else f"TABLE {', '.join(tables)}")
         + f"; and at each subscriber: ALTER SUBSCRIPTION name SET PUBLICATION {name}_without_guards"
@@ -227,7 +229,7 @@ def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | N
 
 
 async def uninstall(spec: Spec, session: Runs) -> list[str]:
-    """Leave the table as it was. The marks stay: a later guard must not forget them."""
+    """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders."""
     guard = guard_of(spec)
     if not await is_there(session):
         raise Misconfigured("no guard is installed in this database")
@@ -252,11 +254,11 @@ async def uninstall(spec: Spec, session: Runs) -> list[str]:
 
 
 async def _refuse_mixed_rules(spec: Spec, session: Runs) -> None:
-    """Two guards that may meet under one name judge by one rule, or the weaker one would be the way in."""
+    """Guards that can have a name in common must have one rule; otherwise a writer could use the weaker one."""
     guard = guard_of(spec)
     for other, template, rule in await session.run("SELECT guard, template, rule FROM fenced_guard.guard"):
         if other != guard and rule != spec.rule and may_meet(spec.name, template):
             raise Misconfigured(
-                f"{other!r} is guarded under {template!r} by rule {rule}; {spec.name!r} may be the same name, "
-                f"so its rule must be {rule}, too"
+                f"{other!r} is guarded under {template!r} by rule {rule}; {spec.name!r} can make the same name, "
+                f"so its rule must be {rule} too"
             )

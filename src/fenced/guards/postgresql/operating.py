@@ -35,7 +35,7 @@ OVERRIDE_SECONDS = (1.0, 86_400.0)
 KEEP = 10_000
 """How many records are kept one by one."""
 DROPPED_AT_ONCE = 5_000
-"""How many marks are dropped in one transaction."""
+"""How many marks one transaction deletes."""
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
@@ -141,7 +141,7 @@ class PostgresqlOperator:
         return Override(pattern, until, who, why)
 
     async def pending(self, table: str, wait: float = BIND_SECONDS) -> tuple[str, ...]:
-        """Wait for the transactions that the last change of a stage does not bind; who is left after `wait` seconds."""
+        """Wait for the transactions that the last mode change does not bind; return those left after `wait` seconds."""
         return await older_than_change(self._session, guard_of(Spec(table, "x")), wait)
 
     async def end_overrides(self, table: str, pattern: str | None) -> int:
@@ -157,7 +157,10 @@ class PostgresqlOperator:
         return None if token is None else int(token)
 
     async def drop_marks(self, realm: str, below: int) -> int:
-        """Drop the marks below a token, and admit none below it any more; returns how many. In small steps."""
+        """Delete the marks below a token, and refuse every token below it from now on. Return how many were deleted.
+
+        Several small transactions do it, so that no writer waits for long.
+        """
         dropped = 0
         call = f"fenced_guard.drop_marks({text_literal(check_realm(realm))}, {int(below)}, {DROPPED_AT_ONCE})"
         while True:
@@ -170,7 +173,7 @@ class PostgresqlOperator:
         """Change `max_jump` (None: no limit), `sample` (a share from 0 to 1) or `patience` (seconds)."""
         jump, sample = change.get("max_jump"), change.get("sample") or 0
         if (jump is not None and jump < 1) or not 0 <= sample <= 1:
-            raise Misuse("a jump is at least 1, a sample from 0 to 100 percent")
+            raise Misuse("max_jump is at least 1, and sample is from 0 to 100 percent")
         await self._change(f"SELECT fenced_guard.set_trust({text_literal(json.dumps(change))})")
 
     async def tidy(self, keep: int = KEEP) -> dict[str, int]:

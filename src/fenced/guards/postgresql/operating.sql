@@ -1,23 +1,23 @@
--- database: What all guards of a database share.
+-- database: The settings that all guards of a database share.
 SELECT clock_timestamp(), realm, max_jump, sample, proof, fenced_guard.unrecorded(), patience FROM fenced_guard.trust
 
--- guards: The guarded tables. A table that is gone, or has another name now, has no oid.
+-- guards: The guarded tables. The oid is NULL for a table that was dropped or renamed.
 SELECT g.guard, g.template, g.rule, g.mandatory, g.epoch,
   coalesce(pg_catalog.pg_sequence_last_value(to_regclass(g.refused)), 0),
   to_regclass(format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2)))::oid::bigint
 FROM fenced_guard.guard g ORDER BY 1
 
--- modes: The stages, the general pattern first.
+-- modes: The modes, the shortest pattern first.
 SELECT guard, pattern, mode, since FROM fenced_guard.mode ORDER BY length(pattern), pattern
 
--- pending: Transactions that the last change of a guard's stages does not bind, as far as this role can see.
+-- pending: Transactions that the last change of a guard's modes does not bind, as far as this role can see.
 SELECT who FROM fenced_guard.pending({guard}) WHERE known
 
--- overrides: Those that are in force.
+-- overrides: The overrides in force.
 SELECT guard, pattern, until, who, why FROM fenced_guard.override WHERE until > clock_timestamp() ORDER BY until
 
--- counts: Decisions by kind and writer, under the pattern whose mode counts for the name now. Sums of old records
--- know their last time alone, and count as recent if that is.
+-- counts: Decisions by kind and writer, under the pattern whose mode counts for the name now. A sum of old records has only
+-- the time of its last record, and counts as recent if that time is recent.
 SELECT r.guard, r.verdict, r.ruling, r.mode, sum(r.count)::bigint,
   coalesce(sum(r.count) FILTER (WHERE r.at >= greatest(m.since, clock_timestamp() - interval '{quiet} seconds')), 0)::bigint,
   max(r.at), r.who, r.application, m.pattern
@@ -35,8 +35,8 @@ ORDER BY 7
 -- marks: How many marks a guard's template can have, and the highest of them.
 SELECT count(*), coalesce(max(token), 0) FROM fenced_guard.mark WHERE name ~ {names}
 
--- triggers: Those that are missing or disabled, on the table and its partitions. Where a partition was made later, and on
--- a table that inherits, row triggers do.
+-- triggers: The triggers that are missing or disabled, on the table and its partitions. A partition that was created later and
+-- an inheritance child have row triggers instead.
 SELECT tree.guard, n.nspname || '.' || c.relname, coalesce(t.tgname::text, e.name), t.oid IS NULL
 FROM (
   SELECT g.guard, g.epoch, root.oid AS root, relation.oid AS relation
@@ -60,7 +60,7 @@ LEFT JOIN LATERAL (
 WHERE t.oid IS NULL OR t.tgenabled NOT IN ('O', 'A')
 ORDER BY tree.guard, tree.relation <> tree.root, 2, 3
 
--- children: Tables that inherit from a guarded one, the old way: its triggers see nothing of their rows.
+-- children: Tables that inherit from a guarded one (INHERITS), whose triggers do not see their rows.
 SELECT g.guard, i.inhrelid::regclass::text
 FROM fenced_guard.guard g
 JOIN pg_catalog.pg_inherits i
@@ -68,7 +68,7 @@ JOIN pg_catalog.pg_inherits i
 JOIN pg_catalog.pg_class c ON c.oid = i.inhparent AND c.relkind = 'r'
 WHERE g.mandatory ORDER BY 1, 2
 
--- bypass: Who can log in and switch the triggers off, for each table; the strongest reason.
+-- bypass: The roles that can log in and disable the triggers of each table, with the strongest reason.
 SELECT g.guard, r.rolname::text, CASE
   WHEN r.rolsuper THEN 'superuser'
   WHEN pg_has_role(r.oid, c.relowner, 'MEMBER') THEN 'owner of the table'

@@ -1,7 +1,6 @@
-"""What an error of PostgreSQL means, whichever driver brought it.
+"""Turn PostgreSQL errors of all drivers into typed errors.
 
-Refusals have SQLSTATEs of class `ZF`, which no driver takes for something to be repeated, and tell what happened in
-JSON in their detail.
+Refusals have SQLSTATEs of class `ZF`, which no driver retries. Their DETAIL is a JSON object.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ LOCK_TIMEOUT = "55P03"
 _MEANING: dict[str, tuple[type[FencedError], str]] = {
     CONTENDED: (Contended, ""),
     ANNOUNCE_FIRST: (Conflict, "; announce() does that"),
-    ENDED: (Misuse, "; nothing of it was committed. Leave that to the wrapper"),
+    ENDED: (Misuse, "; nothing of it was committed. Let the guarded block commit or roll back"),
     SERIALIZATION: (Conflict, ""),
     DEADLOCK: (Contended, ""),
     LOCK_TIMEOUT: (Contended, ""),
@@ -55,9 +54,9 @@ _MEANING: dict[str, tuple[type[FencedError], str]] = {
     "25006": (Misconfigured, "; a guarded write needs a primary and a read-write transaction"),
     "25P03": (
         Unavailable,
-        ": it was idle for longer than max_hold, or the program's own limit, and nothing of it was committed",
+        ": the transaction was idle for longer than max_hold or the program's own limit; nothing was committed",
     ),
-    "42501": (Misconfigured, "; see who may do what in the guard's documentation"),
+    "42501": (Misconfigured, "; see the roles and their rights in the guard's documentation"),
     "42704": (Misconfigured, ""),
     "55000": (Misconfigured, ""),
     "3F000": (Misconfigured, "; no guard is installed in this database: fenced guard install"),
@@ -67,7 +66,7 @@ _MEANING: dict[str, tuple[type[FencedError], str]] = {
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it wraps: SQLAlchemy says `orig`, Django and asyncpg's adapters chain."""
+    """The error and the errors inside it: SQLAlchemy sets `orig`; Django and asyncpg's adapters set `__cause__`."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -87,7 +86,7 @@ def sqlstate_of(error: BaseException) -> str | None:
 
 
 def broken(error: BaseException) -> bool:
-    """Whether the connection is gone. A driver says so without a SQLSTATE, too; other errors are the program's."""
+    """Whether the connection is broken. Drivers report some broken connections without a SQLSTATE, by these classes."""
     state = sqlstate_of(error)
     if state is not None:
         return state[:2] in ("08", "57") or state == "25P03"
@@ -96,16 +95,16 @@ def broken(error: BaseException) -> bool:
 
 
 def detail_of(error: BaseException) -> dict[str, Any]:
-    """What a refusal tells; empty when the error is none of ours."""
+    """The JSON detail of a refusal; empty for other errors."""
     for found in _causes(error):
         diagnosis = getattr(found, "diag", None)
         text = getattr(diagnosis, "message_detail", None) or getattr(found, "detail", None)
         if isinstance(text, str) and (sqlstate_of(found) or "").startswith("ZF"):
             try:
-                told = json.loads(text)
+                detail = json.loads(text)
             except ValueError:
                 return {}
-            return told if isinstance(told, dict) else {}
+            return detail if isinstance(detail, dict) else {}
     return {}
 
 
@@ -120,26 +119,26 @@ def message_of(error: BaseException) -> str:
 
 
 def refusal_in(error: BaseException) -> FencedError | None:
-    """The typed form of a refusal, of `AlreadyApplied`, `Contended` and the like; None if it is none of ours."""
+    """The typed error for a SQLSTATE of class `ZF`; None for other errors."""
     state = sqlstate_of(error)
     if state is None or not state.startswith("ZF"):
         return None
     if state not in SQLSTATES:
         return typed(error)
-    told = detail_of(error)
-    mark = told.get("mark")
+    detail = detail_of(error)
+    mark = detail.get("mark")
     return error_for(
         SQLSTATES[state],
-        name=told.get("name"),
-        stamp=stamp_in(told.get("stamp")),
-        mark=Mark(mark, told.get("holder") or "", told.get("seq") or 0) if mark is not None else None,
-        table=told.get("guard"),
-        says=told.get("says"),
+        name=detail.get("name"),
+        stamp=stamp_in(detail.get("stamp")),
+        mark=Mark(mark, detail.get("holder") or "", detail.get("seq") or 0) if mark is not None else None,
+        table=detail.get("guard"),
+        says=detail.get("says"),
     )
 
 
 def typed(error: BaseException, *, committing: bool = False) -> FencedError:
-    """What an error of one of our own statements means."""
+    """The typed error for an error of one of our own statements."""
     state = sqlstate_of(error)
     if state in SQLSTATES:
         refused = refusal_in(error)
@@ -152,8 +151,8 @@ def typed(error: BaseException, *, committing: bool = False) -> FencedError:
         kind, more = _MEANING[state]
         return kind(f"{says}{more}")
     if state is None or state[:2] in ("08", "57", "58", "XX"):
-        # The connection is gone. Before COMMIT was sent that undoes everything; afterwards nobody knows.
+        # The connection is broken. Before COMMIT was sent the server rolls back; after that the outcome is unknown.
         if committing:
             return Indeterminate(f"the connection was lost while it committed: {says}")
-        return Unavailable(f"the guarded database is not there: {says}")
+        return Unavailable(f"the guarded database cannot be reached: {says}")
     return Unavailable(f"the guarded database answered: {says}")

@@ -1,25 +1,26 @@
--- Schema 1 of the PostgreSQL guard. Runs once in a database, by whoever may create a schema there; afterwards USAGE
--- on schema fenced_guard is all that a writer needs, since announce and the triggers run as their owner.
+-- Schema 1 of the PostgreSQL guard. A role that may create a schema runs it once in a database. Afterwards a writer needs
+-- only USAGE on schema fenced_guard, since announce and the triggers run as their owner.
 --
--- The stamps of a transaction travel in the setting `fenced.stamp`, local to it. Only `announce` puts them there,
--- once it has locked their fences, and every line begins with the transaction's id: what is left from another
--- transaction means nothing. The lines:
+-- The stamps of a transaction are kept in the setting `fenced.stamp`, local to the transaction. Only `announce` puts them
+-- there, after it has locked their marks. Every line begins with the transaction's id, so that lines of another
+-- transaction are ignored. The lines:
 --
---   XID/NAME         the stamp is admitted for NAME, and its fence is locked until this transaction ends
---   XID|GUARD/NAME   GUARD has decided about NAME: a write under rule once or sequenced, or let through and noted
---   XID*GUARD        GUARD lets rows without a stamp through; noted
---   XID STAMP        a stamp, as it was announced; `?` for what was no stamp
+--   XID/NAME         the stamp is admitted for NAME, and the mark of NAME is locked until this transaction ends
+--   XID|GUARD/NAME   GUARD has decided about NAME: it admitted a write under rule once or sequenced, or it recorded a
+--                    bad stamp and let the write through
+--   XID*GUARD        GUARD has recorded that this transaction writes without a stamp, and lets it
+--   XID STAMP        a stamp, as it was announced; `?` for a text that is not a stamp
 --
--- and in the settings `fenced.token0` to `15`, by the token, which stay short however many names there are:
+-- The settings `fenced.token0` to `fenced.token15` (token modulo 16) stay short however many names a lease has. Their lines:
 --
---   XID@TOKEN        a token that was admitted for all names of its lease, for rows that carry it in their epoch column
---   XID#GRANT        and its grant, for names that carry its mark
+--   XID@TOKEN        a token that was admitted for all names of its lease; rows carry it in their epoch column
+--   XID#GRANT        the grant of that token; marks carry it
 --
--- A statement's trigger looks for the line of the one name that the statement wrote to. Everything else goes through
--- `decide`, many names at once through `decide_all`. What is called in every transaction is one statement where possible,
--- as plpgsql sets every further expression up anew in each transaction.
+-- A statement trigger looks for the line of the one name that the statement wrote to. If it finds none it calls `decide`,
+-- or `decide_all` for many names. Functions that every transaction calls are one statement where possible: plpgsql
+-- prepares each expression again in every transaction.
 --
--- A text with a backslash is written E'', which means the same whatever `standard_conforming_strings` says.
+-- A text with a backslash is written E'', which does not depend on `standard_conforming_strings`.
 
 CREATE SCHEMA fenced_guard;
 
@@ -28,30 +29,31 @@ CREATE FUNCTION fenced_guard.version() RETURNS integer LANGUAGE sql AS 'SELECT 1
 -- What the guards of this database trust, in one row.
 CREATE TABLE fenced_guard.trust (
   one       boolean PRIMARY KEY DEFAULT true CHECK (one),
-  realm     text,                                    -- the one authority whose stamps count; NULL: the first that comes
-  floor     bigint NOT NULL DEFAULT 0,               -- tokens below it are stale, also for names without a mark
-  max_jump  bigint,                                  -- how far above a mark a token may be; NULL: as far as it likes
+  realm     text,                                    -- the one authority that is trusted; NULL: the first that announces
+  floor     bigint NOT NULL DEFAULT 0,               -- tokens below it are stale, even for names without a mark
+  max_jump  bigint,                                  -- how far a token may be above the highest mark; NULL: no limit
   sample    double precision NOT NULL DEFAULT 0,     -- the share of admitted operations that is recorded
-  proof     boolean NOT NULL DEFAULT false,          -- whether a mark rises by a signed stamp alone
-  patience  double precision NOT NULL DEFAULT 5,     -- for how many seconds a successor waits for an older transaction
+  proof     boolean NOT NULL DEFAULT false,          -- whether only a signed stamp may raise a mark
+  patience  double precision NOT NULL DEFAULT 5,     -- seconds that a successor waits for an older transaction
   seal      bytea NOT NULL DEFAULT sha256(convert_to(concat(gen_random_uuid(), gen_random_uuid()), 'UTF8'))
-                                                     -- a secret: what was refused here can be told from what was not
+                                                     -- a secret that signs refusals, so that `report` accepts no others
 );
 INSERT INTO fenced_guard.trust DEFAULT VALUES;
 
--- The highest token that was admitted under any name, kept only where `max_jump` is set; not called: look it up.
+-- A cache of the highest token in `mark`, kept only while `max_jump` is set. `is_called` false: read `mark` instead.
 CREATE SEQUENCE fenced_guard.highest;
 
--- Who may sign stamps. HMAC-SHA256 or Ed25519; both kinds may be there, and old keys beside new ones.
+-- The keys that may sign stamps: HMAC-SHA256, Ed25519, or both. Old and new keys may be in use at the same time.
 CREATE TABLE fenced_guard.key (
   id      text COLLATE "C" PRIMARY KEY,
   kind    text NOT NULL CHECK (kind IN ('hmac', 'ed25519')),
-  secret  bytea NOT NULL,                            -- of ed25519 the public key
+  secret  bytea NOT NULL,                            -- for ed25519 the public key
   added   timestamptz NOT NULL DEFAULT clock_timestamp(),
   revoked timestamptz
 );
 
--- The highest stamp admitted for each name: the fence. Falls by `reset` alone, which is written down.
+-- The highest stamp admitted for each name. Its row lock is the fence. Only `reset` and `drop_marks` delete marks, and both
+-- write a line into the history.
 CREATE TABLE fenced_guard.mark (
   name      text COLLATE "C" PRIMARY KEY,
   token     bigint NOT NULL,
@@ -60,20 +62,22 @@ CREATE TABLE fenced_guard.mark (
   operation xid8                                     -- the transaction that wrote, for its further statements
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
 
--- Leases whose names all carry their mark, as long as they do: who shares the lock of this one row has locked all of
--- its fences. Whoever raises one of those marks deletes it, and so waits for those who share it.
+-- One row per lease whose names all still carry its mark. FOR SHARE on this row stands for FOR SHARE on every one of those
+-- marks. That is safe because a transaction that raises one of the marks deletes the row before it commits, and so waits
+-- for every transaction that shares it.
 CREATE TABLE fenced_guard.lease (
   grant_id text COLLATE "C" PRIMARY KEY,
   token    bigint NOT NULL,
-  realm    text COLLATE "C" NOT NULL,                -- the one that is trusted
+  realm    text COLLATE "C" NOT NULL,                -- the realm in `trust`
   names    text COLLATE "C" NOT NULL,                -- as in the stamp
-  sample   double precision NOT NULL                 -- as in `trust`
+  sample   double precision NOT NULL                 -- a copy of the one in `trust`
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
--- Whose names somebody is about to take: a row for each grant that has marks. Whoever takes a name from a grant locks its
--- row here before anything else, and until it ends; nobody else ever locks one. The lock is seen by whoever reads the row
--- (`wanted`), and takes nothing. Locks that are shared are shared by whoever comes, also while somebody waits for them:
--- without this, transactions of an old holder that overlap would keep its successor out for ever.
+-- One row per grant that has marks. A successor locks it before it waits for a mark or a lease row of this grant, and keeps
+-- the lock until its transaction ends. Other announcements only read it: the row's xmax shows the lock without waiting
+-- (`has_successor`). They then queue behind the successor instead of sharing the lock of the mark. Without this table,
+-- overlapping transactions of the old holder would keep its successor waiting for ever: PostgreSQL lets new lockers share
+-- a row lock even while another transaction waits for it.
 CREATE TABLE fenced_guard.turn (
   grant_id text COLLATE "C" PRIMARY KEY,
   names    text COLLATE "C" NOT NULL                 -- as in the stamp
@@ -87,8 +91,8 @@ CREATE TABLE fenced_guard.guard (
   mandatory boolean NOT NULL,
   epoch     text,                                    -- the column that keeps the token of the last write
   epoch_made boolean NOT NULL DEFAULT false,         -- whether the installation made that column
-  refused   text NOT NULL,                           -- a sequence: counts refusals, which roll back all else
-  changed   xid8 NOT NULL DEFAULT pg_current_xact_id(),  -- who last changed its modes, or ended an override
+  refused   text NOT NULL,                           -- a sequence: its count survives the rollback of a refusal
+  changed   xid8 NOT NULL DEFAULT pg_current_xact_id(),  -- the transaction that last changed a mode, or ended an override
   changed_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
@@ -96,14 +100,14 @@ CREATE TABLE fenced_guard.guard (
 CREATE TABLE fenced_guard.mode (
   guard   text COLLATE "C" NOT NULL,
   pattern text COLLATE "C" NOT NULL,
-  likes   text COLLATE "C" NOT NULL,                 -- the pattern for LIKE
+  likes   text COLLATE "C" NOT NULL,                 -- the same pattern for LIKE
   mode    text NOT NULL,
   percent double precision NOT NULL DEFAULT 0,
   since   timestamptz NOT NULL DEFAULT clock_timestamp(),
   PRIMARY KEY (guard, pattern)
 );
 
--- Emergencies: until then, names that match are let through and recorded, whatever the mode says.
+-- Emergencies. Until `until`, writes to names that match are let through and recorded, whatever the mode is.
 CREATE TABLE fenced_guard.override (
   id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   guard   text COLLATE "C" NOT NULL,
@@ -125,8 +129,8 @@ CREATE TABLE fenced_guard.history (
   detail      jsonb NOT NULL
 );
 
--- The audit. Only ever inserted into, so that no writer waits for another's count; the newest 10,000 are kept one by
--- one, older ones as sums in `tally`.
+-- The audit. Writers only insert, so that no writer waits for another. The newest 10,000 records are kept as they are; older
+-- ones are added up in `tally`.
 CREATE SEQUENCE fenced_guard.record_id;
 CREATE TABLE fenced_guard.record (
   id          bigint PRIMARY KEY DEFAULT nextval('fenced_guard.record_id'),
@@ -134,13 +138,13 @@ CREATE TABLE fenced_guard.record (
   guard       text COLLATE "C" NOT NULL,
   name        text COLLATE "C",
   stamp       text COLLATE "C",
-  token       bigint,                                -- the mark as it was
+  token       bigint,                                -- the mark at the time of the decision
   grant_id    text COLLATE "C",
   seq         bigint,
   verdict     text NOT NULL,
   ruling      text NOT NULL,                         -- refuse, record, count; admit for a sample
   mode        text NOT NULL,
-  count       bigint NOT NULL DEFAULT 1,             -- how many names of one statement this line stands for
+  count       bigint NOT NULL DEFAULT 1,             -- how many names of one statement this record stands for
   who         text NOT NULL DEFAULT session_user,
   application text NOT NULL DEFAULT current_setting('application_name'),
   query       text
@@ -168,7 +172,7 @@ CREATE TABLE fenced_guard.value (
 
 CREATE TYPE fenced_guard.stamp AS (text text, realm text, token bigint, seq bigint, grant_id text, names text[]);
 
--- A name out of a stamp: percent-encoded bytes of UTF-8.
+-- Decode a name from a stamp: percent-encoded bytes of UTF-8.
 CREATE FUNCTION fenced_guard.decoded(p_name text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -181,7 +185,7 @@ BEGIN
   );
 END $$;
 
--- The one canonical text form; NULL for anything else.
+-- Parse the one canonical text form of a stamp; NULL for any other text.
 CREATE FUNCTION fenced_guard.parse(p_text text) RETURNS fenced_guard.stamp
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -220,11 +224,11 @@ BEGIN
   RETURN found;
 END $$;
 
--- No name holds a line's end; what does must not look like several lines of the setting.
+-- Replace line ends. No valid name has one; a row's name that has one must not look like several lines of the setting.
 CREATE FUNCTION fenced_guard.one_line(p_name text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$ SELECT replace(p_name, E'\n', E'\r') $$;
 
--- What the setting holds for this transaction, and nothing of another one's. Begins and ends with a line's end.
+-- The lines of the setting, if they belong to this transaction. The text begins and ends with a line end.
 CREATE FUNCTION fenced_guard.carried() RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -237,13 +241,14 @@ BEGIN
   RETURN v_lines;
 END $$;
 
--- Put lines into the setting.
+-- Append lines to the setting.
 CREATE FUNCTION fenced_guard.carry(p_lines text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM set_config('fenced.stamp', fenced_guard.carried() || p_lines, true);
 END $$;
 
+-- Append the tokens and grants of these stamps to the settings `fenced.token0` to `15`.
 CREATE FUNCTION fenced_guard.carry_tokens(p_texts text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -259,7 +264,7 @@ BEGIN
   GROUP BY setting;
 END $$;
 
--- Whether this name's mark is of a grant that is carried for its whole lease.
+-- Whether the name's mark belongs to a grant that this transaction has announced with all its names (an XID#GRANT line).
 CREATE FUNCTION fenced_guard.carries_mark(p_name text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -270,8 +275,8 @@ BEGIN
   );
 END $$;
 
--- Whether this transaction has announced a name, admitted or not. Another name of the same lease is not enough: what the
--- transaction read under it before was not fenced, and a late holder may have written since.
+-- Whether this transaction has announced the name, admitted or not. It is not enough that it has announced another name of
+-- the same lease: rows of this name that it read earlier were not fenced, and a late holder may have changed them since.
 CREATE FUNCTION fenced_guard.announced(p_name text, p_lines text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -283,11 +288,12 @@ BEGIN
   );
 END $$;
 
--- Whether a row may pass where callers are not trusted: anybody can write the setting, so what it says is looked up. The
--- name's mark must be that of a stamp which is carried, and is locked, alone or with its lease, unless it is already; and
--- the name must have been announced.
--- Lines that only say what has been noted are believed of rows that are not refused anyway.
--- (A seal over the lines would not do: they could be put back after ROLLBACK TO SAVEPOINT has undone what they say.)
+-- Whether a row may pass where callers are not trusted (proofs are required). Every role can write the setting, so its lines
+-- are checked against the tables: the name must have been announced, and its mark must be that of an announced stamp. This
+-- function locks the lease row, or else the mark itself, so that the answer stays true until the transaction ends. It never
+-- waits (SKIP LOCKED): a row that a successor has locked confirms nothing.
+-- Lines that say "already recorded" are believed only where the mode does not refuse.
+-- (Signing the lines would not help: a writer could restore them after ROLLBACK TO SAVEPOINT has undone the locks.)
 CREATE FUNCTION fenced_guard.confirmed(p_guard text, p_name text, p_rule text, p_lines text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -315,7 +321,7 @@ BEGIN
       AND strpos(p_lines, E'\n' || v_xid || ' ') = 0);
 END $$;
 
--- The decision, as `fenced.decision.judge` makes it: what the operation is, and the mark that then stands, if it rises.
+-- The decision, the same as `fenced.decision.judge`: the verdict, and whether the mark rises to this stamp.
 CREATE FUNCTION fenced_guard.judge(
   m fenced_guard.mark, s fenced_guard.stamp, p_rule text, p_announce boolean, p_operation xid8,
   OUT verdict text, OUT rises boolean
@@ -330,7 +336,7 @@ BEGIN
   ELSIF s.token = m.token AND s.grant_id <> m.grant_id THEN
     verdict := 'reused';
   ELSIF NOT p_announce AND p_rule <> 'retry' AND v_seq = 0 THEN
-    verdict := 'invalid';  -- a write needs a seq of its own; 0 and none announce
+    verdict := 'invalid';  -- a write needs a seq above 0; a stamp with seq 0 or none can only announce
   ELSIF m.token IS NULL OR s.token > m.token THEN
     rises := true;
   ELSIF p_announce OR p_rule = 'retry' OR p_operation = m.operation THEN
@@ -344,7 +350,7 @@ BEGIN
   END IF;
 END $$;
 
--- Whether the authority's own tables are in this database, of the same owner: what others call `fenced` is not read.
+-- Whether the authority's tables are in this database, with the same owner. A schema `fenced` of another owner is not read.
 CREATE FUNCTION fenced_guard.beside_authority() RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -355,8 +361,8 @@ BEGIN
   RETURN false;
 END $$;
 
--- Whether a token that would raise a mark can be one: not above what the authority has minted, if that is in this
--- database; not further above the highest mark of all names than allowed; signed, if proofs are required.
+-- Whether a token may raise a mark. It must not be above the last token that the authority has minted, if the authority is
+-- in this database. It must be signed, if proofs are required. It must not be more than `max_jump` above the highest mark.
 CREATE FUNCTION fenced_guard.plausible(s fenced_guard.stamp, p_proof text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -374,12 +380,13 @@ BEGIN
   IF t.proof AND NOT fenced_guard.proven(s, p_proof) THEN
     RETURN false;
   END IF;
-  RETURN t.max_jump IS NULL OR fenced_guard.jumps(s.token, t.max_jump);
+  RETURN t.max_jump IS NULL OR fenced_guard.within_max_jump(s.token, t.max_jump);
 END $$;
 
--- Tokens are one stream for all names, so a name that was idle may jump far above its own mark. The highest mark is
--- looked up when the one that is remembered does not do; without any mark there is nothing to compare with.
-CREATE FUNCTION fenced_guard.jumps(p_token bigint, p_max bigint) RETURNS boolean
+-- Whether a token is at most `p_max` above the highest mark of all names. (All names share one stream of tokens, so a name
+-- that was idle may jump far above its own mark.) The cached highest mark is tried first, then the table. True while there
+-- is no mark at all.
+CREATE FUNCTION fenced_guard.within_max_jump(p_token bigint, p_max bigint) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_highest bigint;
@@ -397,7 +404,7 @@ BEGIN
   RETURN true;
 END $$;
 
--- A proof is `KEY:SIGNATURE` in hexadecimal, over the stamp without its seq, as `fenced.proofs` makes it.
+-- Verify a proof, `KEY:SIGNATURE`. `fenced.proofs` makes it: the hexadecimal signature covers the stamp without its seq.
 CREATE FUNCTION fenced_guard.proven(s fenced_guard.stamp, p_proof text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -409,7 +416,7 @@ DECLARE
 BEGIN
   SELECT * INTO k FROM fenced_guard.key WHERE id = v_parts[1] AND revoked IS NULL;
   IF k.kind = 'hmac' AND length(v_signature) = 32 THEN
-    -- Compared through a MAC of both, so that the time it takes says nothing about the right one.
+    -- Compare MACs of both, so that the time of the comparison tells nothing about the right signature.
     RETURN fenced_guard.hmac_sha256(k.secret, fenced_guard.hmac_sha256(k.secret, v_signed))
       = fenced_guard.hmac_sha256(k.secret, v_signature);
   END IF;
@@ -433,8 +440,8 @@ END $$;
 
 -- Modes and records.
 
--- What the stage of the rollout says about a name; about all rows at once, which is NULL, what the strictest stage of
--- any name says. An override lets through, and is recorded like shadow.
+-- The mode that counts for a name: that of the longest pattern that matches. For NULL, which means all rows (TRUNCATE), the
+-- strictest mode of any pattern. While an override is in force nothing is refused, and bad stamps are recorded as under shadow.
 CREATE FUNCTION fenced_guard.mode_of(p_guard text, p_name text, OUT mode text, OUT refuses boolean, OUT requires boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -462,7 +469,7 @@ BEGIN
   END IF;
 END $$;
 
--- The guard whose mode counts for a name where none is given: the strictest of those whose template can make it.
+-- The guard whose mode counts for a name when the caller gave none: the strictest guard whose template can make that name.
 CREATE FUNCTION fenced_guard.guard_for(p_name text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -473,8 +480,8 @@ BEGIN
   );
 END $$;
 
--- Write decisions of one statement down, without ever failing or waiting: what cannot be recorded is counted at least.
--- However many names there are, at most ten lines are written, without a stamp one; the last one counts the rest.
+-- Record the decisions of one statement. It never waits and never fails: if the insert is not possible, the sequence
+-- `unrecorded` counts it. It writes at most ten records, or one for a missing stamp; the last one counts the other names.
 CREATE SEQUENCE fenced_guard.unrecorded;
 CREATE FUNCTION fenced_guard.note(
   p_guard text, p_names text[], p_stamp text, p_verdict text, p_ruling text, p_mode text
@@ -502,7 +509,7 @@ EXCEPTION WHEN OTHERS THEN
   PERFORM nextval('fenced_guard.unrecorded');
 END $$;
 
--- Add up old records. One at a time; whoever comes second leaves it to the first.
+-- Add up old records in `tally`. If another transaction is doing this already, return at once.
 CREATE FUNCTION fenced_guard.tidy(p_before bigint) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -532,13 +539,13 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
   ], p_verdict)::text, 2, '0')
 $$;
 
--- What only this database can have said: without the secret nobody makes it up.
+-- Sign the detail of a refusal with this database's secret, so that `report` can tell that the refusal happened here.
 CREATE FUNCTION fenced_guard.sealed(p_detail jsonb) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT encode(sha256(seal || sha256(convert_to(p_detail::text, 'UTF8'))), 'hex') FROM fenced_guard.trust
 $$;
 
--- Why a token that would raise a mark was not believed, as `plausible` finds it.
+-- Say why `plausible` was false for this stamp.
 CREATE FUNCTION fenced_guard.why_forged(s fenced_guard.stamp) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -558,8 +565,8 @@ BEGIN
     ELSE format('the proof of token %s is missing, or does not verify', s.token) END;
 END $$;
 
--- What every client can be sent: where its encoding cannot carry a character, the server would send an error about that
--- instead. As JSON writes them, which also reads well in a message.
+-- Write non-ASCII characters as JSON escapes, unless the client's encoding is UTF8. A client whose encoding lacks a character
+-- would otherwise receive an encoding error instead of the refusal.
 CREATE FUNCTION fenced_guard.sendable(p_text text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -576,7 +583,7 @@ BEGIN
   );
 END $$;
 
--- Refuse. The count survives the roll-back that follows, and so does the message in the write-ahead log.
+-- Refuse. The sequence that counts refusals and the message in the write-ahead log survive the rollback that follows.
 CREATE FUNCTION fenced_guard.refuse(p_guard text, p_name text, p_stamp text, p_verdict text, p_mode text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -622,7 +629,7 @@ BEGIN
       || 'writes through for a while: fenced guard override.' ELSE '' END;
 END $$;
 
--- What is done about a verdict that is not `admit`: refuse, or write down that it was not done.
+-- Act on a verdict other than `admit`, as the name's mode says: refuse, or record it and let the write through.
 CREATE FUNCTION fenced_guard.rule_on(p_guard text, p_name text, p_stamp text, p_verdict text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -637,22 +644,22 @@ BEGIN
     ELSE 'record' END, v.mode);
 END $$;
 
--- The same about many names at once, pattern by pattern, the longest first, as `mode_of` does it for one.
+-- The same for many names. It applies the patterns one by one, the longest first, which is the order of `mode_of`.
 CREATE FUNCTION fenced_guard.rule_on_all(p_guard text, p_names text[], p_stamp text, p_verdict text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   m          record;
   v_left     text[] := p_names;
   v_match    text[];
-  v_refusing text[];                     -- names under a stage that refuses bad stamps
-  v_lifted   text[];                     -- and those of them that an override lets through
+  v_refusing text[];                     -- names under a mode that refuses bad stamps
+  v_lifted   text[];                     -- those of them that an override lets through
 BEGIN
   IF p_verdict = 'applied' THEN
     PERFORM fenced_guard.rule_on(p_guard, p_names[1], p_stamp, p_verdict);
   END IF;
   FOR m IN
     (SELECT mode, percent, likes FROM fenced_guard.mode WHERE guard = p_guard ORDER BY length(pattern) DESC, pattern DESC)
-    UNION ALL SELECT 'observe', 0, '%'   -- where no pattern matches
+    UNION ALL SELECT 'observe', 0, '%'   -- for names that no pattern matches
   LOOP
     EXIT WHEN cardinality(v_left) = 0;
     v_match := v_left;
@@ -685,22 +692,28 @@ END $$;
 
 -- Announcing.
 
-CREATE FUNCTION fenced_guard.announce_first(p_name text) RETURNS void
+-- Raise ZF012: the caller must announce in a transaction of its own first.
+CREATE FUNCTION fenced_guard.raise_announce_alone_first(p_name text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('announce'), MESSAGE = format(
-    'fenced: %s: at %s a new token is announced and committed on its own, before the transaction begins',
+    'fenced: %s: at isolation level %s, announce a new token in a separate transaction, commit it, and begin again',
     fenced_guard.sendable(p_name), current_setting('transaction_isolation'));
 END $$;
 
--- Decide about one name: lock its fence, judge, raise the mark. `replaced` is the grant whose mark it was: its lease has
--- to be unmade.
+-- Decide about one name: lock its mark, judge the stamp, raise the mark. `replaced` is the grant that had the mark before;
+-- the caller must call `retire_lease_rows` for it.
 --
--- `p_step`: `alone`, in a transaction that ends with it and reads nothing; `announce`, a write will follow; `write`; `row`,
--- a write whose announcement came before: it raises no mark to a new token, since it may rest on what was read before.
--- `p_gently`: whatever the isolation is.
+-- `p_step`:
+--   alone     an announcement in a transaction of its own, which reads nothing
+--   announce  an announcement; a write will follow
+--   write     a write that is its own announcement
+--   row       a write that was announced earlier. It never raises a mark to a new token: the transaction may have read rows
+--             before it had the lock.
+-- `p_without_waiting`: called by `admit_without_waiting`, which has limited every wait to 1 ms and has checked the isolation
+-- level. Do not check it again, and do not lock turn rows.
 CREATE FUNCTION fenced_guard.admit(
-  s fenced_guard.stamp, p_name text, p_rule text, p_step text, p_proof text, p_gently boolean DEFAULT false,
+  s fenced_guard.stamp, p_name text, p_rule text, p_step text, p_proof text, p_without_waiting boolean DEFAULT false,
   OUT verdict text, OUT replaced text
 )
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -722,41 +735,43 @@ BEGIN
   WHILE verdict IS NULL LOOP
     SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name;
     IF m.token = s.token AND p_rule = 'retry' AND NOT v_proof AND fenced_guard.carries_mark(p_name) THEN
-      verdict := CASE WHEN m.grant_id = s.grant_id THEN 'admit' ELSE 'reused' END;  -- locked with its whole lease
+      -- This transaction shares the lease row, which stands for the lock of this mark.
+      verdict := CASE WHEN m.grant_id = s.grant_id THEN 'admit' ELSE 'reused' END;
       RETURN;
     ELSIF m.token = s.token AND p_rule = 'retry' AND (
-      NOT fenced_guard.wanted(m.grant_id) OR fenced_guard.announced(p_name, fenced_guard.carried())  -- locked already
+      -- Do not overtake a successor, unless it waits for this transaction anyway.
+      NOT fenced_guard.has_successor(m.grant_id) OR fenced_guard.announced(p_name, fenced_guard.carried())
     ) THEN
       SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR SHARE;
-    ELSIF m.token <= s.token THEN  -- a mark above it stays above it, locked or not
+    ELSIF m.token <= s.token THEN  -- a mark above the stamp only rises, so a stale stamp needs no lock
       v_waits := true;
-      IF m.token < s.token AND NOT p_gently THEN
-        PERFORM fenced_guard.list_rise(p_name, s.token);
+      IF m.token < s.token AND NOT p_without_waiting THEN
+        PERFORM fenced_guard.list_in_pg_locks(p_name, s.token);
         PERFORM 1 FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE SKIP LOCKED;
-        IF NOT FOUND THEN  -- somebody is there. What raises nothing keeps nobody waiting behind it.
+        IF NOT FOUND THEN  -- another has locked it. A stamp that may not raise the mark must not make others queue behind it.
           v_waits := fenced_guard.plausible(s, p_proof);
-          PERFORM fenced_guard.take_turn(ARRAY[m.grant_id]) WHERE v_waits;
+          PERFORM fenced_guard.lock_turn_rows(ARRAY[m.grant_id]) WHERE v_waits;
         END IF;
       END IF;
       IF v_waits THEN
-        SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;  -- one after the other, in a queue
+        SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE;  -- waits in PostgreSQL's queue for the row
       END IF;
     END IF;
     IF m.name IS NULL AND s.token < (SELECT floor FROM fenced_guard.trust) THEN
-      verdict := 'stale';  -- looked up after the mark: who sees that it was dropped sees the floor
+      verdict := 'stale';  -- read after the mark: `drop_marks` raises the floor in the same transaction that deletes marks
       RETURN;
     END IF;
     SELECT * INTO v FROM fenced_guard.judge(m, s, p_rule, p_step NOT IN ('write', 'row'), v_operation);
     IF v.verdict = 'admit' AND p_step = 'announce' AND p_rule <> 'retry' AND coalesce(s.seq, 0) = 0 THEN
-      verdict := 'invalid';  -- as the write that follows would be
+      verdict := 'invalid';  -- the write that follows would be invalid
       RETURN;
     ELSIF NOT v.rises THEN
       verdict := v.verdict;
       RETURN;
-    ELSIF (m.token IS NULL OR m.token < s.token) AND p_step NOT IN ('alone', 'row') AND NOT p_gently
+    ELSIF (m.token IS NULL OR m.token < s.token) AND p_step NOT IN ('alone', 'row') AND NOT p_without_waiting
       AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-      -- This transaction's snapshot is older than the lock: it may not see what the last holder wrote.
-      PERFORM fenced_guard.announce_first(p_name);
+      -- The snapshot is older than the lock, so this transaction may not see the last holder's writes.
+      PERFORM fenced_guard.raise_announce_alone_first(p_name);
     ELSIF (m.token IS NULL OR m.token < s.token) AND NOT fenced_guard.plausible(s, p_proof) THEN
       verdict := 'forged';
       RETURN;
@@ -764,8 +779,8 @@ BEGIN
       verdict := 'contended';
       RETURN;
     END IF;
-    -- A mark rises under the authority that is trusted when it does, until COMMIT: `adopt` waits for this lock, and
-    -- whoever comes after it for `adopt`. Which realm is trusted may have changed while the fence was waited for.
+    -- The trusted realm must not change between here and COMMIT: `adopt` takes an EXCLUSIVE lock, which waits for this one.
+    -- It may have changed while this transaction waited for the mark, so it is read again under the lock.
     LOCK TABLE fenced_guard.trust IN ROW SHARE MODE;
     SELECT realm INTO v_realm FROM fenced_guard.trust;
     IF s.realm <> v_realm THEN
@@ -774,7 +789,7 @@ BEGIN
     ELSIF v_realm IS NULL THEN
       UPDATE fenced_guard.trust SET realm = s.realm WHERE realm IS NULL;
       IF NOT FOUND THEN
-        SELECT * INTO verdict, replaced FROM fenced_guard.admit(s, p_name, p_rule, p_step, p_proof, p_gently);
+        SELECT * INTO verdict, replaced FROM fenced_guard.admit(s, p_name, p_rule, p_step, p_proof, p_without_waiting);
         RETURN;
       END IF;
     END IF;
@@ -785,7 +800,7 @@ BEGIN
       verdict := 'admit';
       RETURN;
     END IF;
-    PERFORM fenced_guard.list_rise(p_name, s.token);
+    PERFORM fenced_guard.list_in_pg_locks(p_name, s.token);
     INSERT INTO fenced_guard.mark (name, token, grant_id, seq, operation)
     VALUES (p_name, s.token, s.grant_id, v_seq, v_operation)
     ON CONFLICT (name) DO NOTHING;
@@ -793,19 +808,21 @@ BEGIN
   END LOOP;
 END $$;
 
--- Say that names of these grants are about to be taken. It never waits: where somebody else says so, that is enough.
-CREATE FUNCTION fenced_guard.take_turn(p_grants text[]) RETURNS void
+-- Lock the turn rows of these grants, which makes `has_successor` true for them. It never waits: a row that another successor
+-- has locked already has the same effect.
+CREATE FUNCTION fenced_guard.lock_turn_rows(p_grants text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM 1 FROM fenced_guard.turn WHERE grant_id = ANY (p_grants) FOR UPDATE SKIP LOCKED;
 END $$;
 
--- Whether the transaction that locked a row, which its xmax tells, is over. Such a row has had one locker at a time.
-CREATE FUNCTION fenced_guard.is_over(p_xmax xid) RETURNS boolean
+-- Whether the transaction in a row's xmax, the last one that locked the row, has ended. Turn rows are only locked FOR UPDATE,
+-- so that xmax is always a single transaction and never a multixact.
+CREATE FUNCTION fenced_guard.locker_has_ended(p_xmax xid) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_next bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
-  v_near bigint := p_xmax::text::bigint - v_next % 4294967296 + 2147483648;  -- how far from it, in 32 bits
+  v_near bigint := p_xmax::text::bigint - v_next % 4294967296 + 2147483648;  -- its distance from v_next, in 32 bits
 BEGIN
   IF p_xmax = '0' THEN
     RETURN true;
@@ -813,30 +830,31 @@ BEGIN
   v_near := v_next + (v_near + 4294967296) % 4294967296 - 2147483648;
   RETURN v_near < 3 OR pg_xact_status(v_near::text::xid8) IS DISTINCT FROM 'in progress';
 EXCEPTION WHEN invalid_parameter_value THEN
-  RETURN false;  -- younger than the server can say: it has just begun
+  RETURN false;  -- in the future of this snapshot: it has just begun
 END $$;
 
--- Whether somebody is about to take a name from this grant.
-CREATE FUNCTION fenced_guard.wanted(p_grant text) RETURNS boolean
+-- Whether a successor waits for a name of this grant: it has locked the turn row and has not ended.
+CREATE FUNCTION fenced_guard.has_successor(p_grant text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  RETURN EXISTS (SELECT 1 FROM fenced_guard.turn t WHERE t.grant_id = p_grant AND NOT fenced_guard.is_over(t.xmax));
+  RETURN EXISTS (SELECT 1 FROM fenced_guard.turn t WHERE t.grant_id = p_grant AND NOT fenced_guard.locker_has_ended(t.xmax));
 END $$;
 
--- Wait for those who share a lease's one row instead of locking its marks, and end that. Sorted, after the marks. Whoever
--- comes from now on finds the grant wanted, shares the row no more, and queues at the marks.
-CREATE FUNCTION fenced_guard.unmake_leases(p_grants text[]) RETURNS void
+-- Delete the lease rows of these grants, because one of their marks now belongs to another grant. It waits for every
+-- transaction that shares such a row instead of locking its marks. No deadlock: every caller locks marks first, then lease
+-- rows, sorted. A transaction that begins later sees `has_successor`, does not share the lease row, and queues at the marks.
+CREATE FUNCTION fenced_guard.retire_lease_rows(p_grants text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF cardinality(array_remove(p_grants, NULL)) > 0
      AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
     RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('announce'),
-      MESSAGE = 'fenced: a mark changes hands at READ COMMITTED alone: an older snapshot may not see whose it was';
+      MESSAGE = 'fenced: announce a new token at READ COMMITTED: an older snapshot may not see which grant has the mark';
   END IF;
-  PERFORM fenced_guard.take_turn(p_grants);
+  PERFORM fenced_guard.lock_turn_rows(p_grants);
   PERFORM 1 FROM fenced_guard.lease WHERE grant_id = ANY (p_grants) ORDER BY grant_id FOR UPDATE;
   DELETE FROM fenced_guard.lease WHERE grant_id = ANY (p_grants);
-  -- Without marks of its own a grant is in nobody's way. What two takers at once leave behind goes with `tidy_up`.
+  -- A grant without marks needs no turn row. A row that another successor has locked is skipped; `tidy_up` deletes it later.
   DELETE FROM fenced_guard.turn WHERE grant_id IN (
     SELECT grant_id FROM fenced_guard.turn WHERE grant_id = ANY (p_grants) FOR UPDATE SKIP LOCKED
   ) AND NOT EXISTS (
@@ -845,19 +863,20 @@ BEGIN
   );
 END $$;
 
--- Whether a mark would rise above READ COMMITTED: by an old snapshot, which may not see the lease that has to be unmade,
--- and which at SERIALIZABLE could cost the program its COMMIT.
+-- Whether this stamp would raise a mark at an isolation level above READ COMMITTED. There the snapshot may not see the lease
+-- row that has to be retired, and at SERIALIZABLE the write could make the program's COMMIT fail.
 CREATE FUNCTION fenced_guard.would_conflict(s fenced_guard.stamp, p_name text, p_rule text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RETURN current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND p_name = ANY (s.names)
-    AND (p_rule = 'retry' OR s.seq > 0)  -- else it is invalid, and nothing rises
+    AND (p_rule = 'retry' OR s.seq > 0)  -- otherwise the stamp is invalid, and raises nothing
     AND NOT EXISTS (SELECT 1 FROM fenced_guard.mark WHERE name = p_name AND token >= s.token)
     AND NOT EXISTS (SELECT 1 FROM fenced_guard.trust WHERE realm <> s.realm);
 END $$;
 
--- The same where nothing may wait or fail: observe, shadow, and the names that a canary leaves out.
-CREATE FUNCTION fenced_guard.admit_gently(
+-- `admit` for modes in which the guard must not delay or fail a program: observe, shadow, and the names outside a canary.
+-- It returns `contended` where `admit` would wait for more than 1 ms or fail.
+CREATE FUNCTION fenced_guard.admit_without_waiting(
   s fenced_guard.stamp, p_name text, p_rule text, p_step text, p_proof text
 ) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -871,22 +890,22 @@ BEGIN
   END IF;
   PERFORM set_config('lock_timeout', '1', true);
   SELECT * INTO v_verdict, v_replaced FROM fenced_guard.admit(s, p_name, p_rule, p_step, p_proof, true);
-  PERFORM fenced_guard.unmake_leases(ARRAY[v_replaced]) WHERE v_replaced IS NOT NULL;
+  PERFORM fenced_guard.retire_lease_rows(ARRAY[v_replaced]) WHERE v_replaced IS NOT NULL;
   PERFORM set_config('lock_timeout', v_before, true);
   RETURN v_verdict;
 EXCEPTION WHEN OTHERS THEN
   RETURN 'contended';
 END $$;
 
--- A setting that is a time, in milliseconds; 0 for none.
+-- The value of a setting that is a duration, in milliseconds; 0 means no limit.
 CREATE FUNCTION fenced_guard.milliseconds(p_setting text) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RETURN extract(epoch FROM current_setting(p_setting)::interval) * 1000;
 END $$;
 
--- Let the server end this transaction when its holder leaves it idle for so long; never later than the program's own limit.
--- Where nothing is refused, nothing is ended either.
+-- Make the server end this transaction when the program leaves it idle for `p_left` milliseconds. A shorter limit of the
+-- program's own stays. No limit is set where the mode refuses nothing.
 CREATE FUNCTION fenced_guard.limit_idling(p_left bigint, p_guard text, p_names text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -900,26 +919,26 @@ BEGIN
   END IF;
 END $$;
 
--- Waiting for older transactions, and ending them.
+-- Successors: how they find and end older transactions.
 
--- Every announced transaction is listed in the server's table of locks, so that a successor can tell whom it waits for:
--- under its grant, and under each name whose mark it raises, with its token, which nobody can read from the mark yet.
--- Nobody ever waits for such a lock, and nothing is decided by it.
-CREATE FUNCTION fenced_guard.list_rise(p_name text, p_token bigint) RETURNS void
+-- Every announcing transaction takes advisory locks, so that a successor can find it in pg_locks (`in_the_way`): one for its
+-- grant, and two for each name whose mark it raises. The two hold the token, which other transactions cannot read from the
+-- mark before COMMIT. All are shared and tried, so no transaction ever waits for one. No decision depends on them.
+CREATE FUNCTION fenced_guard.list_in_pg_locks(p_name text, p_token bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM pg_try_advisory_xact_lock_shared(hashtext(p_name), (p_token >> 31)::integer),
     pg_try_advisory_xact_lock_shared(hashtext('/' || p_name), (p_token & 2147483647)::integer);
 END $$;
 
--- The transactions of older tokens that an announcement of this stamp waits for. `may_end`: the guard's owner has the right
--- to end it, and `p_waited` milliseconds are as long as the guard is patient.
+-- The transactions of older tokens that keep an announcement of this stamp waiting. `may_end`: the guard's owner has the right
+-- to end the transaction, and `p_waited` milliseconds are at least the guard's `patience`.
 CREATE FUNCTION fenced_guard.in_the_way(p_stamp text, p_names text DEFAULT NULL, p_waited bigint DEFAULT NULL)
 RETURNS TABLE (pid integer, name text, token bigint, who text, may_end boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   s fenced_guard.stamp := fenced_guard.parse(p_stamp);
-  v_patient boolean := p_waited >= 900 * (SELECT patience FROM fenced_guard.trust);  -- a clock elsewhere measured it
+  v_patient boolean := p_waited >= 900 * (SELECT patience FROM fenced_guard.trust);  -- 90 %: the client's clock measured it
 BEGIN
   RETURN QUERY
   WITH listed AS (
@@ -947,14 +966,14 @@ BEGIN
       pg_has_role(current_user, 'pg_signal_backend', 'USAGE') OR pg_has_role(current_user, r.oid, 'USAGE'))), false)
   FROM older o LEFT JOIN pg_stat_activity a ON a.pid = o.pid LEFT JOIN pg_roles r ON r.oid = a.usesysid
   CROSS JOIN (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS own
-  WHERE o.pid IS NULL OR EXISTS (  -- anybody can take a lock of that kind, but not one of these
+  WHERE o.pid IS NULL OR EXISTS (  -- every role can take advisory locks, but only a guard's function can lock these tables
     SELECT 1 FROM pg_locks k WHERE k.pid = o.pid AND k.granted AND k.mode IN ('RowShareLock', 'RowExclusiveLock')
       AND k.relation IN ('fenced_guard.mark'::regclass, 'fenced_guard.lease'::regclass)
   );
 END $$;
 
--- End them, where that is possible: their lease is over, or nobody could have been given a newer token for its name. For a
--- stamp that could raise the mark alone. Written down in the history.
+-- End the transactions that are in the way and may be ended. Their lease is over: the authority gave a newer token for one of
+-- its names. Only a stamp that may raise the mark can do this. Each one ended is written into the history.
 CREATE FUNCTION fenced_guard.make_way(p_stamp text, p_names text, p_waited bigint, p_proof text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -971,13 +990,16 @@ BEGIN
   END IF;
 END $$;
 
--- Lock the fences of these stamps, sorted by name, and let this transaction write under them.
+-- Lock the marks of these stamps, sorted by name, and let this transaction write under them.
 --
--- Stamps are separated by spaces. `p_left`: for how many milliseconds the transaction may be idle. `p_guard`: whose rule and
--- modes count; without one, those of the strictest guard that the name can belong to. `p_names`: only these, encoded and separated by commas as in a stamp.
--- `p_exclusive`: no other transaction of the same lease meanwhile, for rules once and sequenced. `p_still_held`: the
--- authority is in this database and says so. `p_proofs`: one for each stamp. `p_repeats`: who is told to announce on its
--- own first (ZF012) can do so, in every mode.
+-- `p_stamps`      separated by spaces
+-- `p_left`        for how many milliseconds the transaction may be idle
+-- `p_guard`       the guard whose rule and modes count; by default the strictest guard that each name can belong to
+-- `p_names`       announce only these names, encoded and separated by commas as in a stamp
+-- `p_exclusive`   no other transaction of the same lease at the same time, for rules once and sequenced
+-- `p_still_held`  also ask the authority, which must be in this database, whether the lease is still held
+-- `p_proofs`      one for each stamp, separated by spaces
+-- `p_repeats`     the caller handles ZF012 (announce in a separate transaction first), so raise it in every mode
 CREATE FUNCTION fenced_guard.announce(
   p_stamps text, p_left bigint DEFAULT NULL, p_guard text DEFAULT NULL, p_names text DEFAULT NULL,
   p_exclusive boolean DEFAULT false, p_still_held boolean DEFAULT false, p_proofs text DEFAULT NULL,
@@ -987,7 +1009,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_sample double precision;
 BEGIN
-  -- One stamp, of a lease whose names carry its mark already: one statement, and nothing is written but a lock.
+  -- The usual case: one stamp whose lease row exists. One statement locks that row and writes nothing else. SKIP LOCKED: if a
+  -- successor is deleting the row, the general way queues at the marks.
   IF p_names IS NULL AND NOT p_exclusive AND NOT p_still_held
      AND current_setting('transaction_isolation') = 'read committed' THEN
     SELECT held.sample,
@@ -999,7 +1022,7 @@ BEGIN
         CASE WHEN starts_with(current_setting(held.setting, true), E'\n' || held.xid)
           THEN current_setting(held.setting, true) ELSE E'\n' END,
         held.xid, '@', held.token, E'\n', held.xid, '#', held.grant_id, E'\n'), true),
-      pg_try_advisory_xact_lock_shared(hashtextextended(held.grant_id, 0)),  -- see `list_rise`
+      pg_try_advisory_xact_lock_shared(hashtextextended(held.grant_id, 0)),  -- see `list_in_pg_locks`
       CASE WHEN p_left IS NOT NULL THEN fenced_guard.limit_idling(p_left, p_guard, string_to_array(held.names, ','))::text END
     INTO v_sample
     FROM (
@@ -1007,31 +1030,32 @@ BEGIN
         pg_current_xact_id()::text AS xid
       FROM fenced_guard.lease l, fenced_guard.turn t
       WHERE l.grant_id = split_part(p_stamps, ':', 5) AND split_part(p_stamps, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
-        AND t.grant_id = split_part(p_stamps, ':', 5) AND (t.xmax = '0' OR fenced_guard.is_over(t.xmax))  -- as `wanted`
+        AND t.grant_id = split_part(p_stamps, ':', 5) AND (t.xmax = '0' OR fenced_guard.locker_has_ended(t.xmax))  -- `has_successor`, inlined
         AND p_stamps = concat('1:', l.realm, ':', l.token, ':', split_part(p_stamps, ':', 4), ':', l.grant_id, ':', l.names)
         AND strpos(l.names, '%') = 0
       FOR SHARE OF l SKIP LOCKED
     ) AS held;
   END IF;
   IF v_sample IS NULL THEN
-    PERFORM fenced_guard.announce_slowly(
+    PERFORM fenced_guard.announce_general(
       p_stamps, p_left, p_guard, p_names, p_exclusive, p_still_held, p_proofs, false, p_repeats);
   ELSIF v_sample > 0 AND random() < v_sample THEN
     PERFORM fenced_guard.note(p_guard, ARRAY[split_part(p_stamps, ':', 6)], p_stamps, 'admit', 'admit', 'sample');
   END IF;
 END $$;
 
--- Raise the marks, in a transaction that ends with this: reads that begin after it are fenced.
+-- Raise the marks in a transaction of their own. Reads that begin after its COMMIT are fenced.
 CREATE FUNCTION fenced_guard.announce_alone(
   p_stamps text, p_guard text DEFAULT NULL, p_names text DEFAULT NULL, p_proofs text DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM fenced_guard.announce_slowly(p_stamps, NULL, p_guard, p_names, false, false, p_proofs, true, false);
+  PERFORM fenced_guard.announce_general(p_stamps, NULL, p_guard, p_names, false, false, p_proofs, true, false);
 END $$;
 
--- Let a stale stamp of one plain name through, where the whole guard only observes or records; false, and nothing done,
--- in every other case. Nothing is locked: a mark above the stamp stays above it. A name that has a mark is a valid one.
+-- The short way for a stale stamp with one plain name, if the guard has a single mode, observe or shadow: record it and let the
+-- transaction through. Returns false, and does nothing, in every other case. It needs no lock, because a mark above the stamp
+-- only rises. It need not check the name further: a name that has a mark is valid.
 CREATE FUNCTION fenced_guard.let_stale_through(p_stamp text, p_guard text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1053,8 +1077,8 @@ BEGIN
   RETURN true;
 END $$;
 
--- Every case that is not the usual one.
-CREATE FUNCTION fenced_guard.announce_slowly(
+-- Announce in every case that `announce` does not handle itself.
+CREATE FUNCTION fenced_guard.announce_general(
   p_stamps text, p_left bigint, p_guard text, p_names text, p_exclusive boolean, p_still_held boolean, p_proofs text,
   p_alone boolean, p_repeats boolean
 ) RETURNS void
@@ -1064,7 +1088,7 @@ DECLARE
   v_rule  text;
   v_step  text;
 BEGIN
-  -- A guard without triggers decides about the write now.
+  -- A guard without triggers decides about the write here.
   SELECT rule, CASE WHEN p_alone THEN 'alone' WHEN mandatory THEN 'announce' ELSE 'write' END INTO v_rule, v_step
   FROM fenced_guard.guard WHERE guard = p_guard;
   IF p_guard IS NOT NULL AND v_rule IS NULL THEN
@@ -1075,9 +1099,9 @@ BEGIN
   v_rule := CASE WHEN p_exclusive AND v_rule IS NULL THEN 'sequenced' ELSE coalesce(v_rule, 'retry') END;
   IF NOT p_alone AND p_names IS NULL AND NOT p_still_held AND v_step = 'announce'
      AND fenced_guard.let_stale_through(p_stamps, p_guard) THEN
-    RETURN;  -- and nothing limits how long it may idle: nobody waits for it
+    RETURN;  -- no limit on idle time: this transaction holds no lock that a successor waits for
   END IF;
-  IF v_rule <> 'retry' OR p_names IS NOT NULL OR p_still_held OR NOT fenced_guard.announce_whole(v_texts, p_alone) THEN
+  IF v_rule <> 'retry' OR p_names IS NOT NULL OR p_still_held OR NOT fenced_guard.announce_by_lease_rows(v_texts, p_alone) THEN
     PERFORM fenced_guard.announce_each(
       v_texts, p_guard, v_rule, v_step, string_to_array(p_names, ','), p_still_held, string_to_array(p_proofs, ' '),
       p_repeats);
@@ -1088,8 +1112,8 @@ BEGIN
   END IF;
 END $$;
 
--- Leases that are whole, all at once, however many; false, and nothing done, when one is not.
-CREATE FUNCTION fenced_guard.announce_whole(p_texts text[], p_alone boolean) RETURNS boolean
+-- Announce several leases by sharing their lease rows. Returns false, with all locks released, unless every stamp has one.
+CREATE FUNCTION fenced_guard.announce_by_lease_rows(p_texts text[], p_alone boolean) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_xid    text := pg_current_xact_id();
@@ -1099,20 +1123,20 @@ BEGIN
     SELECT count(*) INTO v_count FROM (
       SELECT 1 FROM unnest(p_texts) AS wanted, fenced_guard.lease l
       WHERE l.grant_id = split_part(wanted, ':', 5) AND split_part(wanted, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
-        AND (NOT fenced_guard.wanted(l.grant_id) OR strpos(current_setting(concat('fenced.token', l.token % 16), true),
-          concat(E'\n', v_xid, '#', l.grant_id, E'\n')) > 0)  -- shared by this transaction already
+        AND (NOT fenced_guard.has_successor(l.grant_id) OR strpos(current_setting(concat('fenced.token', l.token % 16), true),
+          concat(E'\n', v_xid, '#', l.grant_id, E'\n')) > 0)  -- this transaction shares the row already
         AND wanted = concat('1:', l.realm, ':', l.token, ':', split_part(wanted, ':', 4), ':', l.grant_id, ':', l.names)
       FOR SHARE OF l SKIP LOCKED
     ) AS held;
     PERFORM pg_try_advisory_xact_lock_shared(hashtextextended(split_part(wanted, ':', 5), 0)) FROM unnest(p_texts) AS wanted;
-    IF v_count < cardinality(p_texts) THEN  -- let go of the others: who waits for marks next must hold no lease
+    IF v_count < cardinality(p_texts) THEN  -- roll the block back to release the rows: `announce_each` waits for marks, and must hold no lease row
       RAISE EXCEPTION USING ERRCODE = 'ZF011';
     END IF;
   EXCEPTION WHEN SQLSTATE 'ZF011' OR serialization_failure THEN
     RETURN false;
   END;
   IF NOT p_alone THEN
-    -- Lines for a few of their names; others are let through by the token, so that the setting stays short.
+    -- Lines for eight names only, so that the setting stays short; `carries_mark` lets the other names through.
     PERFORM fenced_guard.carry((
       SELECT string_agg(concat(v_xid, '/', fenced_guard.decoded(n), E'\n'), '') FROM (
         SELECT n FROM unnest(p_texts) AS text, string_to_table(split_part(text, ':', 6), ',') AS n LIMIT 8
@@ -1123,8 +1147,8 @@ BEGIN
   RETURN true;
 END $$;
 
--- Whether all names of a lease carry its mark. Of two leases of one name in one announcement only the newer one's do.
-CREATE FUNCTION fenced_guard.is_whole(s fenced_guard.stamp) RETURNS boolean
+-- Whether all names of a stamp carry its mark. False for the older of two leases of one name in one announcement.
+CREATE FUNCTION fenced_guard.all_marks_are_ours(s fenced_guard.stamp) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RETURN NOT EXISTS (
@@ -1133,9 +1157,9 @@ BEGIN
   );
 END $$;
 
--- A table that was rebuilt, and took the name of the guarded one, has no triggers; a table that inherits from it has none of
--- its own. Looked at by the first announcement of a lease, and said where something would be refused.
-CREATE FUNCTION fenced_guard.refuse_unwatched(p_guard text) RETURNS void
+-- Fail if the guarded table has lost its triggers, which happens when a tool rebuilds a table under the old name, or if another
+-- table inherits from it without triggers. The first announcement of a lease checks this, where the mode refuses.
+CREATE FUNCTION fenced_guard.refuse_unguarded_table(p_guard text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_table regclass := to_regclass(format('%I.%I', split_part(p_guard, '.', 1), split_part(p_guard, '.', 2)));
@@ -1152,12 +1176,12 @@ BEGIN
   IF v_table IS NOT NULL AND (SELECT mandatory FROM fenced_guard.guard WHERE guard = p_guard)
      AND (SELECT refuses FROM fenced_guard.mode_of(p_guard, NULL)) THEN
     RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state', MESSAGE = CASE WHEN v_child IS NULL
-      THEN format('fenced: %s has no triggers of its guard, as a table that was rebuilt; install the guard again', p_guard)
-      ELSE format('fenced: %s inherits from %s, and its rows are not guarded; partitions are', v_child, p_guard) END;
+      THEN format('fenced: %s lacks the triggers of its guard (was the table rebuilt?); install the guard again', p_guard)
+      ELSE format('fenced: %s inherits from %s, and its rows are not guarded; use a partition instead', v_child, p_guard) END;
   END IF;
 END $$;
 
--- Name by name, sorted, so that two announcements never wait for each other in a circle.
+-- Announce name by name, sorted, so that two announcements cannot deadlock.
 CREATE FUNCTION fenced_guard.announce_each(
   p_texts text[], p_guard text, p_rule text, p_step text, p_names text[], p_still_held boolean, p_proofs text[],
   p_repeats boolean
@@ -1168,7 +1192,7 @@ DECLARE
   v_stamps fenced_guard.stamp[];
   v_only   text[] := ARRAY(SELECT DISTINCT fenced_guard.one_line(fenced_guard.decoded(n)) FROM unnest(p_names) AS n);
   v_lines  text[] := '{}';
-  v_counts bigint[];                     -- how many names of each stamp are admitted
+  v_counts bigint[];                     -- how many names of each stamp were admitted
   v_grants text[] := '{}';
   v_verdict text;
   v_replaced text;
@@ -1179,7 +1203,7 @@ DECLARE
   w        record;
 BEGIN
   IF v_wait = 0 OR v_wait > v_patience THEN
-    PERFORM set_config('lock_timeout', v_patience::text, true);  -- whoever is waited for longer can be ended: `make_way`
+    PERFORM set_config('lock_timeout', v_patience::text, true);  -- then the client calls `make_way`
   END IF;
   PERFORM pg_try_advisory_xact_lock_shared(hashtextextended(split_part(text, ':', 5), 0)) FROM unnest(p_texts) AS text;
   FOR i IN 1 .. cardinality(p_texts) LOOP
@@ -1208,11 +1232,11 @@ BEGIN
       SELECT 1 FROM fenced_guard.mark m, fenced_guard.trust t
       WHERE m.name = w.name AND m.token > (w.stamp).token AND t.realm = (w.stamp).realm
     ) THEN
-      v_verdict := 'stale';  -- a mark above it stays above it: nothing has to be locked
+      v_verdict := 'stale';  -- a mark above the stamp only rises, so no lock is needed
     ELSIF p_repeats AND p_step <> 'alone' AND fenced_guard.would_conflict(w.stamp, w.name, p_rule) THEN
-      PERFORM fenced_guard.announce_first(w.name);
+      PERFORM fenced_guard.raise_announce_alone_first(w.name);
     ELSE
-      v_verdict := fenced_guard.admit_gently(w.stamp, w.name, p_rule, p_step, w.proof);
+      v_verdict := fenced_guard.admit_without_waiting(w.stamp, w.name, p_rule, p_step, w.proof);
     END IF;
     IF v_verdict = 'admit' THEN
       v_lines := v_lines || concat(v_xid, '/', w.name, E'\n');
@@ -1224,10 +1248,10 @@ BEGIN
       v_lines := v_lines || concat(v_xid, '|', v_guard, '/', w.name, E'\n');
     END IF;
   END LOOP;
-  PERFORM fenced_guard.unmake_leases(v_grants);
+  PERFORM fenced_guard.retire_lease_rows(v_grants);
   PERFORM set_config('lock_timeout', v_before, true);
-  IF p_guard IS NOT NULL AND cardinality(v_grants) > 0 THEN  -- something was decided that could be refused
-    PERFORM fenced_guard.refuse_unwatched(p_guard);
+  IF p_guard IS NOT NULL AND cardinality(v_grants) > 0 THEN  -- `admit` decided about a name, so a mode refuses
+    PERFORM fenced_guard.refuse_unguarded_table(p_guard);
   END IF;
   IF p_rule = 'retry' AND (p_step = 'alone' OR current_setting('transaction_isolation') <> 'serializable') AND EXISTS (
     SELECT 1 FROM generate_subscripts(v_counts, 1) AS i LEFT JOIN fenced_guard.turn t ON t.grant_id = v_stamps[i].grant_id
@@ -1236,7 +1260,7 @@ BEGIN
   ) THEN
     BEGIN
       PERFORM set_config('lock_timeout', '1', true);
-      LOCK TABLE fenced_guard.trust IN ROW SHARE MODE;  -- so that `adopt` comes before, or finds the row
+      LOCK TABLE fenced_guard.trust IN ROW SHARE MODE;  -- so that `adopt` runs either before this, or after COMMIT and finds the row
       INSERT INTO fenced_guard.turn (grant_id, names)
       SELECT v_stamps[i].grant_id, split_part(p_texts[i], ':', 6) FROM generate_subscripts(v_counts, 1) AS i
       WHERE v_counts[i] > 0
@@ -1244,38 +1268,38 @@ BEGIN
       INSERT INTO fenced_guard.lease (grant_id, token, realm, names, sample)
       SELECT v_stamps[i].grant_id, v_stamps[i].token, t.realm, split_part(p_texts[i], ':', 6), t.sample
       FROM generate_subscripts(v_stamps, 1) AS i, fenced_guard.trust t WHERE v_counts[i] = cardinality(v_stamps[i].names)
-        AND t.realm = v_stamps[i].realm AND fenced_guard.is_whole(v_stamps[i])
+        AND t.realm = v_stamps[i].realm AND fenced_guard.all_marks_are_ours(v_stamps[i])
       ON CONFLICT (grant_id) DO NOTHING;
       PERFORM set_config('lock_timeout', v_before, true);
     EXCEPTION WHEN lock_not_available OR serialization_failure THEN
-      NULL;  -- another transaction of the lease is at it
+      NULL;  -- another transaction of this lease is inserting the rows; the next announcement looks again
     END;
   END IF;
   IF p_step <> 'alone' THEN
     PERFORM fenced_guard.carry(array_to_string(v_lines, '') || (
       SELECT string_agg(concat(v_xid, ' ', CASE WHEN v_stamps[i] IS NULL THEN '?' ELSE p_texts[i] END, E'\n'), '')
       FROM generate_subscripts(p_texts, 1) AS i));
-    -- Not for a part of a lease, nor for what is only let through: a row's epoch tells the lease, and not its fence.
+    -- Only if all names of the lease were admitted: a row's epoch tells the lease of its last write, but not the name.
     PERFORM fenced_guard.carry_tokens(ARRAY(
       SELECT p_texts[i] FROM generate_subscripts(v_stamps, 1) AS i
-      WHERE v_counts[i] = cardinality(v_stamps[i].names) AND fenced_guard.is_whole(v_stamps[i])));
+      WHERE v_counts[i] = cardinality(v_stamps[i].names) AND fenced_guard.all_marks_are_ours(v_stamps[i])));
   END IF;
 END $$;
 
--- The authority in this database says that the lease is still held. Not locked: any lock keeps renewals out, and
--- whoever is granted the name after this waits for its fence.
+-- Fail unless the authority in this database says that the lease is still held. It does not lock the attempt: a lock would
+-- block renewals. That is safe, because a successor that is granted the name later must wait for our lock on its mark.
 CREATE FUNCTION fenced_guard.still_held(s fenced_guard.stamp) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_beside  boolean;
   v_expires timestamptz;
 BEGIN
-  IF fenced_guard.beside_authority() THEN  -- only then are there tables to name
+  IF fenced_guard.beside_authority() THEN  -- otherwise the tables below do not exist
     v_beside := EXISTS (SELECT 1 FROM fenced.namespace WHERE realm = s.realm);
   END IF;
   IF v_beside IS NOT TRUE THEN
     RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-      MESSAGE = 'fenced: still_held needs the authority in the same database, of the same owner';
+      MESSAGE = 'fenced: still_held needs the authority in the same database, with the same owner';
   END IF;
   SELECT expires INTO v_expires FROM fenced.attempt
   WHERE id = s.grant_id::uuid AND state = 'granted' AND token = s.token;
@@ -1287,7 +1311,7 @@ END $$;
 
 -- Writing.
 
--- Decide about a name that a statement wrote to. `p_name` is NULL for all rows at once.
+-- Decide about a name that a statement wrote to. `p_name` NULL means all rows (TRUNCATE).
 CREATE FUNCTION fenced_guard.decide(p_guard text, p_name text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1300,9 +1324,9 @@ DECLARE
   v_text  text;                          -- a stamp, or a mode
   s       fenced_guard.stamp;
 BEGIN
-  p_name := replace(p_name, E'\n', E'\r');  -- as `one_line` does
+  p_name := replace(p_name, E'\n', E'\r');  -- `one_line`, inlined
   IF NOT coalesce(starts_with(v_lines, E'\n' || v_xid), false) THEN
-    -- Nothing is announced, as in nearly every write while a rollout begins: one stage for all names is told at once.
+    -- Nothing is announced, as in nearly every write while a rollout begins. With one mode for all names, record and return.
     SELECT max(mode) INTO v_text FROM fenced_guard.mode WHERE guard = p_guard
     HAVING count(*) = 1 AND max(mode) <> 'require' AND (max(mode) IN ('observe', 'shadow') OR NOT EXISTS (
       SELECT 1 FROM fenced_guard.override WHERE guard = p_guard));
@@ -1334,7 +1358,7 @@ BEGIN
       END LOOP;
       IF s.names IS NOT NULL AND fenced_guard.announced(p_name, v_lines) THEN
         SELECT * INTO v_mode FROM fenced_guard.mode_of(p_guard, p_name);
-        v_verdict := fenced_guard.admit_briefly(s, p_name, v_rule, v_mode.refuses);
+        v_verdict := fenced_guard.admit_with_short_wait(s, p_name, v_rule, v_mode.refuses);
       END IF;
     END IF;
   END IF;
@@ -1347,8 +1371,9 @@ BEGIN
   PERFORM fenced_guard.carry_let_through(p_guard, ARRAY[p_name], v_verdict);
 END $$;
 
--- Remember what was let through, so that it is noted once per transaction: each name, until the setting is long, since
--- every statement looks through it; without a stamp all at once, if no name needs one.
+-- Remember which writes were recorded and let through, so that each name is recorded once per transaction. Names are no longer
+-- remembered when the setting is long, because every statement searches it. For a missing stamp one line covers the whole guard,
+-- unless some pattern is at require.
 CREATE FUNCTION fenced_guard.carry_let_through(p_guard text, p_names text[], p_verdict text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1362,7 +1387,7 @@ BEGIN
   END IF;
 END $$;
 
--- The names that the stamps of this transaction cover, as texts. `whole`: the lease is locked as a whole, and all its names
+-- The names that the stamps of this transaction cover, each with its stamp. `whole`: all names of that lease are announced and
 -- carry its mark (see `carries_mark`).
 CREATE FUNCTION fenced_guard.covered(p_lines text, p_xid text) RETURNS TABLE (name text, stamp text, place bigint, whole boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -1372,12 +1397,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       current_setting(concat('fenced.token', split_part(text, ':', 3)::bigint % 16), true),
       concat(E'\n', p_xid, '#', split_part(text, ':', 5), E'\n')) > 0, false) AS whole
     FROM string_to_table(p_lines, E'\n') WITH ORDINALITY AS l (line, place), split_part(line, ' ', 2) AS text
-    WHERE starts_with(line, p_xid || ' 1:') OFFSET 0  -- so that each stamp is taken apart once
+    WHERE starts_with(line, p_xid || ' 1:') OFFSET 0  -- so that the planner splits each stamp once
   ) AS s, string_to_table(split_part(s.text, ':', 6), ',') AS n
 $$;
 
--- Decide about all names that a statement wrote to, each given once. What costs time for each is done for those alone that a
--- stamp of this transaction covers, and that are not open yet.
+-- Decide about all names that a statement wrote to; `p_names` has no duplicates. The slow work is done only for names that a
+-- stamp of this transaction covers and that have not been admitted yet.
 CREATE FUNCTION fenced_guard.decide_all(p_guard text, p_names text[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1385,8 +1410,8 @@ DECLARE
   v_lines  text := fenced_guard.carried();
   v_left   text[];
   v_open   text[] := '{}';
-  v_let    text[] := '{}';               -- covered names that are not admitted, and why
-  v_why    text[] := '{}';
+  v_let    text[] := '{}';               -- covered names that were not admitted
+  v_why    text[] := '{}';               -- the verdict and the stamp of each
   v_rule   text;
   v_proof  boolean;
   v_verdict text;
@@ -1421,7 +1446,7 @@ BEGIN
     SELECT DISTINCT ON (c.name) c.name, c.stamp, c.whole OR a.name IS NOT NULL AS announced
     FROM fenced_guard.covered(v_lines, v_xid) AS c
     JOIN unnest(v_left) AS wanted ON wanted = c.name
-    LEFT JOIN (                          -- as `announced` does
+    LEFT JOIN (                          -- `announced`, for all names
       SELECT substr(line, strpos(line, '/') + 1) AS name FROM string_to_table(v_lines, E'\n') AS line
       WHERE starts_with(line, v_xid || '/') OR starts_with(line, v_xid || '|')
     ) AS a ON a.name = c.name
@@ -1429,7 +1454,7 @@ BEGIN
   LOOP
     v_verdict := 'uncovered';
     IF w.announced THEN
-      v_verdict := fenced_guard.admit_briefly(
+      v_verdict := fenced_guard.admit_with_short_wait(
         fenced_guard.parse(w.stamp), w.name, v_rule, (SELECT refuses FROM fenced_guard.mode_of(p_guard, w.name)));
     END IF;
     IF v_verdict = 'admit' THEN
@@ -1457,16 +1482,16 @@ BEGIN
   PERFORM fenced_guard.carry_let_through(p_guard, v_let, 'let through');
 END $$;
 
--- A fence that this transaction has announced, and not locked enough: for a rule that wants more, or because another
--- guard's mode did not wait for it. Rows are locked already, so it waits only a moment.
-CREATE FUNCTION fenced_guard.admit_briefly(s fenced_guard.stamp, p_name text, p_rule text, p_refuses boolean) RETURNS text
+-- Admit a name that this transaction has announced but not locked strongly enough: this guard's rule needs a stronger lock, or
+-- another guard's mode did not wait for it. The transaction holds row locks by now, so it waits for at most 100 ms.
+CREATE FUNCTION fenced_guard.admit_with_short_wait(s fenced_guard.stamp, p_name text, p_rule text, p_refuses boolean) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_before text := current_setting('lock_timeout');
   v_verdict text;
 BEGIN
   IF NOT p_refuses THEN
-    RETURN fenced_guard.admit_gently(s, p_name, p_rule, 'write', NULL);
+    RETURN fenced_guard.admit_without_waiting(s, p_name, p_rule, 'write', NULL);
   END IF;
   PERFORM set_config('lock_timeout', '100', true);
   SELECT verdict INTO v_verdict FROM fenced_guard.admit(s, p_name, p_rule, 'row', NULL);
@@ -1477,11 +1502,11 @@ BEGIN
   RETURN v_verdict;
 EXCEPTION WHEN lock_not_available THEN
   RAISE EXCEPTION USING ERRCODE = fenced_guard.sqlstate_of('contended'), MESSAGE = format(
-    'fenced: %s: its fence was locked by another transaction when this one announced it, or is now; announce it by the '
-    'guard of this table', fenced_guard.sendable(p_name));
+    'fenced: %s: another transaction had locked its mark when this one announced it, or has locked it now; announce it '
+    'with the guard of this table', fenced_guard.sendable(p_name));
 END $$;
 
--- The token under which this transaction writes a name; NULL when the name is not admitted in it.
+-- The token under which this transaction writes the name; NULL unless this transaction has admitted the name.
 CREATE FUNCTION fenced_guard.token_for(p_name text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1492,7 +1517,7 @@ BEGIN
   RETURN (SELECT token FROM fenced_guard.mark WHERE name = p_name);
 END $$;
 
--- Asked before COMMIT on connections that begin by themselves: is it the announced transaction that is committed?
+-- Called before COMMIT on connections that begin transactions implicitly: fail unless this is the announced transaction.
 CREATE FUNCTION fenced_guard.still_stamped() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1502,15 +1527,15 @@ BEGIN
   END IF;
 END $$;
 
--- The mark of a name, for onlookers.
+-- The mark of a name, for every role.
 CREATE FUNCTION fenced_guard.peek(p_name text, OUT token bigint, OUT grant_id text, OUT seq bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   SELECT m.token, m.grant_id, m.seq INTO token, grant_id, seq FROM fenced_guard.mark m WHERE m.name = p_name;
 END $$;
 
--- A refusal as its writer tells it, once the refused transaction is rolled back and cannot keep a record. What was not
--- refused here is not believed, and each refusal is recorded once.
+-- Record a refusal. The writer calls this after the refused transaction was rolled back, because a record made inside it would
+-- be lost. The seal proves that this database refused it, and the id lets each refusal be recorded once.
 CREATE FUNCTION fenced_guard.report(p_detail text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1518,7 +1543,7 @@ DECLARE
   v_id bigint := (d ->> 'id')::bigint;
 BEGIN
   IF (d ->> 'seal' = fenced_guard.sealed(d - 'seal')) IS NOT TRUE THEN
-    RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'fenced: no refusal of this database';
+    RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'fenced: this detail is not a refusal of this database';
   END IF;
   INSERT INTO fenced_guard.record (id, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, who, application)
   SELECT v_id, d ->> 'guard', left(d ->> 'name', 200), left(d ->> 'stamp', 1000), (d ->> 'mark')::bigint,
@@ -1530,23 +1555,24 @@ BEGIN
   END IF;
 END $$;
 
--- What operators do. Each leaves a line in the history.
+-- Operators' functions. Each writes a line into the history.
 
+-- A name pattern as a LIKE pattern.
 CREATE FUNCTION fenced_guard.likes(p_pattern text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT replace(replace(replace(replace(p_pattern, E'\\', E'\\\\'), '%', E'\\%'), '_', E'\\_'), '*', '%')
 $$;
 
--- Take note that a stage has changed: transactions that are older may not be bound by it (`pending`).
-CREATE FUNCTION fenced_guard.changes(p_guard text) RETURNS void
+-- Remember when a mode changed: older transactions may not be bound by the new mode (`pending`).
+CREATE FUNCTION fenced_guard.note_mode_change(p_guard text) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
   UPDATE fenced_guard.guard SET changed = pg_current_xact_id(), changed_at = clock_timestamp() WHERE guard = p_guard
 $$;
 
--- The transactions that began before the last change of a guard's stages, and may commit what the new stage refuses: they
--- wrote before it, were let through before it, or read from a snapshot that is older than it. The last minute's snapshots are
--- believed to be older if they may be. `known`: that is certain; else the role that asks may not see what a transaction of
--- another role has seen. A transaction that was let through by an override counts when that has ended by itself, too.
+-- The transactions that began before the last change of a guard's modes and may still commit a write that the new mode refuses:
+-- they wrote before the change, were let through before it, or read from an older snapshot. A transaction that started less than
+-- a minute after the change counts if its snapshot may be older. Transactions that were let through by an override count after the
+-- override has expired. `known` false: the role that asks may not see the state of this transaction, so it may be harmless.
 CREATE FUNCTION fenced_guard.pending(p_guard text) RETURNS TABLE (who text, transaction text, known boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1594,10 +1620,10 @@ BEGIN
     SET mode = excluded.mode, percent = excluded.percent, since = clock_timestamp();
   INSERT INTO fenced_guard.history (guard, what, detail)
   VALUES (p_guard, 'mode', jsonb_build_object('pattern', p_pattern, 'before', v_before, 'after', p_mode));
-  PERFORM fenced_guard.changes(p_guard);
+  PERFORM fenced_guard.note_mode_change(p_guard);
 END $$;
 
--- Forget the mode of a pattern: the next longer one counts again.
+-- Delete the mode of a pattern: the next shorter pattern that matches counts again.
 CREATE FUNCTION fenced_guard.unset_mode(p_guard text, p_pattern text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1610,7 +1636,7 @@ BEGIN
   END IF;
   INSERT INTO fenced_guard.history (guard, what, detail)
   VALUES (p_guard, 'mode', jsonb_build_object('pattern', p_pattern, 'before', v_before, 'after', NULL));
-  PERFORM fenced_guard.changes(p_guard);
+  PERFORM fenced_guard.note_mode_change(p_guard);
   RETURN true;
 END $$;
 
@@ -1623,7 +1649,7 @@ BEGIN
   IF NOT EXISTS (SELECT 1 FROM fenced_guard.guard WHERE guard = p_guard) THEN
     RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('fenced: no guard is installed for %s', p_guard);
   ELSIF p_span NOT BETWEEN interval '1 second' AND interval '24 hours' OR coalesce(btrim(p_why), '') = '' THEN
-    RAISE EXCEPTION 'fenced: an override says why, and ends by itself within 24 hours';
+    RAISE EXCEPTION 'fenced: an override needs a reason, and a duration from 1 second to 24 hours';
   END IF;
   INSERT INTO fenced_guard.override (guard, pattern, likes, until, who, why)
   VALUES (p_guard, p_pattern, fenced_guard.likes(p_pattern), v_until, session_user, p_why);
@@ -1642,22 +1668,22 @@ BEGIN
   GET DIAGNOSTICS v_count = ROW_COUNT;
   INSERT INTO fenced_guard.history (guard, what, detail)
   SELECT p_guard, 'override ended', jsonb_build_object('pattern', p_pattern, 'count', v_count) WHERE v_count > 0;
-  PERFORM fenced_guard.changes(p_guard) WHERE v_count > 0;
+  PERFORM fenced_guard.note_mode_change(p_guard) WHERE v_count > 0;
   RETURN v_count;
 END $$;
 
--- Forget a mark: a name that a wrong token wedged. Every token is admitted next.
+-- Delete a mark that a wrong token raised too far. After that every token from the floor up is admitted.
 CREATE FUNCTION fenced_guard.reset(p_name text, p_why text) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   m fenced_guard.mark;
 BEGIN
   IF coalesce(btrim(p_why), '') = '' THEN
-    RAISE EXCEPTION 'fenced: a reset says why';
+    RAISE EXCEPTION 'fenced: a reset needs a reason';
   END IF;
-  PERFORM fenced_guard.take_turn(ARRAY(SELECT grant_id FROM fenced_guard.mark WHERE name = p_name));
+  PERFORM fenced_guard.lock_turn_rows(ARRAY(SELECT grant_id FROM fenced_guard.mark WHERE name = p_name));
   DELETE FROM fenced_guard.mark WHERE name = p_name RETURNING * INTO m;
-  PERFORM fenced_guard.unmake_leases(ARRAY[m.grant_id]);
+  PERFORM fenced_guard.retire_lease_rows(ARRAY[m.grant_id]);
   IF m.name IS NOT NULL THEN
     PERFORM setval('fenced_guard.highest', 1, false);
     INSERT INTO fenced_guard.history (what, detail) VALUES ('reset', jsonb_build_object(
@@ -1666,8 +1692,8 @@ BEGIN
   RETURN m.token;
 END $$;
 
--- Drop marks below a token, and admit none below it any more: what they would refuse is refused by that. At most so many,
--- and none that a transaction has locked, by itself or with its lease; returns how many.
+-- Delete marks below a token and raise the floor to it, so that the floor refuses every stamp that those marks refused. It
+-- deletes at most `p_limit` marks, and none that a transaction has locked, directly or by its lease row. Returns how many.
 CREATE FUNCTION fenced_guard.drop_marks(p_realm text, p_below bigint, p_limit bigint) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1676,7 +1702,8 @@ BEGIN
   UPDATE fenced_guard.trust SET floor = greatest(floor, p_below) WHERE realm = p_realm;
   IF NOT FOUND THEN
     RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state', MESSAGE = format(
-      'fenced: realm %s is trusted here, and not %s: ask its own authority', (SELECT realm FROM fenced_guard.trust), p_realm);
+      'fenced: realm %s is trusted here, not %s; name the authority of the trusted realm',
+      (SELECT realm FROM fenced_guard.trust), p_realm);
   END IF;
   DELETE FROM fenced_guard.lease WHERE grant_id IN (
     SELECT grant_id FROM fenced_guard.lease WHERE token < p_below LIMIT p_limit FOR UPDATE SKIP LOCKED);
@@ -1690,23 +1717,23 @@ BEGIN
   RETURN v_count;
 END $$;
 
--- Trust this authority from now on, and no other. Transactions that raised a mark, or share a lease, are waited for.
+-- Trust this authority from now on, and no other. Waits for the transactions that raised a mark or share a lease row.
 CREATE FUNCTION fenced_guard.adopt(p_realm text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_before text;
 BEGIN
-  -- Wait for those that raise marks now, in a queue: those that come later wait for this.
+  -- `admit` holds ROW SHARE until COMMIT. This lock waits for those transactions, and later ones queue behind it.
   LOCK TABLE fenced_guard.trust IN EXCLUSIVE MODE;
   SELECT realm INTO v_before FROM fenced_guard.trust;
   UPDATE fenced_guard.trust SET realm = p_realm;
-  PERFORM fenced_guard.take_turn(ARRAY(SELECT grant_id FROM fenced_guard.lease WHERE realm <> p_realm));
+  PERFORM fenced_guard.lock_turn_rows(ARRAY(SELECT grant_id FROM fenced_guard.lease WHERE realm <> p_realm));
   DELETE FROM fenced_guard.lease WHERE realm <> p_realm;
   INSERT INTO fenced_guard.history (what, detail)
   VALUES ('adopt', jsonb_build_object('before', v_before, 'after', p_realm));
 END $$;
 
--- How far a token may jump, and which share of admitted operations is recorded: those that the object names.
+-- Change max_jump, sample or patience: the ones that `p_change` has.
 CREATE FUNCTION fenced_guard.set_trust(p_change jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1716,27 +1743,28 @@ BEGIN
   FROM fenced_guard.trust FOR UPDATE;
   IF (p_change ->> 'max_jump')::bigint < 1 OR (p_change ->> 'sample')::double precision NOT BETWEEN 0 AND 1
      OR (p_change ->> 'patience')::double precision NOT BETWEEN 0.001 AND 86400 THEN
-    RAISE EXCEPTION 'fenced: a jump is at least 1, a sample a share from 0 to 1, patience up to a day';
+    RAISE EXCEPTION 'fenced: max_jump is at least 1, sample from 0 to 1, patience from 0.001 to 86400 seconds';
   END IF;
   UPDATE fenced_guard.trust SET
     max_jump = (v_before || p_change ->> 'max_jump')::bigint,
     sample = coalesce((v_before || p_change ->> 'sample')::double precision, 0),
     patience = coalesce((p_change ->> 'patience')::double precision, patience);
   UPDATE fenced_guard.lease l SET sample = t.sample FROM fenced_guard.trust t
-  WHERE l.grant_id IN (SELECT grant_id FROM fenced_guard.lease FOR UPDATE SKIP LOCKED);  -- the others keep theirs
+  WHERE l.grant_id IN (SELECT grant_id FROM fenced_guard.lease FOR UPDATE SKIP LOCKED);  -- rows in use keep the old sample
   INSERT INTO fenced_guard.history (what, detail)
   SELECT 'trust', jsonb_build_object('before', v_before, 'after',
     jsonb_build_object('max_jump', max_jump, 'sample', sample, 'patience', patience)) FROM fenced_guard.trust;
 END $$;
 
--- What could not be recorded since the last time that somebody took note of it.
+-- How many decisions could not be recorded since the last `tidy_up`.
 CREATE FUNCTION fenced_guard.unrecorded() RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
   SELECT coalesce(pg_sequence_last_value('fenced_guard.unrecorded'), 0)
     - coalesce((SELECT sum((detail ->> 'count')::bigint) FROM fenced_guard.history WHERE what = 'unrecorded'), 0)::bigint
 $$;
 
--- Keep so many records one by one, forget overrides that are over, and take note of what could not be recorded.
+-- Add up all but the newest `p_keep` records, delete turn rows without marks and expired overrides, and write the number of
+-- unrecorded decisions into the history.
 CREATE FUNCTION fenced_guard.tidy_up(p_keep bigint, OUT summed bigint, OUT overrides bigint, OUT unrecorded bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1751,7 +1779,7 @@ BEGIN
   SELECT 'unrecorded', jsonb_build_object('count', tidy_up.unrecorded) WHERE tidy_up.unrecorded > 0;
 END $$;
 
--- Let a key sign stamps. An id is never used for another key; both the old and the new one count until one is revoked.
+-- Let a key sign stamps. An id is never reused. Old and new keys are both valid until one is revoked.
 CREATE FUNCTION fenced_guard.add_key(p_id text, p_kind text, p_secret bytea) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1764,18 +1792,18 @@ BEGIN
     NULL;
   ELSE
     RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state', MESSAGE =
-      'fenced: a key is hmac with 32 to 1024 bytes, or ed25519 with the 32 bytes of a public key that is a good point';
+      'fenced: a key is hmac with 32 to 1024 bytes, or ed25519 with the 32 bytes of a valid public key';
   END IF;
   INSERT INTO fenced_guard.key (id, kind, secret) VALUES (p_id, p_kind, p_secret) ON CONFLICT (id) DO NOTHING;
   IF NOT FOUND THEN
     RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-      MESSAGE = format('fenced: there is, or was, a key %s; take another id', p_id);
+      MESSAGE = format('fenced: the key id %s is or was in use; take another id', p_id);
   END IF;
   INSERT INTO fenced_guard.history (what, detail)
   VALUES ('key added', jsonb_build_object('key', p_id, 'kind', p_kind));
 END $$;
 
--- Its proofs count no more. Marks that it raised stay.
+-- Revoke a key: its proofs are no longer valid. Marks that they raised stay.
 CREATE FUNCTION fenced_guard.revoke_key(p_id text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1792,8 +1820,8 @@ BEGIN
   INSERT INTO fenced_guard.history (what, detail) VALUES ('key revoked', jsonb_build_object('key', p_id));
 END $$;
 
--- Whether a mark rises by a proven stamp alone. Part of a change: the triggers are made anew in the same transaction,
--- as `fenced guard key require` does it; the old ones believe the setting.
+-- Require proofs, or stop requiring them. `fenced guard key require` calls this and replaces the triggers in the same
+-- transaction: triggers made without proofs trust the setting.
 CREATE FUNCTION fenced_guard.require_proofs(p_required boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1809,7 +1837,7 @@ BEGIN
   VALUES ('proofs', jsonb_build_object('before', v_before, 'after', p_required));
 END $$;
 
--- Writers call these; everything else is the owner's.
+-- Writers may call these functions; all others are for the owner.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fenced_guard FROM PUBLIC;
 GRANT USAGE ON SCHEMA fenced_guard TO PUBLIC;
 GRANT EXECUTE ON FUNCTION fenced_guard.version(), fenced_guard.announce(text, bigint, text, text, boolean, boolean, text, boolean),

@@ -42,11 +42,11 @@ _STATES: tuple[State, ...] = ("idle", "closed", "open", "failed", "closed")
 
 
 _STILL_STAMPED_COMMIT = "SELECT fenced_guard.still_stamped(); COMMIT"
-"""COMMIT, unless the program has ended the announced transaction, and it or the connection has begun another one."""
+"""COMMIT, but fail if the announced transaction was ended inside the block and another one has begun."""
 
 
 def _commit_after(first: str) -> str:
-    """What commits a transaction that began with this statement: an operator's carries no stamp."""
+    """The COMMIT for a transaction that began with this statement. Only an announced one has a stamp to check."""
     return _STILL_STAMPED_COMMIT if first.startswith("SELECT fenced_guard.announce") else "COMMIT"
 
 
@@ -160,7 +160,7 @@ class AsyncpgSession:
         try:
             done = await self.connection.execute(self._commit)
         except Exception as error:
-            if getattr(error, "sqlstate", None) == "25P02":  # a statement had failed before
+            if getattr(error, "sqlstate", None) == "25P02":  # an earlier statement failed
                 raise Aborted from error
             raise
         if done != "COMMIT":

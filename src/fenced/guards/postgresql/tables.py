@@ -1,6 +1,6 @@
-"""A guard on a table of the program's own, on one of its PostgreSQL connections, whichever driver it belongs to.
+"""A guard on a table of the program, over one of the program's PostgreSQL connections, for all drivers.
 
-The database decides; what is here begins, announces, commits, and says in typed errors what came of it.
+The database decides. This module begins, announces and commits, and turns the server's errors into typed ones.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from fenced.guards.spec import Announcement, Spec, literal
 from fenced.model import check_name, check_realm
 
 REPEATS = 10
-"""How often an announcement is repeated that met a newer commit (SQLSTATE 40001)."""
+"""How often an announcement is tried, if a newer commit makes it fail (SQLSTATE 40001)."""
 BIND_SECONDS = 10.0
-"""How long a change of a stage waits for the transactions that it does not bind."""
+"""How long a change of a mode waits for older transactions, which it does not bind."""
 LOOK_SECONDS = 0.05
 WAITS = 3
-"""How often it is repeated after older transactions were ended that it waited for: others may have come meanwhile."""
+"""How often an announcement ends older transactions and tries again: others may have begun meanwhile."""
 LEFT_MIN = 1.0
-"""The shortest limit on idling in a transaction that is set, in seconds."""
+"""The shortest idle time, in seconds, after which the server may end a transaction."""
 
 
 def _announce(announcement: Announcement, guard: str, *, exclusive: bool, repeats: bool) -> str:
-    """The call; its texts hold nothing that would have to be quoted. Defaults would be looked up every time."""
+    """The call. Its texts need no quoting. All arguments are given: the server would look up defaults every time."""
     stamps, names, proofs = _texts(announcement)
     left = "NULL" if announcement.left is None else int(max(announcement.left, LEFT_MIN) * 1000)
     options = f"{names}, {exclusive}, {announcement.still_held}, {proofs}, {repeats}"
@@ -58,7 +58,7 @@ def _announce_alone(announcement: Announcement, guard: str) -> str:
 
 
 def _texts(announcement: Announcement) -> tuple[str, str, str]:
-    """The stamps, and as literals the names and the proofs. Who names all of a lease announces it whole."""
+    """The stamps, and as literals the names and the proofs. Naming all names of a lease is the same as naming none."""
     chosen = [check_name(name) for name in announcement.names]
     if len(announcement.stamps) == 1 and {*chosen} == {*announcement.stamps[0].names}:
         chosen = []
@@ -68,7 +68,7 @@ def _texts(announcement: Announcement) -> tuple[str, str, str]:
 
 
 class PostgresqlTable:
-    """What can be done with a guard on a table, on this connection."""
+    """The operations of a guard on a table, over one connection."""
 
     def __init__(self, spec: Spec, session: Session, mandatory: bool = True) -> None:
         self.spec = spec
@@ -101,7 +101,7 @@ class PostgresqlTable:
         await self._alone(await self._looking(install.uninstall(self.spec, self._session)))
 
     async def _looking(self, look: Awaitable[list[str]]) -> list[str]:
-        """Look at the database, and leave no transaction open."""
+        """Read from the database, and leave no transaction open."""
         _refuse_open_transaction(self._session)
         try:
             statements = await look
@@ -125,7 +125,7 @@ class PostgresqlTable:
         parsed = Mode.parse(mode)
         arguments = f"{literal(self.guard)}, '{parsed}', {text_literal(check_pattern(pattern))}"
         await self._alone([f"SELECT fenced_guard.set_mode({arguments})"])
-        # What refuses nothing binds nobody.
+        # A mode that refuses nothing does not have to bind older transactions.
         return (
             ()
             if parsed.name in ("observe", "shadow")
@@ -133,23 +133,23 @@ class PostgresqlTable:
         )
 
     async def adopt(self, realm: str) -> None:
-        limit = f"SET LOCAL lock_timeout = '{install.LOCK_TIMEOUT}'"  # whoever raises a mark waits behind it
+        limit = f"SET LOCAL lock_timeout = '{install.LOCK_TIMEOUT}'"  # other writers queue behind it
         await self._alone([limit, f"SELECT fenced_guard.adopt('{check_realm(realm)}')"])
 
     async def announce(self, announcement: Announcement) -> None:
-        """On its own, committed: reads that follow are fenced."""
+        """Announce in a separate transaction and commit it: reads that begin afterwards are fenced."""
         await self._repeated(self._announce, announcement)
 
     async def _announce(self, announcement: Announcement, _: bool) -> None:
         await self._session.alone(
             [
-                "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",  # it reads nothing, and meets fewer conflicts
+                "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",  # fewer conflicts; it reads no program rows
                 _announce_alone(announcement, self.guard),
             ]
         )
 
     async def enter(self, announcement: Announcement) -> None:
-        """Begin, and announce first."""
+        """Begin a transaction, with the announcement as its first statement."""
         if self._session.state() != "idle":
             raise Misuse("this connection is in a transaction already: commit it first, or use announce_on")
         await self._repeated(self._begin, announcement)
@@ -166,9 +166,11 @@ class PostgresqlTable:
     async def _repeated(
         self, work: Callable[[Announcement, bool], Awaitable[None]], announcement: Announcement
     ) -> None:
-        """Announce; again, if a newer commit came between, and on its own before, if the isolation asks for it.
+        """Announce, with retries.
 
-        Where nothing is refused it asks once: what could not be announced then is let go.
+        40001 and 40P01: try again. ZF012: announce in a separate READ COMMITTED transaction first. 55P03: end the older
+        transactions that hold the lock, if that is allowed. ZF012 is requested once (`asks`): in a mode that refuses
+        nothing, a second announcement that still cannot raise the mark is let through.
         """
         asks, waits = True, WAITS
         for _ in range(REPEATS):
@@ -190,13 +192,13 @@ class PostgresqlTable:
                 elif state not in (SERIALIZATION, DEADLOCK):
                     await self._refused(error)
                 last = error
-        raise Contended(f"newer commits came between {REPEATS} times: {last}") from last
+        raise Contended(f"newer commits interfered {REPEATS} times; try again: {last}") from last
 
     async def _make_way(self, announcement: Announcement, waited: float, error: Exception) -> None:
-        """End the transactions of older tokens that were waited for too long; Contended names those that stay."""
+        """End the older transactions that this announcement waited for; Contended names those that may not be ended."""
         _, names, _ = _texts(announcement)
         proofs = announcement.proofs or ("-",) * len(announcement.stamps)
-        told: list[str] = []
+        stay: list[str] = []
         ends: list[str] = []
         try:
             for stamp, proof in zip(announcement.stamps, proofs, strict=True):
@@ -204,30 +206,30 @@ class PostgresqlTable:
                 found = await self._session.run(
                     f"SELECT name, who, may_end FROM fenced_guard.in_the_way({call})"
                 )
-                told += [f"{name}: {who}" for name, who, may_end in found if not may_end]
+                stay += [f"{name}: {who}" for name, who, may_end in found if not may_end]
                 if any(may_end for _, _, may_end in found):
                     ends.append(f"SELECT fenced_guard.make_way({call}, {literal(proof)})")
             await forget(self._session)
             if ends:
                 await self._session.alone(ends)
-        except Exception as failed:  # noqa: BLE001 - said as what it means
+        except Exception as failed:  # noqa: BLE001 - raised again as a typed error
             await forget(self._session)
             raise wrapped(failed) from error
-        if ends and not told:
+        if ends and not stay:
             return
-        whom = f" for {'; '.join(told)}" if told else ""
+        whom = f" for {'; '.join(stay)}" if stay else ""
         raise Contended(
-            f"waited {waited:.1f} s{whom}; see 'Whom a successor waits for' in the guard's docs"
+            f"waited {waited:.1f} s{whom}; see 'How long a successor waits' in the guard's documentation"
         ) from error
 
     async def _refused(self, error: Exception) -> NoReturn:
-        """Raise what our own statement's failure means; a refusal is written down first."""
+        """Raise the typed form of an error of our own statement; a refusal is recorded first."""
         meaning = wrapped(error)
         await self._report(error, meaning)
         raise meaning from error
 
     async def announce_on(self, announcement: Announcement) -> None:
-        """In the transaction that the program began itself."""
+        """Announce in the transaction that the program has begun."""
         if self._session.state() != "open":
             raise Misuse("begin a transaction first, or use transaction()")
         try:
@@ -238,7 +240,7 @@ class PostgresqlTable:
             raise wrapped(error) from error
 
     async def clear(self, announcement: Announcement) -> None:
-        """Take these stamps out again, and no others, nor an earlier announcement of the same ones."""
+        """Remove these stamps' lines from the settings; those of an earlier announcement of the same stamps stay."""
         if self._session.state() != "open":
             return
         names = announcement.names or tuple(name for stamp in announcement.stamps for name in stamp.names)
@@ -259,11 +261,11 @@ class PostgresqlTable:
         try:
             await self._session.run(f"SELECT {kept}")
         except Exception as error:
-            if sqlstate_of(error) != FAILED:  # a transaction that failed writes nothing more
+            if sqlstate_of(error) != FAILED:  # a failed transaction can write nothing anyway
                 raise
 
     async def leave(self, error: BaseException | None) -> None:
-        """Commit, or roll back; a refusal leaves as its typed error, anything else as it is."""
+        """Commit, or roll back after an error. A refusal is raised as its typed error; other errors are left alone."""
         if error is None:
             await self._commit()
             return
@@ -272,13 +274,15 @@ class PostgresqlTable:
 
     async def _commit(self) -> None:
         if self._session.state() == "idle":
-            raise Misuse("the transaction was ended inside the guarded block; leave that to the wrapper")
+            raise Misuse(
+                "the transaction was ended inside the guarded block; let the block commit or roll back"
+            )
         try:
             await self._session.commit()
         except Aborted:
             await forget(self._session)
             raise Misuse(
-                "nothing was committed: a statement failed inside the block, and the error was swallowed"
+                "nothing was committed: a statement failed inside the block, and the program caught its error"
             ) from None
         except BaseException as error:
             await forget(self._session)
@@ -289,24 +293,24 @@ class PostgresqlTable:
             raise
 
     async def _explain(self, error: BaseException) -> None:
-        """Raise the typed form of what a statement of the program met, if it is ours to say."""
+        """If an error of the program's statement is a refusal or a serialization failure, raise its typed form."""
         if isinstance(error, FencedError):
-            return  # said, and written down, by another block inside this one
+            return  # an inner guarded block has raised and recorded it
         refused = refusal_in(error)
         if refused is not None:
             await self._report(error, refused)
             raise refused from error
         if sqlstate_of(error) == SERIALIZATION:
-            raise Conflict("a newer commit came between; run the whole transaction again") from error
+            raise Conflict("a newer commit interfered; run the whole transaction again") from error
 
     async def _report(self, error: BaseException, refused: FencedError) -> None:
-        """Write a refusal down, now that its own transaction is rolled back."""
-        told = detail_of(error)
-        if not isinstance(refused, Refused) or not told.get("guard"):
+        """Record a refusal, after its transaction was rolled back."""
+        detail = detail_of(error)
+        if not isinstance(refused, Refused) or not detail.get("guard"):
             return
         import json
 
-        text = json.dumps(told).replace("\\", "\\\\").replace("'", "''")
+        text = json.dumps(detail).replace("\\", "\\\\").replace("'", "''")
         try:
             await self._session.alone([f"SELECT fenced_guard.report(E'{text}')"])
         except Exception as failed:  # noqa: BLE001 - the refusal itself matters more
@@ -331,7 +335,7 @@ class PostgresqlTable:
 
 
 async def older_than_change(session: Session, guard: str, wait: float) -> tuple[str, ...]:
-    """Wait for the transactions that the last change of a stage does not bind; who is left after `wait` seconds."""
+    """Wait for the transactions that the last mode change does not bind; return those left after `wait` seconds."""
     limit = time.monotonic() + wait
     unseen: set[str] | None = None
     try:
@@ -340,7 +344,7 @@ async def older_than_change(session: Session, guard: str, wait: float) -> tuple[
                 f"SELECT who, transaction, known FROM fenced_guard.pending({literal(guard)})"
             )
             await forget(session)
-            # Of a transaction that we may not look into we know only whether it was there the first time.
+            # A transaction whose state we may not see counts while it is among those of the first look.
             hidden = {transaction for _, transaction, known in found if not known}
             unseen = hidden if unseen is None else unseen & hidden
             left = tuple(who for who, transaction, known in found if known or transaction in unseen)
@@ -354,7 +358,7 @@ async def older_than_change(session: Session, guard: str, wait: float) -> tuple[
 
 
 def text_literal(text: str) -> str:
-    """A literal that means the same whatever the session is set to, also in which encoding."""
+    """A literal that does not depend on the session's settings or its encoding."""
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return "E'" + "".join(c if c.isascii() else f"\\U{ord(c):08x}" for c in escaped) + "'"
 
@@ -368,7 +372,7 @@ def _refuse_open_transaction(session: Session) -> None:
 
 
 async def forget(session: Session) -> None:
-    """Roll back. A connection on which that fails is gone, and its transaction with it."""
+    """Roll back. If that fails, the connection is broken and the server rolls the transaction back."""
     with suppress(Exception):
         await session.rollback()
 
@@ -377,7 +381,7 @@ def wrapped(error: Exception) -> FencedError:
     if isinstance(error, FencedError):
         return error
     if isinstance(error, (TypeError, AttributeError, NameError)):
-        raise error  # a bug of ours, not an answer of the database
+        raise error  # a bug in this program, not an answer of the database
     if isinstance(error, Aborted):
         return Misconfigured("the server rolled back instead of committing")
     return typed(error)

@@ -1,9 +1,10 @@
 """The triggers of a guarded PostgreSQL table.
 
-They look at rows after they are written, as they really are: all that a statement wrote at once, at its end. One
-name is looked up in a setting; many are decided together. Such triggers do not fire for a statement that names
-another table: they are on every partition, too, and a table of its own cannot become a child. A partition that is
-made later inherits triggers for each row, which are switched off where the others are.
+Statement triggers run after a statement and see all rows that it wrote. If they all have one name, the trigger looks
+for that name in a setting; many names are decided in one call. A statement trigger fires only on the table that the
+statement names. So it is installed on every partition as well, and `fenced_alone` keeps a guarded table from becoming
+an inheritance child. A partition that is created later inherits row triggers instead; on the partitions that have
+statement triggers the row triggers are disabled.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _IDENTIFIER_BYTES_MAX = 63
 
 
 def guard_of(spec: Spec) -> str:
-    """The table with its schema, which is what a guard is known by."""
+    """The table with its schema: the key of a guard."""
     return spec.table if "." in spec.table else f"public.{spec.table}"
 
 
@@ -31,7 +32,7 @@ def quoted(guard: str) -> str:
 
 
 def object_of(guard: str, what: str) -> str:
-    """A name in our schema for something that belongs to one guard."""
+    """The name of an object in our schema that belongs to one guard."""
     name = f"{guard} {what}"
     if len(name) > _IDENTIFIER_BYTES_MAX:
         name = f"{hashlib.sha256(guard.encode()).hexdigest()[:32]} {what}"
@@ -48,15 +49,15 @@ class Table:
     """The generated columns: `s` for those that are stored, `v` for virtual ones."""
     partitions: tuple[str, ...]
     children: bool = False
-    """Whether tables inherit from it, the old way; its triggers see nothing of their rows."""
+    """Whether tables inherit from it (INHERITS); its triggers do not see their rows."""
     partitioned: bool = False
     child: bool = False
-    """Whether it inherits from another, the old way: a statement that names the parent fires row triggers alone."""
+    """Whether it inherits from another table (INHERITS): a statement on the parent fires only its row triggers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A piece of a line that is the same for all rows; what is not one is an expression."""
+    """A constant piece of a line. A piece that is a plain `str` is an SQL expression."""
 
     text: str
 
@@ -70,7 +71,7 @@ class Names:
         self._table = table
 
     def parts(self, row: str) -> list[_Text | str]:
-        """What the name of `row` (NEW or OLD) is put together from: texts, and expressions."""
+        """The pieces of the name of `row` (NEW or OLD): constant texts and SQL expressions."""
         return self._parts(lambda column: self._text(f'{row}."{column}"', column))
 
     def _parts(self, text: Callable[[str], str]) -> list[_Text | str]:
@@ -84,11 +85,11 @@ class Names:
             return value
         if not self.spec.whole:
             value = f"replace(replace({value}, '%', '%25'), '/', '%2F')"
-        # No name holds a line's end; it must not look like the end of a line of the setting.
+        # No valid name has a line end, and a value that has one must not look like the end of a line of the setting.
         return rf"replace({value}, E'\n', E'\r')"
 
     def _text(self, value: str, column: str) -> str:
-        """A column as text. Without a cast, which its type's owner could have made, and would run as the guard's."""
+        """A column as text. Not by a cast: the type's owner could define one, and it would run as the guard's owner."""
         if self._table.kinds[column] in PLAIN:
             return value
         text = f'concat({value}) COLLATE "C"'
@@ -98,16 +99,16 @@ class Names:
         return _concat(self.parts(row))
 
     def closed(self, row: str) -> str:
-        """True unless the setting lets this row through."""
+        """An expression that is true unless a line of the setting admits this row's name."""
         plain = all(self._table.kinds[column] in PLAIN for column in self.spec.columns)
         return _not_carried(_Text(self.opening), *self.parts(row), plain=plain)
 
     @property
     def opening(self) -> str:
-        """How the line begins that opens a name."""
+        """The beginning, after the XID, of the line that admits a name."""
         return "/" if self.spec.rule == "retry" else f"|{self.guard}/"
 
-    # All rows of a statement: `c0`, `c1` ... are the columns that the name is made of.
+    # Expressions about all rows of a statement: `c0`, `c1` ... are the columns that the name is made of.
 
     def written(self, transitions: Sequence[str]) -> str:
         """The columns of all rows in these transition tables."""
@@ -116,12 +117,12 @@ class Names:
         return " UNION ALL ".join(f"SELECT {columns} FROM {rows}" for rows in transitions)
 
     def _ordered(self, value: str, column: str) -> str:
-        """Something that has a least and a greatest value, which a uuid had not before PostgreSQL 18."""
+        """A value that min() and max() accept. They do not accept uuid before PostgreSQL 18."""
         return f'concat({value}) COLLATE "C"' if self._table.kinds[column] == "uuid" else value
 
     @property
     def only_name(self) -> str:
-        """The name, if it is the same for all rows; NULL otherwise."""
+        """The name, if all rows have the same; NULL otherwise."""
         indices = {column: index for index, column in enumerate(self.spec.columns)}
         alike = " AND ".join(
             f"min(c{index}) = max(c{index}) AND count(c{index}) = count(*)" for index in indices.values()
@@ -150,24 +151,24 @@ class Names:
 
     @property
     def epoch_unknown(self) -> str:
-        """True where something is admitted, unless the row carries a token of this transaction, which only an
-        admitted write has put there."""
+        """When the epoch trigger has to run: this transaction has admitted a name, and the row does not carry one of
+        its tokens yet. Only an admitted write puts a token there."""
         value = f'NEW."{self.spec.epoch}"'
         setting = f"concat('fenced.token', {value} % 16)"
         unknown = [
             self.epoch_changed,
-            # In this order: the setting with all stamps may be long, and is copied for every look.
+            # The short setting first: the one with all stamps may be long, and the server copies it for every look.
             f"({_not_carried(_Text('@'), value, setting=setting)} AND {self.admits})",
         ]
         return " OR ".join([*unknown, *([self.moved] if self.spec.columns else [])])
 
     @property
     def admits(self) -> str:
-        """Whether a name is open in this transaction, whichever it is."""
+        """Whether this transaction has admitted any name."""
         return r"current_setting('fenced.stamp', true) LIKE concat(E'%\n', pg_current_xact_id(), '/%')"
 
     def without_known(self, rows: str) -> str:
-        """The rows of a transition table without those that carry a token of this transaction."""
+        """The rows of a transition table, except those that carry a token of this transaction."""
         if not self.by_epoch:
             return rows
         epoch = f'"{self.spec.epoch}"'
@@ -176,8 +177,8 @@ class Names:
         return f"(SELECT * FROM {rows} WHERE {epoch} IS NULL OR {epoch} IN ({unknown})) AS {rows}"
 
     def conditions(self) -> dict[str, tuple[str, str]]:
-        """The row triggers: on what, and when a row has to be decided. The server reads a condition anew for every
-        statement, so each is as short as it can be."""
+        """The row triggers: the event, and the condition under which a row has to be decided. The server parses a
+        condition again for every statement, so each is as short as possible."""
         written = f"{self.closed('NEW')} AND {self.not_free}"
         updated = [f"({written})"]
         if self.spec.columns:
@@ -190,7 +191,7 @@ class Names:
 
     @property
     def by_epoch(self) -> bool:
-        """Whether a row's epoch can say that its name is open."""
+        """Whether a row's epoch can show that its name is admitted."""
         return self.spec.epoch is not None and self.spec.rule == "retry"
 
 
@@ -202,9 +203,9 @@ def _concat(parts: Sequence[_Text | str]) -> str:
 def _not_carried(
     *line: _Text | str, setting: str = "'fenced.stamp'", plain: bool = True, last: bool = False
 ) -> str:
-    """True unless the setting holds this line; `last`: as its last, with nothing announced after it.
+    """An expression that is true unless the setting has this line; `last`: as its last line.
 
-    LIKE is the cheapest look there is, where no value can be a pattern.
+    LIKE is the cheapest search, and is used where no value can contain a pattern character.
     """
     parts: list[_Text | str] = [_Text("\n"), "pg_current_xact_id()", *line, _Text("\n")]
     if plain:
@@ -223,7 +224,7 @@ def _escaped(part: _Text | str) -> _Text | str:
 
 
 def _merged(parts: Sequence[_Text | str]) -> list[str]:
-    """As SQL, with texts that stand side by side in one: the server reads a condition anew for every statement."""
+    """As SQL, with adjacent texts joined: the server parses a condition again for every statement."""
     found: list[str] = []
     for is_text, group in groupby(parts, key=lambda part: isinstance(part, _Text)):
         if is_text:
@@ -235,12 +236,12 @@ def _merged(parts: Sequence[_Text | str]) -> list[str]:
 
 
 EVENTS = {"insert": ("new_rows",), "update": ("new_rows", "old_rows"), "delete": ("old_rows",)}
-"""What a statement can do, and the rows that it leaves and that it found."""
+"""The events, each with its transition tables: the rows after the statement, and the rows before it."""
 _TRANSITIONS = {"new_rows": "NEW TABLE AS new_rows", "old_rows": "OLD TABLE AS old_rows"}
 
 
 def triggers(names: Names, table: Table, proof: bool) -> list[str]:
-    """With `proof` nothing passes by the setting alone: the function looks whether what it says is so."""
+    """With `proof` the triggers do not trust the setting: the function checks it against the tables."""
     guard, spec = names.guard, names.spec
     whole, epoch = (object_of(guard, what) for what in ("truncate", "epoch"))
     everything = literal(spec.name) if not spec.columns else "NULL"
@@ -258,7 +259,7 @@ def triggers(names: Names, table: Table, proof: bool) -> list[str]:
 
 
 def _statement_triggers(names: Names, table: Table, proof: bool) -> list[str]:
-    """All rows of a statement at once, on the table and its partitions: each fires only when it is named itself."""
+    """The statement triggers, on the table and on each partition: one fires only if the statement names its table."""
     guard = names.guard
     statements = []
     for event, transitions in EVENTS.items():
@@ -276,7 +277,7 @@ def _statement_triggers(names: Names, table: Table, proof: bool) -> list[str]:
 
 
 def _judged(names: Names, event: str, table: Table, proof: bool) -> str:
-    """Look for the one name in the setting, or have all names decided."""
+    """The body of a statement trigger: return if the setting admits the one name, else decide about all names."""
     guard, spec = literal(names.guard), names.spec
     transitions = EVENTS[event]
     line = f"concat(E'\\n', pg_current_xact_id(), {literal(names.opening)}, v_name, E'\\n')"
@@ -291,18 +292,19 @@ def _judged(names: Names, event: str, table: Table, proof: bool) -> str:
             f"  v_name := {literal(spec.name)};\n{quick}"
             f"  PERFORM fenced_guard.decide({guard}, v_name);\n  RETURN NULL;"
         )
-    # A row that carried this lease's token is open. Which of the old and the new rows belong together is not known, so
-    # a row that moved has a trigger of its own (`fenced_moved`), which decides about both names; otherwise the old row
-    # tells the name. Between partitions that trigger does not fire, and all new names are looked at.
+    # A row whose old epoch is a token of this transaction is admitted. A statement trigger cannot match old rows with
+    # new ones. So the row trigger `fenced_moved` decides about both names of a row whose name changed, and for other
+    # rows the old row gives the name. `fenced_moved` does not fire when a row moves between partitions, so on a
+    # partitioned table all new names are decided too.
     looks: list[str] = [*transitions]
     if names.by_epoch and not proof and event != "insert":
         looks = [names.without_known("old_rows")]
         if table.partitioned and event == "update":
             looks.append("new_rows")
-    found = _told_apart(
+    found = _without_known_rows(
         names, looks, "SELECT {one}, count(*) INTO v_name, v_count FROM ({written}) AS written;"
     )
-    decided = _told_apart(
+    decided = _without_known_rows(
         names,
         looks,
         f"PERFORM fenced_guard.decide_all({guard}, ARRAY(SELECT {{each}} FROM ({{distinct}}) AS written));",
@@ -314,9 +316,9 @@ def _judged(names: Names, event: str, table: Table, proof: bool) -> str:
     )
 
 
-def _told_apart(names: Names, looks: Sequence[str], statement: str) -> str:
-    """The statement about the rows of these tables; where no name is open, no row can carry a token, and it is about
-    all of them, which is quicker."""
+def _without_known_rows(names: Names, looks: Sequence[str], statement: str) -> str:
+    """The statement over the rows of these tables. If this transaction has admitted no name, no row can carry one of
+    its tokens, and the statement runs over all rows without looking at epochs, which is quicker."""
 
     def about(rows: Sequence[str]) -> str:
         written = names.written(rows)
@@ -330,7 +332,7 @@ def _told_apart(names: Names, looks: Sequence[str], statement: str) -> str:
 
 
 def _row_triggers(names: Names, table: Table, proof: bool) -> list[str]:
-    """For rows that a statement trigger does not see: of a partition that is made later, and of a child."""
+    """For rows that no statement trigger sees: those of partitions created later, and of an inheritance child."""
     guard, spec, row = names.guard, names.spec, object_of(names.guard, "row")
     left = (
         f"TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND ({names.moved}))" if spec.columns else "TG_OP = 'DELETE'"
@@ -355,8 +357,9 @@ def _row_triggers(names: Names, table: Table, proof: bool) -> list[str]:
     else:
         statements.append(f"DROP TRIGGER IF EXISTS fenced_moved ON {quoted(guard)}")
     if not table.partitioned and not table.child:
-        # Switched off, it still says no when the table is to become a child, since a statement that names the parent
-        # would fire none of our triggers; and when a column is to go that the name is made of.
+        # This trigger is disabled and never fires. While it exists, the server refuses to make the table an inheritance
+        # child, where a statement on the parent would fire none of our triggers. The server also refuses to drop a
+        # column of the name, because the condition mentions it.
         columns = (*spec.columns, *([spec.epoch] if spec.epoch else []))
         never = " AND ".join(["false", *(f'NEW."{column}" IS NULL' for column in columns)])
         alone = (
@@ -380,7 +383,8 @@ def _epoch_triggers(names: Names, function: str, proof: bool) -> list[str]:
             f"DROP TRIGGER IF EXISTS fenced_epoch_insert ON {quoted(guard)}",
             f"DROP TRIGGER IF EXISTS fenced_epoch_update ON {quoted(guard)}",
         ]
-    # What is let through leaves the epoch alone; under another name it begins anew, or it would open that name.
+    # A write that is only let through keeps the epoch. If it changes the name, the epoch becomes 0: the old token would
+    # admit the new name.
     moved = f" AND NOT ({names.moved})" if spec.columns else ""
     kept = f"CASE WHEN TG_OP = 'UPDATE'{moved} THEN OLD.\"{spec.epoch}\" ELSE 0 END"
     decided = ""
@@ -409,12 +413,12 @@ def _function(name: str, body: str, variables: str = "") -> str:
         f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger\n"
         "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $fenced$\n"
         f"{declared}BEGIN\n  {body}\nEND $fenced$;\n"
-        f"REVOKE ALL ON FUNCTION {name}() FROM PUBLIC"  # or anybody could hang it on a table of his own
+        f"REVOKE ALL ON FUNCTION {name}() FROM PUBLIC"  # or any role could use it in a trigger on its own table
     )
 
 
 def without_triggers(guard: str) -> list[str]:
-    """The triggers go with their functions, wherever they are: also from a partition that was detached."""
+    """Drop the functions; CASCADE drops their triggers on every table, detached partitions included."""
     return [
         f"DROP FUNCTION IF EXISTS {object_of(guard, what)}() CASCADE"
         for what in ("row", "truncate", "epoch", *EVENTS)

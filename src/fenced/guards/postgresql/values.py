@@ -62,8 +62,8 @@ class PostgresqlGuard:
         Trait("mandatory", "Triggers decide every write to the table, also one typed into psql."),
         Trait(
             "bounded-pause",
-            "A successor that has waited for a transaction of an older token for five seconds has the server end it; "
-            "where the guard's owner may not do that, `Contended` names it.",
+            "A successor that has waited five seconds for a transaction of an older token makes the server end it; "
+            "if the guard's owner may not do that, `Contended` names it.",
         ),
         Trait(
             "prepared-blocks",
@@ -202,7 +202,7 @@ class PostgresqlGuard:
                 return await self._on_session(self._write, stamp, values, expect)
             except (Contended, Conflict) as error:
                 # Of a version that is not the expected one nobody's commit is the cause.
-                # Who waited for a lock has waited long enough.
+                # A lock timeout has already used up the guard's patience: do not retry.
                 waited = error.__cause__ is not None and sqlstate_of(error.__cause__) == LOCK_TIMEOUT
                 if error.__cause__ is None or waited or tried == TRIES:
                     raise
@@ -248,7 +248,7 @@ class PostgresqlGuard:
         pending = await self._on(session).set_mode(mode, pattern)
         if pending:
             raise Contended(
-                f"the mode is set, and does not bind transactions that began before: {'; '.join(pending)}"
+                f"the mode is set, but does not bind transactions that began before it: {'; '.join(pending)}"
             )
 
     async def adopt(self, realm: str) -> None:

@@ -383,7 +383,7 @@ class Guarded:
             for statement in ("BEGIN IMMEDIATE", "DELETE FROM fenced_stamp", "COMMIT"):
                 await self._session.run(statement)
             raise Misuse(
-                "the transaction was ended inside the guarded block; leave that to the wrapper"
+                "the transaction was ended inside the guarded block; let the block commit or roll back"
             ) from None
         if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.IntegrityError):
             raise translate(error) from error

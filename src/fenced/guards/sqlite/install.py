@@ -127,8 +127,8 @@ async def _refuse_mixed_rules(spec: Spec, run: Run) -> None:
     for guard, template, rule in await run("SELECT guard, template, rule FROM fenced_guard"):
         if guard != spec.table and rule != spec.rule and may_meet(spec.name, str(template)):
             raise Misconfigured(
-                f"{guard!r} is guarded under {template!r} by rule {rule}; {spec.name!r} may be the same name, "
-                f"so its rule must be {rule}, too"
+                f"{guard!r} is guarded under {template!r} by rule {rule}; {spec.name!r} can make the same name, "
+                f"so its rule must be {rule} too"
             )
 
 

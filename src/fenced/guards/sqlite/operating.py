@@ -80,7 +80,7 @@ class SqliteOperator:
         return [Entry(datetime.fromtimestamp(at, UTC), *rest) for at, *rest in reversed(rows)]
 
     async def pending(self, table: str, wait: float = 0.0) -> tuple[str, ...]:
-        """A change has the one write lock: no transaction that could write is older than it."""
+        """Always empty: a change takes the one write lock, so no writing transaction is older than the change."""
         return ()
 
     async def unset_mode(self, table: str, pattern: str) -> bool:

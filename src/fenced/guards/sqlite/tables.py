@@ -47,7 +47,7 @@ class SqliteTable:
         await self._in_transaction(await install.uninstall(self._spec, self._session.run))
 
     async def set_mode(self, mode: str, pattern: str, wait: float = 0.0) -> tuple[str, ...]:
-        """It has the one write lock: no transaction that could write is older than the change."""
+        """Returns nothing: the change takes the one write lock, so no writing transaction is older than the change."""
         parsed, session = Mode.parse(mode), self._session
         _refuse_open_transaction(session)
         await self._fence.installed(session)
