@@ -163,7 +163,7 @@ async def a_renewal_extends_and_never_revives(h: AuthorityHarness) -> None:
 
 @check()
 async def a_lease_ends_by_its_own_ttl(h: AuthorityHarness) -> None:
-    """Others of the same client are renewed: what is not, or too late, ends all the same, and so does a place."""
+    """A lease or a place that is renewed too late, or never, ends, although the client renews its other leases."""
     a, b = await h.authority(), await h.authority()
     mine = asking(h.runtime).holder
 
@@ -188,13 +188,13 @@ async def a_lease_ends_by_its_own_ttl(h: AuthorityHarness) -> None:
     await h.pass_time(4.0)
     answers = await a.renew([kept.secret, late.secret, waits.secret])
     ensure(isinstance(answers[0], Kept) and isinstance(answers[2], Waiting), f"kept alive: {answers}")
-    ensure(answers[1] == Ended("expired"), f"late is late, though others live: {answers[1]}")
+    ensure(answers[1] == Ended("expired"), f"a late renewal fails, although others are live: {answers[1]}")
     for name in ("silent", "late"):
         await granted(b, asking(h.runtime, name))
-    ensure(await a.ask(silent) == Ended("expired"), "its own ask revives nothing")
+    ensure(await a.ask(silent) == Ended("expired"), "repeating its ask does not revive it")
     ensure(await b.release(blocks.secret) == Released(), "the queue moves on")
     await granted(b, behind)
-    ensure(await a.ask(gone) == Ended("expired"), "and whoever was silent has been passed over")
+    ensure(await a.ask(gone) == Ended("expired"), "the silent waiter was skipped")
 
 
 @check()

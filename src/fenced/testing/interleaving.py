@@ -377,10 +377,10 @@ class _Run:
         return {pid: frozenset(blockers) for pid, blockers in rows}
 
     def _all_held(self, blockers: dict[int, frozenset[int]]) -> bool:
-        """Whether nobody can go on by himself. A circle can: the server breaks it.
+        """Whether no session can continue. Sessions in a deadlock can: the server breaks it.
 
-        A session whose step has ended since the server was asked is in its way no more, and may have let others go on:
-        what the server said is out of date, and is asked again.
+        If a blocker's step has ended since the server was asked, the answer is out of date: that session blocks nobody
+        now, and others may continue. Then this is False, and the server is asked again.
         """
         if any(self._by_pid[pid].event is None for pid in blockers):
             return False

@@ -3,8 +3,8 @@
 The names of the invariants: I1 tokens are unique, I2 they rise in real time, I3 and I4 the guard admits no
 older token and no second grant of one, I5 nothing acknowledged is lost, I6 what is refused leaves no trace,
 I9 the decision is the pure function's, I10 one holder at a time and only by the owner's word, I11 no grant to
-a waiter that lapsed, L2 everybody gets on once the faults end, however long leases are, L3 who believes to hold
-holds, L4 nothing is wedged, L5 a call ends by its caller's deadline.
+a waiter that lapsed, L2 every client makes progress once the faults end, however long leases are, L3 a client
+that believes that it holds a lease does, L4 no name stays blocked, L5 a call ends by its caller's deadline.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fenced.runtime.simulated import World
 
 REALM = "00000000000000aa"
 PATIENCE_MAX = 0.25
-"""How long past `wait` a call may take, in all."""
+"""How many seconds past `wait` a call may take."""
 
 
 class Broken(AssertionError):
@@ -116,9 +116,9 @@ class Judge:
     # What a client believes.
 
     def waited(self, who: str, late: float) -> None:
-        """L5: an acquire came back so many seconds after its `wait` was over."""
+        """L5: an acquire returned `late` seconds after its `wait` was over."""
         if late > PATIENCE_MAX:
-            self.broken("L5", f"{who} was kept {late:.3f} s past its wait")
+            self.broken("L5", f"{who} waited {late:.3f} s longer than its wait")
 
     def acquired(self, hold: Hold, invoked_max: int) -> None:
         """I2: a grant that was asked for after another had returned has a greater token."""

@@ -159,7 +159,7 @@ async def granted(authority: Authority, ask: Ask) -> Granted:
 
 
 def desk(authority: Authority, runtime: Runtime, **options: Any) -> Desk:
-    """The real client core over an authority; patient, since a busy machine may be slow to answer."""
+    """The real client core over an authority, with a long `patience`: a busy machine may answer slowly."""
     number = next(_numbers)
     options = {"patience": 5.0, **options}
     return Desk(authority, runtime, Holder(f"{number:032x}", f"desk-{number}", "host", number), **options)

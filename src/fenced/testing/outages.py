@@ -32,9 +32,9 @@ class OutageHarness(Protocol):
     server: Server
     proxy: Proxy
     words: Mapping[str, bytes]
-    """For `ask`, `renew` and `release`: bytes that its request holds, and no other's.
+    """For `ask`, `renew` and `release`: bytes that only its request contains.
 
-    For `withdraw` too, where it is not sent as a release is.
+    Also for `withdraw`, if its request differs from a release.
     """
 
     async def authority(self) -> Authority:
@@ -299,15 +299,15 @@ async def a_frozen_server_frees_its_holders_in_time(h: OutageHarness) -> None:
     await client.close()
 
 
-# What was given up.
+# Releases and withdrawals that fail.
 
 LONG = 60.0
-"""A ttl that no check waits for: what becomes free sooner was set free, and has not merely expired."""
+"""A ttl that no check waits for: a name that becomes free earlier was released, and has not expired."""
 SOON = 20.0
 
 
 async def _waiters(h: OutageHarness, onlooker: Authority, name: str, count: int) -> None:
-    """Wait until so many stand in the queue."""
+    """Wait until `count` waiters are in the queue."""
     limit = h.runtime.now() + SOON
     while len((await onlooker.observe(name)).waiters) < count:
         ensure(h.runtime.now() < limit, f"{count} wait for {name}")
@@ -316,19 +316,19 @@ async def _waiters(h: OutageHarness, onlooker: Authority, name: str, count: int)
 
 @check()
 async def a_failed_release_is_repeated(h: OutageHarness) -> None:
-    """A release fails: its caller is told, the client goes on trying, and the name is free long before its ttl is over.
+    """A release fails: it raises, the client keeps retrying, and the name is free long before its ttl is over.
 
-    The client keeps another lease of the same ttl all the while, and may ask for the name again at once.
+    The client holds another lease of the same ttl meanwhile, and may ask for the name again at once.
     """
     client = desk(await h.authority(), h.runtime)
     other = await client.acquire(Wish.of(["other"], ttl=LONG))
     hold = await client.acquire(Wish.of(["orders"], ttl=LONG))
     cut = h.proxy.on(h.words["release"], Fault.CUT_BEFORE, times=10_000)
     await raises((Indeterminate, Unavailable), client.release(hold))
-    ensure(hold.state is State.RELEASED, "it is over for this program")
+    ensure(hold.state is State.RELEASED, "this program has released it")
     cut.disarm()
     again = await client.acquire(Wish.of(["orders"], ttl=LONG, wait=SOON))
-    ensure(again.token > hold.token, "granted anew")
+    ensure(again.token > hold.token, "a new grant")
     ensure(other.state is State.HELD, "the other lease goes on")
     await client.release(again)
     await client.close()
@@ -336,7 +336,7 @@ async def a_failed_release_is_repeated(h: OutageHarness) -> None:
 
 @check()
 async def a_failed_withdrawal_is_repeated(h: OutageHarness) -> None:
-    """The reply to an ask is lost, and its withdrawal fails: the grant that nobody knows of does not stay."""
+    """The reply to an ask is lost and its withdrawal fails: the client retries, and the unknown grant is released."""
     client, second = desk(await h.authority(), h.runtime), desk(await h.direct(), h.runtime)
     other = await client.acquire(Wish.of(["other"], ttl=LONG))
     cut = h.proxy.on(h.words.get("withdraw", h.words["release"]), Fault.CUT_BEFORE, times=10_000)
@@ -353,9 +353,9 @@ async def a_failed_withdrawal_is_repeated(h: OutageHarness) -> None:
 
 @check()
 async def a_waiter_that_gives_up_while_cut_off_blocks_nobody(h: OutageHarness) -> None:
-    """A waiter gives up and cannot say so: whoever stands behind it is granted soon all the same.
+    """A waiter gives up and its withdrawal fails: the next waiter is granted soon nevertheless.
 
-    The client that is cut off has another waiter, whose place is kept alive.
+    The client that is cut off has another waiter, and keeps that one's place alive.
     """
     holder = desk(await h.direct(), h.runtime)
     first, second = desk(await h.authority(), h.runtime), desk(await h.direct(), h.runtime)
@@ -392,13 +392,13 @@ async def a_waiter_that_gives_up_while_cut_off_blocks_nobody(h: OutageHarness) -
 
 @check()
 async def a_dead_waiter_keeps_its_place_for_ten_seconds(h: OutageHarness) -> None:
-    """A place lapses after min(ttl, 10 s) without a sign of life, however long the ttl; then the next is granted."""
+    """A place lapses min(ttl, 10 s) after its last renewal, however long the ttl; then the next waiter is granted."""
     holder, second = desk(await h.direct(), h.runtime), desk(await h.direct(), h.runtime)
     held = await holder.acquire(Wish.of(["orders"], ttl=LONG))
     dead = await h.authority()
     waiting = await dead.ask(asking(h.runtime, "orders", ttl=LONG, wait=True))
     ensure(isinstance(waiting, Waiting), f"it waits: {waiting}")
-    h.proxy.black_hole(drop=True)  # and nobody hears of it again
+    h.proxy.black_hole(drop=True)  # no renewal of it arrives any more
     cut_off = h.runtime.now()
     await holder.release(held)
     await second.acquire(Wish.of(["orders"], ttl=LONG, wait=LONG))
@@ -410,7 +410,7 @@ async def a_dead_waiter_keeps_its_place_for_ten_seconds(h: OutageHarness) -> Non
 
 @check()
 async def a_silent_server_keeps_nobody_past_its_wait(h: OutageHarness) -> None:
-    """No reply, or a byte now and then: every call ends by its caller's deadline, and cancelling it ends it at once."""
+    """The server sends nothing, or single bytes: a call ends by its caller's deadline, and at once if cancelled."""
     client = desk(await h.authority(), h.runtime, patience=timing.PATIENCE_SECONDS)
     await client.release(await client.acquire(Wish.of(["orders"])))
     silences: list[Callable[[], None]] = [

@@ -80,7 +80,7 @@ class Faults:
 
     @property
     def stop_nobody(self) -> bool:
-        """No client crashes or stands still; servers may, and messages are lost."""
+        """Whether no client crashes or pauses. Servers may, and messages may be lost."""
         return self.pause_every > SECONDS and self.crash_every > SECONDS and not self.pause_aimed
 
 
@@ -250,7 +250,7 @@ class Site:
         self.rule: Rule = rng.choice(("retry", "retry", "sequenced"))
         self.ttl = rng.choice((0.5, 1.0, 2.0))
         if self.faults.stop_nobody:
-            # Nothing needs to expire then: what is given up is given back, so everybody gets on as soon as ever.
+            # Then no lease has to expire: clients release whatever they give up, so a long ttl must delay nobody.
             self.ttl = rng.choice((self.ttl, LONG_TTL))
         self.pace = min(self.ttl, 2.0)
         self.resource_names = [f"name/{i}" for i in range(rng.choice((1, 2)))]

@@ -53,7 +53,7 @@ class Pipe:
         self.source = source
         self.target = target
         self.delay = 0.0
-        self.drip = 0.0  # the seconds between two bytes, which then come one by one
+        self.drip = 0.0  # if not 0: send single bytes, with this many seconds between them
         self.holders: set[object] = set()
         self.dropping = False
         self.dead = False  # something was lost: as after a gap in TCP, nothing more is delivered

@@ -71,7 +71,7 @@ class Proxy:
         self._loop.run(order)
 
     def drip(self, seconds: float) -> None:
-        """What the server sends arrives a byte at a time, with so many seconds between two bytes."""
+        """Pass on the server's bytes one at a time, `seconds` apart."""
 
         def order() -> None:
             self._drip = seconds
@@ -101,7 +101,7 @@ class Proxy:
         self._loop.run(self._shut)
 
     def heal(self) -> None:
-        """End delays, dripping, black holes and refusing; triggers, and what they did, stay."""
+        """End delays, dripping, black holes and refused connections. Triggers and their effects stay."""
 
         def order() -> None:
             self._delay = self._drip = 0.0

@@ -196,7 +196,7 @@ class Server(Startable):
         which the hypervisor pauses one program.
         """
         _ = self.pid
-        self.wait_until(self._stopped, "all of its processes stand still")
+        self.wait_until(self._stopped, "all of its processes are stopped")
 
     def _stopped(self) -> bool:
         moving = [pid for pid in self._processes() if _state(pid) not in "TZX"]

@@ -37,8 +37,8 @@ class PostgresqlServer(Server):
     """PostgreSQL with trust authentication and the superuser `postgres`, as durable as it comes.
 
     As root it runs as the system user `postgres`, as it refuses root. Every server is initialised anew, so
-    each has a system identifier of its own. `programs` is a folder with `initdb` and `postgres` of a certain
-    version; without it the newest that is installed is taken.
+    each has a system identifier of its own. `programs` is a folder with `initdb` and `postgres` of one
+    version; by default the newest installed version is used.
     """
 
     name = "postgresql"
