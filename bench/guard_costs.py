@@ -1,4 +1,4 @@
-"""What a guarded write in PostgreSQL costs in every situation: isolation, rule, stamp, stage, name, leases, hand-over.
+"""The cost of a guarded write in PostgreSQL, by isolation, rule, stamp, stage, name, leases and hand-over.
 
 Each figure is the time of the guarded statement, with BEGIN, its announcement and COMMIT, divided by the time of the
 same statement in a plain transaction in the same run.
@@ -33,7 +33,7 @@ Fence = fenced.Lease | Stamp | list[fenced.Lease | Stamp]
 
 @dataclass(frozen=True)
 class Case:
-    """A situation, and how many times a plain statement it may cost: for one row, and for 10,000."""
+    """A case, and its limits as a multiple of the plain statement: `one` for one row, `many` for 10,000."""
 
     what: str
     one: float
@@ -106,7 +106,7 @@ def _measured(
     stack: contextlib.ExitStack,
     effort: Effort,
 ) -> Iterator[Figure]:
-    """One situation, on one connection, turn by turn with the plain statement."""
+    """Measure one case on one connection, alternating with the plain statement."""
     connection = stack.enter_context(psycopg.connect(url, autocommit=True))
     write = _prepared(case, table, connection, client, maintenance, stack)
     for rows, rounds, warm_up in ((1, ROUNDS, WARM_UP), (ROWS, BULK_ROUNDS, BULK_WARM_UP)):
@@ -153,7 +153,7 @@ def _prepared(
     maintenance: Connection,
     stack: contextlib.ExitStack,
 ) -> Callable[[str], Action]:
-    """The table, its guard and its lease; what it gives is the write, for a WHERE."""
+    """Make the table, its guard and its lease. Returns a function from a WHERE clause to the write."""
     _make(maintenance, table)
     template = f"{table}/{case.template}"
     guard = sql.Guard(table=table, name=template, rule=case.rule, epoch="epoch" if case.epoch else None)

@@ -85,7 +85,7 @@ def _requests(server: RedisServer) -> Iterator[Figure]:
 
     The server's own count of calls by command includes those that scripts make. So every command is left out that
     occurs in our scripts; what is left of a client's requests is EVALSHA, and whatever no script uses. A client
-    never sends one of those that were left out, but for INFO and CONFIG when it connects.
+    sends none of those left out, except INFO and CONFIG when it connects.
     """
     inside = _commands_in_scripts() | {"config"}
     with redis.Redis.from_url(server.url()) as connection:

@@ -1,4 +1,4 @@
-"""`make evidence`: run the long figures and write docs/evidence/*.json. Names on the command line pick some.
+"""`make evidence`: run the long figures and write docs/evidence/*.json. Names on the command line choose some of them.
 
 For the storms on authorities: `make evidence ARGS="authority_storms --authority etcd --seconds 60"`.
 """
@@ -101,10 +101,10 @@ def worlds() -> dict[str, Any]:
 
 
 def on_authorities(options: argparse.Namespace) -> dict[str, Any]:
-    """The storms on the authorities that were picked; of the others the file keeps what it has."""
-    picked = options.authority or authority_storms.AUTHORITIES
+    """The storms on the chosen authorities; the file keeps its figures of the others."""
+    chosen = options.authority or authority_storms.AUTHORITIES
     found = authority_storms.run(
-        tuple(picked), seconds=options.seconds, workers=options.workers, seed=options.seed
+        tuple(chosen), seconds=options.seconds, workers=options.workers, seed=options.seed
     )
     path = FOLDER / "authority_storms.json"
     before = json.loads(path.read_text())["authority_storms"] if path.exists() else {}
@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> int:
     storm.add_argument("--seed", type=int, default=authority_storms.SEED)
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - FIGURES.keys():
-        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(FIGURES)}")
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in options.names or list(FIGURES):
         print(f"{name} ...", flush=True)

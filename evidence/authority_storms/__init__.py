@@ -1,6 +1,6 @@
 """A storm on each authority: clients are killed, stopped, interrupted, cancelled; servers frozen, killed, cut off.
 
-How long is a free name with live waiters not granted, and does safety hold meanwhile?
+It measures how long a free name with live waiters stays ungranted, and checks safety meanwhile.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def run(
 
 
 def run_one(authority: str, seconds: float, workers: int, seed: int) -> dict[str, Any]:
-    """One storm, judged. If something is broken its events stay, and the figures say where."""
+    """Run and judge one storm. If a check fails, the folder with the events is kept and printed."""
     folder = Path(tempfile.mkdtemp(prefix=f"fenced-storm-{authority}-"))
     bounds = Bounds.of(authority, TTL, _TICK_MAX)
     quiet = (bounds.outage if authority == "sqlite" else bounds.silent_connections) + _SLACK_SECONDS
-    told = storm(
+    facts = storm(
         authority, folder, seconds=seconds, workers=workers, ttl=TTL, quiet=quiet, seed=f"{seed}/{authority}"
     )
-    judged = judge(events(folder), authority, told["tick"])
-    judged["broken"] += [f"worker {who} ended by itself" for who in told["ended_by_themselves"]]
+    judged = judge(events(folder), authority, facts["tick"])
+    judged["broken"] += [f"worker {who} ended by itself" for who in facts["ended_by_themselves"]]
     if judged["broken"]:
         print(f"{authority}: the events are in {folder}", flush=True)
     else:
@@ -52,6 +52,6 @@ def run_one(authority: str, seconds: float, workers: int, seed: int) -> dict[str
         "seconds": seconds,
         "workers": workers,
         "seed": seed,
-        **told,
+        **facts,
         **judged,
     }

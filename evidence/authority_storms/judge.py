@@ -1,8 +1,9 @@
-"""What the events of a storm say: pure functions from lines to figures.
+"""Judge the events of a storm: pure functions from lines to figures.
 
 Events are dicts with the time (`at`, by the clock that all processes of the machine share), the process (`who`: a new
-one after each restart) and what it did (`do`). A time is always taken so that it can only excuse too little: a grant
-counts from when its holder has heard of it, a hold up to the last moment at which the holder looked and still had it.
+name after each restart) and what it did (`do`). A grant counts from when its holder received it, so that the
+time in which a name was free is never measured too short. A hold counts up to the last moment at which the holder
+looked and still had it, so that no overlap is reported that did not happen.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from fenced.core.acquiring import BACKOFF_MAX
 Event = dict[str, Any]
 
 HAND_OVER_SECONDS = 1.0
-"""How soon a free name is granted if nobody who died or fell silent stands in the way."""
+"""How soon a free name is granted if no dead or silent client is ahead in the queue."""
 OVERRUN_SECONDS = 0.25
 RELEASE, CLIENT, OUTAGE, SILENT = "release", "client_fault", "outage", "silent_connections"
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of a worker, from its asking to the end of its lease."""
+    """One call of a worker, from its ask to the end of its lease."""
 
     who: str
     names: tuple[str, ...]
@@ -47,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """From before the signal was sent; `standing` when the process surely stood still; `until` it went on."""
+    """`begin`: before the signal was sent; `standing`: the process was surely stopped; `until`: it continued."""
 
     begin: float
     standing: float
@@ -59,7 +60,7 @@ class Outage:
     begin: float
     until: float
     silent: bool = False
-    """Whether connections stay open afterwards on which nothing arrives any more."""
+    """Whether connections stay open afterwards, and the server's bytes no longer arrive on them."""
 
 
 @dataclass(slots=True)
@@ -72,11 +73,11 @@ class Story:
 
 
 def read(events: Iterable[Event]) -> Story:
-    """Put the events of all processes together; what came after the storm's end is left out."""
-    told = sorted(events, key=lambda event: event["at"])
+    """Merge the events of all processes, without those after the end of the storm."""
+    ordered = sorted(events, key=lambda event: event["at"])
     story, calls = Story(), dict[tuple[str, int], Call]()
-    story.end = next((event["at"] for event in told if event["do"] == "end"), math.inf)
-    for event in told:
+    story.end = next((event["at"] for event in ordered if event["do"] == "end"), math.inf)
+    for event in ordered:
         at, who = event["at"], event["who"]
         if at > story.end:
             break
@@ -119,7 +120,7 @@ def repeated_tokens(story: Story) -> list[int]:
 
 
 def fallen_tokens(story: Story) -> list[tuple[int, int]]:
-    """(token, later and lower token): by whoever asked after another had been granted, and by the holders of a name."""
+    """(token, later but lower token) of a call that began after the other grant, or of two holders of one name."""
     granted = [call for call in story.calls if call.granted is not None]
     fallen = []
     by_grant = sorted(granted, key=lambda call: call.granted or 0.0)
@@ -139,7 +140,7 @@ def fallen_tokens(story: Story) -> list[tuple[int, int]]:
 
 
 def overlaps(story: Story) -> list[tuple[str, int, int]]:
-    """(name, token, token) of two holders who both had looked at their lease, and had it, at one moment."""
+    """(name, token, token) of two holders that both saw their lease as held at one moment."""
     found = []
     for name, holders in _holders(story).items():
         last: Call | None = None
@@ -153,7 +154,7 @@ def overlaps(story: Story) -> list[tuple[str, int, int]]:
 
 
 def _holders(story: Story) -> dict[str, list[Call]]:
-    """Of each name, in the order of their grants; only who was seen to have it after it had heard of the grant."""
+    """The holders of each name, in the order of grants; only those that saw the lease as held after the grant."""
     holders: dict[str, list[Call]] = {}
     for call in sorted(story.calls, key=lambda call: call.granted or 0.0):
         if call.granted is not None and call.still is not None and call.still >= call.granted:
@@ -167,7 +168,7 @@ def _holders(story: Story) -> dict[str, list[Call]]:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long a free name with live waiters may wait, by what stands in the way; from the end of the last fault."""
+    """How long a free name with live waiters may stay ungranted after the last fault, by the kind of that fault."""
 
     release: float = HAND_OVER_SECONDS
     client_fault: float = math.inf
@@ -176,10 +177,10 @@ class Bounds:
 
     @classmethod
     def of(cls, authority: str, ttl: float, tick: float = 0.0) -> Bounds:
-        """For the ttl that was granted, and ZooKeeper's tick."""
+        """The bounds for the granted ttl, and for ZooKeeper's tick."""
         session = 4 / 3 * ttl + tick if authority == "zookeeper" else ttl
-        after_restart = 2 * ttl if authority == "etcd" else session  # a new leader starts every ttl anew
-        retry = timing.CALL_SECONDS + BACKOFF_MAX  # of a request on a connection that fell silent
+        after_restart = 2 * ttl if authority == "etcd" else session  # a new leader restarts every ttl
+        retry = timing.CALL_SECONDS + BACKOFF_MAX  # a request on a silent connection fails and is retried
         return cls(
             client_fault=session + HAND_OVER_SECONDS,
             outage=after_restart + HAND_OVER_SECONDS,
@@ -189,12 +190,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time in which a name was free, and somebody who lived and was not stopped waited for it."""
+    """A time in which a name was free and a live client, which was not stopped, waited for it."""
 
     name: str
     kind: str
     begin: float
-    """When it became free and wanted, or the end of the last fault since."""
+    """When the name became free and had a live waiter, or the end of the last fault since."""
     end: float
     due: float
 
@@ -212,11 +213,11 @@ class Span:
 
 
 def spans(story: Story, bounds: Bounds) -> list[Span]:
-    """Every time that a name was free and wanted.
+    """Every time span in which a name was free and had a live waiter.
 
-    Names that somebody waits for together are looked at together: whoever waits for `a` may stand behind one that
-    waits for `a` and `b`, and `b` is held. So a name counts as free only if nobody holds any name of all those who
-    wait for it, directly or through others. The clock stands during an outage and starts anew at its end.
+    Names that one call waits for together form a group: a waiter for `a` may be behind a waiter for `a` and `b`, and
+    `b` is held. So a name counts as free only if no name of its group is held. During an outage the clock stops; it
+    restarts from zero at the end of the outage.
     """
     return list(_Sweep(story, bounds).run())
 
@@ -296,7 +297,7 @@ class _Sweep:
                     self.everywhere[kind] = when
 
     def _look(self, at: float) -> Iterator[Span]:
-        """After all changes of one moment: which names are free and wanted now?"""
+        """After all changes of one moment: find the names that are free and have a live waiter."""
         free: dict[str, set[str]] = {}
         if not self.out:
             for group in _groups(set(self.waiting.values())):
@@ -336,17 +337,17 @@ def _without(begin: float, end: float, pauses: list[Pause]) -> Iterator[tuple[fl
 
 
 def _groups(wishes: set[tuple[str, ...]]) -> list[set[str]]:
-    """Names that hang together because somebody waits for both."""
+    """Groups of names that are connected by calls that wait for several of them."""
     groups: list[set[str]] = []
     for wish in wishes:
         group = set(wish)
-        apart = []
+        separate = []
         for other in groups:
             if group.isdisjoint(other):
-                apart.append(other)
+                separate.append(other)
             else:
                 group |= other
-        groups = [*apart, group]
+        groups = [*separate, group]
     return groups
 
 
@@ -354,7 +355,7 @@ def _groups(wishes: set[tuple[str, ...]]) -> list[set[str]]:
 
 
 def overruns(story: Story) -> dict[str, list[float]]:
-    """Seconds that calls took beyond their `wait`, or after they had been cancelled; of processes not stopped."""
+    """Seconds that calls took beyond their `wait`, or after their cancellation, in processes that were not stopped."""
     found: dict[str, list[float]] = {"calm": [], "outage": [], "cancelled": []}
     for call in story.calls:
         over = call.granted or call.ended
@@ -370,7 +371,7 @@ def overruns(story: Story) -> dict[str, list[float]]:
 
 
 def figures(values: Sequence[float]) -> dict[str, float | int]:
-    """How many, the median, the 99th of a hundred, the longest; in milliseconds' precision."""
+    """The count, the median, the 99th percentile and the maximum, rounded to milliseconds."""
     if not values:
         return {"count": 0}
     ordered = sorted(values)
@@ -382,11 +383,11 @@ def figures(values: Sequence[float]) -> dict[str, float | int]:
     }
 
 
-# All together.
+# The verdict.
 
 
 def judge(events: Iterable[Event], authority: str, tick: float = 0.0) -> dict[str, Any]:
-    """The figures of one storm. `broken` lists what should not be: an empty list is what one hopes for."""
+    """The figures of one storm. `broken` lists the violations; it should be empty."""
     story = read(events)
     granted = [call for call in story.calls if call.granted is not None]
     ttl = max((call.ttl for call in granted), default=0.0)

@@ -1,4 +1,4 @@
-"""The processes of a storm, the store that they share, and the faults that both have, drawn from one seed."""
+"""The processes of a storm, the store that they share, and the faults of both, drawn from one seed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from fenced.testing.servers.base import Server
 
 TICK_SECONDS = 0.05
 BURST_SECONDS = (0.5, 4.0)
-"""How long faults begin, before all is quiet until their effects must be over."""
+"""For how long new faults begin. Then a quiet time follows, in which their effects must end."""
 FAULTS_MAX = 6
 STOP_SECONDS = 5.0
 PROBE_SECONDS = 1.0
-"""After so long without SQLite's write lock nobody else is thought to get it either."""
+"""If a probe does not get SQLite's write lock in this time, the workers are taken to be blocked too."""
 SERVERS: dict[str, tuple[type[Server], str]] = {
     "postgresql": (PostgresqlServer, "postgresql://postgres@{}:{}/postgres"),
     "redis": (RedisServer, "redis://{}:{}/0"),
@@ -49,7 +49,7 @@ sys.stdin.read()
 
 
 class Log:
-    """What the storm itself did, in the same form as the diaries of its workers."""
+    """The storm's own events, in the same form as the event logs of its workers."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
@@ -67,7 +67,7 @@ class Log:
 
 
 class Agenda:
-    """What is to be done at which time."""
+    """Actions, each with its time."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -80,7 +80,7 @@ class Agenda:
         heapq.heappush(self._due, (when, next(self._numbers), action))
 
     def run(self, until: float) -> None:
-        """Do all that is due by `until`, and return then."""
+        """Run each action at its time, and return at `until`."""
         while (left := min(until, self._due[0][0] if self._due else until) - now()) > 0 or (
             self._due and self._due[0][0] <= until
         ):
@@ -91,7 +91,7 @@ class Agenda:
 
 
 class Member:
-    """One worker, in one process after another."""
+    """One worker. It is a new process after each restart."""
 
     def __init__(self, number: int, url: str, folder: Path, ttl: float, seed: str, log: Log) -> None:
         self.number = number
@@ -105,7 +105,7 @@ class Member:
 
     @property
     def well(self) -> bool:
-        """Whether it is at work, not stopped, and ready for a signal."""
+        """Whether its process is running, is not stopped, and handles signals."""
         return self.process is not None and not self.stopped and (self._folder / f"{self.who}.jsonl").exists()
 
     def start(self) -> None:
@@ -140,7 +140,7 @@ class Member:
         self.process = None
 
     def stop(self) -> Callable[[], None]:
-        """SIGSTOP; what it returns is to be called to go on."""
+        """Send SIGSTOP. Returns the function that lets the process continue."""
         assert self.process is not None
         begin, process, who = now(), self.process, self.who
         os.kill(process.pid, signal.SIGSTOP)
@@ -161,12 +161,12 @@ class Member:
         self.process.send_signal(signal.SIGINT)
 
     def ended(self) -> bool:
-        """Whether it ended by itself, which none should."""
+        """Whether its process ended by itself, which it should not."""
         return self.process is not None and self.process.poll() is not None
 
 
 class Store:
-    """Where the leases are, and how it is made to fail. A fault returns what ends it, or None if it is over."""
+    """The store of the leases, and its faults. A fault returns the function that ends it, or None if it has ended."""
 
     url: str
     tick = 0.0
@@ -176,7 +176,7 @@ class Store:
         raise NotImplementedError
 
     def blocked(self) -> bool:
-        """Whether a worker that was just stopped holds up all others; only where they share a file."""
+        """Whether a worker that was just stopped blocks all others. Only SQLite's workers can, by their shared file."""
         return False
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class SqliteStore(Store):
         return self._lock(stop=True)
 
     def blocked(self) -> bool:
-        """A stopped process that was inside its transaction keeps SQLite's lock: nobody else can write."""
+        """A process that was stopped inside its transaction keeps SQLite's lock, and no other process can write."""
         with contextlib.closing(
             sqlite3.connect(self._path, isolation_level=None, timeout=PROBE_SECONDS)
         ) as probe:
@@ -314,7 +314,7 @@ def _version(server: Server) -> str:
 
 
 class Stalls:
-    """How late this very process was, at worst: on a machine that is too busy no figure means much."""
+    """The longest delay of this process. If it is long, the machine was too busy for meaningful figures."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -334,8 +334,8 @@ class Stalls:
         return self.longest
 
 
-class Weather:
-    """Bursts of faults, and quiet spells in which their effects must pass."""
+class FaultSchedule:
+    """Bursts of faults, each followed by a quiet time in which their effects must end."""
 
     def __init__(
         self, store: Store, members: list[Member], ttl: float, quiet: float, seed: str, log: Log
@@ -347,7 +347,7 @@ class Weather:
         self._deck: list[Callable[[], None]] = []
         self.died: list[str] = []
 
-    def blow(self, seconds: float) -> None:
+    def run(self, seconds: float) -> None:
         end = now() + seconds
         while now() < end and not all(member.well or member.ended() for member in self._members):
             self._agenda.run(now() + TICK_SECONDS)
@@ -356,7 +356,7 @@ class Weather:
             for _ in range(self._random.randint(1, FAULTS_MAX)):
                 self._agenda.at(self._random.uniform(now(), burst), self._any_fault)
             self._agenda.run(burst)
-            while self._agenda:  # what was begun ends
+            while self._agenda:  # wait until every fault of this burst has ended
                 self._agenda.run(now() + TICK_SECONDS)
             self._revive()
             self._agenda.run(min(end, now() + self._quiet))
@@ -372,7 +372,7 @@ class Weather:
                 member.start()
 
     def _any_fault(self) -> None:
-        """The next one of a shuffled deck: every kind comes about as often as the others, in any order."""
+        """The next fault of a shuffled deck: all kinds are about equally frequent, in random order."""
         if not self._deck:
             of_clients = [self._kill, self._stop, self._stop, self._interrupt]
             of_the_store = [partial(self._break_the_store, what) for what in self._store.faults()]
@@ -395,7 +395,7 @@ class Weather:
             return
         begin = now()
         go_on = member.stop()
-        # There is one writer at a time: if somebody holds the lock already, this one did not.
+        # SQLite has one writer at a time: if the lock was already taken, this worker did not have it.
         blocked = not self._out and not self._blocking and self._store.blocked()
         self._blocking = self._blocking or blocked
         self._log.fault("client stopped inside a transaction" if blocked else "client stopped")
@@ -415,7 +415,7 @@ class Weather:
                 self._log.fault("client interrupted")
 
     def _break_the_store(self, what: str) -> None:
-        if self._out or self._blocking:  # one at a time
+        if self._out or self._blocking:  # one fault of the store at a time
             self._deck.insert(0, partial(self._break_the_store, what))
             return
         self._log.fault(what)
@@ -429,7 +429,7 @@ class Weather:
             heal()
             self._out = False
 
-        # Half of them are over before leases expire: then nothing but the clients frees what they gave up meanwhile.
+        # Half of them end before leases expire: then only the clients' retries free the names that they gave up.
         longest = self._random.choice((0.7, 2.0))
         self._agenda.at(now() + self._random.uniform(0.2, longest) * self._ttl, end)
 
@@ -446,7 +446,7 @@ def open_store(authority: str, folder: Path, log: Log) -> Iterator[Store]:
 def storm(
     authority: str, folder: Path, *, seconds: float, workers: int, ttl: float, quiet: float, seed: str
 ) -> dict[str, Any]:
-    """Blow for so many seconds; every process writes its events into the folder."""
+    """Run a storm for `seconds`; every process writes its events into the folder."""
     log = Log(folder / "storm.jsonl")
     with open_store(authority, folder, log) as store:
         members = [Member(number, store.url, folder, ttl, seed, log) for number in range(1, workers + 1)]
@@ -454,8 +454,8 @@ def storm(
         try:
             for member in members:
                 member.start()
-            weather = Weather(store, members, ttl, quiet, seed, log)
-            weather.blow(seconds)
+            schedule = FaultSchedule(store, members, ttl, quiet, seed, log)
+            schedule.run(seconds)
         finally:
             for member in members:
                 member.kill()
@@ -463,13 +463,13 @@ def storm(
             "server": store.version,
             "tick": store.tick,
             "faults": dict(log.counts),
-            "ended_by_themselves": weather.died,
+            "ended_by_themselves": schedule.died,
             "longest_stall_of_the_machine": round(stalls.end(), 3),
         }
 
 
 def events(folder: Path) -> Iterator[dict[str, Any]]:
-    """All lines of all processes; the last one of a killed process may be half a line."""
+    """The events of all processes. The last line of a killed process may be incomplete, and is skipped."""
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             with contextlib.suppress(json.JSONDecodeError):

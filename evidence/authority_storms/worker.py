@@ -1,4 +1,4 @@
-"""One process of a storm: it takes leases, works a little and gives them back, and writes down what it sees."""
+"""One process of a storm: it takes leases, works a little, releases them, and logs every step."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from fenced.runtime.clocks import now
 WISHES = (("a",), ("b",), ("c",), ("d",), ("e",), ("c", "d"), ("d", "e"))
 WAITS = (None, None, None, 0.0, 1.0, 5.0)
 TASKS = 2
-"""How many tasks ask in one asyncio process."""
+"""How many tasks take leases in one asyncio process."""
 LOOK_SECONDS = 0.1
 
 
-class Diary:
-    """One line of JSON for each event, written at once: what a killed process did is not lost."""
+class EventLog:
+    """One line of JSON for each event, written at once, so that the events of a killed process are not lost."""
 
     def __init__(self, path: str, who: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._who = who
         self._numbers = itertools.count(1)
         self.unreleased: set[int] = set()
-        """Tokens of `with` blocks whose release failed, which the program is not told otherwise."""
+        """Tokens of `with` blocks whose release failed; a `with` block does not raise that error."""
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if isinstance(event, ReleaseFailed):
             self.unreleased.add(event.token)
 
@@ -55,7 +55,7 @@ class Diary:
         self.write("granted", call=call, token=lease.token, ttl=lease.ttl)
 
     def look(self, call: int, lease: fenced.Lease | fenced.AsyncLease) -> None:
-        """Note that the lease is held; LeaseLost if it is not. The time is taken first: a pause may follow."""
+        """Log that the lease is held; LeaseLost if it is not. The clock is read first, because a pause may follow."""
         at = now()
         lease.check()
         self.write("still", at, call=call)
@@ -77,8 +77,8 @@ class Diary:
                 how = "failed"
         self.write("ended", call=call, how=how, why=why, message=str(error or "")[:200])
 
-    def left(self, call: int, token: int) -> None:
-        """A `with` block is over: was the authority told?"""
+    def block_left(self, call: int, token: int) -> None:
+        """A `with` block has ended: log whether its release reached the authority."""
         if token in self.unreleased:
             self.unreleased.discard(token)
             self.write("ended", call=call, how="failed", why="Unavailable", message="release failed")
@@ -86,8 +86,8 @@ class Diary:
             self.ended(call)
 
 
-class Mind:
-    """What a worker does next, drawn from its seed."""
+class Choices:
+    """The random choices of a worker, drawn from its seed."""
 
     def __init__(self, seed: str, ttl: float) -> None:
         self._random = random.Random(seed)
@@ -100,7 +100,7 @@ class Mind:
         return self._random.choice(WAITS)
 
     def work(self) -> float:
-        """Short mostly, and now and then long enough to be renewed."""
+        """Mostly short, and sometimes long enough that the lease must be renewed."""
         long = self._random.random() < 0.01
         return self._random.uniform(0.8, 1.5) * self._ttl if long else self._random.uniform(0.002, 0.04)
 
@@ -120,7 +120,7 @@ class Mind:
 def _interrupt(_: int, frame: FrameType | None) -> None:
     """Ctrl-C, but only in the middle of asking or releasing.
 
-    One that comes after a grant and before the program's next line leaves any lock of Python's without an owner.
+    A Ctrl-C between the grant and the program's next line loses the lease object, as with any lock in Python.
     """
     while frame is not None:
         code = frame.f_code
@@ -130,30 +130,30 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
 
 
 class Worker:
-    def __init__(self, client: fenced.Client, diary: Diary, mind: Mind, ttl: float) -> None:
-        self.client, self.diary, self.mind, self.ttl = client, diary, mind, ttl
+    def __init__(self, client: fenced.Client, log: EventLog, choices: Choices, ttl: float) -> None:
+        self.client, self.log, self.choices, self.ttl = client, log, choices, ttl
 
     def run(self, keep: str | None) -> None:
-        """Take leases for ever; with `keep`, hold that name besides, as far as the storm lets it."""
+        """Take leases for ever. With `keep`, also hold that name, and take it again when it is lost."""
         kept: tuple[int, fenced.Lease] | None = None
         while True:
             if keep is not None and kept is None:
                 kept = self._acquire((keep,), 0.0)
-            names, wait = self.mind.wish(), self.mind.wait()
-            (self._explicitly if self.mind.chance(0.5) else self._by_with)(names, wait)
+            names, wait = self.choices.wish(), self.choices.wait()
+            (self._explicitly if self.choices.chance(0.5) else self._by_with)(names, wait)
             if kept is not None and kept[1].lost_reason is not None:
-                self.diary.ended(kept[0], LeaseLost("", reason=kept[1].lost_reason))
+                self.log.ended(kept[0], LeaseLost("", reason=kept[1].lost_reason))
                 kept = None
-            time.sleep(self.mind.rest())
+            time.sleep(self.choices.rest())
 
     def _acquire(self, names: tuple[str, ...], wait: float | None) -> tuple[int, fenced.Lease] | None:
-        call = self.diary.asking(names, wait)
+        call = self.log.asking(names, wait)
         try:
             lease = self.client.acquire(*names, ttl=self.ttl, wait=wait)
         except (FencedError, KeyboardInterrupt) as error:
-            self.diary.ended(call, error)
+            self.log.ended(call, error)
             return None
-        self.diary.granted(call, lease)
+        self.log.granted(call, lease)
         return call, lease
 
     def _explicitly(self, names: tuple[str, ...], wait: float | None) -> None:
@@ -166,45 +166,45 @@ class Worker:
         self._release(call, lease)
 
     def _release(self, call: int, lease: fenced.Lease) -> None:
-        self.diary.write("releasing", call=call)
+        self.log.write("releasing", call=call)
         while True:
             try:
                 lease.release()
             except KeyboardInterrupt as error:
                 if lease.state in ("held", "jeopardy"):
-                    continue  # it came before anything was done: the program has to release once more
-                self.diary.ended(call, error)
+                    continue  # the interrupt came before the release began, so release again
+                self.log.ended(call, error)
             except FencedError as error:
-                self.diary.ended(call, error)
+                self.log.ended(call, error)
             else:
-                self.diary.ended(call)
+                self.log.ended(call)
             return
 
     def _by_with(self, names: tuple[str, ...], wait: float | None) -> None:
-        call = self.diary.asking(names, wait)
+        call = self.log.asking(names, wait)
         try:
             with self.client.hold_all(names, ttl=self.ttl, wait=wait) as lease:
-                self.diary.granted(call, lease)
+                self.log.granted(call, lease)
                 self._work(call, lease)
-                self.diary.write("releasing", call=call)
+                self.log.write("releasing", call=call)
         except (FencedError, KeyboardInterrupt) as error:
-            self.diary.ended(call, error)
+            self.log.ended(call, error)
         else:
-            self.diary.left(call, lease.token)
+            self.log.block_left(call, lease.token)
 
     def _work(self, call: int, lease: fenced.Lease) -> None:
-        until = now() + self.mind.work()
+        until = now() + self.choices.work()
         while (left := until - now()) > 0:
             time.sleep(min(left, LOOK_SECONDS))
-            self.diary.look(call, lease)
+            self.log.look(call, lease)
 
 
 # asyncio.
 
 
 class AsyncWorker:
-    def __init__(self, client: fenced.AsyncClient, diary: Diary, mind: Mind, ttl: float) -> None:
-        self.client, self.diary, self.mind, self.ttl = client, diary, mind, ttl
+    def __init__(self, client: fenced.AsyncClient, log: EventLog, choices: Choices, ttl: float) -> None:
+        self.client, self.log, self.choices, self.ttl = client, log, choices, ttl
 
     async def run(self, keep: str | None) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -215,60 +215,60 @@ class AsyncWorker:
 
     async def _keep(self, name: str) -> None:
         while True:
-            call = self.diary.asking((name,), 0.0)
+            call = self.log.asking((name,), 0.0)
             try:
                 lease = await self.client.acquire(name, ttl=self.ttl, wait=0)
-                self.diary.granted(call, lease)
+                self.log.granted(call, lease)
                 await lease.wait_lost()
                 lease.check()
             except FencedError as error:
-                self.diary.ended(call, error)
+                self.log.ended(call, error)
             await asyncio.sleep(self.ttl / 4)
 
     async def _take_turns(self) -> None:
         while True:
-            names, wait = self.mind.wish(), self.mind.wait()
-            call = self.diary.asking(names, wait)
+            names, wait = self.choices.wish(), self.choices.wait()
+            call = self.log.asking(names, wait)
             try:
-                if self.mind.chance(0.5):
+                if self.choices.chance(0.5):
                     await self._explicitly(call, names, wait)
                 else:
                     await self._by_with(call, names, wait)
             except (FencedError, asyncio.CancelledError) as error:
-                self.diary.ended(call, error)
-            await asyncio.sleep(self.mind.rest())
+                self.log.ended(call, error)
+            await asyncio.sleep(self.choices.rest())
 
     async def _explicitly(self, call: int, names: tuple[str, ...], wait: float | None) -> None:
         asking = asyncio.ensure_future(self.client.acquire(*names, ttl=self.ttl, wait=wait))
-        if self.mind.chance(0.4):
-            await asyncio.wait([asking], timeout=self.mind.patience())
+        if self.choices.chance(0.4):
+            await asyncio.wait([asking], timeout=self.choices.patience())
             if not asking.done():
-                self.diary.write("cancelling", call=call)
+                self.log.write("cancelling", call=call)
                 asking.cancel()
         lease = await asking
-        self.diary.granted(call, lease)
+        self.log.granted(call, lease)
         with contextlib.suppress(LeaseLost):
             await self._work(call, lease)
-        self.diary.write("releasing", call=call)
+        self.log.write("releasing", call=call)
         await lease.release()
-        self.diary.ended(call)
+        self.log.ended(call)
 
     async def _by_with(self, call: int, names: tuple[str, ...], wait: float | None) -> None:
         async with self.client.hold_all(names, ttl=self.ttl, wait=wait) as lease:
-            self.diary.granted(call, lease)
+            self.log.granted(call, lease)
             await self._work(call, lease)
-            self.diary.write("releasing", call=call)
-        self.diary.left(call, lease.token)
+            self.log.write("releasing", call=call)
+        self.log.block_left(call, lease.token)
 
     async def _work(self, call: int, lease: fenced.AsyncLease) -> None:
-        until = now() + self.mind.work()
+        until = now() + self.choices.work()
         while (left := until - now()) > 0:
             await asyncio.sleep(min(left, LOOK_SECONDS))
-            self.diary.look(call, lease)
+            self.log.look(call, lease)
 
 
 def _end_with_the_storm() -> None:
-    """The storm holds the other end of our standard input, and lets go of it even when it is killed."""
+    """Exit at the end of standard input: the storm has its other end, which closes even if the storm is killed."""
     sys.stdin.buffer.read()
     os._exit(0)
 
@@ -276,14 +276,14 @@ def _end_with_the_storm() -> None:
 def main(url: str, folder: str, who: str, colour: str, keep: str, ttl: str, seed: str) -> None:
     signal.signal(signal.SIGINT, _interrupt)
     threading.Thread(target=_end_with_the_storm, daemon=True).start()
-    diary = Diary(str(Path(folder) / f"{who}.jsonl"), who)
-    mind, kept = Mind(f"{seed}/{who}", float(ttl)), f"kept/{who}" if keep else None
-    diary.write("start")
+    log = EventLog(str(Path(folder) / f"{who}.jsonl"), who)
+    choices, kept = Choices(f"{seed}/{who}", float(ttl)), f"kept/{who}" if keep else None
+    log.write("start")
     if colour == "asyncio":
-        client = fenced.AsyncClient(url, label=who, on_event=diary.hear)
-        asyncio.run(AsyncWorker(client, diary, mind, float(ttl)).run(kept))
+        client = fenced.AsyncClient(url, label=who, on_event=log.on_event)
+        asyncio.run(AsyncWorker(client, log, choices, float(ttl)).run(kept))
     else:
-        Worker(fenced.Client(url, label=who, on_event=diary.hear), diary, mind, float(ttl)).run(kept)
+        Worker(fenced.Client(url, label=who, on_event=log.on_event), log, choices, float(ttl)).run(kept)
 
 
 if __name__ == "__main__":

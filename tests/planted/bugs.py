@@ -76,7 +76,7 @@ class RenewalCreates(MemoryStore):
 
 
 class OneRenewsAll(MemoryStore):
-    """All leases of a client hang on one session: a lost one lives for as long as any other is renewed."""
+    """All leases of a client depend on one session: a lost lease lives for as long as the client renews another."""
 
     def _renew(self, public: str, now: float) -> RenewAnswer:
         answer = super()._renew(public, now)
@@ -390,7 +390,7 @@ def desk_with(hold_type: type[Hold]) -> type[Desk]:
 
 
 class GivenUpIsForgotten(Desk):
-    """What could not be given back is left to expire, as in version 0.1: the name stays taken for a whole ttl."""
+    """A release that fails is not retried, as in version 0.1: the name stays taken for a whole ttl."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -398,7 +398,7 @@ class GivenUpIsForgotten(Desk):
 
 
 class WithdrawalIsWaitedFor(Desk):
-    """A caller whose time is over waits until its attempt is withdrawn: a silent server keeps it for seconds."""
+    """A caller whose time is over waits for the withdrawal of its attempt: a silent server delays it for seconds."""
 
     async def _withdraw(self, secret: str, ttl: float, until: float = 0.0, *, at_once: bool = True) -> None:
         with contextlib.suppress(FencedError):

@@ -202,7 +202,7 @@ def test_what_the_program_must_leave_to_the_wrapper(db: Db, postgresql_url: str,
     """Nothing is claimed: not after an error that was swallowed, nor after a COMMIT or ROLLBACK of one's own."""
 
     async def story(writer: Writer) -> None:
-        with pytest.raises(Misuse, match="swallowed"):
+        with pytest.raises(Misuse, match="caught its error"):
             async with writer.transaction(stamp(5)):
                 with pytest.raises((psycopg.Error, asyncpg.PostgresError)):
                     await writer.run("SELECT nothing")
