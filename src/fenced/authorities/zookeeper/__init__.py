@@ -64,7 +64,7 @@ class ZooKeeperAuthority(Entering):
         ),
         Trait(
             "places",
-            "Places in queues go with a session of 8 s, whatever the ttl: a tick later at most a dead waiter is out.",
+            "Places in queues end with a session of 8 s, whatever the ttl: a dead waiter is gone a tick later at most.",
         ),
         Trait(
             "server-ttl",
@@ -127,8 +127,8 @@ class ZooKeeperAuthority(Entering):
             raise
 
     async def _asked(self, home: Session, mine: Attempt, wait: bool, start: float, until: float) -> AskAnswer:
-        """One try. What an earlier one did that broke, this one finds."""
-        await self._is_handed(mine, until)
+        """One try. It finds what an earlier, broken try has done."""
+        await self._await_hand_over(mine, until)
         found, newest = None, True  # who asks again sees what was done before, whichever member it asks
         if not mine.over and not mine.places:
             entered = await self._enter(home, mine, wait, until)
@@ -140,7 +140,7 @@ class ZooKeeperAuthority(Entering):
             if answer is not None:
                 return answer
         while not mine.over:
-            # What another session of ours has done just now, this one sees only with the newest.
+            # Only a read of the newest state shows this session what another session of ours has just done.
             queues, space = found or await self._look(home, mine.names, until, newest=newest or mine.away)
             found, newest = None, False
             if space is None:
@@ -165,17 +165,17 @@ class ZooKeeperAuthority(Entering):
         return Ended(mine.state)
 
     def _first_by_now(self, home: Session, mine: Attempt) -> Space | None:
-        """We were told that nobody is ahead any more, and need not look: the namespace as it is now."""
+        """If watch events or a hand-over already proved that we are first, the cached namespace; else None."""
         if mine.state != "waiting" or mine.vanished:
             return None
         told = mine.handed or (mine.queued and mine.watched and not mine.behind)
-        # Who has yet to be moved into the session of its lease is granted by that request.
+        # An attempt still in the session for places needs no fresh confirmation: the move itself confirms the session.
         return home.space if told and (mine.away or not self._stale(home)) else None
 
     async def _grant(
         self, home: Session, mine: Attempt, space: Space | None, start: float, until: float
     ) -> AskAnswer | None:
-        """We are first everywhere. None: look again."""
+        """Grant: we are first in every queue. None: read the queues again."""
         if mine.away:
             if not await self._move(home, mine, until):
                 return await self._revoked(home, mine, until)
@@ -191,7 +191,7 @@ class ZooKeeperAuthority(Entering):
                 await self._announce_delay(home, mine, until)
             token = space.token(mine.zxid)
             mine.token = token if token < TOKEN_MAX else await self._last_token(home, mine, until)
-            if home.attempts.get(mine.public) is mine:  # else the session has ended meanwhile
+            if home.attempts.get(mine.public) is mine:  # otherwise the session has ended meanwhile
                 mine.state = "granted"
                 home.expect(mine, home.confirmed + home.ttl)
         if mine.state != "granted" or mine.expires <= self._runtime.now():
@@ -247,9 +247,9 @@ class ZooKeeperAuthority(Entering):
         self, home: Session, mine: Attempt, queues: dict[str, Queue], space: Space, until: float
     ) -> Busy:
         session = self._carrier(mine)
-        self._tell_follower(mine)
+        self._wake_follower(mine)
         session.leftovers.append(jute.multi(self._deletions(mine)))
-        mine.places = {}  # should this try break, the next one begins anew
+        mine.places = {}  # if this try breaks, the next one starts from the beginning
         held_by, ahead, _ = await self._whom(home, mine, queues, space, [], until)
         if session.leftovers:
             await session.exchange(until=until)
@@ -265,17 +265,18 @@ class ZooKeeperAuthority(Entering):
         delay: float,
         until: float,
     ) -> Waiting | None:
-        """Watch whoever is directly ahead, and our own places. None: somebody has gone, look again."""
+        """Watch the places directly ahead, and our own. None: one of them is gone, read the queues again."""
         mine.watched, mine.behind, mine.trusted = True, {}, set()
         mine.forced = max(queue.changed for queue in queues.values())
-        # Whoever has to be moved before it holds finds out by that whether its own places are still there.
+        # Own places in the session for places need no watch: the move fails if one of them is gone.
         paths = [] if mine.away else list(mine.places.values())
         for name, queue in queues.items():
             at = queue.publics.index(mine.public)
             if at:
                 path = self._paths.place(name, queue.children[at - 1])
                 mine.behind[name] = (path, at == 1)
-                # Of a waiter of our own we need not be told: its places go with the same session as ours.
+                # A waiter of the same client needs no watch: its places end with the same session as ours, and this
+                # client wakes us when it ends or moves that waiter (`_wake_follower`).
                 if (other := self._live(queue.publics[at - 1])) is not None and other.away and mine.away:
                     mine.trusted.add(path)
                 else:
@@ -285,13 +286,14 @@ class ZooKeeperAuthority(Entering):
         if not mine.watched or mine.handed or not (mine.behind or delay):
             return None
         self._followers.update((path, mine) for path, _ in mine.behind.values())
-        # First that we follow, then this look: who ends or moves does it in the other order, so one of both sees it.
+        # We register as follower first and then check the attempts ahead. A call that ends or moves one of them does
+        # the reverse: it changes the attempt first and then looks for followers. So one of the two sees the other.
         if any((other := self._live(owner_of(path)[0])) is None or not other.away for path in mine.trusted):
             mine.watched = False
             return None
         mine.moves = self._moves(mine, home.ttl, mine.behind) if mine.away else []
         if delay:
-            mine.watched = False  # nobody tells when that is over
+            mine.watched = False  # no event tells when the delay is over
         return Waiting(max(check_in, delay) or home.ttl, ahead, held_by)
 
     # Renewing.
@@ -319,19 +321,19 @@ class ZooKeeperAuthority(Entering):
                 failures.append(error)
                 told = {mine.public: Unknown(str(error)) for mine in batch}
             answers |= told
-        await self._keep_warm(batches, until)
+        await self._confirm_homes(batches, until)
         if failures and all(isinstance(answer, Unknown) for answer in answers.values()):
             raise failures[0]
         return [answers[public] for public in publics]
 
-    async def _keep_warm(self, batches: dict[Session, list[Attempt]], until: float) -> None:
-        """The sessions of leases that are waited for: one that was silent could not grant at once."""
+    async def _confirm_homes(self, batches: dict[Session, list[Attempt]], until: float) -> None:
+        """Confirm the lease sessions that our waiters will move into: a silent one could not grant at once."""
         homes = {self._session(mine.ttl) for batch in batches.values() for mine in batch if mine.away}
         for home in homes - batches.keys():
-            if home.cools:
+            if home.needs_confirming:
                 limit = self._runtime.now() + (until - self._runtime.now()) / 4
                 work = functools.partial(home.exchange, jute.sync(self._paths.keep), until=limit)
-                with contextlib.suppress(FencedError):  # then it is confirmed when it grants
+                with contextlib.suppress(FencedError):  # if this fails, it is confirmed when it grants
                     await home.request(work, limit)
 
     async def _keep(self, session: Session, batch: list[Attempt], until: float) -> dict[str, RenewAnswer]:
@@ -406,7 +408,7 @@ class ZooKeeperAuthority(Entering):
         first = not any(queue.publics.index(mine.public) for queue in queues.values())
         session = home if first else self._queueing(home)
         sent = self._runtime.now()
-        moves, version = self._takes(mine, home.ttl)
+        moves, version = self._takeover_moves(mine, home.ttl)
         (reply,) = await session.exchange(jute.multi(moves), until=until)
         if jute.failure(self._results(reply)) is not None:
             return Gone()
@@ -446,7 +448,7 @@ class ZooKeeperAuthority(Entering):
             return Released()
         while not mine.over:
             doubted, mine.doubted = mine.doubted, True
-            # In the session that carries it: what was asked for there before is done before.
+            # Sent in the session that carries it, so after all earlier requests of that session.
             following = None if mine.away else self._follower(home, mine)
             if following is not None:
                 failed = await self._hand_over(home, mine, following, until)

@@ -34,10 +34,10 @@ REMEMBERED_MAX = 16_384
 KNOWN_MAX = 10_000
 USUAL_TTL = timing.TTL_DEFAULT
 PLACES = 0.0
-"""In the place of a ttl: the session that carries places in queues."""
+"""Used instead of a ttl as the key of the session that carries places in queues."""
 PLACES_SECONDS = 8.0
-"""What that session is asked for. It ends up to a tick later, so with ZooKeeper's usual tick of 2 s a dead waiter is
-gone after the 10 s that it has everywhere."""
+"""The timeout of that session. The server ends it up to a tick late, so with ZooKeeper's usual tick of 2 s a dead
+waiter is gone within 10 s, as on every authority."""
 STALE_SHARE = 0.05
 STALE_SECONDS = 0.5
 """Who grants without a write of its own asks for a sign of life first, if the last one is older than this."""
@@ -65,7 +65,7 @@ class Base:
         self._memory: dict[str, Attempt] = {}
         self._known: dict[str, None] = {}
         self._followers: dict[str, Attempt] = {}
-        """By the path of a place, the attempt of ours that waits directly behind it."""
+        """By the path of a place, the attempt of this client that waits directly behind it."""
         self._heard: dict[str, None] = {}
         self._ear = self._runtime.wakeup()
         self._nudged = False
@@ -73,7 +73,7 @@ class Base:
     # Sessions.
 
     def _session(self, ttl: float) -> Session:
-        """The one for leases of this ttl; with PLACES, the one for places in queues."""
+        """The session for leases of this ttl; with PLACES, the session for places in queues."""
         session = self._sessions.get(ttl)
         if session is None:
             places = ttl == PLACES
@@ -91,15 +91,15 @@ class Base:
         return session
 
     def _queueing(self, home: Session) -> Session:
-        """Which session carries the places of those who wait for leases of `home`: one that ends soon."""
+        """The session that carries the places of waiters for leases of `home`: a short one."""
         return home if home.seconds <= PLACES_SECONDS else self._session(PLACES)
 
     def _carrier(self, mine: Attempt) -> Session:
-        """Which session its nodes go with, as far as we know."""
+        """The session that its nodes end with, as far as we know."""
         return self._session(PLACES if mine.away else mine.ttl)
 
     def _owner(self, mine: Attempt, record: Record) -> Session | None:
-        """Which of our sessions has made its nodes; None: somebody else's."""
+        """The session of this client that made its nodes; None: another client's did."""
         for away in (False, True):
             session = self._sessions.get(PLACES if away else mine.ttl)
             if session is not None and session.id and session.id == record.owner:
@@ -136,11 +136,11 @@ class Base:
 
     def _forget(self, mine: Attempt) -> None:
         """As if it had never been asked for."""
-        self._carry_no_more(mine)
-        self._tell_follower(mine)
+        self._stop_carrying(mine)
+        self._wake_follower(mine)
         self._memory.pop(mine.public, None)
 
-    def _carry_no_more(self, mine: Attempt) -> None:
+    def _stop_carrying(self, mine: Attempt) -> None:
         for ttl in (mine.ttl, PLACES):
             if (session := self._sessions.get(ttl)) is not None:
                 session.attempts.pop(mine.public, None)
@@ -148,14 +148,14 @@ class Base:
             if self._followers.get(path) is mine:
                 self._followers.pop(path, None)
 
-    def _tell_follower(self, mine: Attempt) -> None:
-        """It is over: have the attempt of ours look again that waits directly behind it and does not watch it."""
+    def _wake_follower(self, mine: Attempt) -> None:
+        """It has ended: wake the attempt of this client that waits directly behind it without watching it."""
         for path in mine.places.values():
             following = self._followers.pop(path, None)
             if following is not None and path in following.trusted:
                 following.watched = False
                 self._wake(following.public)
-                self._hub.ring()  # whoever hears may be waiting for the server's news only
+                self._hub.ring()  # a `hear` that waits only for the server's events must wake up, too
 
     def _know(self, names: Iterable[str]) -> None:
         """Names whose nodes are there, most likely."""
@@ -177,7 +177,7 @@ class Base:
             if mine.expires <= now and mine.places and not mine.moving:
                 self._drop(mine, "expired")
         for mine in list(session.attempts.values()):
-            if mine.expires <= now:  # nobody knows whether it was carried out, or where it is
+            if mine.expires <= now:  # whether its ask or its move was carried out is unknown: read it
                 await self._placed(session, mine, until)
                 self._drop(mine, "expired")
         session.due = min((mine.expires for mine in list(session.attempts.values())), default=math.inf)
@@ -185,8 +185,9 @@ class Base:
             await session.exchange(until=until)
 
     async def _placed(self, session: Session, mine: Attempt, until: float) -> bool:
-        """Whether an ask or a move whose reply never came was carried out, and by which session."""
-        sync = jute.sync(self._paths.root)  # `session` is perhaps not the one that asked
+        """Whether an ask or a move whose reply was lost was carried out; notes which session did it."""
+        # With a sync: another session may have sent the request, and this session's member may lag behind.
+        sync = jute.sync(self._paths.root)
         _, reply = await session.exchange(sync, jute.get_data(self._paths.attempt(mine.public)), until=until)
         record = self._record(reply)
         owner = None if record is None else self._owner(mine, record)
@@ -197,18 +198,18 @@ class Base:
         return True
 
     def _found(self, owner: Session, mine: Attempt, record: Record, queues: dict[str, Queue]) -> None:
-        """Its nodes are there, and this session of ours has made them."""
+        """Its nodes are there, and `owner`, a session of this client, has made them."""
         mine.places, mine.version = self._places(mine, queues), record.version
         mine.away, mine.moving = owner is self._sessions.get(PLACES), False
         mine.moves = []
-        self._carry_no_more(mine)
+        self._stop_carrying(mine)
         owner.carry(mine)
 
     def _drop(self, mine: Attempt, state: str, *, done: bool = False) -> None:
-        """It is over; what there is of it goes with the next request, unless that is done already."""
+        """It has ended: its nodes are deleted with the next request, unless that is done already."""
         mine.end(state, self._runtime.now())
-        self._carry_no_more(mine)
-        self._tell_follower(mine)
+        self._stop_carrying(mine)
+        self._wake_follower(mine)
         if not done and mine.places:
             self._carrier(mine).leftovers.append(jute.multi(self._deletions(mine)))
 
@@ -221,7 +222,7 @@ class Base:
         return [own, *(jute.delete(path) for path in paths)]
 
     async def _revoked(self, session: Session, mine: Attempt, until: float) -> Ended:
-        """A place of ours is gone: by force, by hand, or because another client took the attempt over."""
+        """A place of ours is gone: force-released, deleted by hand, or another client took the attempt over."""
         (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
         record = self._record(reply)
         if record is not None and (owner := self._owner(mine, record)) is not None:

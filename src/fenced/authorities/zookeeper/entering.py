@@ -1,4 +1,4 @@
-"""Taking a place in queues, alone or behind others, and telling who is ahead."""
+"""Taking a place in queues, alone or behind others, and finding out who is ahead."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ class Entering(Operating):
     async def _enter(
         self, home: Session, mine: Attempt, wait: bool, until: float
     ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
-        """Take the names, if nobody has a place there; else whoever waits takes a place in every queue.
+        """Take the names if nobody has a place there; otherwise, with `wait`, take a place in every queue.
 
-        So what stands in the session of a lease is a lease. A place whose owner dies is soon gone, whenever that is.
+        So only leases stand in the session of a lease. All places stand in a short session, so that the server removes
+        the place of a dead waiter soon.
         """
         if not home.id:
-            await home.exchange(until=until)  # so that its ttl is known
+            await home.exchange(until=until)  # connects: the server decides the session's ttl
         while True:
             mine.away = False
             home.expect(mine, self._runtime.now() + home.place_seconds)
@@ -53,13 +54,13 @@ class Entering(Operating):
     ) -> list[jute.Reply] | int:
         """Make the attempt and its places, in one transaction. `alone`: only if nobody has a place at its names.
 
-        The replies to what was looked at with it; or why nothing was made: the attempt is there already
-        (NODE_EXISTS), or a queue is not empty.
+        Returns the replies to the reads that were sent with it; or why nothing was made: the attempt is there already
+        (NODE_EXISTS), or a queue is not empty (NOT_EMPTY).
         """
         paths, acl, public = self._paths, self._acl, mine.public
         text = record_text(mine, self._session(mine.ttl).ttl)
         while True:
-            # Of the operations in a multi only a write of data is answered with its transaction's number.
+            # In a multi, only the reply to set_data contains the transaction's number.
             nodes = [
                 jute.create(paths.attempt(public), b"", acl, jute.EPHEMERAL),
                 jute.set_data(paths.attempt(public), text),
@@ -67,7 +68,7 @@ class Entering(Operating):
             for name in mine.names:
                 known = name in self._known
                 if known and alone:
-                    nodes.append(jute.delete(paths.name(name)))  # which only works without children
+                    nodes.append(jute.delete(paths.name(name)))  # fails if the node has children
                 if alone or not known:
                     nodes.append(jute.create_container(paths.name(name), acl))
             first = len(nodes)
@@ -98,8 +99,8 @@ class Entering(Operating):
         mine.zxid, mine.version = results[1].stat.mzxid, results[1].stat.version
         mine.places = {name: made.path for name, made in zip(mine.names, results[first:], strict=True)}
         self._know(mine.names)
-        # Another caller may have found the session expired since `expect`: that forgot this attempt, and the request
-        # was carried out in the next session.
+        # Since `expect`, another caller may have found the session expired, which removed this attempt from it; the
+        # request was then carried out in the next session. So register the attempt again.
         session.carry(mine)
         if mine.over:  # withdrawn while it was under way
             session.leftovers.append(jute.multi(self._deletions(mine)))
@@ -108,7 +109,7 @@ class Entering(Operating):
     async def _recognise(
         self, home: Session, mine: Attempt, wait: bool, until: float
     ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
-        """The attempt is known already: ours, whose reply was lost; somebody else's; or withdrawn."""
+        """The attempt's node is there already: ours (the reply was lost), another client's, or a tombstone."""
         (reply,) = await home.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
         record = self._record(reply)
         if record is None:
@@ -133,7 +134,7 @@ class Entering(Operating):
         return queues, space
 
     def _of_another(self, mine: Attempt, record: Record, queues: dict[str, Queue], space: Space) -> AskAnswer:
-        """Another session carries this attempt: how long that lasts, only a renewal can say."""
+        """Another client's session carries this attempt: only a renewal can say how long it lasts."""
         places = [
             queue.publics.index(mine.public) for queue in queues.values() if mine.public in queue.publics
         ]
@@ -152,7 +153,7 @@ class Entering(Operating):
         watches: list[str],
         until: float,
     ) -> tuple[HeldBy | None, int, float]:
-        """Who holds, how many wait ahead, and when to look at the latest if nobody says a word."""
+        """Who holds, how many wait ahead, and after how long to ask again if no event comes."""
         now = self._runtime.now()
         heads = {name: queue.publics[0] for name, queue in queues.items() if queue.publics}
         heads = {name: head for name, head in heads.items() if head != mine.public}
@@ -160,7 +161,7 @@ class Entering(Operating):
         reads = [jute.get_data(self._paths.attempt(head)) for head in remote]
         records: dict[str, Record] = {}
         if watches or reads:
-            # Places were looked at elsewhere: what is missing here might only not have arrived yet.
+            # The places were read in another session: without a sync, this session's member may not have them yet.
             first = [jute.sync(self._paths.root)] if mine.away else []
             replies = await session.exchange(*first, *self._watching(watches), *reads, until=until)
             replies = replies[len(first) :]

@@ -1,9 +1,9 @@
-"""From the session for places in queues into that of the lease.
+"""Moving an attempt from the session for places in queues into the session of its lease.
 
-A node goes with the session that made it. So a waiter's nodes, made in a short session, are deleted and made again
-when it is granted, by the session of the whole ttl and in one transaction: its place is never free, it
-stands where it stood, and either session has it or the other. Its own node has another version then. So a request
-that knows it as it was changes nothing, however late it arrives.
+The server deletes a node when the session that made it ends. A waiter's nodes are made in a short session. When the
+waiter is granted, the session of its lease deletes them and makes them again under the same paths, in one
+transaction: the place is never free, and exactly one of the two sessions has it. The attempt's own node then has
+another version. So a late request that expects the old version changes nothing.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from fenced.authorities.zookeeper.session import Session
 from fenced.authorities.zookeeper.tree import Attempt, record_text
 
 MOVED = 0
-"""The version of an attempt's own node when its own client has moved it; it was made with 1."""
+"""The version of an attempt's own node after its own client has moved it; before that it is 1."""
 VERSIONS = 16
-"""Who takes another's attempt over makes the next version, by as many writes; after so many it begins anew."""
+"""A client that takes over another client's attempt writes its node until it has the next version, from 1 to this."""
 
 
 class Moving(Base):
     def _moves(self, mine: Attempt, ttl: float, behind: Collection[str] = ()) -> list[bytes]:
-        """What makes all its nodes anew. Its own one has the version MOVED then.
+        """The operations that delete all its nodes and make them again. Its own node then has the version MOVED.
 
-        Who waits behind is told by a write to the place that this is no ordinary end. At names where it stands `behind`
-        what is deleted with the same request, that is not needed: nobody has seen it first there, so everybody looks.
+        A write to each place notifies the waiter behind that this is not the end of the attempt. At the names in
+        `behind`, where the same request deletes the place ahead of it, no write is needed: nobody has seen it first
+        there, so the waiter behind reads the queue anyway.
         """
         attempt, text = self._paths.attempt(mine.public), record_text(mine, ttl)
         moves = [jute.delete(attempt, mine.version), jute.create(attempt, text, self._acl, jute.EPHEMERAL)]
@@ -37,10 +38,10 @@ class Moving(Base):
             moves += (jute.delete(path), jute.create(path, b"", self._acl, jute.EPHEMERAL))
         return moves
 
-    def _takes(self, mine: Attempt, ttl: float) -> tuple[list[bytes], int]:
-        """The same for an attempt of another client, and the version of its own node then: one that none had before.
+    def _takeover_moves(self, mine: Attempt, ttl: float) -> tuple[list[bytes], int]:
+        """The same for an attempt of another client, and the resulting version of its own node, which differs.
 
-        It may have taken a newer number: by the writes those behind it take newer ones, too.
+        The other client may have taken a newer number. The writes to the places make those behind take newer ones, too.
         """
         version = mine.version % VERSIONS + 1
         text = jute.set_data(self._paths.attempt(mine.public), record_text(mine, ttl))
@@ -48,26 +49,25 @@ class Moving(Base):
         return [*self._moves(mine, ttl), *[text] * version, *marks], version
 
     def _about_to_move(self, home: Session, mine: Attempt) -> None:
-        """Should the answer be lost, each of the two sessions may have it, and looks."""
+        """If the reply is lost, either session may have the attempt: register it with both, so that each one checks."""
         mine.moving = True
         home.carry(mine)
 
     def _moved(self, home: Session, mine: Attempt) -> None:
-        self._carry_no_more(mine)
+        self._stop_carrying(mine)
         mine.away = mine.moving = mine.watched = False
         mine.version = MOVED
         for path in mine.places.values():
             if (following := self._followers.get(path)) is not None:
-                following.watched = (
-                    False  # from its next renewal on it is told also what others do to the holder
-                )
-        if mine.over:  # given up while it was under way
+                # It relied on us while we waited. Now others may delete our place: its next renewal sets a watch.
+                following.watched = False
+        if mine.over:  # given up while the request was under way
             home.leftovers.append(jute.multi(self._deletions(mine)))
         else:
             home.carry(mine)
 
     async def _move(self, home: Session, mine: Attempt, until: float) -> bool:
-        """Into the session of its ttl. False: it has lost a place, or is not ours any more."""
+        """Move it into the session of its lease. False: it has lost a place, or another client has taken it over."""
         while True:
             self._about_to_move(home, mine)
             (reply,) = await home.exchange(jute.multi(self._moves(mine, home.ttl)), until=until)
@@ -79,15 +79,15 @@ class Moving(Base):
                 raise refused(failed[1], self.url)
             if not await self._placed(home, mine, until) or len(mine.places) < len(mine.names):
                 return False
-            if not mine.away:  # an earlier try was carried out, and its reply lost
+            if not mine.away:  # an earlier try was carried out, but its reply was lost
                 return True
 
     # Handing over.
 
     def _follower(self, home: Session, mine: Attempt) -> Attempt | None:
-        """An attempt of ours that is first everywhere as soon as this one, which holds its names, has gone.
+        """An attempt of this client that is first in all its queues as soon as this holder's places are deleted.
 
-        What stands directly ahead of it is known. Nobody comes between, so it is sound however old that knowledge is.
+        We know which places are directly ahead of it. Nobody can enter a queue in between, so old knowledge is safe.
         """
         if mine.state != "granted" or mine.lock_delay:
             return None
@@ -108,9 +108,9 @@ class Moving(Base):
     async def _hand_over(
         self, home: Session, mine: Attempt, following: Attempt, until: float
     ) -> tuple[int, int] | None:
-        """End one and move the next into the session of the lease, in one transaction; what failed of the first.
+        """End one attempt and move the next into the session of its lease, in one transaction.
 
-        So a hand-over within a client is still one request.
+        Returns what failed of ending the first. So a hand-over within a client is one request.
         """
         ends = self._deletions(mine)
         self._about_to_move(home, following)
@@ -121,13 +121,13 @@ class Moving(Base):
         failed: list[tuple[int, int] | None] = []
 
         def handed(reply: jute.Reply) -> None:
-            """Tell the next one at once, before anybody else goes on."""
+            """Runs as soon as the reply is read: the next attempt is notified before any other caller continues."""
             failed.append(jute.failure(self._results(reply)) if not reply.error else (0, reply.error))
             if failed == [None] and home.id == session:
                 following.forced = max(following.forced, mine.forced)
                 self._moved(home, following)
                 following.handed, following.handing = True, None
-                if following.behind:  # else the news has come first, and it is on its way
+                if following.behind:  # otherwise the watch event came first and has already woken it
                     following.behind.clear()
                     self._wake(following.public)
                 turn.set()
@@ -146,10 +146,10 @@ class Moving(Base):
                 following.handing, following.watched = None, False
                 turn.set()
                 self._wake(following.public)
-                self._hub.ring()  # whoever hears may be waiting for the server's news only
+                self._hub.ring()  # a `hear` that waits only for the server's events must wake up, too
 
-    async def _is_handed(self, mine: Attempt, until: float) -> None:
-        """The one ahead is gone, and whether the names are ours is about to be answered to whoever released it."""
+    async def _await_hand_over(self, mine: Attempt, until: float) -> None:
+        """If a release that hands its names over to this attempt is under way, wait for its reply."""
         turn = mine.handing
         if turn is not None:
             await self._hub.wait(lambda: mine.handing is not turn, turn, until)

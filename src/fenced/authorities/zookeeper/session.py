@@ -1,7 +1,7 @@
-"""One ZooKeeper session after another, for all leases of one ttl: what one created goes when it ends.
+"""One ZooKeeper session after another, for all leases of one ttl: the server deletes its nodes when it ends.
 
-One more, a short one, carries the places in queues of all leases whose own sessions last longer. Nobody holds
-anything by it, so nothing has to be believed of it: a place that is still there is a place.
+One more session, a short one, carries the places in queues of all leases whose own sessions last longer. No lease
+depends on it, so its deadline does not matter to a holder: a place counts while its node exists.
 
 How long the holder may believe. The server counts a session's time from the last sign of life that reached the
 *leader*. Who is connected to a follower is heard there at once, but the follower tells the leader only twice a
@@ -106,15 +106,15 @@ class Session:
 
     async def exchange(self, *requests: bytes, until: float, then: Then | None = None) -> list[jute.Reply]:
         """Requests on a connection of this session. It is confirmed if one of them is answered by the leader."""
-        # No single try takes longer than that: another member may answer.
+        # No single try takes longer than CALL_SECONDS: another member may answer.
         until = min(until, self._runtime.now() + timing.CALL_SECONDS)
         wire = await self._connected(until)
-        # They stay until they are answered, whatever interrupts us; to send one twice does no harm.
+        # Leftovers stay in the list until they are answered, even if we are interrupted. Sending one twice is harmless.
         ahead = list(self.leftovers)
         sent, session = self._runtime.now(), self.id
         replies = await wire.exchange([*ahead, *requests], until, then)
         for request in ahead:
-            with contextlib.suppress(ValueError):  # another caller's was answered first
+            with contextlib.suppress(ValueError):  # another caller sent it, too, and has removed it
                 self.leftovers.remove(request)
         if any(reply.error == jute.SESSION_EXPIRED for reply in replies) and session == self.id:
             self._end()
@@ -132,17 +132,17 @@ class Session:
         self.due = min(self.due, expires)
 
     def carry(self, mine: Attempt) -> None:
-        """Perhaps this session carries it, too: nobody knows before a request is answered."""
+        """Register an attempt that this session carries, or may carry until a reply says so."""
         self.expect(mine, mine.expires)
 
     @property
     def place_seconds(self) -> float:
-        """How long a place in a queue is kept that nobody renews, although its session goes on."""
+        """How long a place that nobody renews is kept while its session lives."""
         return timing.waiter_ttl(self.ttl)
 
     @property
-    def cools(self) -> bool:
-        """Without a sign of life it would be too silent to grant anything, before the waiters' next one is due."""
+    def needs_confirming(self) -> bool:
+        """Whether it would become too silent to grant before the waiters' next renewal, unless it is confirmed now."""
         rest = self.seconds * SILENCE_SHARE - timing.WAITER_TTL_MAX / 3
         return self._runtime.now() - self.confirmed > rest
 
@@ -235,9 +235,9 @@ class Session:
     # What the server says by itself.
 
     def watch(self, mine: Attempt, paths: Iterable[str]) -> list[str]:
-        """Have an attempt told what happens to these nodes; those for which the server must be asked.
+        """Subscribe an attempt to these nodes; returns the paths that still need a server-side watch.
 
-        It is asked for an own place also if another attempt watches that: it may not be our own any more.
+        An own place needs one even if another attempt watches it: the reply shows whether the place is still ours.
         """
         new = []
         for path in paths:
@@ -254,7 +254,8 @@ class Session:
             if mine is None or mine.over:
                 continue
             if path not in mine.places.values():
-                if stat.version:  # the one ahead may have taken a newer number; one that was moved has not
+                # A place that was written to may have a newer number. A place that was moved has version 0.
+                if stat.version:
                     mine.forced = max(mine.forced, stat.mzxid)
             elif stat.ephemeral_owner != self.id:
                 mine.vanished = True  # taken over
@@ -311,9 +312,9 @@ class Session:
         self.leftovers.clear()
         attempts, self.attempts = self.attempts, {}
         for attempt in attempts.values():
-            if attempt.moving:  # perhaps another session carries it by now: whoever asks, or settles, looks
+            if attempt.moving:  # another session may carry it now: the next ask, or `_expire`, reads its node
                 attempt.watched = False
-            elif attempt.places:  # another one had perhaps not even been sent, and is asked for again
+            elif attempt.places:  # without places its ask may not have been sent: the ask is retried
                 attempt.end("expired", self._runtime.now())
             self._heard(attempt.public)
         if (wire := self._wire) is not None:
@@ -326,7 +327,7 @@ class Session:
             wire.farewell()
 
     def close(self) -> None:
-        """Let go of the connection, without a word."""
+        """Close the connection and send nothing."""
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()

@@ -140,13 +140,13 @@ class Attempt:
     version: int = ANY_VERSION
     """Of its own node; another one says that somebody has taken the attempt over."""
     away: bool = False
-    """Its nodes are in the session for places, as far as we know; else in that of its ttl."""
+    """As far as we know, its nodes are in the session for places; otherwise in the session of its lease."""
     moving: bool = False
-    """A request to move them may have been carried out."""
+    """A request that moves its nodes was sent, and its outcome is unknown."""
     handing: Wakeup | None = None
-    """A release that hands its last name over to it is under way; set when that is over."""
+    """A release that hands its last name over to it is under way; the wakeup is set when that has an outcome."""
     handed: bool = False
-    """A release has handed its last name over to it: it is first everywhere."""
+    """A release has handed its last name over to it: it is first in all its queues."""
     expires: float = math.inf
     forget: float = math.inf
     queued: bool = False
@@ -156,9 +156,9 @@ class Attempt:
     behind: dict[str, tuple[str, bool]] = field(default_factory=dict)
     """By name, the node directly ahead, and whether that is the first one in the queue."""
     trusted: set[str] = field(default_factory=set)
-    """Of those nodes, the ones that are waiters of this client, too: it tells of them by itself."""
+    """The nodes in `behind` that belong to waiters of this client: not watched, as this client wakes us itself."""
     moves: list[bytes] = field(default_factory=list)
-    """What moves it into the session of its lease when those ahead go, made while there is time."""
+    """The operations that move it into the session of its lease, prepared while it waits."""
     forced: int = 0
     """The last transaction, as far as it knows, that made one of its names or took it by force."""
     vanished: bool = False
@@ -197,7 +197,7 @@ class Record(NamedTuple):
 
 
 def record_text(attempt: Attempt, ttl: float) -> bytes:
-    """Whoever takes an attempt over into another session says which transaction counts."""
+    """On take-over the zxid is written explicitly, because the node's own mzxid changes."""
     holder = attempt.holder
     told = {
         "names": attempt.names,

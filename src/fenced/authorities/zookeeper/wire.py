@@ -23,7 +23,7 @@ from fenced.runtime.pool import Broken
 
 FRAME_MAX = 64 * 2**20
 Then = Callable[[jute.Reply], None]
-"""What to do with the last reply as soon as it is read, by whoever reads it. It never waits."""
+"""Called with the last reply as soon as it is read, by the thread or task that reads it. It must not wait."""
 
 
 class Hub:
@@ -165,14 +165,14 @@ class Wire:
         await self._flush(until)
         done = await self._hub.wait(call.over, call.wakeup, until)
         if not done:
-            self.receive()  # perhaps it is there, and nobody had the time to read it
+            self.receive()  # the reply may have arrived in time without anybody having read it
         if call.broken is not None:
             raise call.broken
         if not call.over():
             if self._answers == answers:
-                # What follows on this connection would be answered after this: it is of no use to anybody.
+                # Replies come in order, so later requests on this connection would hang behind ours: close it.
                 self.close("no answer in time")
-            # Else the server works through what others asked for: they need not suffer because we have no time.
+            # Otherwise the server is still answering other callers' requests: do not break them for our deadline.
             raise Broken(f"{self._where}: no answer in time")
         return call.replies
 
