@@ -96,7 +96,7 @@ def literal(text: str) -> str:
 
 
 def may_meet(one: str, other: str) -> bool:
-    """Whether two name templates may give the same name; a pair that cannot is told by its first texts."""
+    """Whether two name templates may make the same name. They cannot if their constant beginnings differ."""
     own, others = one.partition("{")[0], other.partition("{")[0]
     return own.startswith(others) or others.startswith(own)
 

@@ -80,7 +80,7 @@ def _announcement(
     several = isinstance(fence, Sequence) and not isinstance(fence, Stamp)
     fences: Sequence[Fence] = fence if several else (fence,)  # type: ignore[assignment]
     if not fences:
-        raise Misuse("a guard is told the lease that hold() gave, or several, not none")
+        raise Misuse("give a guard the lease that hold() returned, or a list of at least one")
     limits = [_hold_left(one) for one in fences if isinstance(one, _LEASES)]
     left = [limit for limit in limits if limit is not None]
     return Announcement(
@@ -130,7 +130,7 @@ class Guard(_GuardFace):
         return step(self._on(connection).script(mode))
 
     def uninstall(self, connection: Any) -> None:
-        """Leave the table as it was. The marks stay, so that a later guard does not forget them."""
+        """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders."""
         step(self._on(connection).uninstall())
 
     def set_mode(
@@ -160,8 +160,8 @@ class Guard(_GuardFace):
             and not isinstance(fence, list | Proof)
         ):
             return self._sqlite_transaction(connection, fence, names)  # type: ignore[return-value]
-        told = _announcement(fence, names, write_stamp, still_held)
-        return Transaction(connection, self._on(connection), told)
+        announcement = _announcement(fence, names, write_stamp, still_held)
+        return Transaction(connection, self._on(connection), announcement)
 
     def _sqlite_transaction(
         self, connection: sqlite3.Connection, fence: Fences, names: tuple[str, ...]
@@ -188,9 +188,9 @@ class Guard(_GuardFace):
         self, connection: C, fence: Fences, *names: str, still_held: bool = False
     ) -> Announced[C]:
         """Announce in the transaction that the program began itself; `clear()` before its COMMIT."""
-        table, told = self._on(connection), _announcement(fence, names, write_stamp, still_held)
-        step(table.announce_on(told))
-        return Announced(connection, table, told)
+        table, announcement = self._on(connection), _announcement(fence, names, write_stamp, still_held)
+        step(table.announce_on(announcement))
+        return Announced(connection, table, announcement)
 
     def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:
         """The mark of a name; Contended while no token as high as `at_least` has been seen.
@@ -207,13 +207,13 @@ class Guard(_GuardFace):
 class Transaction(Generic[C]):
     """A guarded transaction on the program's own connection."""
 
-    def __init__(self, connection: C, table: Table, told: Announcement) -> None:
+    def __init__(self, connection: C, table: Table, announcement: Announcement) -> None:
         self._connection = connection
         self._table = table
-        self._told = told
+        self._announcement = announcement
 
     def __enter__(self) -> C:
-        step(self._table.enter(self._told))
+        step(self._table.enter(self._announcement))
         return self._connection
 
     def __exit__(
@@ -285,14 +285,14 @@ class SqliteTransaction:
 class Announced(Generic[C]):
     """Stamps in a transaction that the program commits itself."""
 
-    def __init__(self, connection: C, table: Table, told: Announcement) -> None:
+    def __init__(self, connection: C, table: Table, announcement: Announcement) -> None:
         self._connection = connection
         self._table = table
-        self._told = told
+        self._announcement = announcement
 
     def clear(self) -> None:
         """Take its stamps out; SQLite's COMMIT fails while they are in."""
-        step(self._table.clear(self._told))
+        step(self._table.clear(self._announcement))
 
     def __enter__(self) -> C:
         return self._connection
@@ -332,7 +332,7 @@ class AsyncGuard(_GuardFace):
         return await self._on(connection).script(mode)
 
     async def uninstall(self, connection: Any) -> None:
-        """Leave the table as it was. The marks stay, so that a later guard does not forget them."""
+        """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders."""
         await self._on(connection).uninstall()
 
     async def set_mode(
@@ -356,8 +356,8 @@ class AsyncGuard(_GuardFace):
 
         `still_held`: refused unless the authority, in the same database, says that the lease is held.
         """
-        told = _announcement(fence, names, write_stamp, still_held)
-        return AsyncTransaction(connection, self._on(connection), told)
+        announcement = _announcement(fence, names, write_stamp, still_held)
+        return AsyncTransaction(connection, self._on(connection), announcement)
 
     async def announce(self, fence: Fences, *names: str) -> None:
         """Raise the marks on a connection of its own, and commit: reads that follow are fenced."""
@@ -373,9 +373,9 @@ class AsyncGuard(_GuardFace):
         self, connection: C, fence: Fences, *names: str, still_held: bool = False
     ) -> AsyncAnnounced[C]:
         """Announce in the transaction that the program began itself; `clear()` before its COMMIT."""
-        table, told = self._on(connection), _announcement(fence, names, write_stamp, still_held)
-        await table.announce_on(told)
-        return AsyncAnnounced(connection, table, told)
+        table, announcement = self._on(connection), _announcement(fence, names, write_stamp, still_held)
+        await table.announce_on(announcement)
+        return AsyncAnnounced(connection, table, announcement)
 
     async def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:
         """The mark of a name; Contended while no token as high as `at_least` has been seen.
@@ -392,13 +392,13 @@ class AsyncGuard(_GuardFace):
 class AsyncTransaction(Generic[C]):
     """A guarded transaction on the program's own connection."""
 
-    def __init__(self, connection: C, table: Table, told: Announcement) -> None:
+    def __init__(self, connection: C, table: Table, announcement: Announcement) -> None:
         self._connection = connection
         self._table = table
-        self._told = told
+        self._announcement = announcement
 
     async def __aenter__(self) -> C:
-        await self._table.enter(self._told)
+        await self._table.enter(self._announcement)
         return self._connection
 
     async def __aexit__(
@@ -410,14 +410,14 @@ class AsyncTransaction(Generic[C]):
 class AsyncAnnounced(Generic[C]):
     """Stamps in a transaction that the program commits itself."""
 
-    def __init__(self, connection: C, table: Table, told: Announcement) -> None:
+    def __init__(self, connection: C, table: Table, announcement: Announcement) -> None:
         self._connection = connection
         self._table = table
-        self._told = told
+        self._announcement = announcement
 
     async def clear(self) -> None:
         """Take its stamps out; SQLite's COMMIT fails while they are in."""
-        await self._table.clear(self._told)
+        await self._table.clear(self._announcement)
 
     async def __aenter__(self) -> C:
         return self._connection

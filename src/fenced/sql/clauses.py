@@ -16,7 +16,7 @@ from fenced.sql.engines import BLOCKING, SUSPENDING, Table, table_on
 class Clause:
     """Fragments for the program's own UPDATE: `SET ..., {assign} WHERE ... AND {where}`.
 
-    Tells tokens apart, not grants, and fences no read: announce first, or use `transaction`.
+    Compares tokens, not grants, and fences no reads: announce first, or use `transaction`.
     """
 
     def __init__(self, stamp: Stamp, spec: Spec, column: str) -> None:

@@ -29,7 +29,7 @@ class Table(Protocol):
 
 
 Kind = tuple[Callable[..., Any], Callable[[Any], Any]]
-"""What makes the guard, and what makes the session that it works on."""
+"""(table factory, session factory)"""
 
 
 def _scoped(kind: Kind) -> Kind:

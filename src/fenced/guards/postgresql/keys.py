@@ -44,7 +44,7 @@ class KeyOperator(PostgresqlOperator):
         return [KeyView(*row) for row in rows]
 
     async def require(self, required: bool) -> None:
-        """Let marks rise by proven stamps alone, or no longer; the triggers of every guard are made anew with it."""
+        """Require proofs, or stop requiring them; the same transaction replaces the triggers of every guard."""
         await self._within(_LIMIT, lambda: self._require(required), commit=True)
 
     async def _require(self, required: bool) -> None:

@@ -14,7 +14,13 @@ from fenced.errors import Misconfigured, Misuse
 from fenced.guards.answers import check_pattern
 from fenced.guards.postgresql.install import LOCK_TIMEOUT, is_there
 from fenced.guards.postgresql.sessions import Session
-from fenced.guards.postgresql.tables import BIND_SECONDS, forget, older_than_change, text_literal, wrapped
+from fenced.guards.postgresql.tables import (
+    BIND_SECONDS,
+    older_than_change,
+    rollback_quietly,
+    text_literal,
+    wrapped,
+)
 from fenced.guards.postgresql.triggers import guard_of
 from fenced.guards.rollout import (
     QUIET_SECONDS,
@@ -177,7 +183,7 @@ class PostgresqlOperator:
         await self._change(f"SELECT fenced_guard.set_trust({text_literal(json.dumps(change))})")
 
     async def tidy(self, keep: int = KEEP) -> dict[str, int]:
-        """Add up old records, forget overrides that are over, take note of what could not be recorded."""
+        """Add up old records, delete expired overrides, and write down how many decisions could not be recorded."""
         if keep < 0:
             raise Misuse("what is kept is a number of records, 0 or more")
         (row,) = await self._change(f"SELECT * FROM fenced_guard.tidy_up({int(keep)})")
@@ -206,7 +212,7 @@ class PostgresqlOperator:
         except Exception as error:
             raise wrapped(error) from error
         finally:
-            await forget(self._session)
+            await rollback_quietly(self._session)
 
 
 def _by_guard(rows: Rows) -> defaultdict[str, Rows]:

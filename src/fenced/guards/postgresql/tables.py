@@ -106,9 +106,9 @@ class PostgresqlTable:
         try:
             statements = await look
         except Exception as error:
-            await forget(self._session)
+            await rollback_quietly(self._session)
             raise wrapped(error) from error
-        await forget(self._session)
+        await rollback_quietly(self._session)
         return statements
 
     async def _alone(self, statements: Sequence[str]) -> None:
@@ -116,7 +116,7 @@ class PostgresqlTable:
         try:
             await self._session.alone(statements)
         except BaseException as error:
-            await forget(self._session)
+            await rollback_quietly(self._session)
             if isinstance(error, Exception):
                 raise wrapped(error) from error
             raise
@@ -179,7 +179,7 @@ class PostgresqlTable:
                 await work(announcement, asks)
                 return
             except BaseException as error:
-                await forget(self._session)
+                await rollback_quietly(self._session)
                 if not isinstance(error, Exception):
                     raise
                 state = sqlstate_of(error)
@@ -209,11 +209,11 @@ class PostgresqlTable:
                 stay += [f"{name}: {who}" for name, who, may_end in found if not may_end]
                 if any(may_end for _, _, may_end in found):
                     ends.append(f"SELECT fenced_guard.make_way({call}, {literal(proof)})")
-            await forget(self._session)
+            await rollback_quietly(self._session)
             if ends:
                 await self._session.alone(ends)
         except Exception as failed:  # noqa: BLE001 - raised again as a typed error
-            await forget(self._session)
+            await rollback_quietly(self._session)
             raise wrapped(failed) from error
         if ends and not stay:
             return
@@ -269,7 +269,7 @@ class PostgresqlTable:
         if error is None:
             await self._commit()
             return
-        await forget(self._session)
+        await rollback_quietly(self._session)
         await self._explain(error)
 
     async def _commit(self) -> None:
@@ -280,12 +280,12 @@ class PostgresqlTable:
         try:
             await self._session.commit()
         except Aborted:
-            await forget(self._session)
+            await rollback_quietly(self._session)
             raise Misuse(
                 "nothing was committed: a statement failed inside the block, and the program caught its error"
             ) from None
         except BaseException as error:
-            await forget(self._session)
+            await rollback_quietly(self._session)
             if isinstance(error, Exception):
                 await self._explain(error)
                 if broken(error):
@@ -315,7 +315,7 @@ class PostgresqlTable:
             await self._session.alone([f"SELECT fenced_guard.report(E'{text}')"])
         except Exception as failed:  # noqa: BLE001 - the refusal itself matters more
             refused.add_note(f"(this refusal could not be recorded: {failed})")
-            await forget(self._session)
+            await rollback_quietly(self._session)
 
     async def peek(self, name: str, at_least: int) -> Mark | None:
         ours = self._session.state() == "idle"
@@ -325,10 +325,10 @@ class PostgresqlTable:
             )
         except Exception as error:
             if ours:
-                await forget(self._session)
+                await rollback_quietly(self._session)
             raise wrapped(error) from error
         if ours:
-            await forget(self._session)
+            await rollback_quietly(self._session)
         if at_least and (token is None or token < at_least):
             raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
         return Mark(token, grant, seq) if token is not None else None
@@ -343,7 +343,7 @@ async def older_than_change(session: Session, guard: str, wait: float) -> tuple[
             found = await session.run(
                 f"SELECT who, transaction, known FROM fenced_guard.pending({literal(guard)})"
             )
-            await forget(session)
+            await rollback_quietly(session)
             # A transaction whose state we may not see counts while it is among those of the first look.
             hidden = {transaction for _, transaction, known in found if not known}
             unseen = hidden if unseen is None else unseen & hidden
@@ -351,9 +351,9 @@ async def older_than_change(session: Session, guard: str, wait: float) -> tuple[
             if not left or time.monotonic() >= limit:
                 return left
             await session.run(f"SELECT pg_sleep({LOOK_SECONDS})")
-            await forget(session)
+            await rollback_quietly(session)
     except Exception as error:
-        await forget(session)
+        await rollback_quietly(session)
         raise wrapped(error) from error
 
 
@@ -371,7 +371,7 @@ def _refuse_open_transaction(session: Session) -> None:
         raise Misuse("this connection is in a transaction; commit or roll back first")
 
 
-async def forget(session: Session) -> None:
+async def rollback_quietly(session: Session) -> None:
     """Roll back. If that fails, the connection is broken and the server rolls the transaction back."""
     with suppress(Exception):
         await session.rollback()

@@ -67,10 +67,10 @@ class PostgresqlGuard:
         ),
         Trait(
             "prepared-blocks",
-            "A prepared transaction keeps its fences locked until somebody commits it or rolls it back.",
+            "A prepared transaction keeps its marks locked until it is committed or rolled back.",
         ),
         Trait(
-            "refusals-counted", "Every refusal is counted, also one that nobody reports; the count survives."
+            "refusals-counted", "Every refusal is counted, even if it is never reported; the count survives."
         ),
         Trait(
             "shell-unrecorded",
@@ -78,8 +78,8 @@ class PostgresqlGuard:
         ),
         Trait(
             "owner-bypass",
-            "Whoever owns the table, or may make or disable triggers, can go round the guard; without proofs so can "
-            "whoever writes its setting by hand.",
+            "A role that owns the table, or may create or disable triggers, can bypass the guard; without proofs so "
+            "can a role that writes its setting by hand.",
         ),
     )
 
@@ -201,8 +201,8 @@ class PostgresqlGuard:
             try:
                 return await self._on_session(self._write, stamp, values, expect)
             except (Contended, Conflict) as error:
-                # Of a version that is not the expected one nobody's commit is the cause.
-                # A lock timeout has already used up the guard's patience: do not retry.
+                # Do not retry a wrong version, which has no cause: no other commit interfered. Nor a lock timeout,
+                # which has already used up the guard's patience.
                 waited = error.__cause__ is not None and sqlstate_of(error.__cause__) == LOCK_TIMEOUT
                 if error.__cause__ is None or waited or tried == TRIES:
                     raise

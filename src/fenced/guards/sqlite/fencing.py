@@ -201,7 +201,7 @@ class Fence:
     async def _put(
         self, session: Session, name: str, stamp: Stamp, verdict: Verdict, mode: Mode, rule: Rule
     ) -> None:
-        """Put the stamp into the transaction, together with what a write under it will be."""
+        """Insert the stamp's row, with the verdict that a write under it will get."""
         refuse = verdict is Verdict.APPLIED or rule_on(verdict, mode, name) is Ruling.REFUSE
         # Open: nothing is left to decide at the write, be it admitted or noted and let through.
         opened = verdict not in _AT_THE_WRITE or (verdict is Verdict.ADMIT and rule == "retry")
@@ -268,7 +268,7 @@ class Fence:
             _, _, _, modes = await where._look(session)
             mode = str(mode_of(name or "", modes))
         except (sqlite3.Error, FencedError):
-            mark = None  # the refusal itself matters more than what is told with it
+            mark = None  # the refusal itself matters more than its details
         refused = error_for(verdict, name=name, stamp=stamp, mark=mark, table=guard, announced=names)
         if verdict is not Verdict.APPLIED:
             note = Note(name, stamp, mark, verdict, Ruling.REFUSE, mode)
