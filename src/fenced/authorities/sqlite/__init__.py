@@ -27,7 +27,7 @@ from fenced.model import (
 from fenced.runtime import clocks
 
 T = TypeVar("T")
-REPORT_SECONDS = 0.05
+REPORT_SECONDS = 0.02
 """How long after its deadline a worker thread may still report its result."""
 
 _URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
