@@ -125,9 +125,8 @@ class Ears:
         self._claims.clear()
         self._over = 0
         bell.add(stream.link, stream)
-        self._stream = (
-            stream  # if `close` ran before this, it has rung the bell, and `hear` closes the stream
-        )
+        # If `close` ran before this, it has rung the bell, and `hear` closes the stream.
+        self._stream = stream
         for public, target in list(self._targets.items()):
             await self._begin(stream, public, target, until)
 

@@ -306,9 +306,8 @@ class PostgresqlAuthority:
         ear = await self._reach(where, until, self._ears)
         try:
             if ear.pooled:
-                self._deaf = (
-                    True  # the pooler's server process would get the notifications, and not pass them on
-                )
+                # The pooler's server process would get the notifications, and not pass them on.
+                self._deaf = True
             else:
                 await ear.listen(self._channel.decode(), until)
                 self._ear = ear

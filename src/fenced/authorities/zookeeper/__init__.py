@@ -168,9 +168,9 @@ class ZooKeeperAuthority(Entering):
         """If watch events or a hand-over already proved that we are first, the cached namespace; else None."""
         if mine.state != "waiting" or mine.vanished:
             return None
-        told = mine.handed or (mine.queued and mine.watched and not mine.behind)
+        proven = mine.handed or (mine.queued and mine.watched and not mine.behind)
         # An attempt still in the session for places needs no fresh confirmation: the move itself confirms the session.
-        return home.space if told and (mine.away or not self._stale(home)) else None
+        return home.space if proven and (mine.away or not self._stale(home)) else None
 
     async def _grant(
         self, home: Session, mine: Attempt, space: Space | None, start: float, until: float
