@@ -23,7 +23,11 @@ from tests.planted import bugs  # noqa: E402
 from tests.simulation import test_worlds as worlds  # noqa: E402
 
 PLACE = re.compile(r"(<!-- generated: ([\w .]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-PROVES = re.compile(r"^# proves (\w+) (\w+): ([\w, -]+)\n(?=(?:(?:# proves |@).*\n)*def (\w+))", re.MULTILINE)
+PROVES = re.compile(
+    # Up to the next test: between them only further proofs and decorators, which may have several lines.
+    r"^# proves (\w+) (\w+): ([\w, -]+)\n(?=(?:(?!def )(?:# proves |@|[ )\]]).*\n)*def (\w+))",
+    re.MULTILINE,
+)
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
