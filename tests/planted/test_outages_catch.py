@@ -1,0 +1,39 @@
+"""The outage kit can fail: what a client must not do in an outage is caught on a real server."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fenced.core.acquiring import Desk
+from fenced.testing import outages
+from fenced.testing.servers import RedisServer
+from tests.planted import bugs
+from tests.planted.test_kits_catch import is_caught
+from tests.redis.test_outages import Harness
+
+pytestmark = pytest.mark.xdist_group("serial")
+
+CHECKS = {check.name: check for check in outages.CHECKS}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("name", "bug"),
+    [
+        ("a_failed_release_is_repeated", bugs.GivenUpIsForgotten),
+        ("a_failed_withdrawal_is_repeated", bugs.GivenUpIsForgotten),
+        ("a_silent_server_keeps_nobody_past_its_wait", bugs.WithdrawalIsWaitedFor),
+    ],
+)
+def test_a_planted_bug_is_caught(
+    name: str, bug: type[Desk], server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = CHECKS[name]
+    monkeypatch.setattr("fenced.testing.kit.Desk", bug)
+    monkeypatch.setattr(outages, "SOON", 2.0)  # what does not come in the end need not be waited for so long
+    assert is_caught(check, lambda runtime: Harness(runtime, server))
