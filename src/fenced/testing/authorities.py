@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import replace
 
@@ -115,6 +116,20 @@ async def the_same_attempt_gets_the_same_grant(h: AuthorityHarness) -> None:
     await raises(Misuse, a.ask(other))
     await a.release(ask.secret)
     ensure(await a.ask(ask) == Ended("released"), "an attempt that is over is not granted again")
+
+
+@check()
+async def a_waiter_that_asks_for_something_else_keeps_its_place(h: AuthorityHarness) -> None:
+    """The same attempt with other names is Misuse, and changes nothing: it waits as before."""
+    a, b = await h.authority(), await h.authority()
+    holder, waiter = asking(h.runtime, "orders"), asking(h.runtime, "orders", wait=True)
+    await granted(a, holder)
+    ensure(isinstance(await b.ask(waiter), Waiting), "it waits")
+    await raises(Misuse, b.ask(dataclasses.replace(waiter, names=("more", "orders"))))
+    (kept,) = await b.renew([waiter.secret])
+    ensure(isinstance(kept, Waiting) and kept.check_in > 0, f"it still waits, and for the holder: {kept}")
+    await a.release(holder.secret)
+    await granted(b, waiter)
 
 
 @check()

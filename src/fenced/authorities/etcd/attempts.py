@@ -32,6 +32,8 @@ class Attempts(Ending):
         public, doubts, prolonged = grant_id(ask.secret), self._space.doubts, self._sessions.prolonged
         if (known := self.signs.get(public)) is not None and known.is_due(self._now()):
             await self.end_late(known, until)
+        if (mine := self.live.get(public)) is not None:
+            _check_same(ask, mine.record)  # before its sign of life changes: the attempt goes on as it is
         sign = self.signs.asked(public, timing.waiter_ttl(ask.ttl) if ask.wait else ask.ttl, until)
         try:
             try:
@@ -73,9 +75,7 @@ class Attempts(Ending):
             given = self._given.pop(public, None)
             if given is not None and given.waited is mine and given.granted.lives(began):
                 return await self._take(given.granted, given.reply, began, until)
-            if mine is not None and (
-                mine.granted or (mine.record.names, mine.record.ttl) != (ask.names, ask.ttl)
-            ):
+            if mine is not None and mine.granted:
                 self.forget(mine)  # a repeated one: what is stored is the truth
                 mine = None
             try:
@@ -225,8 +225,8 @@ class Attempts(Ending):
     async def _stored(self, ask: Ask, public: str, found: KeyValue, until: float) -> AskAnswer | None:
         """The same attempt was here before."""
         record = Record.read(found.value)
-        if record.names and (record.names, record.ttl) != (ask.names, ask.ttl):
-            raise Misuse("the same attempt was used before with other names or another ttl")
+        if record.names:
+            _check_same(ask, record)
         mine = self.adopt(public, record, found)
         if mine is None:
             return Ended(record.state)
@@ -270,3 +270,9 @@ class Attempts(Ending):
         if any(name not in self._held for name in names):  # another client has made it
             await self._record_if_held(mine, until)
         return all(self._held.get(name) == mine.public for name in names)
+
+
+def _check_same(ask: Ask, record: Record) -> None:
+    """Misuse if the attempt was used before for something else."""
+    if (record.names, record.ttl) != (ask.names, ask.ttl):
+        raise Misuse("the same attempt was used before with other names or another ttl")
