@@ -9,7 +9,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -23,7 +22,8 @@ from fenced.runtime.aio import AioRuntime
 from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
-from tests.redis.test_deadlines import DEADLINE, LONG, PAUSE, play, pretender, silence, takes
+from tests.colours import play
+from tests.pretending import DEADLINE, LONG, drip, every_call_ends, pretender, silence, takes
 
 HELLO = http2.frame(http2.SETTINGS, 0, 0, b"")
 
@@ -32,10 +32,7 @@ def trickle(link: socket.socket, over: threading.Event) -> None:
     """Answers the first request with a long reply, a byte at a time, so that no single read takes long."""
     link.recv(100_000)
     link.sendall(HELLO + struct.pack(">HBBBI", 10_000 >> 8, 10_000 & 0xFF, http2.DATA, 0, 1))
-    for _ in range(round(LONG / PAUSE)):
-        if over.wait(PAUSE):
-            break
-        link.sendall(b"x")
+    drip(link, over)
 
 
 def flood(link: socket.socket, over: threading.Event) -> None:
@@ -54,15 +51,7 @@ def test_no_server_holds_a_call_beyond_its_deadline(behave: Any, members: int, c
     async def story(runtime: Runtime) -> None:
         hosts = ("127.0.0.1", "localhost")[:members]
         authority = EtcdAuthority.at("etcd://" + ",".join(f"{host}:{port}" for host in hosts), runtime, "any")
-        calls: tuple[Callable[[float], Coroutine[Any, Any, object]], ...] = (
-            lambda until: authority.open(until=until),
-            lambda until: authority.ask(asking(runtime, "orders"), until),
-            lambda until: authority.renew(["0" * 32], until),
-            lambda until: authority.release("0" * 32, until),
-            lambda until: authority.withdraw("0" * 32, until),
-        )
-        for call in calls:
-            assert await takes(runtime, call, Indeterminate) < LONG / 2
+        await every_call_ends(authority, runtime)
         await authority.close()
 
     with pretender(behave) as port:

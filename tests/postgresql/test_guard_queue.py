@@ -31,19 +31,6 @@ def db(postgresql_url: str) -> Iterator[Db]:
 
 
 @pytest.fixture
-def connect(postgresql_url: str) -> Iterator[Callable[[], Db]]:
-    opened: list[Db] = []
-
-    def one() -> Db:
-        opened.append(psycopg.connect(postgresql_url, autocommit=True))
-        return opened[-1]
-
-    yield one
-    for connection in opened:
-        connection.close()
-
-
-@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor() as executor:
         yield executor

@@ -31,19 +31,6 @@ def db(postgresql_url: str) -> Iterator[Db]:
         yield connection
 
 
-@pytest.fixture
-def connect(postgresql_url: str) -> Iterator[Callable[[], Db]]:
-    opened: list[Db] = []
-
-    def one() -> Db:
-        opened.append(psycopg.connect(postgresql_url, autocommit=True))
-        return opened[-1]
-
-    yield one
-    for connection in opened:
-        connection.close()
-
-
 def status(db: Db) -> tuple[str, ...]:
     (guard,) = step(PostgresqlOperator(PsycopgSession(db)).status()).guards
     return guard.pending

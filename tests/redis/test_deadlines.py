@@ -8,7 +8,6 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,64 +23,14 @@ from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import RedisServer
 from tests.colours import play
-
-DEADLINE = 0.2
-LONG = 10.0
-"""For how long a bad server goes on; whoever keeps its deadline is back long before."""
-
-PAUSE = DEADLINE / 4
-
-
-@contextlib.contextmanager
-def pretender(behave: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
-    """A server that is none; the port on which it behaves as told, on each connection."""
-    over = threading.Event()
-    threads: list[threading.Thread] = []
-
-    def one(link: socket.socket) -> None:
-        with link, contextlib.suppress(OSError):
-            behave(link, over)
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                link, _ = listener.accept()
-                threads.append(threading.Thread(target=one, args=(link,)))
-                threads[-1].start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        accepting = threading.Thread(target=serve)
-        accepting.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            over.set()
-            listener.shutdown(socket.SHUT_RDWR)
-            accepting.join()
-            for thread in threads:
-                thread.join()
+from tests.pretending import DEADLINE, LONG, drip, every_call_ends, pretender, silence, takes
 
 
 def trickle(link: socket.socket, over: threading.Event) -> None:
     """Answers the first request with a long reply, a byte at a time, so that no single read takes long."""
     link.recv(100_000)
     link.sendall(b"$100000\r\n")
-    for _ in range(round(LONG / PAUSE)):
-        if over.wait(PAUSE):
-            break
-        link.sendall(b"x")
-
-
-def silence(link: socket.socket, over: threading.Event) -> None:
-    over.wait(LONG)
-
-
-async def takes(runtime: Runtime, call: Callable[[float], Coroutine[Any, Any, object]], kind: Any) -> float:
-    """How long a call takes that must end in an error of this kind."""
-    began = runtime.now()
-    with pytest.raises(kind):
-        await call(began + DEADLINE)
-    return runtime.now() - began
+    drip(link, over)
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -89,15 +38,7 @@ async def takes(runtime: Runtime, call: Callable[[float], Coroutine[Any, Any, ob
 def test_no_server_holds_a_call_beyond_its_deadline(behave: Any, colour: Colour) -> None:
     async def story(runtime: Runtime) -> None:
         authority = RedisAuthority.at(f"redis://127.0.0.1:{port}", runtime, "any")
-        calls: tuple[Callable[[float], Coroutine[Any, Any, object]], ...] = (
-            lambda until: authority.open(until=until),
-            lambda until: authority.ask(asking(runtime, "orders"), until),
-            lambda until: authority.renew(["0" * 32], until),
-            lambda until: authority.release("0" * 32, until),
-            lambda until: authority.withdraw("0" * 32, until),
-        )
-        for call in calls:
-            assert await takes(runtime, call, Indeterminate) < LONG / 2
+        await every_call_ends(authority, runtime)
         await authority.close()
 
     with pretender(behave) as port:

@@ -11,7 +11,7 @@ from fenced.errors import Indeterminate, LeaseLost, Unavailable
 from fenced.model import Holder, ReleaseAnswer
 from fenced.runtime.simulated import Process, SimulatedRuntime, World
 
-Story = Callable[[Desk, SimulatedRuntime], Awaitable[None]]
+Story = Callable[[Desk, "Deaf", SimulatedRuntime], Awaitable[None]]
 
 
 class Deaf(MemoryAuthority):
@@ -48,7 +48,7 @@ def play(story: Story, seconds: float = 200.0) -> None:
     done: list[bool] = []
 
     async def run() -> None:
-        await story(desk, runtime)
+        await story(desk, authority, runtime)
         done.append(True)
 
     runtime.spawn(run, "story")
@@ -61,7 +61,7 @@ async def sleep(runtime: SimulatedRuntime, seconds: float) -> None:
 
 
 def test_a_sleeping_keeper_is_woken_for_max_hold() -> None:
-    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
+    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
         await desk.acquire(Wish.of(["long"], ttl=60))  # for which it sleeps seconds at a time
         await sleep(runtime, 0.1)
         hold = await desk.acquire(Wish.of(["short"], ttl=60, max_hold=1))
@@ -78,7 +78,7 @@ def test_a_sleeping_keeper_is_woken_for_max_hold() -> None:
 def test_the_end_of_a_block_looks_at_the_clock() -> None:
     """Nobody has noticed that `max_hold` is over: the release that follows says so all the same."""
 
-    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
+    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
         hold = await desk.acquire(Wish.of(["a"], ttl=60, max_hold=1))
         desk.keeper.drop(hold.secret)  # which would have told
         await sleep(runtime, 2.5)
@@ -93,9 +93,7 @@ def test_the_end_of_a_block_looks_at_the_clock() -> None:
 def test_after_a_failed_release_the_lease_is_over_here(error: type[Unavailable | Indeterminate]) -> None:
     """Asking again is no Misuse: it queues behind the old grant, which the settler ends when it can."""
 
-    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
-        authority = desk.authority
-        assert isinstance(authority, Deaf)
+    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
         hold = await desk.acquire(Wish.of(["a"], ttl=60))
         authority.fails = error
         with pytest.raises(error):
@@ -116,9 +114,7 @@ def test_after_a_failed_release_the_lease_is_over_here(error: type[Unavailable |
 
 
 def test_what_would_have_expired_is_not_repeated_for_ever() -> None:
-    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
-        authority = desk.authority
-        assert isinstance(authority, Deaf)
+    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
         hold = await desk.acquire(Wish.of(["a"], ttl=5))
         authority.fails = Unavailable
         with pytest.raises(Unavailable):
@@ -134,9 +130,7 @@ def test_what_would_have_expired_is_not_repeated_for_ever() -> None:
 
 
 def test_a_hanging_withdrawal_delays_no_renewal() -> None:
-    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
-        authority = desk.authority
-        assert isinstance(authority, Deaf)
+    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
         given_up = await desk.acquire(Wish.of(["a"], ttl=60))
         authority.hangs = True
         with pytest.raises(Indeterminate):
@@ -149,9 +143,7 @@ def test_a_hanging_withdrawal_delays_no_renewal() -> None:
 
 
 def test_closing_does_not_wait_for_a_silent_server() -> None:
-    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
-        authority = desk.authority
-        assert isinstance(authority, Deaf)
+    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
         hold = await desk.acquire(Wish.of(["a"], ttl=60))
         authority.hangs = True
         with pytest.raises(Indeterminate):
@@ -165,9 +157,7 @@ def test_closing_does_not_wait_for_a_silent_server() -> None:
 
 
 def test_closing_tries_once_more() -> None:
-    async def story(desk: Desk, runtime: SimulatedRuntime) -> None:
-        authority = desk.authority
-        assert isinstance(authority, Deaf)
+    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
         hold = await desk.acquire(Wish.of(["a"], ttl=60))
         authority.fails = Unavailable
         with pytest.raises(Unavailable):
