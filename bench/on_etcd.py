@@ -22,11 +22,11 @@ from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from bench.peers import CYCLES, NAME, Contest, compare, ourselves, ourselves_apart
 from fenced.authorities.etcd import messages
-from fenced.authorities.etcd.address import Address
-from fenced.authorities.etcd.protobuf import data, fields, integer, raw
-from fenced.authorities.etcd.wire import Wire
+from fenced.authorities.etcd.address import EtcdAddress
+from fenced.authorities.etcd.wire import EtcdWire
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.servers import EtcdServer
+from fenced.wire.protobuf import data, fields, integer, raw
 
 TTL_SECONDS = 600
 BARE_PAIRS = 1000
@@ -125,7 +125,7 @@ def _between_clients(name: str, server: EtcdServer, effort: Effort) -> Iterator[
 def _bare(server: EtcdServer, effort: Effort) -> Figure:
     """Our pair, against a key that is written and deleted: two transactions, which no lock can do without."""
     runtime = BlockingRuntime()
-    wire = Wire(Address(server.url()), runtime)
+    wire = EtcdWire(EtcdAddress(server.url()), runtime)
     transactions = [
         messages.txn([messages.absent(b"bare")], [messages.put(b"bare", b"v" * 170)]),
         messages.txn([messages.present(b"bare")], [messages.delete(b"bare")]),

@@ -14,11 +14,11 @@ from bench.contending import WARM_UP, Kind, Lock, crew_of
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from bench.peers import NAME, compare, ourselves
-from fenced.authorities.zookeeper import jute
-from fenced.authorities.zookeeper.address import Address
+from fenced.authorities.zookeeper.address import ZooKeeperAddress
 from fenced.authorities.zookeeper.wire import dial
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.servers import ZooKeeperServer
+from fenced.wire import jute
 
 SETTINGS = {"tickTime": "2000", "minSessionTimeout": "4000", "maxSessionTimeout": "40000"}
 """ZooKeeper's own defaults; the servers of the tests are quicker to give up."""
@@ -59,7 +59,7 @@ def _kazoo(server: ZooKeeperServer) -> Kind:
 
 def _bare(server: ZooKeeperServer, effort: Effort) -> Figure:
     """Our pair, against one node that is created and deleted: two transactions, which no lock can do without."""
-    runtime, address = BlockingRuntime(), Address(server.url())
+    runtime, address = BlockingRuntime(), ZooKeeperAddress(server.url())
     hello = jute.Connected(30_000, 0, b"\0" * 16)
     link, _ = step(dial(address, address.members[0], runtime, hello, 0, runtime.now() + 5))
     acl = jute.acl([("world", "anyone")])

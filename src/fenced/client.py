@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 
 from fenced import registry, timing
 from fenced.contracts import Authority, Runtime
-from fenced.core.acquiring import Desk, Wish
-from fenced.core.holding import Hold, State
+from fenced.core.acquiring import LeaseEngine, LeaseRequest
+from fenced.core.holding import GrantState, State
 from fenced.errors import Misuse, NotGranted, shown
 from fenced.events import Event
 from fenced.model import Holder, Stamp, check_name
@@ -38,10 +38,10 @@ class Announces(Protocol):
     def announce(self, fence: Any, *names: str) -> Any: ...
 
 
-class _LeaseFace:
+class _LeaseBase:
     """What both leases share: reading, without lock and without I/O."""
 
-    def __init__(self, hold: Hold, client: _ClientFace) -> None:
+    def __init__(self, hold: GrantState, client: _ClientBase) -> None:
         self._hold = hold
         self._client = client  # keeps the client alive: it is not collected while one of its leases is in use
         self._desk = client._desk
@@ -118,7 +118,7 @@ class _LeaseFace:
         return f"<{type(self).__name__} {names} token={self.token} {self.state}>"
 
 
-class Lease(_LeaseFace):
+class Lease(_LeaseBase):
     """An exclusive, expiring right to act under a name."""
 
     def wait_lost(self, timeout: Seconds | None = None) -> bool:
@@ -130,7 +130,7 @@ class Lease(_LeaseFace):
         step(self._desk.release(self._hold))
 
 
-class AsyncLease(_LeaseFace):
+class AsyncLease(_LeaseBase):
     """An exclusive, expiring right to act under a name."""
 
     async def wait_lost(self, timeout: Seconds | None = None) -> bool:
@@ -142,12 +142,12 @@ class AsyncLease(_LeaseFace):
         await self._desk.release(self._hold)
 
 
-def _until(desk: Desk, timeout: Seconds | None) -> float | None:
+def _until(desk: LeaseEngine, timeout: Seconds | None) -> float | None:
     seconds = timing.check_wait(timeout)
     return None if seconds is None else desk.runtime.now() + seconds
 
 
-class _ClientFace:
+class _ClientBase:
     """What both clients share: their address, and the desk that is made at first use."""
 
     def __init__(
@@ -172,7 +172,7 @@ class _ClientFace:
         self._on_event = on_event
         self._runtime = self._make_runtime()
         self._lock = threading.Lock()
-        self._desk_: Desk | None = None
+        self._desk_: LeaseEngine | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._authority: Authority = registry.authority(url, self._runtime, self._namespace)
         forking.tell(self)
@@ -186,7 +186,7 @@ class _ClientFace:
         return self._authority.url
 
     @property
-    def _desk(self) -> Desk:
+    def _desk(self) -> LeaseEngine:
         desk = self._desk_
         if desk is None:
             with self._lock:
@@ -195,11 +195,11 @@ class _ClientFace:
                 desk = self._desk_
         return desk
 
-    def _make_desk(self) -> Desk:
+    def _make_desk(self) -> LeaseEngine:
         host, pid = socket.gethostname(), os.getpid()
         label = self._label if self._label is not None else f"{host}:{pid}"
         holder = Holder(self._runtime.secret(), label, host, pid)
-        desk = Desk(
+        desk = LeaseEngine(
             self._authority,
             self._runtime,
             holder,
@@ -234,7 +234,7 @@ class _ClientFace:
         return f"{type(self).__name__}({self.url!r}, namespace={self._namespace!r})"
 
 
-def _end_dropped_client(desk: Desk, who: str) -> None:
+def _end_dropped_client(desk: LeaseEngine, who: str) -> None:
     """The client was collected without close(): end its threads, close its connections, release nothing."""
     if desk.dropped():
         warnings.warn(
@@ -244,7 +244,7 @@ def _end_dropped_client(desk: Desk, who: str) -> None:
         )
 
 
-class Client(_ClientFace):
+class Client(_ClientBase):
     """Takes leases from one authority. Connects at first use; safe to share between threads."""
 
     def _make_runtime(self) -> BlockingRuntime:
@@ -259,7 +259,7 @@ class Client(_ClientFace):
         lock_delay: Seconds = 0.0,
     ) -> Lease:
         """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
-        wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        wish = LeaseRequest.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         return Lease(step(self._desk.acquire(wish)), self)
 
     def hold(
@@ -271,7 +271,7 @@ class Client(_ClientFace):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> Holding:
+    ) -> LeaseContext:
         """`with client.hold(name) as lease:` first come, first served; renewed in the background."""
         return self.hold_all(
             [name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards
@@ -286,10 +286,10 @@ class Client(_ClientFace):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> Holding:
+    ) -> LeaseContext:
         """Hold several names under one token: all or none, without deadlock or starvation."""
-        wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return Holding(self, wish, _guards(guards))
+        wish = LeaseRequest.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return LeaseContext(self, wish, _guards(guards))
 
     def try_hold(
         self,
@@ -300,10 +300,10 @@ class Client(_ClientFace):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> TryHolding:
+    ) -> TryLeaseContext:
         """`with client.try_hold(name) as lease:` where lease is None when the name was not granted."""
-        wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return TryHolding(self, wish, _guards(guards))
+        wish = LeaseRequest.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return TryLeaseContext(self, wish, _guards(guards))
 
     def held(
         self,
@@ -316,7 +316,7 @@ class Client(_ClientFace):
         guards: Iterable[Announces] = (),
     ) -> Callable[[Callable[Concatenate[Lease, P], R]], Callable[P, R]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
-        wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        wish = LeaseRequest.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         announced = _guards(guards)
 
         def decorate(function: Callable[Concatenate[Lease, P], R]) -> Callable[P, R]:
@@ -327,7 +327,7 @@ class Client(_ClientFace):
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                with Holding(self, wish, announced) as lease:
+                with LeaseContext(self, wish, announced) as lease:
                     return function(lease, *args, **kwargs)
 
             return call
@@ -363,10 +363,10 @@ def _wrong_colour(guard: object, unfinished: object) -> Misuse:
     return Misuse(f"{type(guard).__name__}.announce() is for the other kind of client; nothing was announced")
 
 
-class Holding:
+class LeaseContext:
     """What `hold` returns: enter it once."""
 
-    def __init__(self, client: Client, wish: Wish, guards: tuple[Announces, ...]) -> None:
+    def __init__(self, client: Client, wish: LeaseRequest, guards: tuple[Announces, ...]) -> None:
         self._client = client
         self._wish = wish
         self._guards = guards
@@ -400,11 +400,11 @@ class Holding:
                 lease._desk.keeper.drop(lease._hold.secret)
 
 
-class TryHolding:
+class TryLeaseContext:
     """What `try_hold` returns."""
 
-    def __init__(self, client: Client, wish: Wish, guards: tuple[Announces, ...]) -> None:
-        self._holding = Holding(client, wish, guards)
+    def __init__(self, client: Client, wish: LeaseRequest, guards: tuple[Announces, ...]) -> None:
+        self._holding = LeaseContext(client, wish, guards)
 
     def __enter__(self) -> Lease | None:
         try:
@@ -418,7 +418,7 @@ class TryHolding:
         self._holding.__exit__(kind, exc, trace)
 
 
-class AsyncClient(_ClientFace):
+class AsyncClient(_ClientBase):
     """Takes leases from one authority, for asyncio. Belongs to the loop that first uses it."""
 
     _runtime: AioRuntime
@@ -437,7 +437,7 @@ class AsyncClient(_ClientFace):
         lock_delay: Seconds = 0.0,
     ) -> AsyncLease:
         """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
-        wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        wish = LeaseRequest.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         return AsyncLease(await self._desk.acquire(wish), self)
 
     def hold(
@@ -449,7 +449,7 @@ class AsyncClient(_ClientFace):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> AsyncHolding:
+    ) -> AsyncLeaseContext:
         """`async with client.hold(name) as lease:` the body is cancelled when the lease is lost."""
         return self.hold_all(
             [name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards
@@ -464,10 +464,10 @@ class AsyncClient(_ClientFace):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> AsyncHolding:
+    ) -> AsyncLeaseContext:
         """Hold several names under one token: all or none, without deadlock or starvation."""
-        wish = Wish.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return AsyncHolding(self, wish, _guards(guards))
+        wish = LeaseRequest.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return AsyncLeaseContext(self, wish, _guards(guards))
 
     def try_hold(
         self,
@@ -478,10 +478,10 @@ class AsyncClient(_ClientFace):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> AsyncTryHolding:
+    ) -> AsyncTryLeaseContext:
         """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
-        wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return AsyncTryHolding(self, wish, _guards(guards))
+        wish = LeaseRequest.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return AsyncTryLeaseContext(self, wish, _guards(guards))
 
     def held(
         self,
@@ -494,7 +494,7 @@ class AsyncClient(_ClientFace):
         guards: Iterable[Announces] = (),
     ) -> Callable[[Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
-        wish = Wish.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        wish = LeaseRequest.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         announced = _guards(guards)
 
         def decorate(
@@ -505,7 +505,7 @@ class AsyncClient(_ClientFace):
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with AsyncHolding(self, wish, announced) as lease:
+                async with AsyncLeaseContext(self, wish, announced) as lease:
                     return await function(lease, *args, **kwargs)
 
             return call
@@ -529,11 +529,11 @@ class AsyncClient(_ClientFace):
         await self.close()
 
 
-class AsyncHolding:
+class AsyncLeaseContext:
     """What `hold` returns: enter it once. Loss cancels the body, as `asyncio.timeout` does."""
 
-    def __init__(self, client: AsyncClient, wish: Wish, guards: tuple[Announces, ...]) -> None:
-        from fenced.runtime.scope import BodyScope
+    def __init__(self, client: AsyncClient, wish: LeaseRequest, guards: tuple[Announces, ...]) -> None:
+        from fenced.scope import BodyScope
 
         self._client = client
         self._wish = wish
@@ -573,11 +573,11 @@ class AsyncHolding:
             raise lease._hold.lost_error() from exc
 
 
-class AsyncTryHolding:
+class AsyncTryLeaseContext:
     """What `try_hold` returns."""
 
-    def __init__(self, client: AsyncClient, wish: Wish, guards: tuple[Announces, ...]) -> None:
-        self._holding = AsyncHolding(client, wish, guards)
+    def __init__(self, client: AsyncClient, wish: LeaseRequest, guards: tuple[Announces, ...]) -> None:
+        self._holding = AsyncLeaseContext(client, wish, guards)
 
     async def __aenter__(self) -> AsyncLease | None:
         try:

@@ -136,11 +136,11 @@ class Authority(Protocol):
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         """End the attempt, whatever became of it, and leave a tombstone: a delayed ask finds it."""
 
-    async def hear(self, until: float) -> list[str]:
+    async def next_wakeups(self, until: float) -> list[str]:
         """Wait for wake-ups: public ids of attempts that may have come to the head. A hint only."""
 
-    def nudge(self) -> None:
-        """Let a `hear` that is under way return soon: the client closes."""
+    def interrupt(self) -> None:
+        """Let a `next_wakeups` that is under way return soon: the client closes."""
 
     async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
         """The names that are held or waited for, in order, beginning behind `after`."""

@@ -32,7 +32,7 @@ from fenced.decision import Mode, Rule
 from fenced.errors import Conflict, Contended, Misconfigured, Overtaken, Refused, Unavailable
 from fenced.guards.postgresql import install
 from fenced.guards.postgresql.django import DjangoSession
-from fenced.guards.spec import Spec, literal
+from fenced.guards.shared.spec import Spec, literal
 from fenced.runtime.blocking import step
 from fenced.sql import Fences, Guard, refusal
 

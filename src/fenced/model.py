@@ -277,3 +277,18 @@ class Standing:
     last_token: int
     doubts: tuple[str, ...] = ()
     """Why tokens could repeat on this store; empty means strict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What one operation, transaction or request is fenced with: goes through every kind of guard."""
+
+    stamps: tuple[Stamp, ...]
+    names: tuple[str, ...] = ()
+    """Only these; empty: all that the stamps cover."""
+    left: float | None = None
+    """Seconds that the transaction may be idle: until `max_hold` is over. None: no limit."""
+    still_held: bool = False
+    """Refuse when the authority, in the same database, says that the lease is over."""
+    proofs: tuple[str, ...] = ()
+    """One for each stamp, where the guard asks for them."""

@@ -12,19 +12,19 @@ Kind = Literal["fenced.authorities", "fenced.guards"]
 
 BUILT_IN: dict[Kind, dict[str, str]] = {
     "fenced.authorities": {
-        "etcd": "fenced.authorities.etcd:EtcdAuthority",
-        "etcds": "fenced.authorities.etcd:EtcdAuthority",
+        "etcd": "fenced.authorities.etcd.authority:EtcdAuthority",
+        "etcds": "fenced.authorities.etcd.authority:EtcdAuthority",
         "memory": "fenced.authorities.memory:MemoryAuthority",
-        "postgresql": "fenced.authorities.postgresql:PostgresqlAuthority",
-        "redis": "fenced.authorities.redis:RedisAuthority",
-        "rediss": "fenced.authorities.redis:RedisAuthority",
-        "sqlite": "fenced.authorities.sqlite:SqliteAuthority",
-        "zookeeper": "fenced.authorities.zookeeper:ZooKeeperAuthority",
+        "postgresql": "fenced.authorities.postgresql.authority:PostgresqlAuthority",
+        "redis": "fenced.authorities.redis.authority:RedisAuthority",
+        "rediss": "fenced.authorities.redis.authority:RedisAuthority",
+        "sqlite": "fenced.authorities.sqlite.authority:SqliteAuthority",
+        "zookeeper": "fenced.authorities.zookeeper.authority:ZooKeeperAuthority",
     },
     "fenced.guards": {
         "memory": "fenced.guards.memory:MemoryGuard",
         "postgresql": "fenced.guards.postgresql.values:PostgresqlGuard",
-        "sqlite": "fenced.guards.sqlite:SqliteGuard",
+        "sqlite": "fenced.guards.sqlite.values:SqliteGuard",
     },
 }
 

@@ -20,10 +20,10 @@ from click.testing import CliRunner, Result
 from fenced import Guard
 from fenced.drills.command import drill
 from fenced.drills.history import History, Operation, check
-from fenced.drills.outcome import Outcome
+from fenced.drills.outcome import DrillOutcome
 from fenced.drills.report import page, picture
 from fenced.drills.stage import Plan, without_secrets
-from fenced.drills.story import Step
+from fenced.drills.story import StoryStep
 
 pytestmark = pytest.mark.xdist_group("drills")
 
@@ -249,16 +249,16 @@ def test_the_report_needs_nothing_else(tmp_path: Path):
     assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)", html)
 
 
-def _outcome(scenario: str, words: str) -> Outcome:
+def _outcome(scenario: str, words: str) -> DrillOutcome:
     """An outcome in which every text that could come from outside is `words`."""
     plan = Plan(scenario, None, None, 1.0, 8.0, 2, 1, 7)
     operation = Operation("A", "write", words, words, 1, "refused", 0.0, 0.1, why=words, update="A1")
     history = History(operations=[operation])
     steps = tuple(
-        Step(0.1, actor, target, "note", words, words)
+        StoryStep(0.1, actor, target, "note", words, words)
         for actor, target in (("A", "A"), ("A", "database"), ("database", "database"))
     )
-    return Outcome(
+    return DrillOutcome(
         plan, words, words, True, (words,), (words,), history, check(history), steps, 0.0, 1.0, words
     )
 

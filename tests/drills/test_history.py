@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from fenced.drills.history import Decision, Grant, History, Kind, Operation, Pause, Renewal, as_json, check
+from fenced.drills.history import (
+    Decision,
+    Grant,
+    History,
+    Kind,
+    Operation,
+    Pause,
+    RenewalEvent,
+    as_json,
+    check,
+)
 
 
 def _operation(
@@ -135,7 +145,7 @@ def test_tokens_that_do_not_rise_are_caught(grants: list[Grant], fallen: int):
 
 @pytest.mark.parametrize("answer,revived", [("kept", 1), ("expired", 0)])
 def test_a_renewal_that_revives_a_lease_is_caught(answer: str, revived: int):
-    late = Renewal("H1", "stock", 1, answer, began=12, time=12.1)
+    late = RenewalEvent("H1", "stock", 1, answer, began=12, time=12.1)
     findings = check(History(grants=[_grant(1, 0, 1), _grant(2, 10, 11)], renewals=[late]))
     assert len(findings.revived) == revived
 

@@ -12,14 +12,15 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fenced.authorities.etcd import EtcdAuthority, messages
-from fenced.authorities.etcd.address import Address
-from fenced.authorities.etcd.leases import Lease, Leases
-from fenced.authorities.etcd.protobuf import fields, raw
-from fenced.authorities.etcd.wire import Wire
+from fenced.authorities.etcd import messages
+from fenced.authorities.etcd.address import EtcdAddress
+from fenced.authorities.etcd.authority import EtcdAuthority
+from fenced.authorities.etcd.leases import EtcdLease, Leases
+from fenced.authorities.etcd.wire import EtcdWire
 from fenced.contracts import Runtime
 from fenced.model import Ask, AskAnswer, HeldBy, NameView, RenewAnswer
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.wire.protobuf import fields, raw
 from tests.shifted import Shifted
 
 LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
@@ -31,11 +32,11 @@ CALL_SECONDS = 5.0
 class AgingLeases(Leases):
     """Leases that have grown older than the server knows."""
 
-    def __init__(self, wire: Wire, runtime: Runtime, ages: dict[int, float]) -> None:
+    def __init__(self, wire: EtcdWire, runtime: Runtime, ages: dict[int, float]) -> None:
         super().__init__(wire, runtime)
         self._ages = ages
 
-    async def keep_alive(self, leases: Iterable[Lease], until: float) -> set[int]:
+    async def keep_alive(self, leases: Iterable[EtcdLease], until: float) -> set[int]:
         alive = await super().keep_alive(leases, until)
         for lease in alive:
             self._ages.pop(lease, None)
@@ -66,7 +67,7 @@ class Time:
 
     async def _pass_by(self, seconds: float) -> None:
         runtime = BlockingRuntime()
-        wire = Wire(Address(self._url), runtime)
+        wire = EtcdWire(EtcdAddress(self._url), runtime)
         until = runtime.now() + 4 * CALL_SECONDS
         reply = await wire.call(LEASE_LEASES, b"", until)
         for lease in [dict(fields(raw(value)))[1] for field, value in fields(reply) if field == 2]:

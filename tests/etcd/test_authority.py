@@ -14,15 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fenced
-from fenced.authorities.etcd import EtcdAuthority, messages, probe, protobuf
-from fenced.authorities.etcd.address import Address
-from fenced.authorities.etcd.keys import About, Keys, Record
+from fenced.authorities.etcd import messages, probe
+from fenced.authorities.etcd.address import EtcdAddress
+from fenced.authorities.etcd.authority import EtcdAuthority
+from fenced.authorities.etcd.keys import ClaimInfo, KeyRecord, Keys
 from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.model import Busy, Ended, Granted, Holder, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
+from fenced.wire import protobuf
 from tests.etcd.aging import LEASE_REVOKE
 
 RUNTIME = BlockingRuntime()
@@ -115,10 +117,10 @@ def test_no_name_is_a_prefix_of_another() -> None:
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_values_come_back_as_they_were(label: str, host: str) -> None:
     holder = Holder("0" * 32, label, host, 7)
-    record = Record("granted", ("a", "caf\u00e9"), 1.5, 2.0, holder, hold=5, seconds=2, ticket=9, offset=3)
-    assert Record.read(record.written()) == record
-    about = About.of("a" * 32, record)
-    assert About.read(about.written()) == about
+    record = KeyRecord("granted", ("a", "caf\u00e9"), 1.5, 2.0, holder, hold=5, seconds=2, ticket=9, offset=3)
+    assert KeyRecord.read(record.written()) == record
+    about = ClaimInfo.of("a" * 32, record)
+    assert ClaimInfo.read(about.written()) == about
     assert b"\x7f" not in record.written() + about.written()
 
 
@@ -126,12 +128,12 @@ def test_values_come_back_as_they_were(label: str, host: str) -> None:
 
 
 def test_addresses() -> None:
-    address = Address("etcd://root:p%40ss%2F@h1,h2:1234,[::1]:99")
+    address = EtcdAddress("etcd://root:p%40ss%2F@h1,h2:1234,[::1]:99")
     assert address.targets == ["h1:2379", "h2:1234", "[::1]:99"]
     assert address.members[2] == ("::1", 99)
     assert (address.user, address.password) == ("root", "p@ss/")
     assert "p@ss" not in address.url + repr(address) and "root" not in address.url
-    assert Address("etcds://h1").tls
+    assert EtcdAddress("etcds://h1").tls
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_a_version_with_known_bugs_is_warned_of(
     status = etcd_server.status()
     assert status is not None
     probe_says = probe.warning("x", status["version"])
-    fenced.authorities.etcd._warned.clear()
+    fenced.authorities.etcd.authority._warned.clear()
     with caplog.at_level(logging.WARNING, "fenced"):
         for url in (etcd_server.url(), etcd_server.url(), f"etcd://localhost:{etcd_server.port},127.0.0.1:1"):
             with fenced.Client(url, namespace=secrets.token_hex(8)) as client:
@@ -364,13 +366,13 @@ def test_a_waiter_is_pushed_and_asks_nothing(etcd_server: EtcdServer) -> None:
     holder, waiter = asking(RUNTIME, "orders"), asking(RUNTIME, "orders", wait=True)
     step(granted(one, holder))
     assert isinstance(step(two.ask(waiter)), Waiting)
-    step(two.hear(RUNTIME.now() + 0.2))
+    step(two.next_wakeups(RUNTIME.now() + 0.2))
     before = received(etcd_server)
-    assert step(two.hear(RUNTIME.now() + 1.0)) == []
+    assert step(two.next_wakeups(RUNTIME.now() + 1.0)) == []
     assert received(etcd_server) == before
     began = RUNTIME.now()
     step(one.release(holder.secret))
-    assert step(two.hear(RUNTIME.now() + 5.0)) == [grant_id(waiter.secret)]
+    assert step(two.next_wakeups(RUNTIME.now() + 5.0)) == [grant_id(waiter.secret)]
     assert RUNTIME.now() - began < 0.5
     step(granted(two, waiter))
     assert received(etcd_server) - before == 2, "a release and a grant"

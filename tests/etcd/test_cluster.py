@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fenced
-from fenced.authorities.etcd import EtcdAuthority
+from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.authorities.etcd.wire import TRY_SECONDS
 from fenced.core.holding import State
 from fenced.errors import Indeterminate, Misconfigured, NotGranted, Unavailable
@@ -231,7 +231,7 @@ def test_a_client_frozen_past_its_session_is_late(server: EtcdServer) -> None:
     new = asking(RUNTIME, "orders", ttl=30, wait=True)
     limit = time.monotonic() + 10
     while isinstance(answer := step(other.ask(new)), Waiting):
-        step(other.hear(RUNTIME.now() + 0.5))
+        step(other.next_wakeups(RUNTIME.now() + 0.5))
         assert time.monotonic() < limit
     assert answer.token > first.token
     assert step(frozen.renew([old.secret])) == [Ended("expired")]

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.etcd import EtcdAuthority, http2
+from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.contracts import Colour, Runtime
 from fenced.errors import Indeterminate, Unavailable
 from fenced.model import Granted, Waiting
-from fenced.runtime import links
 from fenced.runtime.aio import AioRuntime
 from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
+from fenced.wire import http2, streams
 from tests.colours import play
 from tests.pretending import DEADLINE, LONG, drip, every_call_ends, pretender, silence, takes
 
@@ -96,7 +96,7 @@ def test_an_answer_that_came_in_time_is_taken_however_late(
         await authority.open()
         warm = asking(runtime, "warm")
         await granted(authority, warm)
-        kind = links.Line if colour == "blocking" else links.LoopLine
+        kind = streams.SocketStream if colour == "blocking" else streams.LoopSocketStream
         sent = kind.send
 
         async def stall(line: Any, data: bytes, until: float) -> None:
@@ -151,10 +151,10 @@ def test_who_is_abandoned_lets_go_of_connections_and_of_nothing_else(
         assert isinstance(await authority.ask(asking(runtime, "orders", wait=True)), Waiting)
         heard: list[list[str]] = []
 
-        async def hear() -> None:
-            heard.append(await authority.hear(runtime.now() + LONG))
+        async def next_wakeups() -> None:
+            heard.append(await authority.next_wakeups(runtime.now() + LONG))
 
-        listening = runtime.spawn(hear, "listening")
+        listening = runtime.spawn(next_wakeups, "listening")
         while not authority._ears.listening:
             await runtime.wait(runtime.wakeup(), runtime.now() + 0.01)
         for _ in range(2):

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 import fenced
-from fenced.authorities.etcd import EtcdAuthority, messages
-from fenced.authorities.etcd.address import Address
-from fenced.authorities.etcd.protobuf import integer
-from fenced.authorities.etcd.wire import NoSpace, Wire
+from fenced.authorities.etcd import messages
+from fenced.authorities.etcd.address import EtcdAddress
+from fenced.authorities.etcd.authority import EtcdAuthority
+from fenced.authorities.etcd.wire import EtcdWire, NoSpace
 from fenced.contracts import Authority, Readable
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting
@@ -23,6 +23,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.faults import Fault
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
+from fenced.wire.protobuf import integer
 from tests.etcd.test_outages import Harness
 from tests.shifted import Shifted
 
@@ -178,7 +179,7 @@ def test_a_block_that_ends_while_the_server_restarts() -> None:
 def no_space(server: EtcdServer) -> Iterator[None]:
     """What etcd does when its quota is reached: nothing is put any more, by nobody, until the alarm is over."""
     runtime = BlockingRuntime()
-    wire = Wire(Address(server.url()), runtime)
+    wire = EtcdWire(EtcdAddress(server.url()), runtime)
     status = server.status()
     assert status is not None
     member = status["header"]["member_id"]
@@ -230,7 +231,7 @@ def test_a_server_whose_quota_is_reached_takes_releases() -> None:
     with EtcdServer(settings={"quota-backend-bytes": "200000"}) as server:
         bench = Bench(server)
         filler, fills = b"x" * 30_000, True
-        wire = Wire(Address(server.url()), bench.runtime)
+        wire = EtcdWire(EtcdAddress(server.url()), bench.runtime)
         while fills:
             request = messages.txn((), [messages.put(secrets.token_bytes(8), filler)])
             try:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import fenced
-from fenced.authorities.etcd import EtcdAuthority, messages
-from fenced.authorities.etcd.floors import TICKET_SECONDS
-from fenced.authorities.etcd.leases import Lease
+from fenced.authorities.etcd import messages
+from fenced.authorities.etcd.authority import EtcdAuthority
+from fenced.authorities.etcd.leases import EtcdLease
+from fenced.authorities.etcd.progress import TICKET_SECONDS
 from fenced.errors import Indeterminate
 from fenced.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import step
@@ -38,7 +39,7 @@ class Queue:
     def wait(self, authority: EtcdAuthority) -> Ask:
         ask = asking(RUNTIME, "orders", ttl=30, wait=True)
         assert isinstance(step(authority.ask(ask)), Waiting)
-        step(authority.hear(RUNTIME.now() + 0.05))
+        step(authority.next_wakeups(RUNTIME.now() + 0.05))
         assert authority._ears.listening
         return ask
 
@@ -50,7 +51,7 @@ class Queue:
         limit = RUNTIME.now() + 5
         while grant_id(ask.secret) not in found:
             assert RUNTIME.now() < limit
-            found += step(self.mine.hear(limit))
+            found += step(self.mine.next_wakeups(limit))
 
     def given(self, ask: Ask) -> bool:
         return grant_id(ask.secret) in self.mine._attempts._given
@@ -59,14 +60,14 @@ class Queue:
         """The release gives nothing to the waiter, which is woken, and asks."""
         step(granted(self.mine, holder))
         assert isinstance(step(self.mine.ask(waiter)), Waiting)
-        step(self.mine.hear(RUNTIME.now() + 0.05))
+        step(self.mine.next_wakeups(RUNTIME.now() + 0.05))
         assert self.release(holder) == Released()
         assert not self.given(waiter)
         self.heard(waiter)
         step(granted(self.mine, waiter))
         assert self.release(waiter) == Released()
 
-    def revoke(self, lease: Lease | None) -> None:
+    def revoke(self, lease: EtcdLease | None) -> None:
         assert lease is not None
         step(self.mine._wire.call(LEASE_REVOKE, messages.lease_id(lease.id), RUNTIME.now() + 5))
 

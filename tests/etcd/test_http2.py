@@ -7,8 +7,8 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenced.authorities.etcd import http2
-from fenced.authorities.etcd.http2 import Malformed, Refused, Status, Talk, frame
+from fenced.wire import http2
+from fenced.wire.http2 import GrpcConnection, Malformed, Status, StreamRefused, frame
 
 HEAD = http2.head("http", "h1:2379", "/a/b", [("hasleader", "true")], "")
 GREETED = frame(http2.HEADERS, http2.END_HEADERS, 1, b"\x88")
@@ -37,8 +37,8 @@ def frames(said: bytes) -> list[tuple[int, int, int, bytes]]:
     return found
 
 
-def begun(*requests: bytes) -> Talk:
-    talk = Talk()
+def begun(*requests: bytes) -> GrpcConnection:
+    talk = GrpcConnection()
     talk.hello()
     talk.begin(HEAD, requests or (b"request",))
     return talk
@@ -64,8 +64,8 @@ def test_headers_are_those_of_grpc() -> None:
 
 
 def test_a_call_is_one_head_and_its_requests() -> None:
-    assert Talk().hello().startswith(http2.PREFACE)
-    talk = Talk()
+    assert GrpcConnection().hello().startswith(http2.PREFACE)
+    talk = GrpcConnection()
     assert frames(talk.begin(HEAD, (b"one", b"two"))) == [
         (http2.HEADERS, http2.END_HEADERS, 1, HEAD),
         (http2.DATA, http2.END_STREAM, 1, message(b"one") + message(b"two")),
@@ -77,7 +77,7 @@ def test_a_call_is_one_head_and_its_requests() -> None:
 def test_nothing_is_sent_that_the_server_has_no_room_for() -> None:
     """Neither on the stream nor on the connection nor in one frame; what is left goes when there is room."""
     body = bytes(100_000)
-    talk = Talk()
+    talk = GrpcConnection()
     first = frames(talk.begin(HEAD, (body,)))[1:]
     assert [len(each[3]) for each in first] == [http2.FRAME_MAX] * 3 + [http2.WINDOW - 3 * http2.FRAME_MAX]
     assert not any(each[1] for each in first)
@@ -89,7 +89,7 @@ def test_nothing_is_sent_that_the_server_has_no_room_for() -> None:
 
 
 def test_settings_change_the_room() -> None:
-    talk = Talk()
+    talk = GrpcConnection()
     small = frame(http2.SETTINGS, 0, 0, struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 10))
     assert frames(talk.receive(small)) == [(http2.SETTINGS, http2.ACK, 0, b"")]
     assert len(frames(talk.begin(HEAD, (bytes(20),)))[1][3]) == 10
@@ -158,16 +158,16 @@ def test_what_is_left_of_an_earlier_call_is_passed_over() -> None:
 
 def test_a_call_that_was_not_begun_is_refused() -> None:
     """And one that was, or nobody knows, is not."""
-    with pytest.raises(Refused):
+    with pytest.raises(StreamRefused):
         begun().receive(frame(http2.RST_STREAM, 0, 1, struct.pack(">I", http2.REFUSED_STREAM)))
-    with pytest.raises(Refused):
+    with pytest.raises(StreamRefused):
         begun().receive(frame(http2.GOAWAY, 0, 0, struct.pack(">II", 0, 0)))
     talk = begun()
     talk.receive(frame(http2.GOAWAY, 0, 0, struct.pack(">II", 1, 0) + b"why"))
     assert talk.closing and talk.status is None
     talk.receive(ended(trailers()))
     assert talk.status == Status(0, "")
-    with pytest.raises(Refused):
+    with pytest.raises(StreamRefused):
         talk.begin(HEAD, (b"another",))
     broken = begun()
     broken.receive(frame(http2.RST_STREAM, 0, 1, struct.pack(">I", 8)))
@@ -200,5 +200,5 @@ def test_nothing_else_comes_of_it(said: bytes) -> None:
     talk = begun()
     try:
         talk.receive(said)
-    except (Malformed, Refused):
+    except (Malformed, StreamRefused):
         assert talk.status is None

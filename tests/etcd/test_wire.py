@@ -10,17 +10,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.etcd import EtcdAuthority, http2, messages, protobuf
-from fenced.authorities.etcd.address import Address
-from fenced.authorities.etcd.calls import Connection, Stream
-from fenced.authorities.etcd.watching import REOPEN_SECONDS, Ears, Target
-from fenced.authorities.etcd.wire import Wire
+from fenced.authorities.etcd import messages
+from fenced.authorities.etcd.address import EtcdAddress
+from fenced.authorities.etcd.authority import EtcdAuthority
+from fenced.authorities.etcd.calls import EtcdConnection, Stream
+from fenced.authorities.etcd.watching import REOPEN_SECONDS, EtcdWakeups, Target
+from fenced.authorities.etcd.wire import EtcdWire
 from fenced.contracts import Readable
 from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
+from fenced.wire import http2, protobuf
 
 RUNTIME = BlockingRuntime()
 TARGET = Target(b"watched", 1)
@@ -56,11 +58,11 @@ def closing_server() -> Iterator[tuple[int, list[float]]]:
 def test_a_stream_that_ends_at_once_is_not_opened_in_a_loop() -> None:
     """A member without a leader does that, and every client of the cluster would use up its ports."""
     with closing_server() as (port, times):
-        ears = Ears(Wire(Address(f"etcd://127.0.0.1:{port}"), RUNTIME), RUNTIME)
+        ears = EtcdWakeups(EtcdWire(EtcdAddress(f"etcd://127.0.0.1:{port}"), RUNTIME), RUNTIME)
         step(ears.watch("a" * 32, TARGET, soon()))
         limit = time.monotonic() + 3 * REOPEN_SECONDS
         while time.monotonic() < limit:
-            step(ears.hear(soon(0.01)))
+            step(ears.next_wakeups(soon(0.01)))
         ears.close()
     assert 2 <= len(times) <= 4
 
@@ -69,20 +71,20 @@ def test_a_stream_that_ends_at_once_is_not_opened_in_a_loop() -> None:
 def test_a_watch_that_is_refused_is_begun_again() -> None:
     """A token lapses, and the stream goes on with it: the server refuses each new watch without saying which."""
     with EtcdServer(password="secret") as server:
-        wire = Wire(Address(server.url()), RUNTIME)
-        ears = Ears(wire, RUNTIME)
+        wire = EtcdWire(EtcdAddress(server.url()), RUNTIME)
+        ears = EtcdWakeups(wire, RUNTIME)
         wire.token = "made-up.1"
         step(wire.call(messages.TXN, messages.txn((), [messages.put(b"watched", b"")]), soon()))
         good, wire.token = wire.token, "made-up.2"
         step(ears.watch("a" * 32, TARGET, soon()))
-        assert step(ears.hear(soon(2.0))) == []
+        assert step(ears.next_wakeups(soon(2.0))) == []
         assert wire.token == "" != good
         limit = time.monotonic() + 10
         while not ears.listening:
             assert time.monotonic() < limit
-            step(ears.hear(soon(0.05)))
+            step(ears.next_wakeups(soon(0.05)))
         step(wire.call(messages.TXN, messages.txn((), [messages.delete(b"watched")]), soon()))
-        while not (heard := step(ears.hear(soon(0.5)))):
+        while not (heard := step(ears.next_wakeups(soon(0.5)))):
             assert time.monotonic() < limit
         assert heard == ["a" * 32]
         ears.close()
@@ -94,7 +96,7 @@ def stream() -> Iterator[tuple[Stream, socket.socket]]:
     """A stream with all the room in the world, and its other end, which does not read."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    made = Connection(ours, "here", RUNTIME, 0).stream("/a/b", RUNTIME)
+    made = EtcdConnection(ours, "here", RUNTIME, 0).stream("/a/b", RUNTIME)
     size = http2.WINDOW_MAX - http2.WINDOW
     room = b"".join(http2.frame(http2.WINDOW_UPDATE, 0, at, size.to_bytes(4, "big")) for at in (0, 1))
     theirs.send(room)
@@ -139,19 +141,19 @@ def test_a_stream_is_not_closed_under_who_waits_to_send(stream: tuple[Stream, so
 
 
 def test_closing_calls_the_listener_back(etcd_server: EtcdServer) -> None:
-    wire = Wire(Address(etcd_server.url()), RUNTIME)
-    ears = Ears(wire, RUNTIME)
+    wire = EtcdWire(EtcdAddress(etcd_server.url()), RUNTIME)
+    ears = EtcdWakeups(wire, RUNTIME)
     step(ears.watch("a" * 32, TARGET, soon()))
     heard: list[list[str]] = []
-    listening = threading.Thread(target=lambda: heard.append(step(ears.hear(soon(20.0)))))
+    listening = threading.Thread(target=lambda: heard.append(step(ears.next_wakeups(soon(20.0)))))
     listening.start()
     while not ears.listening:
         time.sleep(0.001)
-    ears.nudge()
+    ears.interrupt()
     listening.join(5)
     assert heard == [[]]
     ears.close()
-    assert step(ears.hear(soon())) == []
+    assert step(ears.next_wakeups(soon())) == []
     wire.close()
 
 
@@ -162,7 +164,7 @@ def test_closing_calls_the_listener_back(etcd_server: EtcdServer) -> None:
 def test_a_connection_that_the_server_has_closed_is_not_used() -> None:
     """So no doubt comes of it, and the member is not left for it."""
     with EtcdServer() as server:
-        wire = Wire(Address(server.url()), RUNTIME)
+        wire = EtcdWire(EtcdAddress(server.url()), RUNTIME)
         read = messages.txn((), [messages.get(b"k")])
         step(wire.call(messages.TXN, read, soon()))
         server.restart()
@@ -175,7 +177,7 @@ def test_a_connection_that_the_server_has_closed_is_not_used() -> None:
 
         async def again() -> None:
             runtime = AioRuntime()
-            wire = Wire(Address(server.url()), runtime)
+            wire = EtcdWire(EtcdAddress(server.url()), runtime)
             await wire.call(messages.TXN, read, soon())
             server.stop()
             await asyncio.sleep(0.05)
@@ -204,7 +206,7 @@ async def _opened(authority: EtcdAuthority) -> None:
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])
 def test_a_host_that_cannot_be_is_unavailable(host: str) -> None:
     with pytest.raises(Unavailable):
-        step(Wire(Address(f"etcd://{host}"), RUNTIME).call(messages.TXN, b"", soon()))
+        step(EtcdWire(EtcdAddress(f"etcd://{host}"), RUNTIME).call(messages.TXN, b"", soon()))
 
 
 def test_an_answer_that_cannot_be_read_says_nothing_of_the_request() -> None:

@@ -10,9 +10,9 @@ import itertools
 from typing import Any
 
 from fenced import timing
-from fenced.authorities.memory import Attempt, MemoryStore
-from fenced.core.acquiring import Desk
-from fenced.core.holding import Hold
+from fenced.authorities.memory import MemoryAttempt, MemoryStore
+from fenced.core.acquiring import LeaseEngine
+from fenced.core.holding import GrantState
 from fenced.decision import Mark
 from fenced.errors import FencedError
 from fenced.guards.memory import MemoryGuard
@@ -35,7 +35,7 @@ from fenced.model import (
 class ReleaseDeletesTheCounter(MemoryStore):
     """The next token counts up from what is left: MongoDB's and Litestream's locks restart at 1."""
 
-    def _finish(self, attempt: Attempt, state: str, now: float) -> ReleaseAnswer:
+    def _finish(self, attempt: MemoryAttempt, state: str, now: float) -> ReleaseAnswer:
         answer = super()._finish(attempt, state, now)
         if not self.ledger.claims:
             self.ledger.token = 0
@@ -103,11 +103,11 @@ class AnybodyReleases(MemoryStore):
 class TokenAtTheQueue(MemoryStore):
     """The token is taken when the waiter arrives, not when it is granted."""
 
-    def _enqueue(self, attempt: Attempt) -> None:
+    def _enqueue(self, attempt: MemoryAttempt) -> None:
         super()._enqueue(attempt)
         attempt.token = super()._mint()
 
-    def _grant(self, attempt: Attempt, now: float) -> Granted:
+    def _grant(self, attempt: MemoryAttempt, now: float) -> Granted:
         early = attempt.token
         granted = super()._grant(attempt, now)
         if early:
@@ -152,7 +152,7 @@ class LapsedWaitersAreGranted(MemoryStore):
 class DeadWaitersBlock(MemoryStore):
     """A waiter that fell silent keeps its place for ever."""
 
-    def _check_in(self, attempt: Attempt, now: float) -> float:
+    def _check_in(self, attempt: MemoryAttempt, now: float) -> float:
         for name in attempt.names:
             for other in self.ledger.queues.get(name, ()):
                 if other is not attempt and (not attempt.ticket or other.ticket < attempt.ticket):
@@ -163,7 +163,7 @@ class DeadWaitersBlock(MemoryStore):
 class Barging(MemoryStore):
     """A free name goes to whoever asks next, not to the head of the queue."""
 
-    def _check_in(self, attempt: Attempt, now: float) -> float:
+    def _check_in(self, attempt: MemoryAttempt, now: float) -> float:
         claims = [self.ledger.claims.get(name) for name in attempt.names]
         return max((claim.free_at() - now for claim in claims if claim is not None), default=0.0)
 
@@ -171,7 +171,7 @@ class Barging(MemoryStore):
 class PartialHolds(MemoryStore):
     """Of several names only the first is really taken."""
 
-    def _grant(self, attempt: Attempt, now: float) -> Granted:
+    def _grant(self, attempt: MemoryAttempt, now: float) -> Granted:
         granted = super()._grant(attempt, now)
         for name in attempt.names[1:]:
             self.ledger.claims.pop(name, None)
@@ -181,7 +181,7 @@ class PartialHolds(MemoryStore):
 class LockDelayAfterRelease(MemoryStore):
     """The delay is kept after a release, too."""
 
-    def _free(self, attempt: Attempt, now: float) -> None:
+    def _free(self, attempt: MemoryAttempt, now: float) -> None:
         if attempt.lock_delay:
             attempt.state, attempt.expires = "expired", now
             return
@@ -199,7 +199,7 @@ class FloorIsSet(MemoryStore):
 class SilentRelease(MemoryStore):
     """Nobody is woken."""
 
-    def _free(self, attempt: Attempt, now: float) -> None:
+    def _free(self, attempt: MemoryAttempt, now: float) -> None:
         listeners, self.listeners = self.listeners, []
         super()._free(attempt, now)
         self.listeners = listeners
@@ -242,7 +242,7 @@ class StrictlyGreater(MemoryGuard):
 
     def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
         from fenced.decision import Verdict
-        from fenced.guards.answers import error_for
+        from fenced.guards.shared.answers import error_for
 
         for name in names:
             mark = self.marks.get(name)
@@ -347,14 +347,14 @@ GUARD_BUGS: tuple[type[MemoryGuard], ...] = (
 # Clients.
 
 
-class DeadlineFromTheReply(Hold):
+class DeadlineFromTheReply(GrantState):
     """The local deadline counts from when the answer came, not from when the question left."""
 
     def _set_times(self, sent: float, remaining: float) -> None:
         super()._set_times(self.runtime.now(), remaining)
 
 
-class LossIsNotFinal(Hold):
+class LossIsNotFinal(GrantState):
     """A renewal that succeeds after the deadline brings the lease back."""
 
     def confirm(self, sent: float, remaining: float) -> None:
@@ -363,7 +363,7 @@ class LossIsNotFinal(Hold):
         self._set_times(self.runtime.now(), remaining)
 
 
-class NoMargin(Hold):
+class NoMargin(GrantState):
     """The holder believes to the last moment, on a clock that may be slow."""
 
     def _set_times(self, sent: float, remaining: float) -> None:
@@ -371,9 +371,9 @@ class NoMargin(Hold):
         self.deadline = sent + remaining * (1 + 2 * timing.DRIFT_RATIO)
 
 
-def desk_with(hold_type: type[Hold]) -> type[Desk]:
-    class BuggyDesk(Desk):
-        def _take(self, wish: Any, ask: Ask, granted: Granted, sent: float, realm: str) -> Hold | None:
+def desk_with(hold_type: type[GrantState]) -> type[LeaseEngine]:
+    class BuggyDesk(LeaseEngine):
+        def _take(self, wish: Any, ask: Ask, granted: Granted, sent: float, realm: str) -> GrantState | None:
             return hold_type(
                 self.runtime,
                 realm=realm,
@@ -389,7 +389,7 @@ def desk_with(hold_type: type[Hold]) -> type[Desk]:
     return BuggyDesk
 
 
-class GivenUpIsForgotten(Desk):
+class GivenUpIsForgotten(LeaseEngine):
     """A release that fails is not retried, as in version 0.1: the name stays taken for a whole ttl."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -397,7 +397,7 @@ class GivenUpIsForgotten(Desk):
         self.settler.retry_now = self.settler.settled  # type: ignore[method-assign]
 
 
-class WithdrawalIsWaitedFor(Desk):
+class WithdrawalIsWaitedFor(LeaseEngine):
     """A caller whose time is over waits for the withdrawal of its attempt: a silent server delays it for seconds."""
 
     async def _withdraw(self, secret: str, ttl: float, until: float = 0.0, *, at_once: bool = True) -> None:
@@ -405,7 +405,7 @@ class WithdrawalIsWaitedFor(Desk):
             await self.authority.withdraw(secret)
 
 
-class NewAttemptEachTime(Desk):
+class NewAttemptEachTime(LeaseEngine):
     """An unknown outcome is repeated with a new attempt: the first one may have been granted."""
 
     async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer]:

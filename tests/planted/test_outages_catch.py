@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.core.acquiring import Desk
+from fenced.core.acquiring import LeaseEngine
 from fenced.testing import outages
 from fenced.testing.servers import RedisServer
 from tests.planted import bugs
@@ -31,9 +31,9 @@ def server() -> Iterator[RedisServer]:
     ],
 )
 def test_a_planted_bug_is_caught(
-    name: str, bug: type[Desk], server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    name: str, bug: type[LeaseEngine], server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = CHECKS[name]
-    monkeypatch.setattr("fenced.testing.kit.Desk", bug)
+    monkeypatch.setattr("fenced.testing.kit.LeaseEngine", bug)
     monkeypatch.setattr(outages, "SOON", 2.0)  # what does not come in the end need not be waited for so long
     assert is_caught(check, lambda runtime: Harness(runtime, server))

@@ -10,7 +10,7 @@ from psycopg import IsolationLevel
 
 from fenced.decision import Rule
 from fenced.model import Stamp
-from fenced.testing.interleaving import COMMIT, ROLLBACK, Script, Step, sql
+from fenced.testing.interleaving import COMMIT, ROLLBACK, InterleavingScript, ScriptStep, sql
 
 READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE = LEVELS = (
     IsolationLevel.READ_COMMITTED,
@@ -39,7 +39,7 @@ def lease(token: int, *names: str, seq: int = 0, grant: int = 0) -> Stamp:
 
 def announce(
     *stamps: Stamp, only: tuple[str, ...] = (), kind: Literal["announce", "alone"] = "announce"
-) -> Step:
+) -> ScriptStep:
     names = only or tuple(name for stamp in stamps for name in stamp.names)
     table = names[0].partition("/")[0]
     options = f", p_names => '{','.join(only)}'" if only else ""
@@ -58,24 +58,24 @@ def announce(
     )
 
 
-def alone(*stamps: Stamp) -> Step:
+def alone(*stamps: Stamp) -> ScriptStep:
     return announce(*stamps, kind="alone")
 
 
-def read(name: str = "retry/x") -> Step:
+def read(name: str = "retry/x") -> ScriptStep:
     table, _, row = name.partition("/")
     lines = f"SELECT label FROM explored.{table}_line WHERE name = '{row}' ORDER BY id"
     return sql(lines, label=f"read {name}", about=Move("read", (name,)))
 
 
-def add(label: str, name: str = "retry/x") -> Step:
+def add(label: str, name: str = "retry/x") -> ScriptStep:
     """Insert a line: no two of them wait for each other, nor conflict."""
     table, _, row = name.partition("/")
     statement = f"INSERT INTO explored.{table}_line (name, label) VALUES ('{row}', '{label}')"
     return sql(statement, label=f"add {label}", about=Move("write", (name,), label=label))
 
 
-def touch(label: str, name: str = "retry/x") -> Step:
+def touch(label: str, name: str = "retry/x") -> ScriptStep:
     """Update the row itself, and lock it."""
     table, _, row = name.partition("/")
     statement = f"UPDATE explored.{table} SET labels = labels || ' {label}' WHERE name = '{row}'"
@@ -97,7 +97,7 @@ class Story:
     """
 
     name: str
-    sessions: tuple[tuple[Step, ...], ...]
+    sessions: tuple[tuple[ScriptStep, ...], ...]
     before: tuple[Stamp, ...] = ()
     mode: str = "enforce"
     levels: tuple[IsolationLevel, ...] = LEVELS
@@ -105,15 +105,15 @@ class Story:
     serial: bool = True
     always: bool = False
 
-    def scripts(self, level: IsolationLevel) -> list[Script]:
+    def scripts(self, level: IsolationLevel) -> list[InterleavingScript]:
         scripts = []
         for letter, session in zip("ABC", self.sessions, strict=False):
-            steps: list[Step] = []
+            steps: list[ScriptStep] = []
             for step in session:
                 if self.apart and level is not READ_COMMITTED and self._rises(step.about):
                     steps += [alone(*step.about.stamps), COMMIT]
                 steps.append(step)
-            scripts.append(Script(letter, tuple(steps), level))
+            scripts.append(InterleavingScript(letter, tuple(steps), level))
         return scripts
 
     @property
@@ -128,7 +128,7 @@ class Story:
         )
 
 
-def both(name: str, *rest: Step, **options: Any) -> Story:
+def both(name: str, *rest: ScriptStep, **options: Any) -> Story:
     """The old holder in the middle of its work, and another session."""
     return Story(name, ((announce(lease(OLD)), read(), add("a"), COMMIT), rest), **options)
 
@@ -146,7 +146,7 @@ BOTH_OF_TWO = (announce(NEW_PAIR), touch("b", X), touch("b", Y), COMMIT)
 EX, EY = "epoch/x", "epoch/y"
 
 
-def leases_of_two(first: int, second: int, label: str, *order: str) -> tuple[Step, ...]:
+def leases_of_two(first: int, second: int, label: str, *order: str) -> tuple[ScriptStep, ...]:
     """Two leases, announced in this order, and their rows written in it."""
     stamps = {X: lease(first, X), Y: lease(second, Y)}
     return (announce(*(stamps[name] for name in order)), *(touch(label, name) for name in order), COMMIT)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import fenced
-from fenced.authorities.postgresql import PostgresqlAuthority, address
+from fenced.authorities.postgresql import address
+from fenced.authorities.postgresql.authority import PostgresqlAuthority
 from fenced.cli.guard_options import connected
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable, redacted
 from fenced.runtime.blocking import BlockingRuntime, step

@@ -11,8 +11,7 @@ import psycopg
 import pytest
 
 import fenced
-from fenced.authorities import postgresql
-from fenced.authorities.postgresql import CONNECTIONS_MAX, PostgresqlAuthority
+from fenced.authorities.postgresql.authority import CONNECTIONS_MAX, PostgresqlAuthority
 from fenced.contracts import Authority, Colour, Runtime
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
 from fenced.model import Busy, Ended, Granted, Kept, Released, Unknown, grant_id
@@ -116,7 +115,7 @@ def test_a_release_behind_a_lock_is_too_late_and_delays(postgresql_url: str) -> 
 
 
 def test_clean_up_goes_page_by_page(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgresql, "_TIDY_AT_ONCE", b"2")
+    monkeypatch.setattr("fenced.authorities.postgresql.authority._TIDY_AT_ONCE", b"2")
     authority = opened(postgresql_url)
     for number in range(5):
         step(authority.release(_held(authority, f"orders/{number}")))

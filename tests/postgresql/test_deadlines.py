@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import fenced
-from fenced.authorities.postgresql import PostgresqlAuthority
+from fenced.authorities.postgresql.authority import PostgresqlAuthority
 from fenced.contracts import Colour, Readable, Runtime
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
 from fenced.model import Granted, Kept, ReleaseAnswer, Released
@@ -375,7 +375,7 @@ async def abandoned(scene: Scene, kind: type[PostgresqlAuthority]) -> None:
     await granted(client, held)
     await client.renew([held.secret])
     await client.ask(asking(scene.runtime, "orders", wait=True))
-    await client.hear(scene.runtime.now() + 0.05)
+    await client.next_wakeups(scene.runtime.now() + 0.05)
     ensure(scene.processes() == 3, "one that asks, the keeper's, and one that listens")
     for _ in range(2):
         other = threading.Thread(target=client.abandon)

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import fenced
-from fenced.authorities.postgresql import PostgresqlAuthority
+from fenced.authorities.postgresql.authority import PostgresqlAuthority
 from fenced.authorities.postgresql.settings import Settings
 from fenced.errors import Indeterminate, Misconfigured, ReusedToken, StaleToken, Unavailable
 from fenced.model import Kept, Released

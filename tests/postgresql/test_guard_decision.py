@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from fenced.decision import RULES, Mark, Mode, Ruling, Verdict, judge, rule_on
 from fenced.errors import InvalidStamp
-from fenced.guards.answers import mode_of
 from fenced.guards.postgresql.sessions import PsycopgSession
 from fenced.guards.postgresql.tables import PostgresqlTable
-from fenced.guards.spec import Spec
+from fenced.guards.shared.answers import mode_of
+from fenced.guards.shared.spec import Spec
 from fenced.model import SEQ_MAX, TOKEN_MAX, Stamp
 from fenced.runtime.blocking import step
 from fenced.testing.inputs import BAD_STAMPS, ODD_NAMES

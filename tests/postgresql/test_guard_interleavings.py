@@ -20,10 +20,18 @@ from fenced.decision import RULES, Judgement, Mark, Mode, Rule, Ruling, Verdict,
 from fenced.guards.postgresql.refusals import ANNOUNCE_FIRST, SERIALIZATION, SQLSTATES
 from fenced.guards.postgresql.sessions import PsycopgSession
 from fenced.guards.postgresql.tables import PostgresqlTable
-from fenced.guards.spec import Spec
+from fenced.guards.shared.spec import Spec
 from fenced.model import Stamp
 from fenced.runtime.blocking import step as run_now
-from fenced.testing.interleaving import COMMIT, ROLLBACK, Broken, Event, Explorer, Step, Trace
+from fenced.testing.interleaving import (
+    COMMIT,
+    ROLLBACK,
+    Explorer,
+    ScriptEvent,
+    ScriptStep,
+    StoryBroken,
+    Trace,
+)
 from fenced.testing.kit import ensure
 from fenced.testing.servers import PostgresqlServer
 from tests.postgresql.guard_stories import (
@@ -123,7 +131,7 @@ class World:
             self.install()
 
 
-def in_place_of_announce(statement: str, step: Step) -> Step:
+def in_place_of_announce(statement: str, step: ScriptStep) -> ScriptStep:
     if not statement or not isinstance(step.about, Move) or step.about.kind != "announce":
         return step
     return replace(step, statement=statement)
@@ -260,7 +268,7 @@ class Judge:
     level: IsolationLevel
     trace: Trace
     transactions: list[Transaction] = field(default_factory=list)
-    failures: list[tuple[Event, Transaction]] = field(default_factory=list)
+    failures: list[tuple[ScriptEvent, Transaction]] = field(default_factory=list)
 
     def judge(self) -> None:
         for session in self.trace.sessions:
@@ -281,7 +289,7 @@ class Judge:
             failed = [f"{e.step.label}: {e.outcome}" for e, _ in self.failures]
             ensure(not failed, f"nothing was to fail here: {failed}")
 
-    def _read(self, events: list[Event]) -> None:
+    def _read(self, events: list[ScriptEvent]) -> None:
         """Tell a session's steps apart into transactions, and what stands of them."""
         saved = current = None
         for event in events:
@@ -316,7 +324,7 @@ class Judge:
             state.play(transaction)
         return state
 
-    def _is_explained(self, event: Event, transaction: Transaction) -> None:
+    def _is_explained(self, event: ScriptEvent, transaction: Transaction) -> None:
         """A step failed: was it to?"""
         code, move, told = event.outcome.sqlstate, event.step.about, f"{event.step.label}: {event.outcome}"
         if code == "25P02":
@@ -337,7 +345,7 @@ class Judge:
             ruling = rule_on(first, state.mode, move.names[0])
             ensure(ruling is Ruling.REFUSE or first is Verdict.APPLIED, f"refused in {state.mode}: {told}")
 
-    def _was_alone_in_vain(self, event: Event) -> bool:
+    def _was_alone_in_vain(self, event: ScriptEvent) -> bool:
         """Whether this session's own announcement was to be repeated, which a script cannot do."""
         earlier = [
             e.step.about for e, _ in self.failures if e.session == event.session and e.began < event.began
@@ -399,7 +407,7 @@ def test_no_interleaving_breaks_a_promise(story: Story, level: IsolationLevel, w
 def test_a_planted_bug_is_found(bug: Bug, world: World) -> None:
     with world.planted(bug):
         for name, level in bug.found_by:
-            with pytest.raises(Broken) as found:
+            with pytest.raises(StoryBroken) as found:
                 world.explore(BY_NAME[name], level, bug.announcing)
             assert bug.sign in str(found.value)
             print(f"{bug.name}, in {name!r}: {found.value}")
@@ -426,7 +434,7 @@ HALVES = [announce(lease(OLD, *PAIR), only=(name,), kind="alone") for name in PA
     ],
 )
 def test_who_is_observed_waits_for_nobody(
-    before: list[Step], holder: Stamp, other: Stamp, mode: str, level: IsolationLevel, world: World
+    before: list[ScriptStep], holder: Stamp, other: Stamp, mode: str, level: IsolationLevel, world: World
 ) -> None:
     """One holder stays in the middle of its transaction; the other gets through all of his."""
     world.reset(Story("observed", (), mode=mode))

@@ -13,7 +13,7 @@ import pytest
 from fenced.errors import Contended, Misconfigured, Misuse, StaleToken
 from fenced.guards.postgresql.operating import PostgresqlOperator
 from fenced.guards.postgresql.sessions import AsyncpgSession, PsycopgSession
-from fenced.guards.rollout import Count, DatabaseStatus, GuardStatus, Override, Stage, advised
+from fenced.guards.shared.rollout import Count, DatabaseStatus, GuardStatus, Override, Stage, advised
 from fenced.runtime.blocking import step
 from fenced.sql import Guard
 from fenced.testing.kit import stamp

@@ -22,16 +22,17 @@ import pytest
 from psycopg import IsolationLevel
 
 from fenced.authorities.memory import MemoryStore
-from fenced.authorities.postgresql import HERE, SQL, answers
+from fenced.authorities.postgresql import answers
+from fenced.authorities.postgresql.authority import HERE, SQL
 from fenced.model import Ask, Busy, Granted, Holder, Kept, NameView, Unknown, Waiting, grant_id
 from fenced.testing.interleaving import (
     COMMIT,
     ROLLBACK,
-    Broken,
-    Event,
     Explorer,
-    Script,
-    Step,
+    InterleavingScript,
+    ScriptEvent,
+    ScriptStep,
+    StoryBroken,
     Trace,
     interleavings,
     sql,
@@ -61,7 +62,7 @@ class Call:
     names: tuple[str, ...] = ()
     ttl: float = TTL
 
-    def step(self) -> Step:
+    def step(self) -> ScriptStep:
         return sql(SQL[self.query].decode(), *self.parameters, label=self.label, about=self)
 
     def read(self, row: tuple[Any, ...]) -> object:
@@ -132,13 +133,13 @@ def tidy() -> Call:
     return Call("tidy", "tidy", parameters, lambda model: model.tidy())
 
 
-def passing(seconds: float) -> Step:
+def passing(seconds: float) -> ScriptStep:
     """Let time pass for everybody at once. A sequence obeys no transaction."""
     moved = f"SELECT setval('explored.clock', last_value + {round(seconds * 1e6)}) FROM explored.clock"
     return sql(moved, label=f"{seconds:g} s pass", about=float(seconds))
 
 
-def locking(table: str, key: str) -> Step:
+def locking(table: str, key: str) -> ScriptStep:
     """Somebody who only has a row locked: a holder whose commit hangs, a backup, an operator's look."""
     condition = f"id = '{UUID(public(key))}'" if table == "attempt" else f"name = '{key}'"
     return sql(f"SELECT FROM fenced.{table} WHERE {condition} FOR UPDATE", label=f"lock {table} {key}")
@@ -154,26 +155,26 @@ class Story:
 
     name: str
     merges: int
-    setup: tuple[Call | Step, ...]
-    sessions: tuple[Sequence[Call | Step], ...]
+    setup: tuple[Call | ScriptStep, ...]
+    sessions: tuple[Sequence[Call | ScriptStep], ...]
     token: int = 0  # the last one before the story
 
-    def scripts(self) -> list[Script]:
+    def scripts(self) -> list[InterleavingScript]:
         scripts = []
         for letter, session in zip("ABCD", self.sessions, strict=False):
             if isinstance(session, list):
-                scripts.append(Script(letter, tuple(map(as_step, session)), autocommit=True))
+                scripts.append(InterleavingScript(letter, tuple(map(as_step, session)), autocommit=True))
                 continue
-            steps: list[Step] = []
+            steps: list[ScriptStep] = []
             for move, following in itertools.zip_longest(session, session[1:]):
                 steps.append(as_step(move))
                 if move is not ROLLBACK and following is not ROLLBACK:
                     steps.append(COMMIT)
-            scripts.append(Script(letter, tuple(steps)))
+            scripts.append(InterleavingScript(letter, tuple(steps)))
         return scripts
 
 
-def as_step(move: Call | Step) -> Step:
+def as_step(move: Call | ScriptStep) -> ScriptStep:
     return move.step() if isinstance(move, Call) else move
 
 
@@ -337,7 +338,7 @@ class Judge:
     def judge(self) -> None:
         self.ticks = [(0, 0.0)]
         for step in self.story.setup:
-            if isinstance(step, Step):
+            if isinstance(step, ScriptStep):
                 self.ticks.append((0, self.ticks[-1][1] + step.about))
         for event in self.trace.events:
             ensure(not event.outcome.sqlstate, f"an error: {event.outcome}")
@@ -355,7 +356,7 @@ class Judge:
         self._nobody_sleeps({who for who, state, _, _ in standing if state == "waiting"})
         self._is_explained()
 
-    def _read(self, events: list[Event]) -> None:
+    def _read(self, events: list[ScriptEvent]) -> None:
         """A session's calls that were committed, by the step that follows or at once."""
         for event, following in itertools.zip_longest(events, events[1:]):
             end = following if following and following.step in (COMMIT, ROLLBACK) else event
@@ -423,7 +424,7 @@ class Judge:
         model.ledger.token = self.story.token
         said = []
         for move in self.story.setup:
-            if isinstance(move, Step):
+            if isinstance(move, ScriptStep):
                 now += move.about
             else:
                 said.append((move, move.model(model), now))
@@ -517,7 +518,7 @@ def test_no_interleaving_breaks_a_promise(story: Story, world: World) -> None:
 def test_a_planted_bug_is_found(bug: Bug, world: World) -> None:
     with world.planted(bug):
         for name in bug.found_by:
-            with pytest.raises(Broken) as found:
+            with pytest.raises(StoryBroken) as found:
                 world.explore(BY_NAME[name])
             assert bug.sign in str(found.value)
             print(f"{bug.name}, in {name!r}: {found.value}")
@@ -526,7 +527,7 @@ def test_a_planted_bug_is_found(bug: Bug, world: World) -> None:
 @pytest.mark.parametrize("isolation", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE])
 def test_other_isolation_levels_are_refused(isolation: IsolationLevel, world: World) -> None:
     world.reset(BY_NAME["two asks, name new"])
-    trace = world.explorer.run([Script("A", (A.step(), COMMIT), isolation)], "AA")
+    trace = world.explorer.run([InterleavingScript("A", (A.step(), COMMIT), isolation)], "AA")
     assert [event.outcome.sqlstate for event in trace.events] == ["ZFA03", ""], str(trace)
 
 
@@ -544,7 +545,7 @@ RAISE = sql("UPDATE explored.counter SET n = n + 1 WHERE id = 1")
 OTHER = sql("UPDATE explored.counter SET n = n + 1 WHERE id = 2")
 
 
-def counted(world: World, *scripts: Script) -> dict[str, tuple[list[str], list[int]]]:
+def counted(world: World, *scripts: InterleavingScript) -> dict[str, tuple[list[str], list[int]]]:
     """By order: the SQLSTATEs that came up, and what the two counters show."""
     found = {}
 
@@ -564,14 +565,18 @@ def test_who_waits_is_held_back_and_an_error_is_an_outcome(world: World) -> None
         (IsolationLevel.READ_COMMITTED, []),
         (IsolationLevel.REPEATABLE_READ, ["40001"]),
     ):
-        found = counted(world, *(Script(name, (RAISE, COMMIT), isolation) for name in "AB"))
+        found = counted(world, *(InterleavingScript(name, (RAISE, COMMIT), isolation) for name in "AB"))
         lost = {order for order, (states, _) in found.items() if states == state != []}
         assert lost == ({"ABAB", "ABBA", "BABA", "BAAB"} if state else set())
         assert all(n == 2 - len(states) for states, (n, _) in found.values())
 
 
 def test_a_deadlock_has_one_victim(world: World) -> None:
-    found = counted(world, Script("A", (RAISE, OTHER, COMMIT)), Script("B", (OTHER, RAISE, COMMIT)))
+    found = counted(
+        world,
+        InterleavingScript("A", (RAISE, OTHER, COMMIT)),
+        InterleavingScript("B", (OTHER, RAISE, COMMIT)),
+    )
     assert len(found) == 20
     assert {order for order, (states, _) in found.items() if states} == {
         order for order in found if sorted(order[:2]) == ["A", "B"]
@@ -580,12 +585,12 @@ def test_a_deadlock_has_one_victim(world: World) -> None:
 
 
 def test_what_is_left_open_is_rolled_back(world: World) -> None:
-    found = counted(world, Script("A", (RAISE,)), Script("B", (RAISE, COMMIT)))
+    found = counted(world, InterleavingScript("A", (RAISE,)), InterleavingScript("B", (RAISE, COMMIT)))
     assert found == dict.fromkeys(("ABB", "BAB", "BBA"), ([], [1, 0]))
 
 
 def test_a_sample_says_that_it_is_one() -> None:
-    scripts = [Script(name, (RAISE, RAISE, COMMIT)) for name in "ABC"]
+    scripts = [InterleavingScript(name, (RAISE, RAISE, COMMIT)) for name in "ABC"]
     orders = interleavings(scripts, limit=50, seed=7)
     assert str(orders) == "50 of 1680 interleavings, drawn by seed 7"
     assert len({*orders.chosen}) == 50 and orders == interleavings(scripts, limit=50, seed=7)
@@ -594,7 +599,9 @@ def test_a_sample_says_that_it_is_one() -> None:
 
 def test_a_trace_is_a_table(world: World) -> None:
     short = sql(RAISE.statement, label="raise")
-    trace = world.explorer.run([Script("A", (short, COMMIT)), Script("B", (short, ROLLBACK))], "ABBA")
+    trace = world.explorer.run(
+        [InterleavingScript("A", (short, COMMIT)), InterleavingScript("B", (short, ROLLBACK))], "ABBA"
+    )
     assert str(trace).splitlines() == [
         "order 'ABBA'",
         "  A                  B",

@@ -8,9 +8,9 @@ import pytest
 from fenced.authorities import postgresql
 from fenced.contracts import Colour, Runtime
 from fenced.errors import FencedError, Indeterminate, Unavailable
-from fenced.runtime.pool import Pool
 from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, CheckFailed, OutageHarness, run
 from fenced.testing.servers import PostgresqlServer
+from fenced.wire.pool import Pool
 from tests.outage_harness import ProxiedHarness
 
 pytestmark = pytest.mark.xdist_group("serial")

@@ -64,7 +64,7 @@ async def entered(block: Any) -> AsyncIterator[Any]:
             yield inner
 
 
-class Desk:
+class LeaseEngine:
     """A target of one kind, its guard, and an onlooker's connection."""
 
     def __init__(self, url: str, kind: str, **options: Any) -> None:
@@ -107,9 +107,9 @@ def url(postgresql_url: str) -> Iterator[str]:
         yield postgresql_url
 
 
-def play(url: str, kind: str, story: Callable[[Desk], Awaitable[None]], **options: Any) -> None:
+def play(url: str, kind: str, story: Callable[[LeaseEngine], Awaitable[None]], **options: Any) -> None:
     async def played() -> None:
-        desk = Desk(url, kind, **options)
+        desk = LeaseEngine(url, kind, **options)
         try:
             await story(desk)
         finally:
@@ -121,7 +121,7 @@ def play(url: str, kind: str, story: Callable[[Desk], Awaitable[None]], **option
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_older_transaction_is_ended(url: str, kind: str) -> None:
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         desk.onlooker.execute("UPDATE fenced_guard.trust SET patience = 0.2")
         with psycopg.connect(url) as old:
             old.execute("SELECT fenced_guard.announce(%s)", (str(stamp(5)),))
@@ -138,7 +138,7 @@ def test_an_older_transaction_is_ended(url: str, kind: str) -> None:
 def test_a_block_is_announced_by_one_statement_more_and_committed(url: str, kind: str) -> None:
     """And by one text for all leases, or a driver that prepares would spend a round trip on each."""
 
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         sent: list[str] = []
         sa.event.listen(desk.events, "before_cursor_execute", lambda *seen: sent.append(seen[2]))
         sa.event.listen(desk.events, "commit", lambda _: sent.append("COMMIT"))
@@ -163,7 +163,7 @@ def test_a_block_is_announced_by_one_statement_more_and_committed(url: str, kind
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_refusal_leaves_as_itself_and_the_target_can_be_used_again(url: str, kind: str) -> None:
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         desk.raise_mark(7)
         async with desk.target() as target:
             with pytest.raises(fenced.StaleToken) as stale:
@@ -189,7 +189,7 @@ def test_a_refusal_leaves_as_itself_and_the_target_can_be_used_again(url: str, k
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_swallowed_error_is_not_taken_for_a_commit(url: str, kind: str) -> None:
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         async with desk.target() as target:
             with pytest.raises(fenced.Misuse, match="nothing was committed"):
                 async with entered(desk.guard.transaction(target, stamp(5))):
@@ -208,7 +208,7 @@ def test_a_swallowed_error_is_not_taken_for_a_commit(url: str, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_refusal_at_commit_is_typed(url: str, kind: str) -> None:
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         desk.onlooker.execute(
             "CREATE TABLE note (id int); CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS "
             f"$$BEGIN {WRITE.format(43)}; RETURN NULL; END$$; CREATE CONSTRAINT TRIGGER late AFTER INSERT "
@@ -228,7 +228,7 @@ def test_a_refusal_at_commit_is_typed(url: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_begun_transaction_is_announced_on(url: str, kind: str) -> None:
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         async with desk.target() as target:
             await now(target.begin())
             with pytest.raises(fenced.Misuse, match="announce_on"):
@@ -251,7 +251,7 @@ def test_a_newer_commit_during_the_announcement_repeats_it(url: str, kind: str) 
     """The announcement waits for another holder's, meets its commit (40001), and goes on: on its own first, then
     in the transaction, which sees what that holder wrote."""
 
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         desk.raise_mark(4)
         other = psycopg.connect(url)
         other.execute("SELECT fenced_guard.announce(%s)", (str(stamp(5)),))
@@ -280,7 +280,7 @@ def test_a_newer_commit_during_the_announcement_repeats_it(url: str, kind: str) 
 
 @pytest.mark.parametrize("kind", SESSIONS)
 def test_the_orm_flushes_at_the_end_and_reads_nothing_from_before(url: str, kind: str) -> None:
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         async with desk.target(expire_on_commit=False, autobegin=False) as session:
             await now(session.begin())
             order = await now(session.get(Order, 42))
@@ -304,7 +304,7 @@ def test_the_orm_flushes_at_the_end_and_reads_nothing_from_before(url: str, kind
 
 @pytest.mark.parametrize("kind", SESSIONS)
 def test_the_errors_of_hooks_and_a_lost_connection(url: str, kind: str) -> None:
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         async with desk.target() as session:
             inner = getattr(session, "sync_session", session)
 
@@ -342,7 +342,7 @@ def test_the_errors_of_hooks_and_a_lost_connection(url: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Session-psycopg", "AsyncConnection-asyncpg"])
 def test_autocommit_is_refused(url: str, kind: str) -> None:
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         async with desk.target() as target:
             with pytest.raises(fenced.Misuse, match="AUTOCOMMIT"):
                 async with entered(desk.guard.transaction(target, stamp(5))):
@@ -353,7 +353,7 @@ def test_autocommit_is_refused(url: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_guard_is_installed_and_looked_at_through_sqlalchemy(postgresql_url: str, kind: str) -> None:
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         desk.onlooker.execute("CREATE TABLE orders (id int PRIMARY KEY, qty int)")
         desk.onlooker.execute("INSERT INTO orders VALUES (42, 10)")
         async with desk.target() as target:
@@ -398,7 +398,7 @@ def test_scoped_sessions_are_their_sessions(url: str) -> None:
 
 
 def test_async_scoped_sessions_are_their_sessions(url: str) -> None:
-    async def story(desk: Desk) -> None:
+    async def story(desk: LeaseEngine) -> None:
         scoped = async_scoped_session(async_sessionmaker(desk.engine), scopefunc=asyncio.current_task)
         async with desk.guard.transaction(scoped, stamp(5)) as tx:
             assert tx is scoped

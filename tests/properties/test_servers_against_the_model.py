@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from fenced import registry
-from fenced.authorities.etcd import EtcdAuthority
+from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.authorities.memory import MemoryStore
 from fenced.authorities.redis.scripts import tag
-from fenced.authorities.zookeeper import ZooKeeperAuthority
+from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.contracts import Authority
 from fenced.errors import FencedError
 from fenced.model import Ask, Busy, Granted, HeldBy, Holder, Kept, Waiting

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fenced
-from fenced.authorities.redis import RedisAuthority
+from fenced.authorities.redis.authority import RedisAuthority
 from fenced.authorities.redis.replies import RIGHTS
 from fenced.authorities.redis.scripts import tag
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
@@ -228,7 +228,7 @@ def test_the_documented_rights_are_enough_and_others_are_told(redis_server: Redi
         ask = asking(RUNTIME, "orders", wait=True)
         step(other._authority.ask(ask))
         lease.release()
-        assert step(other._authority.hear(RUNTIME.now() + 5)) == [grant_id(ask.secret)]
+        assert step(other._authority.next_wakeups(RUNTIME.now() + 5)) == [grant_id(ask.secret)]
         step(other._authority.withdraw(ask.secret))
         step(client._authority.survey())
         step(client._authority.raise_floor(10))

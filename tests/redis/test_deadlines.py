@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.redis import RedisAuthority
+from fenced.authorities.redis.authority import RedisAuthority
 from fenced.contracts import Colour, Runtime
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
 from fenced.model import Ended, Granted, Kept, Released
-from fenced.runtime import links
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import RedisServer
+from fenced.wire import streams
 from tests.colours import play
 from tests.pretending import DEADLINE, LONG, drip, every_call_ends, pretender, silence, takes
 
@@ -121,7 +121,7 @@ def test_a_limit_for_each_read_would_be_noticed(colour: Colour, monkeypatch: pyt
 
     async def story(runtime: Runtime) -> None:
         nonlocal reads
-        kind = links.Line if colour == "blocking" else links.LoopLine
+        kind = streams.SocketStream if colour == "blocking" else streams.LoopSocketStream
         receive = kind.receive
 
         async def each(line: Any, until: float) -> bytes:
@@ -149,15 +149,15 @@ def test_an_answer_that_came_in_time_is_taken_however_late(
         authority = RedisAuthority.at(redis_server.url(), runtime, secrets.token_hex(8))
         await authority.open()
         await granted(authority, asking(runtime, "warm"))
-        sent = links.Line.send
+        sent = streams.SocketStream.send
 
-        async def stall(line: links.Line, data: bytes, until: float) -> None:
+        async def stall(line: streams.SocketStream, data: bytes, until: float) -> None:
             await sent(line, data, until)
             time.sleep(max(0.0, until - runtime.now()) + 0.01)
 
-        monkeypatch.setattr(links.Line, "send", stall)
+        monkeypatch.setattr(streams.SocketStream, "send", stall)
         if colour == "asyncio":
-            monkeypatch.setattr(links.LoopLine, "send", stall)
+            monkeypatch.setattr(streams.LoopSocketStream, "send", stall)
         assert isinstance(await authority.ask(asking(runtime, "orders"), runtime.now() + DEADLINE), Granted)
         monkeypatch.undo()
         await authority.close()
@@ -268,7 +268,7 @@ def test_who_is_abandoned_lets_go_of_connections_and_of_nothing_else(
         ask = asking(runtime, "orders")
         await granted(authority, ask)
         await authority.renew([ask.secret])
-        await authority.hear(runtime.now() + 0.01)
+        await authority.next_wakeups(runtime.now() + 0.01)
         assert connections() == 3
         for _ in range(2):
             if thread:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from fenced.authorities.redis import RedisAuthority
+from fenced.authorities.redis.authority import RedisAuthority
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
 from fenced.model import Granted, Kept, Released
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -178,7 +178,7 @@ def test_every_operation_works_on_a_node_of_a_cluster() -> None:
             assert len(step(authority.survey())) == 2
             assert step(authority.observe("{a}")).waiters
             step(authority.release(holder.secret))
-            assert step(authority.hear(RUNTIME.now() + 5))
+            assert step(authority.next_wakeups(RUNTIME.now() + 5))
             step(granted(authority, waiter))
             step(authority.force_release("{a}"))
             step(authority.raise_floor(1000))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.redis.scripts import Script
+from fenced.authorities.redis.scripts import RedisScript
 from fenced.contracts import Colour, Runtime
 from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, OutageHarness, run
 from fenced.testing.servers import RedisServer
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("serial")
 
 class Harness(ProxiedHarness):
     def __init__(self, runtime: Runtime, server: RedisServer) -> None:
-        words = {name: Script(name, "any").sha.encode() for name in ("ask", "renew", "release")}
+        words = {name: RedisScript(name, "any").sha.encode() for name in ("ask", "renew", "release")}
         words["withdraw"] = words["release"]  # one script for both
         super().__init__(runtime, server, "redis://{}:{}/0".format, words)
 

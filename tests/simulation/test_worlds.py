@@ -3,9 +3,9 @@
 import pytest
 
 from fenced.authorities.memory import MemoryStore
-from fenced.core.holding import Hold
+from fenced.core.holding import GrantState
 from fenced.guards.memory import MemoryGuard
-from fenced.testing.simulation import Broken, Server, Site, seeds_of, simulate
+from fenced.testing.simulation import PromiseBroken, SimulatedServer, Site, seeds_of, simulate
 from tests.planted import bugs
 
 SEEDS = 5000
@@ -49,10 +49,10 @@ class Restarts(Site):
         self.faults.server_restart_every = 3.0
 
 
-class ForgetfulServer(Server):
+class ForgetfulServer(SimulatedServer):
     """Loses what it should have had on its disk."""
 
-    def __init__(self, origin: Server, forget: object) -> None:
+    def __init__(self, origin: SimulatedServer, forget: object) -> None:
         super().__init__(origin.world, origin.network, origin.name)
         self._forget = forget
 
@@ -111,7 +111,7 @@ def with_guard(bug: type[MemoryGuard]) -> type[Site]:
     return type(bug.__name__, (Site,), {"guard_type": bug})
 
 
-def with_hold(bug: type[Hold]) -> type[Site]:
+def with_hold(bug: type[GrantState]) -> type[Site]:
     return type(bug.__name__, (Site,), {"desk_type": bugs.desk_with(bug)})
 
 
@@ -146,6 +146,6 @@ def test_planted_bug_is_found(site_type: type[Site]) -> None:
     for seed in range(200):
         try:
             simulate(seed, site_type)
-        except Broken:
+        except PromiseBroken:
             return
     pytest.fail(f"{site_type.__name__} was not found in 200 worlds")

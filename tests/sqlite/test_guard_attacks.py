@@ -11,7 +11,7 @@ import pytest
 
 import fenced
 from fenced.errors import Misconfigured, Misuse, Unsupported
-from fenced.guards.sqlite import SqliteGuard
+from fenced.guards.sqlite.values import SqliteGuard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.sql import AsyncGuard, Guard
 from fenced.testing.kit import stamp

@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 
 from fenced import timing
-from fenced.authorities.sqlite import SqliteAuthority, connecting, machine_clock
+from fenced.authorities.sqlite import connecting
+from fenced.authorities.sqlite.authority import SqliteAuthority, machine_clock
 from fenced.authorities.sqlite.store import Store
 from fenced.contracts import Colour, Runtime
-from fenced.core.acquiring import Wish
+from fenced.core.acquiring import LeaseRequest
 from fenced.core.holding import State
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.model import Ask, AskAnswer, Granted, Waiting
@@ -158,14 +159,14 @@ def test_who_is_cancelled_leaves_no_thread_waiting(path: Path) -> None:
 def test_a_locked_file_keeps_nobody_past_its_wait(path: Path, colour: Colour) -> None:
     async def story(runtime: Runtime) -> None:
         client = desk(authority(path, runtime), runtime, patience=timing.PATIENCE_SECONDS)
-        await client.release(await client.acquire(Wish.of(["orders"])))
+        await client.release(await client.acquire(LeaseRequest.of(["orders"])))
         with locked(path):
             for wait in (0.0, 0.5):
                 began = runtime.now()
                 with pytest.raises((Unavailable, Indeterminate)):
-                    await client.acquire(Wish.of(["orders"], wait=wait))
+                    await client.acquire(LeaseRequest.of(["orders"], wait=wait))
                 assert runtime.now() - began - wait < timing.CALL_SECONDS / 2
-        await client.acquire(Wish.of(["orders"], wait=SOON))
+        await client.acquire(LeaseRequest.of(["orders"], wait=SOON))
         await client.close()
 
     play(story, colour)
@@ -177,15 +178,15 @@ def test_a_failed_release_is_repeated(path: Path, colour: Colour, monkeypatch: p
 
     async def story(runtime: Runtime) -> None:
         client = desk(authority(path, runtime), runtime)
-        other = await client.acquire(Wish.of(["other"], ttl=LONG))
-        hold = await client.acquire(Wish.of(["orders"], ttl=LONG))
+        other = await client.acquire(LeaseRequest.of(["other"], ttl=LONG))
+        hold = await client.acquire(LeaseRequest.of(["orders"], ttl=LONG))
         with locked(path):
             monkeypatch.setattr(timing, "CALL_SECONDS", DEADLINE)
             with pytest.raises((Unavailable, Indeterminate)):
                 await client.release(hold)
             assert hold.state is State.RELEASED
         monkeypatch.undo()
-        again = await client.acquire(Wish.of(["orders"], ttl=LONG, wait=SOON))
+        again = await client.acquire(LeaseRequest.of(["orders"], ttl=LONG, wait=SOON))
         assert again.token > hold.token
         assert other.state is State.HELD
         await client.close()
@@ -208,11 +209,11 @@ def test_a_grant_that_nobody_waits_for_any_more_is_withdrawn(
 
     async def story(runtime: Runtime) -> None:
         client = desk(authority(path, runtime), runtime, patience=timing.PATIENCE_SECONDS)
-        other = await client.acquire(Wish.of(["other"], ttl=LONG))
+        other = await client.acquire(LeaseRequest.of(["other"], ttl=LONG))
         monkeypatch.setattr(Store, "ask", slow)
         began = runtime.now()
         with pytest.raises(FencedError):
-            await client.acquire(Wish.of(["orders"], ttl=LONG, wait=DEADLINE))
+            await client.acquire(LeaseRequest.of(["orders"], ttl=LONG, wait=DEADLINE))
         assert runtime.now() - began < timing.CALL_SECONDS / 2
         assert late.is_set()
         answered.set()
@@ -264,7 +265,7 @@ def test_who_is_abandoned_lets_go_of_descriptors_and_of_nothing_else(
         one = authority(path, runtime)
         await one.open()
         await granted(one, asking(runtime, "orders", ttl=LONG))
-        await one.hear(runtime.now() + 0.01)
+        await one.next_wakeups(runtime.now() + 0.01)
         for _ in range(2):
             if thread:
                 elsewhere = threading.Thread(target=one.abandon)

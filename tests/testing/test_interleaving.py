@@ -6,30 +6,30 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from fenced.testing.interleaving import COMMIT, Event, Outcome, Trace, _Run
+from fenced.testing.interleaving import COMMIT, ScriptEvent, ScriptOutcome, Trace, _Run
 
 
 class Watch:
     """A server that says twice that A waits for B; while it says so again, A's step ends."""
 
-    def __init__(self, running: Future[Outcome]) -> None:
+    def __init__(self, running: Future[ScriptOutcome]) -> None:
         self._running = running
         self.asked = 0
 
     def execute(self, _: bytes, parameters: list[list[int]]) -> Any:
         self.asked += 1
         if self.asked == 2:
-            self._running.set_result(Outcome(tag="COMMIT"))
+            self._running.set_result(ScriptOutcome(tag="COMMIT"))
         return SimpleNamespace(fetchall=lambda: [(pid, [2]) for pid in parameters[0]])
 
 
-def session(name: str, pid: int, event: Event | None, running: Future[Outcome] | None) -> Any:
+def session(name: str, pid: int, event: ScriptEvent | None, running: Future[ScriptOutcome] | None) -> Any:
     return SimpleNamespace(name=name, pid=pid, event=event, running=running)
 
 
 def test_a_step_that_ends_while_the_server_is_asked_is_settled() -> None:
-    running: Future[Outcome] = Future()
-    event = Event("A", COMMIT, 1)
+    running: Future[ScriptOutcome] = Future()
+    event = ScriptEvent("A", COMMIT, 1)
     sessions = {"A": session("A", 1, event, running), "B": session("B", 2, None, None)}
     watch = Watch(running)
     _Run(Trace("A", "AB"), sessions, watch)._settle()  # type: ignore[arg-type]

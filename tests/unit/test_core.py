@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
-from fenced.core.acquiring import Desk, Wish
+from fenced.core.acquiring import LeaseEngine, LeaseRequest
 from fenced.core.holding import State
 from fenced.errors import Indeterminate, LeaseLost, Unavailable
 from fenced.model import Holder, ReleaseAnswer
 from fenced.runtime.simulated import Process, SimulatedRuntime, World
 
-Story = Callable[[Desk, "Deaf", SimulatedRuntime], Awaitable[None]]
+Story = Callable[[LeaseEngine, "Deaf", SimulatedRuntime], Awaitable[None]]
 
 
 class Deaf(MemoryAuthority):
@@ -44,7 +44,7 @@ def play(story: Story, seconds: float = 200.0) -> None:
     process = Process(world, "client")
     runtime = SimulatedRuntime(process)
     authority = Deaf(MemoryStore(runtime.now), runtime)
-    desk = Desk(authority, runtime, Holder("1" * 32, "client", "host", 1))
+    desk = LeaseEngine(authority, runtime, Holder("1" * 32, "client", "host", 1))
     done: list[bool] = []
 
     async def run() -> None:
@@ -61,10 +61,10 @@ async def sleep(runtime: SimulatedRuntime, seconds: float) -> None:
 
 
 def test_a_sleeping_keeper_is_woken_for_max_hold() -> None:
-    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        await desk.acquire(Wish.of(["long"], ttl=60))  # for which it sleeps seconds at a time
+    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        await desk.acquire(LeaseRequest.of(["long"], ttl=60))  # for which it sleeps seconds at a time
         await sleep(runtime, 0.1)
-        hold = await desk.acquire(Wish.of(["short"], ttl=60, max_hold=1))
+        hold = await desk.acquire(LeaseRequest.of(["short"], ttl=60, max_hold=1))
         lost: list[tuple[str, float]] = []
         began = runtime.now()
         hold.on_lost(lambda reason: lost.append((reason, runtime.now() - began)))
@@ -78,8 +78,8 @@ def test_a_sleeping_keeper_is_woken_for_max_hold() -> None:
 def test_the_end_of_a_block_looks_at_the_clock() -> None:
     """Nobody has noticed that `max_hold` is over: the release that follows says so all the same."""
 
-    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await desk.acquire(Wish.of(["a"], ttl=60, max_hold=1))
+    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        hold = await desk.acquire(LeaseRequest.of(["a"], ttl=60, max_hold=1))
         desk.keeper.drop(hold.secret)  # which would have told
         await sleep(runtime, 2.5)
         with pytest.raises(LeaseLost) as caught:
@@ -93,8 +93,8 @@ def test_the_end_of_a_block_looks_at_the_clock() -> None:
 def test_after_a_failed_release_the_lease_is_over_here(error: type[Unavailable | Indeterminate]) -> None:
     """Asking again is no Misuse: it queues behind the old grant, which the settler ends when it can."""
 
-    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await desk.acquire(Wish.of(["a"], ttl=60))
+    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        hold = await desk.acquire(LeaseRequest.of(["a"], ttl=60))
         authority.fails = error
         with pytest.raises(error):
             await desk.release(hold)
@@ -102,7 +102,7 @@ def test_after_a_failed_release_the_lease_is_over_here(error: type[Unavailable |
         await desk.release(hold)  # repeating it is harmless
         began = runtime.now()
         runtime.spawn(lambda: heal(authority, runtime), "heal")
-        again = await desk.acquire(Wish.of(["a"], ttl=60))
+        again = await desk.acquire(LeaseRequest.of(["a"], ttl=60))
         assert again.token > hold.token
         assert runtime.now() - began < 10 + 1.1, "within a second of the server's return"
 
@@ -114,8 +114,8 @@ def test_after_a_failed_release_the_lease_is_over_here(error: type[Unavailable |
 
 
 def test_what_would_have_expired_is_not_repeated_for_ever() -> None:
-    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await desk.acquire(Wish.of(["a"], ttl=5))
+    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        hold = await desk.acquire(LeaseRequest.of(["a"], ttl=5))
         authority.fails = Unavailable
         with pytest.raises(Unavailable):
             await desk.release(hold)
@@ -130,12 +130,12 @@ def test_what_would_have_expired_is_not_repeated_for_ever() -> None:
 
 
 def test_a_hanging_withdrawal_delays_no_renewal() -> None:
-    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        given_up = await desk.acquire(Wish.of(["a"], ttl=60))
+    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        given_up = await desk.acquire(LeaseRequest.of(["a"], ttl=60))
         authority.hangs = True
         with pytest.raises(Indeterminate):
             await desk.release(given_up)
-        kept = await desk.acquire(Wish.of(["b"], ttl=0.3))
+        kept = await desk.acquire(LeaseRequest.of(["b"], ttl=0.3))
         await sleep(runtime, 20)
         assert kept.state is State.HELD
 
@@ -143,8 +143,8 @@ def test_a_hanging_withdrawal_delays_no_renewal() -> None:
 
 
 def test_closing_does_not_wait_for_a_silent_server() -> None:
-    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await desk.acquire(Wish.of(["a"], ttl=60))
+    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        hold = await desk.acquire(LeaseRequest.of(["a"], ttl=60))
         authority.hangs = True
         with pytest.raises(Indeterminate):
             await desk.release(hold)
@@ -157,8 +157,8 @@ def test_closing_does_not_wait_for_a_silent_server() -> None:
 
 
 def test_closing_tries_once_more() -> None:
-    async def story(desk: Desk, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await desk.acquire(Wish.of(["a"], ttl=60))
+    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        hold = await desk.acquire(LeaseRequest.of(["a"], ttl=60))
         authority.fails = Unavailable
         with pytest.raises(Unavailable):
             await desk.release(hold)

@@ -7,7 +7,7 @@ import pytest
 
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
 from fenced.runtime.aio import AioRuntime
-from fenced.runtime.pool import Broken, Pool
+from fenced.wire.pool import ConnectionBroken, Pool
 
 
 async def nothing() -> None:
@@ -104,7 +104,7 @@ def test_a_connection_with_a_request_cut_short_is_not_used_again() -> None:
         assert scene.made[0].closed
 
         async def breaks() -> None:
-            raise Broken("reset")
+            raise ConnectionBroken("reset")
 
         with pytest.raises(Indeterminate, match="reset"):
             await scene.request("b", breaks)
@@ -120,7 +120,7 @@ def test_a_definite_no_after_a_doubt_is_a_doubt() -> None:
     """What broke may have been carried out; that the repetition was refused says nothing about it."""
 
     async def play(scene: Story) -> None:
-        errors = [Broken("lost"), Misconfigured("forbidden by now")]
+        errors = [ConnectionBroken("lost"), Misconfigured("forbidden by now")]
 
         async def work(connection: Connection) -> None:
             raise errors.pop(0)

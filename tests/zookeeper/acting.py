@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fenced.authorities.zookeeper import ZooKeeperAuthority
+from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.runtime.blocking import BlockingRuntime, step
 from tests.zookeeper.raw import Raw
 
@@ -41,5 +41,5 @@ def places(raw: Raw, authority: ZooKeeperAuthority, name: str = "orders") -> lis
 
 def woken(authority: ZooKeeperAuthority, public: str) -> None:
     limit = time.monotonic() + 5
-    while public not in step(authority.hear(RUNTIME.now() + 0.5)):
+    while public not in step(authority.next_wakeups(RUNTIME.now() + 0.5)):
         assert time.monotonic() < limit

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 from typing import Self
 
-from fenced.authorities.zookeeper import jute
-from fenced.authorities.zookeeper.address import Address
+from fenced.authorities.zookeeper.address import ZooKeeperAddress
 from fenced.authorities.zookeeper.wire import dial
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.wire import jute
 
 OPEN = jute.acl([("world", "anyone")])
 NEW = jute.Connected(10_000, 0, b"\0" * 16)
@@ -18,7 +18,7 @@ class Raw:
     """One connection, and one session of its own; or another's, by its number and password."""
 
     def __init__(self, url: str, session: jute.Connected = NEW) -> None:
-        runtime, address = BlockingRuntime(), Address(url)
+        runtime, address = BlockingRuntime(), ZooKeeperAddress(url)
         until = runtime.now() + 5
         self._link, self.session = step(dial(address, address.members[0], runtime, session, 0, until))
         self._link.settimeout(5)

@@ -11,17 +11,18 @@ import json
 from collections.abc import Iterable
 from typing import TypeVar
 
-from fenced.authorities.zookeeper import ZooKeeperAuthority, jute
-from fenced.authorities.zookeeper.address import Address
-from fenced.authorities.zookeeper.session import Session
+from fenced.authorities.zookeeper.address import ZooKeeperAddress
+from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
+from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.errors import Unavailable
+from fenced.wire import jute
 from tests.shifted import Shifted
 from tests.zookeeper.raw import Raw
 
 T = TypeVar("T")
 
 
-def end_session(session: Session, address: Address) -> None:
+def end_session(session: ZooKeeperSession, address: ZooKeeperAddress) -> None:
     """Its own client may take the session back at once: once more, then."""
     known = jute.Connected(10_000, session.id, session._password)
     host, port = address.members[0]

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fenced
-from fenced.authorities.zookeeper import ZooKeeperAuthority, jute
-from fenced.authorities.zookeeper.address import Address
-from fenced.authorities.zookeeper.session import Session
+from fenced.authorities.zookeeper.address import ZooKeeperAddress
+from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
+from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.authorities.zookeeper.tree import Paths, name_of
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
 from fenced.model import Busy, Ended, Granted, Kept, Released, Waiting, check_name, grant_id
@@ -24,6 +24,7 @@ from fenced.testing.faults import Proxy
 from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
+from fenced.wire import jute
 from tests.shifted import Shifted
 from tests.zookeeper.acting import RUNTIME, Pair, opened, places, woken
 from tests.zookeeper.raw import Raw
@@ -114,13 +115,13 @@ def test_a_waiter_that_does_not_watch_its_own_place_would_be_caught(
     pair: Pair, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: only the one ahead is watched."""
-    told = Session._changed
+    told = ZooKeeperSession._changed
 
-    def careless(self: Session, mine: Any, event: jute.Event) -> None:
+    def careless(self: ZooKeeperSession, mine: Any, event: jute.WatchEvent) -> None:
         if event.path not in mine.places.values():
             told(self, mine, event)
 
-    monkeypatch.setattr(Session, "_changed", careless)
+    monkeypatch.setattr(ZooKeeperSession, "_changed", careless)
     one, two = pair
     holder, lost = asking(RUNTIME, "orders", ttl=5), asking(RUNTIME, "orders", ttl=5, wait=True)
     step(granted(two, holder))
@@ -372,7 +373,7 @@ def test_what_is_no_address_is_misuse(url: str) -> None:
 
 
 def test_an_address_names_members_and_shows_no_secret() -> None:
-    address = Address("zookeeper://app:pass%3Aword@a,b:2182,[::1]:2183/x/y")
+    address = ZooKeeperAddress("zookeeper://app:pass%3Aword@a,b:2182,[::1]:2183/x/y")
     assert address.members == [("a", 2181), ("b", 2182), ("::1", 2183)]
     assert (address.chroot, address.credentials) == ("/x/y", "app:pass:word")
     assert str(address) == repr(address) == "Address('zookeeper://a:2181,b:2182,[::1]:2183/x/y')"

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from fenced import timing
-from fenced.authorities.zookeeper import ZooKeeperAuthority, jute
-from fenced.core.acquiring import Desk, Wish
-from fenced.core.holding import Hold, State
+from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
+from fenced.core.acquiring import LeaseEngine, LeaseRequest
+from fenced.core.holding import GrantState, State
 from fenced.errors import Indeterminate, LeaseLost, Unavailable
 from fenced.model import Ended, Granted, Kept, Released, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.kit import asking, desk, granted
 from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
+from fenced.wire import jute
 from tests.zookeeper.shifting import end_session
 
 pytestmark = [pytest.mark.xdist_group("serial"), pytest.mark.timeout(180)]
@@ -42,7 +43,7 @@ def opened(url: str, namespace: str) -> Iterator[ZooKeeperAuthority]:
 
 
 @contextmanager
-def client(url: str, namespace: str) -> Iterator[Desk]:
+def client(url: str, namespace: str) -> Iterator[LeaseEngine]:
     authority = ZooKeeperAuthority.at(url, RUNTIME, namespace)
     made = desk(authority, RUNTIME)
     try:
@@ -51,8 +52,8 @@ def client(url: str, namespace: str) -> Iterator[Desk]:
         step(made.close())
 
 
-def hold(desk: Desk, ttl: float = TTL, wait: float = 30.0) -> Hold:
-    return step(desk.acquire(Wish.of(["orders"], ttl=ttl, wait=wait)))
+def hold(desk: LeaseEngine, ttl: float = TTL, wait: float = 30.0) -> GrantState:
+    return step(desk.acquire(LeaseRequest.of(["orders"], ttl=ttl, wait=wait)))
 
 
 def patient(work: object) -> object:
@@ -109,11 +110,11 @@ def test_a_name_is_taken_over_soon_after_leader_and_holder_are_gone(
         began = time.monotonic()
         getattr(leader, how)()
         try:
-            held = patient(lambda: two.acquire(Wish.of(["orders"], ttl=TTL, wait=30)))
+            held = patient(lambda: two.acquire(LeaseRequest.of(["orders"], ttl=TTL, wait=30)))
             took = time.monotonic() - began
         finally:
             leader.thaw() if how == "freeze" else ensemble.start(leader)
-        assert isinstance(held, Hold)
+        assert isinstance(held, GrantState)
         assert held.token > first.token
         assert took < 2 * TTL * 4 / 3 + 5.0, took
         print(f"taken over {took:.2f} s after SIG{how} of the leader, ttl {TTL} s")
@@ -249,10 +250,10 @@ def test_a_client_that_waits_past_its_session_joins_again(zookeeper_url: str) ->
     with opened(zookeeper_url, namespace) as one, client(zookeeper_url, namespace) as two:
         holder = asking(RUNTIME, "orders", ttl=20)
         step(granted(one, holder))
-        held: list[Hold] = []
+        held: list[GrantState] = []
 
         async def wait() -> None:
-            held.append(await two.acquire(Wish.of(["orders"], ttl=5)))
+            held.append(await two.acquire(LeaseRequest.of(["orders"], ttl=5)))
 
         task = RUNTIME.spawn(wait, "waiter")
         while not step(one.observe("orders")).waiters:
@@ -275,7 +276,7 @@ def test_a_client_frozen_past_its_session_has_lost_it(zookeeper_url: str) -> Non
         began = time.monotonic()
         first = step(granted(one, old))
         assert isinstance(step(two.ask(new)), Waiting)
-        heard = step(two.hear(RUNTIME.now() + 5))
+        heard = step(two.next_wakeups(RUNTIME.now() + 5))
         took = time.monotonic() - began
         assert heard and 0.6 <= took < 0.8 + 0.5, took
         assert step(granted(two, new)).token > first.token

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.zookeeper import jute
-from fenced.authorities.zookeeper.wire import Hub, Wire
+from fenced.authorities.zookeeper.wire import Hub, ZooKeeperWire
 from fenced.contracts import Colour, Readable, Runtime
 from fenced.errors import Indeterminate
 from fenced.model import Busy, Ended, Kept
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.runtime.pool import Broken
 from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, OutageHarness, run
 from fenced.testing.faults import Fault, Proxy
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
+from fenced.wire import jute
+from fenced.wire.pool import ConnectionBroken
 from tests.outage_harness import ProxiedHarness
 from tests.shifted import Shifted
 from tests.zookeeper.acting import WORDS, opened
@@ -113,7 +113,7 @@ def test_who_has_little_time_breaks_no_connection_that_others_use() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     hub = Hub(runtime)
-    wire = Wire(ours, hub, runtime, "server", lambda _: None)
+    wire = ZooKeeperWire(ours, hub, runtime, "server", lambda _: None)
     answers: list[object] = []
 
     async def patient() -> None:
@@ -126,13 +126,13 @@ def test_who_has_little_time_breaks_no_connection_that_others_use() -> None:
     async def serve() -> None:
         for number in (1, 2):
             request()
-            arrived[number].set()
+            read_available[number].set()
         theirs.sendall(jute.frame(struct.pack(">iqi", 1, 1, 0)))  # and to the second later
 
-    arrived = {1: threading.Event(), 2: threading.Event()}
+    read_available = {1: threading.Event(), 2: threading.WatchEvent()}
     tasks = [runtime.spawn(serve, "serve"), runtime.spawn(patient, "patient")]
-    assert arrived[1].wait(30)
-    with pytest.raises(Broken):
+    assert read_available[1].wait(30)
+    with pytest.raises(ConnectionBroken):
         step(wire.exchange([jute.sync("/second")], runtime.now() + 2))
     for task in tasks:
         step(task.join())

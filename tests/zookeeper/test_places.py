@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.zookeeper import ZooKeeperAuthority, base
+from fenced.authorities.zookeeper import base
+from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.authorities.zookeeper.moving import Moving
-from fenced.authorities.zookeeper.session import Session
-from fenced.authorities.zookeeper.tree import Attempt
+from fenced.authorities.zookeeper.session import ZooKeeperSession
+from fenced.authorities.zookeeper.tree import ZooKeeperAttempt
 from fenced.errors import Indeterminate
 from fenced.model import Ask, Ended, Granted, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import step
@@ -55,7 +56,7 @@ def let_in(server: ZooKeeperServer, patience: float) -> bool:
                     return True
                 case Ended():  # on a machine so busy that it was thought dead itself
                     waiter = asking(RUNTIME, "orders", ttl=LONG, wait=True)
-            step(alive.hear(RUNTIME.now() + 0.1))
+            step(alive.next_wakeups(RUNTIME.now() + 0.1))
         return False
 
 
@@ -211,7 +212,7 @@ def test_one_ahead_that_leaves_between_the_look_and_the_wait_is_noticed(
     last = asking(RUNTIME, "orders", ttl=LONG, wait=True)
     whom, left = one._whom, []
 
-    async def leave_meanwhile(session: Session, mine: Attempt, *rest: Any) -> Any:
+    async def leave_meanwhile(session: ZooKeeperSession, mine: ZooKeeperAttempt, *rest: Any) -> Any:
         if mine.public == grant_id(last.secret) and not left:
             left.append(await one.withdraw(middle.secret))
         return await whom(session, mine, *rest)
@@ -271,11 +272,11 @@ def test_a_waiter_whose_session_ends_while_it_queues_is_notified(
     The attempt must be known there, or no event of the server's would ever reach it.
     """
     namespace = secrets.token_hex(8)
-    connected = Session._connected
+    connected = ZooKeeperSession._connected
     waiter = asking(RUNTIME, "orders", ttl=LONG, wait=True)
-    ended: list[Session] = []
+    ended: list[ZooKeeperSession] = []
 
-    async def end_first(self: Session, until: float) -> Any:
+    async def end_first(self: ZooKeeperSession, until: float) -> Any:
         if self._places and not ended and grant_id(waiter.secret) in self.attempts:
             ended.append(self)
             self._end()
@@ -284,11 +285,11 @@ def test_a_waiter_whose_session_ends_while_it_queues_is_notified(
     with opened(zookeeper_server.url(), namespace) as one, opened(zookeeper_server.url(), namespace) as other:
         holder = asking(RUNTIME, "orders", ttl=LONG)
         step(granted(other, holder))
-        monkeypatch.setattr(Session, "_connected", end_first)
+        monkeypatch.setattr(ZooKeeperSession, "_connected", end_first)
         assert isinstance(step(one.ask(waiter)), Waiting)
         (session,) = ended
         assert grant_id(waiter.secret) in session.attempts
-        step(one.hear(RUNTIME.now()))
+        step(one.next_wakeups(RUNTIME.now()))
         step(other.release(holder.secret))
         woken(one, grant_id(waiter.secret))
         step(granted(one, waiter))

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.zookeeper import jute
-from fenced.authorities.zookeeper.session import Session
+from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.authorities.zookeeper.tree import queue_of
 from fenced.errors import Misconfigured
 from fenced.model import TOKEN_MAX, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import step
 from fenced.testing.kit import asking, granted
+from fenced.wire import jute
 from tests.zookeeper.acting import RUNTIME, Pair, places, woken
 from tests.zookeeper.raw import Raw
 
@@ -90,7 +90,7 @@ def test_a_newer_number_is_noticed_between_the_look_and_the_watch(
     tokens: list[int] = []
     stand = other._stand
 
-    async def stand_late(session: Session, mine: Any, *rest: Any) -> Any:
+    async def stand_late(session: ZooKeeperSession, mine: Any, *rest: Any) -> Any:
         if mine.public == grant_id(late.secret) and not tokens:
             tokens.append((await granted(one, early)).token)
             assert await one.renew([early.secret]) == [Kept(10.0)]
@@ -121,12 +121,12 @@ def test_a_newer_number_outlives_who_took_it(pair: Pair) -> None:
 
 def test_force_that_goes_unnoticed_would_be_caught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: whoever was ahead is gone, and how does not matter."""
-    told = Session._changed
+    told = ZooKeeperSession._changed
 
-    def careless(self: Session, mine: Any, event: jute.Event) -> None:
-        told(self, mine, jute.Event(jute.DELETED, event.path))
+    def careless(self: ZooKeeperSession, mine: Any, event: jute.WatchEvent) -> None:
+        told(self, mine, jute.WatchEvent(jute.DELETED, event.path))
 
-    monkeypatch.setattr(Session, "_changed", careless)
+    monkeypatch.setattr(ZooKeeperSession, "_changed", careless)
     with pytest.raises(AssertionError):
         test_a_waiter_behind_a_name_taken_by_force_is_granted_above_it(pair, same_client=True, ttl=5.0)
 

@@ -42,7 +42,7 @@ QUEUE_MAX = 10_000
 
 
 @dataclass(slots=True)
-class Attempt:
+class MemoryAttempt:
     """One ask, from its first arrival until it is forgotten."""
 
     public: str
@@ -68,9 +68,9 @@ class Ledger:
     realm: str
     token: int = 0
     ticket: int = 0
-    attempts: dict[str, Attempt] = field(default_factory=dict)
-    claims: dict[str, Attempt] = field(default_factory=dict)
-    queues: dict[str, list[Attempt]] = field(default_factory=dict)
+    attempts: dict[str, MemoryAttempt] = field(default_factory=dict)
+    claims: dict[str, MemoryAttempt] = field(default_factory=dict)
+    queues: dict[str, list[MemoryAttempt]] = field(default_factory=dict)
 
 
 class MemoryStore:
@@ -103,10 +103,10 @@ class MemoryStore:
                 return Ended(attempt.state)
             return self._grant_or_queue(attempt, ask.wait, now)
 
-    def _new(self, ask: Ask) -> Attempt:
-        return Attempt(grant_id(ask.secret), ask.names, ask.ttl, ask.lock_delay, ask.holder)
+    def _new(self, ask: Ask) -> MemoryAttempt:
+        return MemoryAttempt(grant_id(ask.secret), ask.names, ask.ttl, ask.lock_delay, ask.holder)
 
-    def _grant_or_queue(self, attempt: Attempt, wait: bool, now: float) -> AskAnswer:
+    def _grant_or_queue(self, attempt: MemoryAttempt, wait: bool, now: float) -> AskAnswer:
         check_in = self._check_in(attempt, now)
         if check_in <= 0:
             return self._grant(attempt, now)
@@ -121,7 +121,7 @@ class MemoryStore:
         attempt.forget = attempt.expires + timing.remember_for(attempt.ttl)
         return Waiting(check_in, ahead, held_by)
 
-    def _check_in(self, attempt: Attempt, now: float) -> float:
+    def _check_in(self, attempt: MemoryAttempt, now: float) -> float:
         """Seconds until this attempt could be granted if nobody else says another word; 0: now."""
         until = now
         for name in attempt.names:
@@ -137,18 +137,18 @@ class MemoryStore:
                     until = max(until, other.expires)
         return until - now
 
-    def _ahead(self, attempt: Attempt, name: str) -> int:
+    def _ahead(self, attempt: MemoryAttempt, name: str) -> int:
         queue = self.ledger.queues.get(name, ())
         return sum(1 for other in queue if not attempt.ticket or other.ticket < attempt.ticket)
 
-    def _enqueue(self, attempt: Attempt) -> None:
+    def _enqueue(self, attempt: MemoryAttempt) -> None:
         self.ledger.ticket += 1
         attempt.ticket = self.ledger.ticket
         self.ledger.attempts[attempt.public] = attempt
         for name in attempt.names:
             self.ledger.queues.setdefault(name, []).append(attempt)
 
-    def _grant(self, attempt: Attempt, now: float) -> Granted:
+    def _grant(self, attempt: MemoryAttempt, now: float) -> Granted:
         attempt.token = self._mint()
         self._leave_queues(attempt)
         attempt.state = "granted"
@@ -167,13 +167,13 @@ class MemoryStore:
         self.ledger.token += 1
         return self.ledger.token
 
-    def _end(self, attempt: Attempt, state: str, now: float) -> None:
+    def _end(self, attempt: MemoryAttempt, state: str, now: float) -> None:
         self._leave_queues(attempt)
         attempt.state = state
         delayed = attempt.free_at() if state == "expired" else now  # forgetting it would end its lock_delay
         attempt.forget = max(now, delayed) + timing.remember_for(attempt.ttl)
 
-    def _leave_queues(self, attempt: Attempt) -> None:
+    def _leave_queues(self, attempt: MemoryAttempt) -> None:
         if not attempt.ticket or attempt.state != "waiting":
             return
         for name in attempt.names:
@@ -218,13 +218,13 @@ class MemoryStore:
             attempt = self.ledger.attempts.get(public)
             if attempt is None:
                 nobody = Holder("", "", "", 0)
-                attempt = Attempt(public, (), 0.0, 0.0, nobody, "withdrawn")
+                attempt = MemoryAttempt(public, (), 0.0, 0.0, nobody, "withdrawn")
                 attempt.forget = now + timing.remember_for(0.0)
                 self.ledger.attempts[public] = attempt
                 return Released()
             return self._finish(attempt, "withdrawn", now)
 
-    def _finish(self, attempt: Attempt, state: str, now: float) -> ReleaseAnswer:
+    def _finish(self, attempt: MemoryAttempt, state: str, now: float) -> ReleaseAnswer:
         """End an attempt by its owner's wish; the names that this frees go to their heads."""
         if attempt.state in ("granted", "waiting") and attempt.expires <= now:
             self._end(attempt, "expired", now)
@@ -236,7 +236,7 @@ class MemoryStore:
         self._free(attempt, now)
         return Released()
 
-    def _free(self, attempt: Attempt, now: float) -> None:
+    def _free(self, attempt: MemoryAttempt, now: float) -> None:
         heads: dict[str, None] = {}
         for name in attempt.names:
             if self.ledger.claims.get(name) is attempt:
@@ -358,7 +358,7 @@ class MemoryAuthority:
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return self._store.withdraw(secret)
 
-    async def hear(self, until: float) -> list[str]:
+    async def next_wakeups(self, until: float) -> list[str]:
         if self._wakeup is None:
             self._wakeup = self._runtime.wakeup()
         if not self._heard:
@@ -369,7 +369,7 @@ class MemoryAuthority:
             self._heard.pop(public, None)
         return heard
 
-    def nudge(self) -> None:
+    def interrupt(self) -> None:
         if self._wakeup is not None:
             self._wakeup.set()
 

@@ -25,7 +25,7 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 
-class Row(NamedTuple):
+class ExitRow(NamedTuple):
     """A status, when it is used, and the errors that lead to it."""
 
     code: int
@@ -36,29 +36,29 @@ class Row(NamedTuple):
 
 # The first row that fits counts, so StaleToken (a refusal, and an overtaking) is `refused`.
 TABLE = (
-    Row(OK, "ok", "done, or done before", (errors.AlreadyApplied,)),
-    Row(USAGE, "usage", "the call itself is wrong: a bad option, name or number", (errors.Misuse,)),
-    Row(
+    ExitRow(OK, "ok", "done, or done before", (errors.AlreadyApplied,)),
+    ExitRow(USAGE, "usage", "the call itself is wrong: a bad option, name or number", (errors.Misuse,)),
+    ExitRow(
         UNAVAILABLE,
         "unavailable",
         "the store could not be used, or what became of the request is unknown",
         (errors.Unavailable, errors.Indeterminate),
     ),
-    Row(
+    ExitRow(
         INTERNAL,
         "internal",
         "something that cannot happen did; please report it",
         (errors.InvariantBroken,),
     ),
-    Row(
+    ExitRow(
         NOT_GRANTED,
         "not granted",
         "somebody else has the name, or is busy at the same place; nothing happened, try later",
         (errors.NotGranted, errors.NotEnoughTime, errors.Contended, errors.Conflict),
     ),
-    Row(REFUSED, "refused", "a guard refused the stamp; nothing was applied", (errors.Refused,)),
-    Row(LOST, "lost", "the lease was lost; `fenced run` has stopped its command", (errors.Overtaken,)),
-    Row(
+    ExitRow(REFUSED, "refused", "a guard refused the stamp; nothing was applied", (errors.Refused,)),
+    ExitRow(LOST, "lost", "the lease was lost; `fenced run` has stopped its command", (errors.Overtaken,)),
+    ExitRow(
         MISCONFIGURED,
         "misconfigured",
         "a store, file or setting that cannot be used; the message says what to change",

@@ -19,9 +19,9 @@ from fenced.runtime.blocking import BlockingRuntime
 
 if TYPE_CHECKING:
     from fenced.guards.postgresql.operating import PostgresqlOperator
-    from fenced.guards.spec import Spec
+    from fenced.guards.shared.spec import Spec
     from fenced.guards.sqlite.operating import SqliteOperator
-    from fenced.sql.engines import Table
+    from fenced.sql.engines import TableGuard
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,7 +106,7 @@ def _sqlite(path: Path) -> Any:
     return connection
 
 
-def table_on(connection: Any, spec: Spec) -> Table:
+def table_on(connection: Any, spec: Spec) -> TableGuard:
     """The mandatory guard of a table on this connection."""
     from fenced.sql.engines import BLOCKING
     from fenced.sql.engines import table_on as found_on

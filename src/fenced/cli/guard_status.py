@@ -19,7 +19,7 @@ from fenced.cli.guard_options import (
 )
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
-from fenced.guards.rollout import (
+from fenced.guards.shared.rollout import (
     Count,
     DatabaseStatus,
     GuardStatus,

@@ -22,8 +22,8 @@ from fenced.cli.options import authority_option, json_option, namespace_option, 
 from fenced.cli.output import plain, write_json, write_table
 from fenced.contracts import Authority
 from fenced.errors import Contended
-from fenced.guards.rollout import Change, Entry, several
-from fenced.guards.spec import Spec
+from fenced.guards.shared.rollout import Change, Entry, several
+from fenced.guards.shared.spec import Spec
 from fenced.runtime.blocking import step
 
 

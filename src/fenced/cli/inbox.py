@@ -65,7 +65,7 @@ class Inbox:
         for signum in JOB_CONTROL:
             self._catch(signum)
 
-    def nudge(self, *_: object) -> None:
+    def interrupt(self, *_: object) -> None:
         """Make `wait` return. May be called from any thread."""
         with suppress(OSError):  # full: then it returns anyway
             os.write(self._write, b"\0")

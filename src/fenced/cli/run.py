@@ -179,7 +179,7 @@ def _run_under(
     except OSError as error:
         return _not_started(lease, command[0], error)
     try:
-        lease.on_lost(inbox.nudge)
+        lease.on_lost(inbox.interrupt)
         cut_short = _attend(lease, child, inbox, margins)
     except BaseException:
         child.kill()  # nobody attends it any more

@@ -17,8 +17,8 @@ from typing import assert_never
 
 from fenced import events, timing
 from fenced.contracts import Authority, Runtime
-from fenced.core.holding import Hold, State
-from fenced.core.keeping import Keeper, Listener, Place
+from fenced.core.holding import GrantState, State
+from fenced.core.keeping import Keeper, Listener, QueueEntry
 from fenced.core.settling import Settler
 from fenced.core.telling import tell
 from fenced.errors import (
@@ -55,7 +55,7 @@ POLL_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LeaseRequest:
     """What a caller asks for, checked."""
 
     names: tuple[str, ...]
@@ -73,7 +73,7 @@ class Wish:
         wait: object = None,
         max_hold: object = None,
         lock_delay: object = 0.0,
-    ) -> Wish:
+    ) -> LeaseRequest:
         """Check everything before anything happens; Misuse says what is wrong."""
         return cls(
             check_names(names),
@@ -84,7 +84,7 @@ class Wish:
         )
 
 
-class Desk:
+class LeaseEngine:
     """One client's dealings with one authority: its leases, its keeper, its listener."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Desk:
         self._guarantee = guarantee
         self._patience = patience
         self._standing: Standing | None = None
-        self._held: dict[str, Hold] = {}
+        self._held: dict[str, GrantState] = {}
 
     async def standing(self, until: float = math.inf) -> Standing:
         """Open the authority at first use, and refuse one whose tokens could repeat."""
@@ -138,7 +138,7 @@ class Desk:
         with contextlib.suppress(FencedError):  # the next caller opens again and gets the error itself
             await self.standing()
 
-    async def acquire(self, wish: Wish) -> Hold:
+    async def acquire(self, wish: LeaseRequest) -> GrantState:
         """Return a Hold, or raise NotGranted once `wish.wait` is over."""
         began = self.runtime.now()
         until = math.inf if wish.wait is None else began + wish.wait
@@ -166,7 +166,7 @@ class Desk:
             self.emit(events.LeaseGranted(hold.names, hold.token, hold.grant, waited))
         return hold
 
-    def _keep(self, hold: Hold) -> None:
+    def _keep(self, hold: GrantState) -> None:
         for name in hold.names:
             self._held[name] = hold
         self.keeper.keep(hold)
@@ -182,11 +182,11 @@ class Desk:
                     "leases are not re-entrant: pass the lease on instead"
                 )
 
-    async def _attempt(self, wish: Wish, until: float, realm: str) -> Hold | None:
+    async def _attempt(self, wish: LeaseRequest, until: float, realm: str) -> GrantState | None:
         """One attempt from its ask to its grant; None when it ended in the queue and a new one is due."""
         wait = wish.wait is None or wish.wait > 0
         ask = Ask(self.runtime.secret(), wish.names, wish.ttl, self.holder, wait, wish.lock_delay)
-        place: Place | None = None
+        place: QueueEntry | None = None
         settled = False  # True after Busy: it is final and leaves no state behind, so nothing is withdrawn
         try:
             while True:
@@ -252,11 +252,13 @@ class Desk:
                 await self.runtime.wait(self.runtime.wakeup(), now + backoff)
                 backoff = min(backoff * 2, BACKOFF_MAX)
 
-    def _take(self, wish: Wish, ask: Ask, granted: Granted, sent: float, realm: str) -> Hold | None:
+    def _take(
+        self, wish: LeaseRequest, ask: Ask, granted: Granted, sent: float, realm: str
+    ) -> GrantState | None:
         """Turn the answer into a Hold, unless it took so long to arrive that it is over already."""
         if not 1 <= granted.token <= TOKEN_MAX:
             raise InvariantBroken(f"the authority minted {granted.token}")
-        hold = Hold(
+        hold = GrantState(
             self.runtime,
             realm=realm,
             names=ask.names,
@@ -269,13 +271,13 @@ class Desk:
         )
         return hold if self.runtime.now() < hold.deadline else None
 
-    def _enter(self, ask: Ask) -> Place:
-        place = Place(self.runtime, ask.secret, ask.ttl, self.keeper.jitter)
+    def _enter(self, ask: Ask) -> QueueEntry:
+        place = QueueEntry(self.runtime, ask.secret, ask.ttl, self.keeper.jitter)
         self.listener.expect(place)
         self.keeper.keep(place)
         return place
 
-    async def _wait(self, place: Place, until: float) -> bool:
+    async def _wait(self, place: QueueEntry, until: float) -> bool:
         """Wait until it is time to ask again (True) or `until` has come (False)."""
         place.heard = self.runtime.now()
         while (now := self.runtime.now()) < until:
@@ -308,7 +310,7 @@ class Desk:
             raise
         self.settler.retry_now(given_up)
 
-    async def release(self, hold: Hold) -> None:
+    async def release(self, hold: GrantState) -> None:
         """Give the lease back. Raises LeaseLost when it was lost before; repeating is harmless.
 
         Whatever it raises, the lease has ended for this program. If the authority did not answer, the settler
@@ -354,7 +356,7 @@ class Desk:
             case _:
                 assert_never(answer)
 
-    async def leave(self, hold: Hold, *, raised: bool) -> None:
+    async def leave(self, hold: GrantState, *, raised: bool) -> None:
         """The end of a `with` block: release, and raise if the lease did not last through the body."""
         lost = hold.state is State.LOST
         try:
@@ -367,18 +369,18 @@ class Desk:
             if lost and not raised:
                 raise hold.lost_error() from error
 
-    def abandon(self, hold: Hold) -> None:
+    def abandon(self, hold: GrantState) -> None:
         """The body was collected and not run to its end: nobody acts under this lease, let it lapse."""
         self._let_go(hold)
         hold.lose("abandoned")
 
-    def _let_go(self, hold: Hold) -> None:
+    def _let_go(self, hold: GrantState) -> None:
         self.keeper.drop(hold.secret)
         for name in hold.names:
             if self._held.get(name) is hold:
                 self._held.pop(name, None)
 
-    def _ended(self, hold: Hold, reason: str) -> None:
+    def _ended(self, hold: GrantState, reason: str) -> None:
         self._let_go(hold)
         self.emit(events.LeaseEnded(hold.names, hold.token, hold.grant, reason))
 
@@ -390,7 +392,7 @@ class Desk:
         for hold in self.keeper.holds():
             hold.lose("closed")
         self.listener.stop()
-        self.authority.nudge()
+        self.authority.interrupt()
         # Loops are joined only until the patience is over. A loop that waits for a silent server ends by itself
         # when `authority.close` below closes its connection.
         until = self.runtime.now() + self._patience
@@ -411,7 +413,7 @@ class Desk:
         self.closed = True
         for loop in (self.keeper, self.listener, self.settler):
             loop.stop()
-        self.authority.nudge()
+        self.authority.interrupt()
         self.authority.abandon()
         return True
 
@@ -430,7 +432,7 @@ def _nobody(event: events.Event) -> None:
     """Nobody observes."""
 
 
-def _not_granted(wish: Wish, held_by: HeldBy | None, ahead: int | None) -> NotGranted:
+def _not_granted(wish: LeaseRequest, held_by: HeldBy | None, ahead: int | None) -> NotGranted:
     names = ", ".join(wish.names)
     who = "others wait ahead"
     if held_by is not None:

@@ -27,7 +27,7 @@ class State(StrEnum):
     RELEASED = "released"
 
 
-class Hold:
+class GrantState:
     """One grant, with the holder's local doubt about it."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Hold:
         sent: float,
         jitter: float = 0.0,
         max_hold: float | None = None,
-        on_end: Callable[[Hold, str], None] | None = None,
+        on_end: Callable[[GrantState, str], None] | None = None,
     ) -> None:
         self.runtime = runtime
         self.realm = realm

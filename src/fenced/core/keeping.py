@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from fenced import timing
 from fenced.contracts import Authority, Runtime, Task
-from fenced.core.holding import Hold
+from fenced.core.holding import GrantState
 from fenced.core.settling import Settler
 from fenced.errors import FencedError
 from fenced.events import Event, KeeperFailed, LeaseInJeopardy
@@ -25,7 +25,7 @@ IDLE_SECONDS = 5.0
 _ABSENT = object()
 
 
-class Place:
+class QueueEntry:
     """A place in a queue: what its waiter is told by the keeper and the listener."""
 
     def __init__(self, runtime: Runtime, secret: str, ttl: float, jitter: float) -> None:
@@ -64,17 +64,17 @@ class Keeper:
         self._runtime = runtime
         self._emit = emit
         self._settler = settler
-        self._holds: dict[str, Hold] = {}
-        self._places: dict[str, Place] = {}
+        self._holds: dict[str, GrantState] = {}
+        self._places: dict[str, QueueEntry] = {}
         self._kick = runtime.wakeup()
         self._asleep_until = -math.inf
         self._task: Task | None = None
         self._starting = runtime.lock()
         self._closed = False
 
-    def keep(self, item: Hold | Place) -> None:
+    def keep(self, item: GrantState | QueueEntry) -> None:
         """Start renewing. Wakes the loop only when it would sleep past the first renewal, or past `max_hold`."""
-        if isinstance(item, Hold):
+        if isinstance(item, GrantState):
             self._holds[item.secret] = item
         else:
             self._places[item.secret] = item
@@ -89,7 +89,7 @@ class Keeper:
         self._holds.pop(secret, None)
         self._places.pop(secret, None)
 
-    def holds(self) -> list[Hold]:
+    def holds(self) -> list[GrantState]:
         return list(self._holds.values())
 
     def stop(self) -> None:
@@ -150,14 +150,14 @@ class Keeper:
                 hold.expire()
             if hold.lost_reason is not None:
                 self.drop(hold.secret)
-        items: list[Hold | Place] = [*self.holds(), *list(self._places.values())]
+        items: list[GrantState | QueueEntry] = [*self.holds(), *list(self._places.values())]
         if any(item.renew_at <= now for item in items):
             due = [item for item in items if item.renew_at <= now + 0.15 * item.ttl]
             for start in range(0, len(due), BATCH_MAX):
                 await self._renew(due[start : start + BATCH_MAX])
         self._settler.start_if_due()
 
-    async def _renew(self, items: list[Hold | Place]) -> None:
+    async def _renew(self, items: list[GrantState | QueueEntry]) -> None:
         sent = self._runtime.now()
         # Nobody's deadline may pass while the keeper waits here for others.
         patience = min(_time_left(item, sent) for item in (*self.holds(), *items)) / 2
@@ -167,12 +167,12 @@ class Keeper:
         except FencedError as error:
             answers = [Unknown(str(error))] * len(items)
         for item, answer in zip(items, answers, strict=True):
-            if isinstance(item, Hold):
+            if isinstance(item, GrantState):
                 self._apply(item, answer, sent)
             else:
                 self._apply_place(item, answer, sent)
 
-    def _apply(self, hold: Hold, answer: RenewAnswer, sent: float) -> None:
+    def _apply(self, hold: GrantState, answer: RenewAnswer, sent: float) -> None:
         match answer:
             case Kept(remaining):
                 hold.confirm(sent, remaining)
@@ -188,7 +188,7 @@ class Keeper:
         if hold.lost_reason is not None:
             self.drop(hold.secret)
 
-    def _apply_place(self, place: Place, answer: RenewAnswer, sent: float) -> None:
+    def _apply_place(self, place: QueueEntry, answer: RenewAnswer, sent: float) -> None:
         match answer:
             case Waiting(check_in):
                 place.renew_at = sent + timing.renew_after(place.ttl, self.jitter)
@@ -203,15 +203,15 @@ class Keeper:
                 self.drop(place.secret)
                 place.wake()
 
-    def _doubt(self, hold: Hold, why: str) -> None:
+    def _doubt(self, hold: GrantState, why: str) -> None:
         if hold.in_doubt:
             return
         hold.in_doubt = True
         self._emit(LeaseInJeopardy(hold.names, hold.token, hold.grant, hold.remaining(), why))
 
 
-def _time_left(item: Hold | Place, now: float) -> float:
-    return item.deadline - now if isinstance(item, Hold) else item.ttl / 2
+def _time_left(item: GrantState | QueueEntry, now: float) -> float:
+    return item.deadline - now if isinstance(item, GrantState) else item.ttl / 2
 
 
 class Listener:
@@ -220,14 +220,14 @@ class Listener:
     def __init__(self, authority: Authority, runtime: Runtime) -> None:
         self._authority = authority
         self._runtime = runtime
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, QueueEntry] = {}
         self._early: dict[str, object] = {}
         self._kick = runtime.wakeup()
         self._task: Task | None = None
         self._starting = runtime.lock()
         self._closed = False
 
-    def expect(self, place: Place) -> None:
+    def expect(self, place: QueueEntry) -> None:
         """Pass wake-ups on to `place`, also one that came before the ask's own answer did."""
         public = grant_id(place.secret)
         self._places[public] = place
@@ -239,7 +239,7 @@ class Listener:
                     self._task = self._runtime.spawn(self._run, "fenced-listener")
         self._kick.set()
 
-    def forget(self, place: Place) -> None:
+    def forget(self, place: QueueEntry) -> None:
         self._places.pop(grant_id(place.secret), None)
 
     def stop(self) -> None:
@@ -265,7 +265,7 @@ class Listener:
                     await self._runtime.wait(self._kick, None)
                 continue
             try:
-                heard = await self._authority.hear(self._runtime.now() + 0.5)
+                heard = await self._authority.next_wakeups(self._runtime.now() + 0.5)
             except FencedError:
                 # A wake-up is a hint: without one the waiters look again when the keeper says so.
                 self._kick.clear()

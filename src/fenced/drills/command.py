@@ -15,16 +15,16 @@ import click
 from fenced.drills import late_renewal, pause, storm
 from fenced.drills.crew import CouldNotRun
 from fenced.drills.history import check
-from fenced.drills.outcome import Outcome, outcome, to_json
+from fenced.drills.outcome import DrillOutcome, outcome, to_json
 from fenced.drills.report import write_report
-from fenced.drills.stage import NO_GUARD, Plan, Stage, Theatre, without_secrets
+from fenced.drills.stage import NO_GUARD, DrillStage, Plan, Theatre, without_secrets
 from fenced.drills.story import Log
 from fenced.drills.terminal import Quiet, Screen, Terminal
 from fenced.errors import FencedError
 from fenced.runtime.blocking import expect_interrupts
 from fenced.runtime.clocks import now
 
-SCENARIOS: dict[str, Callable[[Stage, Log, Screen], None]] = {
+SCENARIOS: dict[str, Callable[[DrillStage, Log, Screen], None]] = {
     "pause": pause.run,
     "storm": storm.run,
     "late-renewal": late_renewal.run,
@@ -133,7 +133,7 @@ def _give_up(why: str) -> int:
     return COULD_NOT_RUN
 
 
-def play(plan: Plan, screen: Screen) -> Outcome:
+def play(plan: Plan, screen: Screen) -> DrillOutcome:
     """Run one drill from an empty stage to its findings."""
     if plan.guard == "":
         raise CouldNotRun(f"--guard is an address, or {NO_GUARD}")

@@ -58,7 +58,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Renewal:
+class RenewalEvent:
     """A renewal that a holder sent by hand, and its answer: `kept`, or why not."""
 
     holder: str
@@ -76,7 +76,7 @@ class History:
     grants: list[Grant] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
-    renewals: list[Renewal] = field(default_factory=list)
+    renewals: list[RenewalEvent] = field(default_factory=list)
     finals: dict[str, frozenset[str]] = field(default_factory=dict)
     """For each name, the ids of the updates that its value holds at the end."""
     ttl: float = 0.0
@@ -102,7 +102,7 @@ class Findings:
     """Refused updates that are there at the end."""
     tokens_fallen: tuple[Grant, ...]
     """Grants whose token is not above that of every grant before them."""
-    revived: tuple[Renewal, ...]
+    revived: tuple[RenewalEvent, ...]
     """Renewals that were confirmed after the name had been granted to somebody else."""
 
     @property
@@ -191,14 +191,14 @@ def _fallen(grants: Sequence[Grant]) -> list[Grant]:
     return fallen
 
 
-def _is_revival(renewal: Renewal, grants: Iterable[Grant]) -> bool:
+def _is_revival(renewal: RenewalEvent, grants: Iterable[Grant]) -> bool:
     newer = (each for each in grants if each.name == renewal.name and each.token > renewal.token)
     return renewal.answer == "kept" and any(each.time < renewal.began for each in newer)
 
 
 def as_json(history: History, *, start: float) -> dict[str, list[dict[str, object]]]:
     """The lists of a history with times in seconds since `start`."""
-    lists: dict[str, Sequence[Grant | Operation | Pause | Renewal]] = {
+    lists: dict[str, Sequence[Grant | Operation | Pause | RenewalEvent]] = {
         "grants": history.grants,
         "operations": history.operations,
         "pauses": history.pauses,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fenced.drills import pause
 from fenced.drills.crew import PATIENCE_SECONDS, Crew
-from fenced.drills.stage import Stage
+from fenced.drills.stage import DrillStage
 from fenced.drills.story import AUTHORITY, Log
 from fenced.drills.terminal import Screen
 from fenced.runtime.clocks import now
@@ -17,7 +17,7 @@ TTL = 2.0
 STORY_SECONDS = 10.0
 
 
-def run(stage: Stage, log: Log, screen: Screen) -> None:
+def run(stage: DrillStage, log: Log, screen: Screen) -> None:
     """Play the story; what must follow something waits for it."""
     name, scale = stage.names[0], stage.plan.ttl / STORY_SECONDS
     with stage.crew(["A", "B"]) as crew:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import fenced
 from fenced.drills.history import Findings, History, as_json
-from fenced.drills.stage import Plan, Stage
-from fenced.drills.story import Log, Step
+from fenced.drills.stage import DrillStage, Plan
+from fenced.drills.story import Log, StoryStep
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DrillOutcome:
     """One finished drill."""
 
     plan: Plan
@@ -25,15 +25,15 @@ class Outcome:
     doubts: tuple[str, ...]
     history: History
     findings: Findings
-    steps: tuple[Step, ...]
+    steps: tuple[StoryStep, ...]
     start: float
     seconds: float
     started: str
 
 
-def outcome(stage: Stage, log: Log, findings: Findings, *, ended: float) -> Outcome:
+def outcome(stage: DrillStage, log: Log, findings: Findings, *, ended: float) -> DrillOutcome:
     started = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ended - log.start)
-    return Outcome(
+    return DrillOutcome(
         plan=stage.plan,
         authority=stage.authority_shown,
         guard=stage.guard_shown,
@@ -58,7 +58,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def to_json(outcome: Outcome) -> dict[str, object]:
+def to_json(outcome: DrillOutcome) -> dict[str, object]:
     """The one object that `--json` prints."""
     plan, findings = outcome.plan, outcome.findings
     return {
@@ -86,7 +86,7 @@ def to_json(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def sentence(outcome: Outcome) -> str:
+def sentence(outcome: DrillOutcome) -> str:
     """The verdict in words that claim no more than was seen."""
     findings = outcome.findings
     if outcome.plan.scenario == "storm":
@@ -102,7 +102,7 @@ def sentence(outcome: Outcome) -> str:
     return "A did not know that it was late, and its write wiped out a sale that B was told had succeeded."
 
 
-def _storm_sentence(outcome: Outcome) -> str:
+def _storm_sentence(outcome: DrillOutcome) -> str:
     findings = outcome.findings
     total, lost, stale = findings.acknowledged, len(findings.lost), len(findings.stale)
     if not findings.held:

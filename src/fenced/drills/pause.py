@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fenced.drills.crew import PATIENCE_SECONDS, CouldNotRun, Crew, Message
 from fenced.drills.resource import stock_of
-from fenced.drills.stage import Stage
+from fenced.drills.stage import DrillStage
 from fenced.drills.story import AUTHORITY, Log
 from fenced.drills.terminal import Screen
 from fenced.runtime.clocks import now
@@ -13,7 +13,7 @@ TTL = 2.0
 _TICK_SECONDS = 0.1
 
 
-def run(stage: Stage, log: Log, screen: Screen) -> None:
+def run(stage: DrillStage, log: Log, screen: Screen) -> None:
     """Play the story; every step waits for the one before it, so a slow machine tells it slower."""
     name = stage.names[0]
     with stage.crew(["A", "B"]) as crew:
@@ -75,7 +75,7 @@ def finish_write(crew: Crew, log: Log, holder: str, *, late: bool) -> None:
         raise CouldNotRun(f"the late write was not decided: {answer.get('why')}")
 
 
-def conclude(stage: Stage, crew: Crew, log: Log) -> None:
+def conclude(stage: DrillStage, crew: Crew, log: Log) -> None:
     """Let both go, and look at what is left."""
     for holder in ("A", "B"):
         crew[holder].tell("release")

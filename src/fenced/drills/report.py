@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from fenced.drills.history import Operation
-from fenced.drills.outcome import Outcome, sentence, versions
+from fenced.drills.outcome import DrillOutcome, sentence, versions
 from fenced.drills.sequence import sequence_svg
 from fenced.drills.strips import strips_svg
 
@@ -49,13 +49,13 @@ _TITLES = {
 }
 
 
-def write_report(path: Path, outcome: Outcome) -> None:
+def write_report(path: Path, outcome: DrillOutcome) -> None:
     """Write the page, or the picture alone if the name of the file ends in .svg."""
     content = picture(outcome) if path.suffix == ".svg" else page(outcome)
     path.write_text(content, encoding="utf-8")
 
 
-def picture(outcome: Outcome) -> str:
+def picture(outcome: DrillOutcome) -> str:
     title = f"{_TITLES[outcome.plan.scenario]}. {sentence(outcome)}"
     if outcome.plan.scenario == "storm":
         history, findings = outcome.history, outcome.findings
@@ -63,7 +63,7 @@ def picture(outcome: Outcome) -> str:
     return sequence_svg(outcome.steps, title)
 
 
-def page(outcome: Outcome) -> str:
+def page(outcome: DrillOutcome) -> str:
     """The whole page; everything that did not come from this module is escaped."""
     title = _TITLES[outcome.plan.scenario]
     shown, not_shown = _shown(outcome), _not_shown(outcome)
@@ -87,12 +87,12 @@ def page(outcome: Outcome) -> str:
     )
 
 
-def _verdict(outcome: Outcome) -> str:
+def _verdict(outcome: DrillOutcome) -> str:
     kind = outcome.findings.verdict
     return f'<div class="verdict {kind}"><b>{kind.upper()}</b>{escape(sentence(outcome))}</div>'
 
 
-def _counts(outcome: Outcome) -> list[tuple[str, ...]]:
+def _counts(outcome: DrillOutcome) -> list[tuple[str, ...]]:
     findings = outcome.findings
     return [
         ("acknowledged updates", str(findings.acknowledged)),
@@ -106,7 +106,7 @@ def _counts(outcome: Outcome) -> list[tuple[str, ...]]:
     ]
 
 
-def _conditions(outcome: Outcome) -> list[tuple[str, ...]]:
+def _conditions(outcome: DrillOutcome) -> list[tuple[str, ...]]:
     plan = outcome.plan
     rows = [
         ("authority", outcome.authority),
@@ -121,7 +121,7 @@ def _conditions(outcome: Outcome) -> list[tuple[str, ...]]:
     return [*rows, *(("best effort only", doubt) for doubt in outcome.doubts)]
 
 
-def _shown(outcome: Outcome) -> list[str]:
+def _shown(outcome: DrillOutcome) -> list[str]:
     who = "Holders were separate processes, stopped by SIGSTOP and resumed by SIGCONT."
     if outcome.plan.scenario == "late-renewal":
         who = "Holders were separate processes; A's renewal was kept back until after its lease had expired."
@@ -135,7 +135,7 @@ def _shown(outcome: Outcome) -> list[str]:
     return [who, how, what]
 
 
-def _not_shown(outcome: Outcome) -> list[str]:
+def _not_shown(outcome: DrillOutcome) -> list[str]:
     inside = (
         "A holder that is stopped inside SQLite's own write transaction blocks its successor instead of "
         "being refused; the drill stops holders between their transactions."
@@ -152,7 +152,7 @@ def _not_shown(outcome: Outcome) -> list[str]:
     return found
 
 
-def _operations(outcome: Outcome) -> str:
+def _operations(outcome: DrillOutcome) -> str:
     rows = outcome.history.operations
     heads = ["time", "holder", "operation", "name", "token", "decision", "mark", "stamp"]
     fates = {id(each): ", though stale" for each in outcome.findings.stale}

@@ -48,7 +48,7 @@ class Resource(Protocol):
     def close(self) -> None: ...
 
 
-class Guarded:
+class GuardedResource:
     """Values behind any guard."""
 
     guarded = True
@@ -146,4 +146,4 @@ def _translate(error: sqlite3.Error) -> Contended | Misconfigured | Unavailable:
 
 def resource(guard: str | None, table: str) -> Resource:
     """The guard's values, or the plain table in the file `table` when there is no guard."""
-    return Plain(table) if guard is None else Guarded(guard)
+    return Plain(table) if guard is None else GuardedResource(guard)

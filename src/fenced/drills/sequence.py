@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fenced.drills.picture import cross, line, svg, tag, text
-from fenced.drills.story import AUTHORITY, DATABASE, Step
+from fenced.drills.story import AUTHORITY, DATABASE, StoryStep
 
 WIDTH = 960.0
 _LIVES = {"A": 190.0, AUTHORITY: 410.0, "B": 630.0, DATABASE: 850.0}
@@ -20,10 +20,10 @@ _BAD = "var(--bad)"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SequenceRow:
     """A step and where it is drawn."""
 
-    step: Step
+    step: StoryStep
     y: float
     fate: str
     """How the next step answers a write; a refused one is stopped at the database."""
@@ -31,7 +31,7 @@ class Row:
     """Where a message that was held up left its sender."""
 
 
-def sequence_svg(steps: Sequence[Step], title: str) -> str:
+def sequence_svg(steps: Sequence[StoryStep], title: str) -> str:
     """Draw every step that has a label."""
     rows = _rows([each for each in steps if each.label])
     bottom = rows[-1].y + _ROW if rows else _TOP
@@ -48,9 +48,9 @@ _PATTERN = (
 )
 
 
-def _rows(steps: Sequence[Step]) -> list[Row]:
+def _rows(steps: Sequence[StoryStep]) -> list[SequenceRow]:
     """One row a step, and more room where time went by."""
-    rows: list[Row] = []
+    rows: list[SequenceRow] = []
     y = _TOP
     for before, step, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
         waited = before is not None and step.time - before.time > _GAP_SECONDS
@@ -59,7 +59,7 @@ def _rows(steps: Sequence[Step]) -> list[Row]:
         sent = (
             next((row.y for row in rows if row.step.tone == "held_up"), None) if step.tone == "late" else None
         )
-        rows.append(Row(step, y, fate, sent))
+        rows.append(SequenceRow(step, y, fate, sent))
     return rows
 
 
@@ -76,7 +76,7 @@ def _lifelines(bottom: float) -> list[str]:
     return parts
 
 
-def _bars(rows: Sequence[Row]) -> list[str]:
+def _bars(rows: Sequence[SequenceRow]) -> list[str]:
     """The pause on A's lifeline, and over it A's lease until it expires; then B's."""
     at: dict[tuple[str, str], float] = {}
     for row in rows:
@@ -102,7 +102,7 @@ def _pause_bar(top: float, bottom: float) -> str:
     return tag("rect", **box, fill="url(#stopped)", stroke="var(--soft)")
 
 
-def _legend(rows: Sequence[Row], y: float) -> list[str]:
+def _legend(rows: Sequence[SequenceRow], y: float) -> list[str]:
     parts = [
         tag("rect", x=40, y=y - 10, width=8, height=14, rx=2, fill=_COLORS["A"]),
         tag("rect", x=51, y=y - 10, width=8, height=14, rx=2, fill=_COLORS["B"]),
@@ -118,7 +118,7 @@ def _legend(rows: Sequence[Row], y: float) -> list[str]:
     return parts
 
 
-def _clock(rows: Sequence[Row]) -> list[str]:
+def _clock(rows: Sequence[SequenceRow]) -> list[str]:
     parts, shown = [], ""
     for row in rows:
         moment = f"{row.step.time:.2f} s"
@@ -128,7 +128,7 @@ def _clock(rows: Sequence[Row]) -> list[str]:
     return parts
 
 
-def _draw(row: Row) -> list[str]:
+def _draw(row: SequenceRow) -> list[str]:
     step = row.step
     if step.tone == "expiry":
         return _draw_expiry(row)
@@ -139,7 +139,7 @@ def _draw(row: Row) -> list[str]:
     return _draw_arrow(row)
 
 
-def _draw_late(row: Row, sent: float) -> list[str]:
+def _draw_late(row: SequenceRow, sent: float) -> list[str]:
     """A message that took its time: it leaves where it was sent and arrives where it arrived."""
     start, end, color = _LIVES[row.step.actor] + 5, _LIVES[row.step.target] - 3, _COLORS[row.step.actor]
     width, height = end - start, row.y - sent
@@ -156,7 +156,7 @@ def _draw_late(row: Row, sent: float) -> list[str]:
     ]
 
 
-def _draw_expiry(row: Row) -> list[str]:
+def _draw_expiry(row: SequenceRow) -> list[str]:
     left, right = _LIVES["A"] - 40, _LIVES[AUTHORITY]
     return [
         line(left, row.y, right, row.y, stroke="var(--ink)", stroke_width=1.5, stroke_dasharray="2 4"),
@@ -165,7 +165,7 @@ def _draw_expiry(row: Row) -> list[str]:
     ]
 
 
-def _draw_note(row: Row) -> list[str]:
+def _draw_note(row: SequenceRow) -> list[str]:
     """Something that happens to one alone: written beside its lifeline."""
     step, x = row.step, _LIVES[row.step.actor]
     color = _BAD if step.tone == "corrupt" else "var(--ink)"
@@ -175,7 +175,7 @@ def _draw_note(row: Row) -> list[str]:
     return [dot, text(x - 14 if left else x + 20, row.y + 4, step.label, **place)]
 
 
-def _draw_arrow(row: Row) -> list[str]:
+def _draw_arrow(row: SequenceRow) -> list[str]:
     step = row.step
     start, end = _LIVES[step.actor], _LIVES[step.target]
     way = 1 if end > start else -1

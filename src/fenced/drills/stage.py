@@ -12,7 +12,7 @@ from fenced import registry, timing
 from fenced.contracts import Authority, Guard
 from fenced.drills.crew import CouldNotRun, Crew, Member
 from fenced.drills.history import History
-from fenced.drills.resource import Guarded, Orders, Resource, orders_in, resource
+from fenced.drills.resource import GuardedResource, Orders, Resource, orders_in, resource
 from fenced.drills.worker import Part
 from fenced.errors import FencedError, Unavailable
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -45,7 +45,7 @@ def without_secrets(text: str) -> str:
     return _SECRET.sub("***", text)
 
 
-class Stage:
+class DrillStage:
     """Opened before any holder is started, so that what cannot work is said at once."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
@@ -60,7 +60,7 @@ class Stage:
         self.authority: Authority = registry.authority(self._authority_url, BlockingRuntime())
         _check_shared(self.authority, "authority")
         self.resource: Resource = resource(self._guard_url, self._table)
-        if isinstance(self.resource, Guarded):
+        if isinstance(self.resource, GuardedResource):
             _check_shared(self.resource.guard, "guard")
         self.doubts = step(self.authority.open()).doubts
         self.resource.open()
@@ -136,10 +136,10 @@ class Theatre:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> DrillStage:
         self._folder = tempfile.TemporaryDirectory(prefix="fenced-drill-")
         try:
-            self._stage = Stage(self._plan, Path(self._folder.name))
+            self._stage = DrillStage(self._plan, Path(self._folder.name))
         except FencedError as error:
             self._folder.cleanup()
             raise CouldNotRun(without_secrets(str(error))) from error

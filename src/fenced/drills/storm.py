@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fenced.drills.crew import PATIENCE_SECONDS, CouldNotRun, Crew, Member, Message
 from fenced.drills.history import History
 from fenced.drills.pause import why_not
-from fenced.drills.stage import Stage
+from fenced.drills.stage import DrillStage
 from fenced.drills.story import Log
 from fenced.drills.terminal import Screen
 from fenced.runtime.clocks import now
@@ -47,7 +47,7 @@ class Storm:
     stopped: dict[str, tuple[Member, Message, float]] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
-    def hear(self, member: Member, message: Message) -> bool:
+    def next_wakeups(self, member: Member, message: Message) -> bool:
         """Take a message; True when its holder has finished."""
         self.log.take(member.holder, message)
         match message["event"]:
@@ -85,7 +85,7 @@ class Storm:
         return min((wake for _, _, wake in self.stopped.values()), default=now() + _TICK_SECONDS)
 
 
-def run(stage: Stage, log: Log, screen: Screen) -> None:
+def run(stage: DrillStage, log: Log, screen: Screen) -> None:
     """Let the storm blow for `seconds`, then let every holder finish what it began."""
     plan = stage.plan
     with stage.crew([f"H{number}" for number in range(1, plan.holders + 1)]) as crew:
@@ -108,7 +108,7 @@ def _blow(crew: Crew, storm: Storm, screen: Screen) -> None:
         if moment > last:
             raise CouldNotRun(f"holders did not finish: {', '.join(sorted(busy))}")
         heard = crew.listen(min(storm.next_wake(), moment + _TICK_SECONDS))
-        if heard is not None and storm.hear(*heard):
+        if heard is not None and storm.next_wakeups(*heard):
             busy.discard(heard[0].holder)
         storm.wake_due()
         screen.tick(_progress(storm, moment))

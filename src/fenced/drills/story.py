@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fenced.drills.crew import Message
-from fenced.drills.history import Grant, History, Operation, Pause, Renewal
+from fenced.drills.history import Grant, History, Operation, Pause, RenewalEvent
 
 Tone = Literal[
     "ask",
@@ -35,7 +35,7 @@ DATABASE = "database"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StoryStep:
     """One thing that happened. Without `text` it is for the picture alone, without `label` for the list."""
 
     time: float
@@ -52,12 +52,12 @@ class Log:
 
     start: float
     guarded: bool = True
-    on_step: Callable[[Step], None] = lambda step: None
+    on_step: Callable[[StoryStep], None] = lambda step: None
     history: History = field(default_factory=History)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StoryStep] = field(default_factory=list)
 
     def add(self, time: float, actor: str, target: str, tone: Tone, text: str = "", label: str = "") -> None:
-        step = Step(time - self.start, actor, target, tone, text, label)
+        step = StoryStep(time - self.start, actor, target, tone, text, label)
         self.steps.append(step)
         self.on_step(step)
 
@@ -162,8 +162,8 @@ def _operation(holder: str, message: Message) -> Operation:
     )
 
 
-def _renewal(holder: str, message: Message) -> Renewal:
-    return Renewal(
+def _renewal(holder: str, message: Message) -> RenewalEvent:
+    return RenewalEvent(
         holder=holder,
         name=message["name"],
         token=message["token"],

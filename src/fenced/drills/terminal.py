@@ -10,9 +10,9 @@ from typing import Protocol
 
 import click
 
-from fenced.drills.outcome import Outcome, sentence
-from fenced.drills.stage import Stage
-from fenced.drills.story import AUTHORITY, DATABASE, Step, Tone
+from fenced.drills.outcome import DrillOutcome, sentence
+from fenced.drills.stage import DrillStage
+from fenced.drills.story import AUTHORITY, DATABASE, StoryStep, Tone
 from fenced.runtime.clocks import now
 
 WIDTH = 80
@@ -36,25 +36,25 @@ _PLOTS = {
 class Screen(Protocol):
     """Where a drill shows itself while it runs."""
 
-    def heading(self, stage: Stage) -> None: ...
-    def step(self, step: Step) -> None: ...
+    def heading(self, stage: DrillStage) -> None: ...
+    def step(self, step: StoryStep) -> None: ...
     def tick(self, text: str) -> None: ...
-    def verdict(self, outcome: Outcome) -> None: ...
+    def verdict(self, outcome: DrillOutcome) -> None: ...
 
 
 class Quiet:
     """Shows nothing, for `--json`."""
 
-    def heading(self, stage: Stage) -> None:
+    def heading(self, stage: DrillStage) -> None:
         return
 
-    def step(self, step: Step) -> None:
+    def step(self, step: StoryStep) -> None:
         return
 
     def tick(self, text: str) -> None:
         return
 
-    def verdict(self, outcome: Outcome) -> None:
+    def verdict(self, outcome: DrillOutcome) -> None:
         return
 
 
@@ -68,7 +68,7 @@ class Terminal:
         self._shown = False
         self._owners: dict[str, str] = {}
 
-    def heading(self, stage: Stage) -> None:
+    def heading(self, stage: DrillStage) -> None:
         self._say(self._style(_PLOTS[stage.plan.scenario], bold=True))
         self._say()
         for key, value in _cast(stage):
@@ -79,7 +79,7 @@ class Terminal:
             self._say("  note       a guard trusts the first authority it meets, here the drill's own")
         self._say()
 
-    def step(self, step: Step) -> None:
+    def step(self, step: StoryStep) -> None:
         if step.tone == "grant":
             self._owners.setdefault(step.text.rpartition(" with ")[2], step.target)
         if not step.text:
@@ -94,7 +94,7 @@ class Terminal:
             room = shutil.get_terminal_size().columns - 1
             self._write("\r\x1b[K" + self._style(f"{'':11}{text}"[:room], fg="bright_black"))
 
-    def verdict(self, outcome: Outcome) -> None:
+    def verdict(self, outcome: DrillOutcome) -> None:
         if outcome.plan.scenario == "storm":
             self._counts(outcome)
         held = outcome.findings.held
@@ -106,7 +106,7 @@ class Terminal:
             self._say(" " * 8 + line)
         self._say(_hint(outcome))
 
-    def _counts(self, outcome: Outcome) -> None:
+    def _counts(self, outcome: DrillOutcome) -> None:
         findings, history = outcome.findings, outcome.history
         percent = f"{findings.lost_percent:.1f} % of the acknowledged"
         self._count("acknowledged updates", findings.acknowledged)
@@ -119,7 +119,7 @@ class Terminal:
         number = self._style(f"{count:>8}", bold=True, fg="red" if bad else None)
         self._say(f"  {what:<27}{number}   {remark}".rstrip())
 
-    def _sentence(self, step: Step) -> str:
+    def _sentence(self, step: StoryStep) -> str:
         """The text in the colour of its tone, tokens in the colour of whom they were granted to."""
         fg, parts, last = _TONES.get(step.tone), [], 0
         for found in _TOKEN.finditer(step.text):
@@ -143,7 +143,7 @@ class Terminal:
         click.echo(text, nl=False, color=True)
 
 
-def _cast(stage: Stage) -> list[tuple[str, str]]:
+def _cast(stage: DrillStage) -> list[tuple[str, str]]:
     plan = stage.plan
     authority = "SQLite, a fresh file" if stage.fresh_authority else stage.authority_shown
     if not stage.guarded:
@@ -160,17 +160,17 @@ def _cast(stage: Stage) -> list[tuple[str, str]]:
     return cast
 
 
-def _range(outcome: Outcome) -> str:
+def _range(outcome: DrillOutcome) -> str:
     lengths = [pause.ended - pause.began for pause in outcome.history.pauses]
     return f"{min(lengths):.1f} to {max(lengths):.1f} s" if lengths else "none"
 
 
-def _kinds(outcome: Outcome) -> str:
+def _kinds(outcome: DrillOutcome) -> str:
     refused = (each for each in outcome.history.operations if each.decision == "refused")
     return ", ".join(sorted({each.why or "" for each in refused}))
 
 
-def _hint(outcome: Outcome) -> str:
+def _hint(outcome: DrillOutcome) -> str:
     scenario = "" if outcome.plan.scenario == "pause" else f" {outcome.plan.scenario}"
     if outcome.guarded:
         return f"See it without the guard:  fenced drill{scenario} --guard none"

@@ -11,7 +11,7 @@ from typing import ClassVar
 from fenced.contracts import Record, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule, Ruling, Verdict, judge, rule_on
 from fenced.errors import Conflict, Contended
-from fenced.guards.answers import RECORDS_MAX, check_pattern, error_for, mode_of
+from fenced.guards.shared.answers import RECORDS_MAX, check_pattern, error_for, mode_of
 from fenced.model import Stamp, check_name
 
 

@@ -21,17 +21,16 @@ from fenced.client import AsyncLease, Lease
 from fenced.decision import Mark, Rule
 from fenced.errors import AlreadyApplied, Misuse, Refused, Unsupported
 from fenced.guarding import Fence, announcement, write_stamp
-from fenced.guards.answers import error_for
 from fenced.guards.postgresql.refusals import refusal_in
-from fenced.guards.spec import Announcement, Spec, check_identifier
-from fenced.guards.sqlite.fencing import Fence as SqliteFence
-from fenced.guards.sqlite.fencing import Guarded, covers, translate, verdict_in
+from fenced.guards.shared.answers import error_for
+from fenced.guards.shared.spec import Spec, check_identifier
+from fenced.guards.sqlite.fencing import GuardedConnection, SqliteFence, covers, translate, verdict_in
 from fenced.guards.sqlite.sessions import PlainSession, Source, commit, reenter
-from fenced.model import Stamp, check_name
+from fenced.model import Credential, Stamp, check_name
 from fenced.proofs import Proof
 from fenced.runtime.blocking import step
 from fenced.sql.clauses import AsyncClause, PlainClause
-from fenced.sql.engines import BLOCKING, SUSPENDING, Table, table_on
+from fenced.sql.engines import BLOCKING, SUSPENDING, TableGuard, table_on
 
 C = TypeVar("C")
 _LEASES = (Lease, AsyncLease)
@@ -48,7 +47,7 @@ def refusal(error: BaseException) -> Refused | AlreadyApplied | None:
     return found if isinstance(found, Refused | AlreadyApplied) else None
 
 
-class _GuardFace:
+class _GuardBase:
     """What both guards share: which table, which name, which rule."""
 
     def __init__(
@@ -73,17 +72,17 @@ class _GuardFace:
 
 def _announcement(
     fence: Fences, names: tuple[str, ...], make: Callable[[object], Stamp], still_held: bool = False
-) -> Announcement:
+) -> Credential:
     """The announcement for these fences. Leases are renewed while a transaction runs, so only `max_hold` limits it."""
     if isinstance(fence, _LEASES):  # nearly always
-        return Announcement((make(fence),), _named(names), _hold_left(fence), still_held)
+        return Credential((make(fence),), _named(names), _hold_left(fence), still_held)
     several = isinstance(fence, Sequence) and not isinstance(fence, Stamp)
     fences: Sequence[Fence] = fence if several else (fence,)  # type: ignore[assignment]
     if not fences:
         raise Misuse("give a guard the lease that hold() returned, or a list of at least one")
     limits = [_hold_left(one) for one in fences if isinstance(one, _LEASES)]
     left = [limit for limit in limits if limit is not None]
-    return Announcement(
+    return Credential(
         tuple(make(one) for one in fences),
         _named(names),
         min(left) if left else None,
@@ -99,7 +98,7 @@ def _hold_left(lease: Lease | AsyncLease) -> float | None:
     return None if hold.give_up is None else hold.give_up - hold.runtime.now()
 
 
-class Guard(_GuardFace):
+class Guard(_GuardBase):
     """Guards one table of the program's own. `connect` is needed for `announce` alone."""
 
     def __init__(
@@ -115,7 +114,7 @@ class Guard(_GuardFace):
         super().__init__(table=table, name=name, rule=rule, mandatory=mandatory, epoch=epoch)
         self._connect = connect
 
-    def _on(self, connection: object) -> Table:
+    def _on(self, connection: object) -> TableGuard:
         return table_on(connection, self._spec, self._mandatory, BLOCKING)
 
     def install(self, connection: Any, mode: str | None = None) -> None:
@@ -207,7 +206,7 @@ class Guard(_GuardFace):
 class Transaction(Generic[C]):
     """A guarded transaction on the program's own connection."""
 
-    def __init__(self, connection: C, table: Table, announcement: Announcement) -> None:
+    def __init__(self, connection: C, table: TableGuard, announcement: Credential) -> None:
         self._connection = connection
         self._table = table
         self._announcement = announcement
@@ -225,7 +224,7 @@ class Transaction(Generic[C]):
 class SqliteTransaction:
     """A guarded transaction on an SQLite connection.
 
-    It goes the way of `Guarded`; what nearly every transaction needs is called without coroutines.
+    It goes the way of `GuardedConnection`; what nearly every transaction needs is called without coroutines.
     """
 
     __slots__ = ("_connection", "_fence", "_names", "_seq", "_source")
@@ -275,17 +274,17 @@ class SqliteTransaction:
         except BaseException as error:  # noqa: BLE001 - raised again, as what it means
             step(self._guarded().commit_failed(error))
 
-    def _guarded(self) -> Guarded:
+    def _guarded(self) -> GuardedConnection:
         source = self._source
         stamp = Stamp(source.realm, source.names, source.token, self._seq, source.grant)
         names = stamp.names if self._names is source.names else self._names
-        return Guarded(self._fence, PlainSession(self._connection), stamp, names)
+        return GuardedConnection(self._fence, PlainSession(self._connection), stamp, names)
 
 
 class Announced(Generic[C]):
     """Stamps in a transaction that the program commits itself."""
 
-    def __init__(self, connection: C, table: Table, announcement: Announcement) -> None:
+    def __init__(self, connection: C, table: TableGuard, announcement: Credential) -> None:
         self._connection = connection
         self._table = table
         self._announcement = announcement
@@ -301,7 +300,7 @@ class Announced(Generic[C]):
         self.clear()
 
 
-class AsyncGuard(_GuardFace):
+class AsyncGuard(_GuardBase):
     """Guards one table of the program's own, for asyncio. `connect` is needed for `announce` alone."""
 
     def __init__(
@@ -317,7 +316,7 @@ class AsyncGuard(_GuardFace):
         super().__init__(table=table, name=name, rule=rule, mandatory=mandatory, epoch=epoch)
         self._connect = connect
 
-    def _on(self, connection: object) -> Table:
+    def _on(self, connection: object) -> TableGuard:
         return table_on(connection, self._spec, self._mandatory, SUSPENDING)
 
     async def install(self, connection: Any, mode: str | None = None) -> None:
@@ -392,7 +391,7 @@ class AsyncGuard(_GuardFace):
 class AsyncTransaction(Generic[C]):
     """A guarded transaction on the program's own connection."""
 
-    def __init__(self, connection: C, table: Table, announcement: Announcement) -> None:
+    def __init__(self, connection: C, table: TableGuard, announcement: Credential) -> None:
         self._connection = connection
         self._table = table
         self._announcement = announcement
@@ -410,7 +409,7 @@ class AsyncTransaction(Generic[C]):
 class AsyncAnnounced(Generic[C]):
     """Stamps in a transaction that the program commits itself."""
 
-    def __init__(self, connection: C, table: Table, announcement: Announcement) -> None:
+    def __init__(self, connection: C, table: TableGuard, announcement: Credential) -> None:
         self._connection = connection
         self._table = table
         self._announcement = announcement

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from fenced.decision import Mark, Rule, Verdict
-from fenced.guards.answers import error_for
-from fenced.guards.spec import Spec
+from fenced.guards.shared.answers import error_for
+from fenced.guards.shared.spec import Spec
 from fenced.model import Stamp
 from fenced.runtime.blocking import step
-from fenced.sql.engines import BLOCKING, SUSPENDING, Table, table_on
+from fenced.sql.engines import BLOCKING, SUSPENDING, TableGuard, table_on
 
 
 class Clause:
@@ -29,7 +29,9 @@ class Clause:
         self._spec = spec
         self._select = f'SELECT "{column}" FROM {table} WHERE '
 
-    async def _admitted(self, table: Table, rowcount: int, row: str, parameters: Sequence[object]) -> bool:
+    async def _admitted(
+        self, table: TableGuard, rowcount: int, row: str, parameters: Sequence[object]
+    ) -> bool:
         if rowcount > 0:
             return True
         rows = await table.run(self._select + row, parameters)

@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 from fenced.decision import Mark
 from fenced.errors import Unsupported, shown
-from fenced.guards.spec import Announcement, Spec
+from fenced.guards.shared.spec import Spec
+from fenced.model import Credential
 
 
-class Table(Protocol):
+class TableGuard(Protocol):
     """A guard on a table of the program's own, on one of its connections."""
 
     async def install(self, mode: str | None) -> None: ...
@@ -20,11 +21,11 @@ class Table(Protocol):
     async def set_mode(self, mode: str, pattern: str, wait: float = ...) -> tuple[str, ...]: ...
     async def adopt(self, realm: str) -> None: ...
     async def peek(self, name: str, at_least: int) -> Mark | None: ...
-    async def enter(self, announcement: Announcement) -> None: ...
+    async def enter(self, announcement: Credential) -> None: ...
     async def leave(self, error: BaseException | None) -> None: ...
-    async def announce(self, announcement: Announcement) -> None: ...
-    async def announce_on(self, announcement: Announcement) -> None: ...
-    async def clear(self, announcement: Announcement) -> None: ...
+    async def announce(self, announcement: Credential) -> None: ...
+    async def announce_on(self, announcement: Credential) -> None: ...
+    async def clear(self, announcement: Credential) -> None: ...
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
 
@@ -115,14 +116,14 @@ SUSPENDING: Known = {
 }
 
 
-def table_on(connection: object, spec: Spec, mandatory: bool, known: Known) -> Table:
+def table_on(connection: object, spec: Spec, mandatory: bool, known: Known) -> TableGuard:
     """The guard on this connection; Unsupported for one that we do not know."""
     kind: Any = type(connection)
     found = _found(kind, known is BLOCKING)
     if found is None:
         raise _unknown(connection, known)
     table, session = found
-    made: Table = table(spec, session(connection), mandatory)
+    made: TableGuard = table(spec, session(connection), mandatory)
     return made
 
 

@@ -317,7 +317,7 @@ async def a_release_wakes_the_head(h: AuthorityHarness) -> None:
     limit = h.runtime.now() + 5.0
     while grant_id(head.secret) not in heard:
         ensure(h.runtime.now() < limit, "the wake-up comes")
-        heard += await b.hear(h.runtime.now() + 0.5)
+        heard += await b.next_wakeups(h.runtime.now() + 0.5)
     await granted(b, head)
 
 
@@ -335,7 +335,7 @@ async def a_waiter_that_leaves_makes_room(h: AuthorityHarness) -> None:
     limit = h.runtime.now() + 5.0
     while grant_id(second.secret) not in heard:
         ensure(h.runtime.now() < limit, "the next is woken")
-        heard += await b.hear(h.runtime.now() + 0.5)
+        heard += await b.next_wakeups(h.runtime.now() + 0.5)
     await granted(b, second)
     ensure(await a.ask(head) == Ended("withdrawn"), "who left is out")
 

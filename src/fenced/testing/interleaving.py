@@ -44,7 +44,7 @@ DEADLOCK_TIMEOUT = "10ms"
 _BLOCKERS = b"SELECT pid, pg_blocking_pids(pid) FROM unnest($1::integer[]) AS pid"
 
 
-class Broken(AssertionError):
+class StoryBroken(AssertionError):
     """An interleaving that the judge refused; the message shows it, and how to run it again."""
 
 
@@ -53,7 +53,7 @@ class Stuck(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScriptStep:
     """One thing that a session does: a statement with `$1` parameters."""
 
     label: str
@@ -63,8 +63,8 @@ class Step:
     """Whatever the judge wants to know of it."""
 
 
-def sql(statement: str, *parameters: object, label: str | None = None, about: Any = None) -> Step:
-    return Step(label or " ".join(statement.split()), statement, parameters, about)
+def sql(statement: str, *parameters: object, label: str | None = None, about: Any = None) -> ScriptStep:
+    return ScriptStep(label or " ".join(statement.split()), statement, parameters, about)
 
 
 COMMIT = sql("COMMIT")
@@ -72,11 +72,11 @@ ROLLBACK = sql("ROLLBACK")
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class InterleavingScript:
     """What one session does, in order. `name` is one letter: the session's in an order such as "AABAB"."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[ScriptStep, ...]
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
     autocommit: bool = False
     """Each statement is a transaction."""
@@ -96,7 +96,7 @@ class Orders:
         return f"{len(self.chosen)} of {self.total} interleavings, drawn by seed {self.seed}"
 
 
-def interleavings(scripts: Sequence[Script], limit: int | None = None, seed: int = 0) -> Orders:
+def interleavings(scripts: Sequence[InterleavingScript], limit: int | None = None, seed: int = 0) -> Orders:
     """Every merge that keeps the order of each script; above `limit` that many, drawn by `seed`."""
     counts = {script.name: len(script.steps) for script in scripts}
     if len(counts) != len(scripts) or any(len(name) != 1 for name in counts):
@@ -125,7 +125,7 @@ def _merges(counts: dict[str, int]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ScriptOutcome:
     """What a step led to: rows and the command's tag, or an SQLSTATE and its message."""
 
     rows: tuple[tuple[Any, ...], ...] = ()
@@ -142,16 +142,16 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Event:
+class ScriptEvent:
     """One step of a run. `began` and `ended` are places on one line, on which no two are equal."""
 
     session: str
-    step: Step
+    step: ScriptStep
     began: int
     ended: int = 0
     waited_for: str = ""
     """The sessions that it stood behind, if it had to wait."""
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: ScriptOutcome = field(default_factory=ScriptOutcome)
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ class Trace:
 
     order: str
     sessions: str
-    events: list[Event] = field(default_factory=list)
+    events: list[ScriptEvent] = field(default_factory=list)
 
     @property
     def executed(self) -> tuple[tuple[str, str], ...]:
@@ -208,31 +208,31 @@ class _Session:
         self.connection.commit()
         self.pid = self.connection.info.backend_pid
         self._thread = ThreadPoolExecutor(max_workers=1)
-        self.steps: list[Step] = []
+        self.steps: list[ScriptStep] = []
         self.name = ""
-        self.running: Future[Outcome] | None = None
-        self.event: Event | None = None
+        self.running: Future[ScriptOutcome] | None = None
+        self.event: ScriptEvent | None = None
 
-    def take(self, script: Script) -> None:
+    def take(self, script: InterleavingScript) -> None:
         self.name = script.name
         self.steps = list(script.steps)
         self.connection.autocommit = script.autocommit
         self.connection.isolation_level = script.isolation
 
-    def start(self, event: Event) -> None:
+    def start(self, event: ScriptEvent) -> None:
         step = event.step
         self.event = event
         self.running = self._thread.submit(self._execute, step)
 
-    def _execute(self, step: Step) -> Outcome:
+    def _execute(self, step: ScriptStep) -> ScriptOutcome:
         try:
             cursor = self.connection.execute(step.statement.encode(), step.parameters or None)
             rows = tuple(cursor.fetchall()) if cursor.description else ()
         except psycopg.Error as error:
             if error.sqlstate is None:
                 raise  # the connection is lost, or we are mistaken
-            return Outcome(sqlstate=error.sqlstate, message=error.diag.message_primary or "")
-        return Outcome(rows, cursor.statusmessage or "")
+            return ScriptOutcome(sqlstate=error.sqlstate, message=error.diag.message_primary or "")
+        return ScriptOutcome(rows, cursor.statusmessage or "")
 
     @property
     def in_transaction(self) -> bool:
@@ -272,14 +272,14 @@ class Explorer:
 
     def explore(
         self,
-        scripts: Sequence[Script],
+        scripts: Sequence[InterleavingScript],
         *,
         reset: Callable[[], object],
         judge: Callable[[Trace], None],
         limit: int | None = None,
         seed: int = 0,
     ) -> Report:
-        """Run every merge, each after a `reset`, and let `judge` raise AssertionError: that is `Broken`."""
+        """Run every merge, each after a `reset`, and let `judge` raise AssertionError: that is `StoryBroken`."""
         orders = interleavings(scripts, limit, seed)
         seen = set()
         for order in orders.chosen:
@@ -288,11 +288,11 @@ class Explorer:
             try:
                 judge(trace)
             except AssertionError as error:
-                raise Broken(f"{error}\n{trace}") from error
+                raise StoryBroken(f"{error}\n{trace}") from error
             seen.add(trace.executed)
         return Report(orders, len(seen))
 
-    def run(self, scripts: Sequence[Script], order: str) -> Trace:
+    def run(self, scripts: Sequence[InterleavingScript], order: str) -> Trace:
         """Run one merge, given by the letters of its sessions. It ends with no transaction open."""
         if Counter(order) != Counter({script.name: len(script.steps) for script in scripts}):
             raise ValueError(f"{order!r} is no merge of these scripts")
@@ -338,8 +338,8 @@ class _Run:
             self._owed.remove(free)
             self._do(free, self._sessions[free].steps.pop(0))
 
-    def _do(self, name: str, step: Step) -> None:
-        event = Event(name, step, next(self._places))
+    def _do(self, name: str, step: ScriptStep) -> None:
+        event = ScriptEvent(name, step, next(self._places))
         self.trace.events.append(event)
         self._sessions[name].start(event)
         self._settle()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from fenced import timing
 from fenced.contracts import Versioned
-from fenced.core.holding import Hold, State
+from fenced.core.holding import GrantState, State
 from fenced.decision import Mark, Rule, Verdict, judge
 from fenced.model import (
     Ask,
@@ -35,7 +35,7 @@ PATIENCE_MAX = 0.25
 """How many seconds past `wait` a call may take."""
 
 
-class Broken(AssertionError):
+class PromiseBroken(AssertionError):
     """A promise was broken in a world."""
 
 
@@ -67,7 +67,7 @@ class Judge:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def broken(self, invariant: str, why: str) -> None:
-        raise Broken(f"{invariant} at {self.world.now:.4f}: {why}")
+        raise PromiseBroken(f"{invariant} at {self.world.now:.4f}: {why}")
 
     # The authority's answers, as they are made.
 
@@ -120,13 +120,13 @@ class Judge:
         if late > PATIENCE_MAX:
             self.broken("L5", f"{who} waited {late:.3f} s longer than its wait")
 
-    def acquired(self, hold: Hold, invoked_max: int) -> None:
+    def acquired(self, hold: GrantState, invoked_max: int) -> None:
         """I2: a grant that was asked for after another had returned has a greater token."""
         if hold.token <= invoked_max:
             self.broken("I2", f"token {hold.token} after {invoked_max} had been returned")
         self.returned_max = max(self.returned_max, hold.token)
 
-    def believes(self, hold: Hold) -> None:
+    def believes(self, hold: GrantState) -> None:
         """L3: who believes to hold, holds: the local deadline comes before the authority's."""
         if hold.grant in self.over:
             return  # its own release is on the way back

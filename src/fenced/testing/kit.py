@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from fenced.contracts import Authority, Colour, Guard, Runtime
-from fenced.core.acquiring import Desk
+from fenced.core.acquiring import LeaseEngine
 from fenced.decision import Rule
 from fenced.model import Ask, Granted, Holder, Stamp
 from fenced.runtime.aio import AioRuntime
@@ -158,11 +158,13 @@ async def granted(authority: Authority, ask: Ask) -> Granted:
     return answer
 
 
-def desk(authority: Authority, runtime: Runtime, **options: Any) -> Desk:
+def desk(authority: Authority, runtime: Runtime, **options: Any) -> LeaseEngine:
     """The real client core over an authority, with a long `patience`: a busy machine may answer slowly."""
     number = next(_numbers)
     options = {"patience": 5.0, **options}
-    return Desk(authority, runtime, Holder(f"{number:032x}", f"desk-{number}", "host", number), **options)
+    return LeaseEngine(
+        authority, runtime, Holder(f"{number:032x}", f"desk-{number}", "host", number), **options
+    )
 
 
 REALM = "00000000000000aa"

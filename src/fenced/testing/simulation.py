@@ -18,8 +18,8 @@ from typing import Any, ClassVar, TypeVar
 
 from fenced.authorities.memory import MemoryStore
 from fenced.contracts import Trait, Versioned
-from fenced.core.acquiring import Desk, Wish
-from fenced.core.holding import Hold
+from fenced.core.acquiring import LeaseEngine, LeaseRequest
+from fenced.core.holding import GrantState
 from fenced.decision import Rule
 from fenced.errors import (
     AlreadyApplied,
@@ -43,7 +43,7 @@ from fenced.model import (
     Standing,
 )
 from fenced.runtime.simulated import Process, SimulatedRuntime, World
-from fenced.testing.judging import REALM, Broken, Judge
+from fenced.testing.judging import REALM, Judge, PromiseBroken
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class Network:
         return not self.healed
 
 
-class Server:
+class SimulatedServer:
     """A process that answers requests; its state is on a disk that survives a crash."""
 
     def __init__(self, world: World, network: Network, name: str) -> None:
@@ -170,11 +170,11 @@ class SimulatedAuthority:
         site.listeners.append(self)
 
     def wake(self, public: str) -> None:
-        def hear() -> None:
+        def next_wakeups() -> None:
             self._heard[public] = None
             self._wakeup.set()
 
-        self._site.network.send(self._process, hear)
+        self._site.network.send(self._process, next_wakeups)
 
     async def _call(self, handle: Callable[[], T], until: float | None = None) -> T:
         latest = self._runtime.now() + 1.0
@@ -196,14 +196,14 @@ class SimulatedAuthority:
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return await self._call(partial(self._site.withdraw, secret), until)
 
-    async def hear(self, until: float) -> list[str]:
+    async def next_wakeups(self, until: float) -> list[str]:
         if not self._heard:
             await self._runtime.wait(self._wakeup, until)
         self._wakeup.clear()
         heard, self._heard = list(self._heard), {}
         return heard
 
-    def nudge(self) -> None:
+    def interrupt(self) -> None:
         self._wakeup.set()
 
     async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
@@ -239,7 +239,7 @@ class Site:
 
     store_type: type[MemoryStore] = MemoryStore
     guard_type: type[MemoryGuard] = MemoryGuard
-    desk_type: type[Desk] = Desk
+    desk_type: type[LeaseEngine] = LeaseEngine
     announces = True
 
     def __init__(self, seed: int | str, *, tell: bool = False) -> None:
@@ -255,8 +255,8 @@ class Site:
         self.pace = min(self.ttl, 2.0)
         self.resource_names = [f"name/{i}" for i in range(rng.choice((1, 2)))]
         self.judge = Judge(self.world, self.rule, tell=tell)
-        self.authority = Server(self.world, self.network, "authority")
-        self.resource = Server(self.world, self.network, "resource")
+        self.authority = SimulatedServer(self.world, self.network, "authority")
+        self.resource = SimulatedServer(self.world, self.network, "resource")
         self.listeners: list[SimulatedAuthority] = []
         self.store = self.store_type(lambda: self.world.now, realm=REALM)
         self.store.listeners.append(self._woken)
@@ -334,7 +334,7 @@ class Site:
             rate=1.0 + rng.uniform(-DRIFT_MAX, DRIFT_MAX),
             offset=rng.uniform(0, 1000),
         )
-        Client(self, process).start()
+        SimulatedClient(self, process).start()
 
     def run(self) -> Judge:
         for _ in range(self.world.rng.choice((2, 3, 4))):
@@ -379,7 +379,7 @@ class Site:
                     self.judge.broken("L4", f"{name} is wedged: token {token} is refused")
 
 
-class Client:
+class SimulatedClient:
     """A process with a worker or two that read, think and write under a lease."""
 
     def __init__(self, site: Site, process: Process) -> None:
@@ -434,7 +434,7 @@ class Client:
         rng, judge = self.site.world.rng, self.site.judge
         invoked_max = judge.returned_max
         wait = rng.choice((None, None, 0.0, 1.0, 4.0))
-        wish = Wish.of(names, ttl=self.site.ttl, wait=wait, lock_delay=rng.choice((0.0, 0.0, 0.5)))
+        wish = LeaseRequest.of(names, ttl=self.site.ttl, wait=wait, lock_delay=rng.choice((0.0, 0.0, 0.5)))
         began, local = self.site.world.now, self.runtime.now()
         error: FencedError | None = None
         try:
@@ -458,14 +458,14 @@ class Client:
         judge.believes(hold)
         await self.desk.leave(hold, raised=False)
 
-    def _watch(self, hold: Hold) -> None:
+    def _watch(self, hold: GrantState) -> None:
         """Ask the judge just before each local deadline, when belief is weakest."""
         self.site.judge.believes(hold)
         if hold.remaining() > 0.002 and self.process.alive:
             last = self.process.world_time(hold.deadline - 0.001)
             self.site.world.at(last, lambda: self.process.deliver(lambda: self._watch(hold)))
 
-    async def _update(self, hold: Hold, name: str) -> None:
+    async def _update(self, hold: GrantState, name: str) -> None:
         """Read, think, write back with one item more."""
         site = self.site
         announcement = hold.announcement()
@@ -523,7 +523,7 @@ def simulate(seed: int | str, site_type: type[Site] = Site, *, tell: bool = Fals
     site = site_type(seed, tell=tell)
     try:
         return site.run()
-    except Broken as error:
+    except PromiseBroken as error:
         error.add_note(f"replay: make simulate SEEDS={seed}")
         if tell:
             error.add_note("\n".join(site.judge.log[-200:]))
@@ -546,7 +546,7 @@ def main(arguments: Sequence[str]) -> int:
     for seed in seeds:
         try:
             judge = simulate(seed, tell=tell)
-        except Broken as error:
+        except PromiseBroken as error:
             sys.stderr.write(f"seed {seed}: {error}\n" + "\n".join(error.__notes__) + "\n")
             return 1
         if tell:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fenced import timing
-from fenced.authorities.etcd import EtcdAuthority
+from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.contracts import Authority, Runtime
 from fenced.registry import BUILT_IN
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run

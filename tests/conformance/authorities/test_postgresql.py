@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fenced.authorities.postgresql import PostgresqlAuthority
+from fenced.authorities.postgresql.authority import PostgresqlAuthority
 from fenced.contracts import Authority, Colour, Runtime
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, run
 from fenced.testing.servers import PostgresqlServer

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.redis import RedisAuthority
-from fenced.authorities.redis.address import Address
+from fenced.authorities.redis.address import RedisAddress
+from fenced.authorities.redis.authority import RedisAuthority
 from fenced.contracts import Authority, Runtime
 from fenced.registry import BUILT_IN
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
@@ -80,6 +80,6 @@ def test_rediss_is_the_same_authority_over_tls() -> None:
     """What is shown of the one is shown of the other: they differ in the socket only."""
     table = BUILT_IN["fenced.authorities"]
     assert table[TLS_BACKEND] == table[BACKEND]
-    plain, tls = Address("redis://host"), Address("rediss://host")
+    plain, tls = RedisAddress("redis://host"), RedisAddress("rediss://host")
     assert plain.context is None
     assert tls.context is not None and tls.context.check_hostname

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fenced.authorities.sqlite import SqliteAuthority
+from fenced.authorities.sqlite.authority import SqliteAuthority
 from fenced.contracts import Authority, Runtime
 from fenced.runtime import clocks
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run

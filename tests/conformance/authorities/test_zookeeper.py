@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.zookeeper import ZooKeeperAuthority
+from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.contracts import Authority, Runtime
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
 from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer

@@ -7,7 +7,7 @@ import pytest
 
 from fenced.contracts import Guard, Runtime
 from fenced.decision import Rule
-from fenced.guards.sqlite import SqliteGuard
+from fenced.guards.sqlite.values import SqliteGuard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.testing.kit import stamp

@@ -13,7 +13,7 @@ _OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _FORM = "etcd://user:password@host:2379,host2,host3, with special characters as %xx"
 
 
-class Address:
+class EtcdAddress:
     """Where the members are and how to connect to them. Its text forms hold no secret."""
 
     def __init__(self, url: str) -> None:

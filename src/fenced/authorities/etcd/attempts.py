@@ -7,12 +7,12 @@ import math
 from dataclasses import replace
 
 from fenced import timing
-from fenced.authorities.etcd import steps
+from fenced.authorities.etcd import transactions
 from fenced.authorities.etcd.ending import Ending
-from fenced.authorities.etcd.keys import GRANTED, WAITING, About, Record
-from fenced.authorities.etcd.known import Attempt
-from fenced.authorities.etcd.leases import Lease, Session
-from fenced.authorities.etcd.looking import Sight
+from fenced.authorities.etcd.keys import GRANTED, WAITING, ClaimInfo, KeyRecord
+from fenced.authorities.etcd.known import EtcdAttempt
+from fenced.authorities.etcd.leases import EtcdLease, EtcdSession
+from fenced.authorities.etcd.looking import QueueView
 from fenced.authorities.etcd.messages import KeyValue, TxnReply, get, txn
 from fenced.authorities.etcd.watching import Target
 from fenced.authorities.etcd.wire import LeaseGone, NoSpace
@@ -98,14 +98,16 @@ class Attempts(Ending):
         session = await self._sessions.holding(ask.holder, ask.ttl, ask.lock_delay, until)
         memory = await self._sessions.memory(ask.ttl, until)
         space, raw = self._space, self._space.raw
-        record = self._granted(Record(GRANTED, ask.names, ask.ttl, ask.lock_delay, ask.holder), session)
+        record = self._granted(KeyRecord(GRANTED, ask.names, ask.ttl, ask.lock_delay, ask.holder), session)
         floor, learn = self._floor(ask.names), self._floors.unknown(ask.names)
-        request = steps.grant(self._keys, public, record, memory.id, raw, floor, learn=learn)
+        request = transactions.grant(self._keys, public, record, memory.id, raw, floor, learn=learn)
         reply = await space.run(request, until)
         if reply.succeeded:
             if learn:
                 self._floors.learn(ask.names, reply.found[0].first, reply.header.revision)
-            mine = Attempt(public, record, reply.header.revision, session.hold, session.delayed, None, memory)
+            mine = EtcdAttempt(
+                public, record, reply.header.revision, session.hold, session.delayed, None, memory
+            )
             self._floors.was_free(ask.names, reply.header.revision)
             return await self._take(mine, reply, began, until)
         found, meta = (each.first for each in reply.found)
@@ -123,7 +125,7 @@ class Attempts(Ending):
         await self._enqueue(public, record, session, memory, sight, until)
         return None
 
-    async def _take(self, mine: Attempt, reply: TxnReply, began: float, until: float) -> Granted:
+    async def _take(self, mine: EtcdAttempt, reply: TxnReply, began: float, until: float) -> Granted:
         """Hand a grant out, unless it was made in another history than the one its tokens belong to."""
         try:
             self._space.refuse_strange(reply.header)
@@ -140,7 +142,13 @@ class Attempts(Ending):
         return Granted(reply.header.revision + mine.record.offset, left, float(mine.hold.seconds))
 
     async def _enqueue(
-        self, public: str, record: Record, session: Session, memory: Lease, sight: Sight, until: float
+        self,
+        public: str,
+        record: KeyRecord,
+        session: EtcdSession,
+        memory: EtcdLease,
+        sight: QueueView,
+        until: float,
     ) -> None:
         """Take a place in all queues at once, under one ticket: the revision in which somebody was in the way.
 
@@ -149,17 +157,17 @@ class Attempts(Ending):
         assert record.holder is not None and sight.blocker is not None
         queue = await self._sessions.queueing(record.holder, record.ttl, until)
         record = replace(record, state=WAITING, queue=queue.id, ticket=sight.revision)
-        request = steps.enqueue(self._keys, public, record, memory.id, sight.blocker)
+        request = transactions.enqueue(self._keys, public, record, memory.id, sight.blocker)
         reply = await self._space.run(request, until)
         if reply.succeeded:
-            self.live[public] = Attempt(
+            self.live[public] = EtcdAttempt(
                 public, record, reply.header.revision, session.hold, session.delayed, queue, memory
             )
 
-    def _places(self, mine: Attempt) -> list[bytes]:
+    def _places(self, mine: EtcdAttempt) -> list[bytes]:
         return self._keys.places_of(mine.record.names, mine.record.ticket, mine.public)
 
-    async def _promote(self, mine: Attempt, ask: Ask, began: float, until: float) -> AskAnswer | None:
+    async def _promote(self, mine: EtcdAttempt, ask: Ask, began: float, until: float) -> AskAnswer | None:
         """Grant it if nothing stands ahead of any of its places; None: look again."""
         space, raw = self._space, self._space.raw
         session = await self._sessions.holding(ask.holder, ask.ttl, mine.record.delay, until)
@@ -167,12 +175,12 @@ class Attempts(Ending):
         record = self._granted(mine.record, session)
         floor = min(self._floor(record.names), record.ticket)
         tell = self._floors.to_tell(record.names, record.ticket)
-        request = steps.promote(self._keys, mine.public, record, memory.id, raw, floor, tell=tell)
+        request = transactions.promote(self._keys, mine.public, record, memory.id, raw, floor, tell=tell)
         reply = await space.run(request, until)
         if reply.succeeded:
             revision = reply.header.revision
             self._floors.let_in(record.names, record.ticket, told=tell)
-            granted = Attempt(
+            granted = EtcdAttempt(
                 mine.public, record, revision, session.hold, session.delayed, mine.queue, memory
             )
             return await self._take(granted, reply, began, until)
@@ -189,7 +197,7 @@ class Attempts(Ending):
         sight = await self.look_ahead(mine, until)
         return None if sight.blocker is None else await self._waiting(sight, until)
 
-    async def _waiting(self, sight: Sight, until: float) -> Waiting:
+    async def _waiting(self, sight: QueueView, until: float) -> Waiting:
         """How long it may take, told by the lease of the holder, or of what else is directly ahead."""
         assert sight.blocker is not None
         held_by = await self._looker.held_by(sight.claim, until)
@@ -199,23 +207,23 @@ class Attempts(Ending):
             left = max(0, await self._sessions.leases.left(sight.blocker.lease, until))
         return Waiting(left + ROUNDING_SECONDS, sight.ahead, held_by)
 
-    async def look_ahead(self, mine: Attempt, until: float) -> Sight:
+    async def look_ahead(self, mine: EtcdAttempt, until: float) -> QueueView:
         """What stands ahead of a waiter; the one key that is directly ahead is watched from now on."""
         floor = min(self._floor(mine.record.names), mine.record.ticket)
         sight = await self._looker.ahead(mine.record.names, self._places(mine), until, floor)
         if sight.claim is not None and len(mine.record.names) == 1:
-            ticket = About.read(sight.claim.value).ticket
+            ticket = ClaimInfo.read(sight.claim.value).ticket
             if ticket:
                 self._floors.let_in(mine.record.names, ticket)
-        if sight.blocker is not None and About.read(sight.blocker.value).public == mine.public:
-            return Sight()  # its own claim: it was granted meanwhile
+        if sight.blocker is not None and ClaimInfo.read(sight.blocker.value).public == mine.public:
+            return QueueView()  # its own claim: it was granted meanwhile
         if sight.blocker is not None:
             await self.follow(mine, sight.blocker, sight.revision, until)
         return sight
 
-    async def follow(self, mine: Attempt, ahead: KeyValue, revision: int, until: float) -> None:
+    async def follow(self, mine: EtcdAttempt, ahead: KeyValue, revision: int, until: float) -> None:
         """Watch what is directly ahead, as of a revision. If it is ours, it can hand over when it ends."""
-        public = About.read(ahead.value).public
+        public = ClaimInfo.read(ahead.value).public
         if public in self.live:
             self._behind[public] = mine.public
         await self._ears.watch(mine.public, Target(ahead.key, revision + 1), until)
@@ -224,7 +232,7 @@ class Attempts(Ending):
 
     async def _stored(self, ask: Ask, public: str, found: KeyValue, until: float) -> AskAnswer | None:
         """The same attempt was here before."""
-        record = Record.read(found.value)
+        record = KeyRecord.read(found.value)
         if record.names:
             _check_same(ask, record)
         mine = self.adopt(public, record, found)
@@ -235,7 +243,7 @@ class Attempts(Ending):
             return None
         return await self._known(mine, until)
 
-    async def _known(self, mine: Attempt, until: float) -> AskAnswer | None:
+    async def _known(self, mine: EtcdAttempt, until: float) -> AskAnswer | None:
         """The answer to a repeated ask of an attempt that was granted."""
         found = await self._record_if_held(mine, until)
         if found is None:
@@ -251,15 +259,18 @@ class Attempts(Ending):
         self.live.setdefault(mine.public, mine)
         return Granted(mine.revision + mine.record.offset, float(left), float(mine.record.seconds))
 
-    async def _record_if_held(self, mine: Attempt, until: float) -> KeyValue | None:
+    async def _record_if_held(self, mine: EtcdAttempt, until: float) -> KeyValue | None:
         """The record of an attempt; whether it has its claims is known afterwards."""
-        proof, mine_key = steps.holds(self._keys, mine.public, mine.record), self._keys.attempt(mine.public)
+        proof, mine_key = (
+            transactions.holds(self._keys, mine.public, mine.record),
+            self._keys.attempt(mine.public),
+        )
         reply = await self._space.run(txn(proof, [get(mine_key)], [get(mine_key)]), until)
         if reply.succeeded:
             self._held.update(dict.fromkeys(mine.record.names, mine.public))
         return reply.found[0].first
 
-    async def holds(self, mine: Attempt, keys: set[bytes], until: float) -> bool:
+    async def holds(self, mine: EtcdAttempt, keys: set[bytes], until: float) -> bool:
         """Whether these keys, which hang on its lease, are its claims.
 
         Another attempt of the same client may have the name by now, on the same lease.
@@ -272,7 +283,7 @@ class Attempts(Ending):
         return all(self._held.get(name) == mine.public for name in names)
 
 
-def _check_same(ask: Ask, record: Record) -> None:
+def _check_same(ask: Ask, record: KeyRecord) -> None:
     """Misuse if the attempt was used before for something else."""
     if (record.names, record.ttl) != (ask.names, ask.ttl):
         raise Misuse("the same attempt was used before with other names or another ttl")

@@ -7,11 +7,10 @@ import socket
 import ssl
 from collections.abc import Sequence
 
-from fenced.authorities.etcd import http2
-from fenced.authorities.etcd.http2 import Malformed, Status, Talk
 from fenced.contracts import Runtime
-from fenced.runtime import links
-from fenced.runtime.pool import Broken
+from fenced.wire import http2, streams
+from fenced.wire.http2 import GrpcConnection, Malformed, Status
+from fenced.wire.pool import ConnectionBroken
 
 METADATA = (("hasleader", "true"),)
 """A member that knows no leader says so at once."""
@@ -27,19 +26,19 @@ class Failed(Exception):
         self.status = status
 
 
-class Connection:
+class EtcdConnection:
     """Connected, and greeted. Broken: nobody knows whether the call was carried out; http2.Refused: it was not."""
 
     def __init__(self, link: socket.socket, where: str, runtime: Runtime, turn: int) -> None:
         self.turn = turn
         """Whose turn it was when this one was made."""
-        self.line = links.line(link, runtime)
+        self.line = streams.line(link, runtime)
         self._where = where
         self._now = runtime.now
         self._scheme = "https" if isinstance(link, ssl.SSLSocket) else "http"
         self._heads: dict[str, bytes] = {}
         self._token = ""
-        self._talk = Talk()
+        self._talk = GrpcConnection()
         self._out = self._talk.hello()
         self._answered = runtime.now()
 
@@ -51,9 +50,9 @@ class Connection:
     def is_alive(self) -> bool:
         """Whether it can be used again, by what the server has said since the last call."""
         try:
-            if arrived := self.line.arrived():
-                self._out += self._talk.receive(arrived)
-        except (OSError, Malformed, http2.Refused):
+            if read_available := self.line.read_available():
+                self._out += self._talk.receive(read_available)
+        except (OSError, Malformed, http2.StreamRefused):
             return False
         return not self._talk.closing
 
@@ -63,7 +62,7 @@ class Connection:
         await self.line.send(out, until)
         try:
             self._out = self._talk.receive(await self.line.receive(until))
-        except (Malformed, http2.Refused) as error:
+        except (Malformed, http2.StreamRefused) as error:
             raise OSError(str(error)) from error
 
     async def call(self, path: str, requests: Sequence[bytes], until: float, token: str = "") -> list[bytes]:
@@ -76,17 +75,17 @@ class Connection:
             await self.line.send(out, until)
             while talk.status is None:
                 if late:
-                    raise links.Late
+                    raise streams.Late
                 # After the deadline read once more, as an answer that arrived in time counts, but not for ever.
                 late = self._now() >= until
                 if answers := talk.receive(await self.line.receive(until)):
                     await self.line.send(answers, until)
         except (OSError, Malformed) as error:
-            raise Broken(f"{self._where}: {error}") from error
+            raise ConnectionBroken(f"{self._where}: {error}") from error
         if talk.status.code != http2.OK:
             raise Failed(talk.status)
         if len(talk.messages) != len(requests):
-            raise Broken(f"{self._where}: the call ended before all was answered")
+            raise ConnectionBroken(f"{self._where}: the call ended before all was answered")
         return list(talk.messages)
 
     def _head(self, path: str, token: str) -> bytes:
@@ -101,7 +100,7 @@ class Connection:
 
     def stream(self, path: str, runtime: Runtime, token: str = "") -> Stream:
         """Begin a call without an end; nothing else can be done with this connection then."""
-        out = self._out + self._talk.receive(self.line.let_go())
+        out = self._out + self._talk.receive(self.line.detach())
         out += self._talk.begin(self._head(path, token), (), end=False)
         return Stream(self, self._talk, out, runtime, token)
 
@@ -116,7 +115,9 @@ class Connection:
 class Stream:
     """A call without an end. Anybody may send; one receives, when the link can be read."""
 
-    def __init__(self, connection: Connection, talk: Talk, out: bytes, runtime: Runtime, token: str) -> None:
+    def __init__(
+        self, connection: EtcdConnection, talk: GrpcConnection, out: bytes, runtime: Runtime, token: str
+    ) -> None:
         self.link = connection.line.link
         self.turn = connection.turn
         self.token = token
@@ -156,7 +157,7 @@ class Stream:
             try:
                 while self._out and not self._closed:
                     self._out = self._out[self.link.send(self._out) :]
-            except links.NOT_NOW:
+            except streams.NOT_NOW:
                 return True
             except OSError:
                 self._out = b""  # who receives will find the same
@@ -176,7 +177,7 @@ class Stream:
                 self.over = self._closed or not self._take()
                 messages += self._talk.messages
                 self._talk.messages.clear()
-            except (OSError, Malformed, http2.Refused):
+            except (OSError, Malformed, http2.StreamRefused):
                 self.over = True
         if not self.over:
             await self._flush(until)
@@ -186,8 +187,8 @@ class Stream:
         """Whether more can come."""
         while self._talk.status is None:
             try:
-                data = self.link.recv(links.READ_BYTES)
-            except links.NOT_NOW:
+                data = self.link.recv(streams.READ_BYTES)
+            except streams.NOT_NOW:
                 return True
             if not data:
                 return False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from fenced.authorities.etcd import steps
-from fenced.authorities.etcd.keys import EXPIRED, About, Record
-from fenced.authorities.etcd.known import Attempt, Given, Known
-from fenced.authorities.etcd.leases import Lease
+from fenced.authorities.etcd import transactions
+from fenced.authorities.etcd.keys import EXPIRED, ClaimInfo, KeyRecord
+from fenced.authorities.etcd.known import EtcdAttempt, Known, PendingGrant
+from fenced.authorities.etcd.leases import EtcdLease
 from fenced.authorities.etcd.messages import (
     TXN_OPS_MAX,
     TxnReply,
@@ -68,11 +68,11 @@ class Ending(Known):
     async def _tombstone(self, public: str, state: str, until: float) -> Released | None:
         memory = await self._sessions.memory(0.0, until)
         key = self._keys.attempt(public)
-        write = put(key, Record(state, (), 0.0).written(), memory.id)
+        write = put(key, KeyRecord(state, (), 0.0).written(), memory.id)
         reply = await self._space.run(txn([absent(key)], [write]), until)
         return Released() if reply.succeeded else None
 
-    async def _finish(self, mine: Attempt, sign: Sign, state: str, until: float) -> ReleaseAnswer | None:
+    async def _finish(self, mine: EtcdAttempt, sign: Sign, state: str, until: float) -> ReleaseAnswer | None:
         """None: its record has changed."""
         try:
             memory = await self._sessions.memory(mine.record.ttl, until)
@@ -90,17 +90,19 @@ class Ending(Known):
         if found is None or found.modified != mine.revision:
             return None
         for name in mine.record.names:
-            await self._space.run(steps.clear(self._keys, mine.public, mine.record, name), until)
+            await self._space.run(transactions.clear(self._keys, mine.public, mine.record, name), until)
         self.expired(mine)
         return Ended(await self.reason(mine, until))
 
-    async def _give_back(self, mine: Attempt, state: str, memory: int, until: float) -> TxnReply:
-        request, rest = steps.finish(self._keys, mine.public, mine.record, mine.revision, state, memory)
+    async def _give_back(self, mine: EtcdAttempt, state: str, memory: int, until: float) -> TxnReply:
+        request, rest = transactions.finish(
+            self._keys, mine.public, mine.record, mine.revision, state, memory
+        )
         if rest:  # the holder's own places in the queues: nobody needs them, so they may go first
             await self._space.run(txn((), rest), until)
         return await self._space.run(request, until)
 
-    async def _hand_over(self, mine: Attempt, memory: Lease, until: float) -> bool:
+    async def _hand_over(self, mine: EtcdAttempt, memory: EtcdLease, until: float) -> bool:
         """End it and grant its name to the waiter directly behind, in one transaction, if both are of this client."""
         heir = self.live.get(self._behind.get(mine.public, ""))
         if heir is None or heir.granted or not mine.granted or not self._ears.listening:
@@ -117,7 +119,7 @@ class Ending(Known):
         follower = (heir.public, record, heir.memory.id)
         floor = min(self._floor(record.names), mine.record.ticket or record.ticket)
         tell = self._floors.to_tell(record.names, record.ticket)
-        request = steps.hand_over(
+        request = transactions.hand_over(
             self._keys, mine.public, mine.record, memory.id, follower, self._space.raw, floor, tell=tell
         )
         # Suppress its watch until the hand-over transaction has an outcome (see `finally`).
@@ -127,10 +129,10 @@ class Ending(Known):
             if reply.succeeded:
                 self.forget(mine)
                 self._floors.let_in(record.names, record.ticket, told=tell)
-                granted = Attempt(
+                granted = EtcdAttempt(
                     heir.public, record, reply.header.revision, session.hold, None, heir.queue, heir.memory
                 )
-                self._given[heir.public] = Given(heir, granted, reply)
+                self._given[heir.public] = PendingGrant(heir, granted, reply)
                 # If it ended or changed meanwhile, nobody would take this entry.
                 if self.live.get(heir.public) is not heir:
                     self._given.pop(heir.public, None)
@@ -144,7 +146,7 @@ class Ending(Known):
         sight = await self._looker.ahead((name,), [self._keys.behind(name)], until)
         if sight.claim is None:
             return None
-        public = About.read(sight.claim.value).public
+        public = ClaimInfo.read(sight.claim.value).public
         mine, _ = await self.load(public, until)
         if mine is None or not mine.granted:
             return None
@@ -152,7 +154,7 @@ class Ending(Known):
         space.is_new(reply.found[0].first)
         space.refuse_next(reply.header)
         memory = await self._sessions.memory(mine.record.ttl, until)
-        writes = steps.ends(self._keys, public, mine.record, "revoked", memory.id)
+        writes = transactions.ends(self._keys, public, mine.record, "revoked", memory.id)
         proof = [valued(sight.claim.key, sight.claim.value), valued(self._keys.meta, space.raw)]
         if rest := writes[TXN_OPS_MAX:]:  # its places: without them others only wake up in vain
             await space.run(txn((), rest), until)
@@ -238,9 +240,9 @@ class Ending(Known):
             sign.freed = False
         self.forget_sign(sign.public)
 
-    def expired(self, mine: Attempt) -> None:
+    def expired(self, mine: EtcdAttempt) -> None:
         """It has expired: its lock_delay counts from when its ttl ended."""
         sign = self.signs.get(mine.public)
         if sign is not None and mine.granted and mine.record.delayed:
             sign.ttl, sign.delay, sign.end = float(mine.record.seconds), mine.record.delay, ""
-            sign.delays = steps.delays(self._keys, mine.public, mine.record)
+            sign.delays = transactions.delays(self._keys, mine.public, mine.record)

@@ -28,7 +28,7 @@ CLAIM, DELAY, PLACE = b"c", b"d", b"q"
 GRANTED, WAITING, EXPIRED = "granted", "waiting", "expired"
 
 
-class Spot(NamedTuple):
+class KeyKind(NamedTuple):
     """What a key under a name says."""
 
     name: str
@@ -76,12 +76,12 @@ class Keys:
         """Where the queue of a name begins, or the part of it from a ticket on."""
         return b"%b%b\0q%b" % (self._names, name.encode(), b"%016x" % ticket if ticket else b"")
 
-    def spot(self, key: bytes) -> Spot:
+    def spot(self, key: bytes) -> KeyKind:
         """What a key under a name means."""
         name, _, rest = key[len(self._names) :].rpartition(b"\0")
         if not key.startswith(self._names) or rest[:1] not in (CLAIM, DELAY, PLACE):
             raise InvariantBroken(f"a key that fenced did not make: {key!r}")
-        return Spot(name.decode(), rest[:1])
+        return KeyKind(name.decode(), rest[:1])
 
 
 def is_claim(key: bytes) -> bool:
@@ -121,7 +121,7 @@ class Meta(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class KeyRecord:
     """An attempt as it is stored. The token of a granted one is the revision that wrote it, plus `offset`."""
 
     state: str
@@ -147,19 +147,19 @@ class Record:
         return _json(told)
 
     @classmethod
-    def read(cls, value: bytes) -> Record:
+    def read(cls, value: bytes) -> KeyRecord:
         told = json.loads(value)
         told["names"] = tuple(told["names"])
         if "holder" in told:
             told["holder"] = _holder(told["holder"])
         return cls(**told)
 
-    def ended(self, state: str) -> Record:
+    def ended(self, state: str) -> KeyRecord:
         """What is remembered of it; not who it was."""
-        return Record(state, self.names, self.ttl)
+        return KeyRecord(state, self.names, self.ttl)
 
 
-class About(NamedTuple):
+class ClaimInfo(NamedTuple):
     """What a claim or a place says of its attempt. Its names, if they are many, are in the attempt's record."""
 
     public: str
@@ -171,7 +171,7 @@ class About(NamedTuple):
     """Of its place in the queue, if it has or had one."""
 
     @classmethod
-    def of(cls, public: str, record: Record) -> About:
+    def of(cls, public: str, record: KeyRecord) -> ClaimInfo:
         """What is written under each name of an attempt; always the same."""
         assert record.holder is not None
         many = len(record.names) > 1
@@ -186,7 +186,7 @@ class About(NamedTuple):
         return b'{"grant":"%b",%b' % (self.public.encode(), _json(told)[1:])
 
     @classmethod
-    def read(cls, value: bytes) -> About:
+    def read(cls, value: bytes) -> ClaimInfo:
         told = json.loads(value)
         return cls(
             told["grant"],

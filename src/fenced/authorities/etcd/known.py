@@ -5,29 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fenced.authorities.etcd.floors import Floors
-from fenced.authorities.etcd.keys import GRANTED, WAITING, Record
-from fenced.authorities.etcd.leases import Lease, Session, Sessions
-from fenced.authorities.etcd.looking import Looker
+from fenced.authorities.etcd.keys import GRANTED, WAITING, KeyRecord
+from fenced.authorities.etcd.leases import EtcdLease, EtcdSession, Sessions
+from fenced.authorities.etcd.looking import QueueReader
 from fenced.authorities.etcd.messages import TXN_OPS_MAX, KeyValue, TxnReply, get
 from fenced.authorities.etcd.namespace import Namespace
+from fenced.authorities.etcd.progress import QueueProgress
 from fenced.authorities.etcd.signs import Signs
-from fenced.authorities.etcd.watching import Ears
+from fenced.authorities.etcd.watching import EtcdWakeups
 from fenced.contracts import Runtime
 from fenced.errors import Unsupported
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class EtcdAttempt:
     """A live attempt as this client knows it: its record, the revision that wrote it, and its etcd leases."""
 
     public: str
-    record: Record
+    record: KeyRecord
     revision: int
-    hold: Lease | None = None
-    delayed: Lease | None = None
-    queue: Lease | None = None
-    memory: Lease | None = None
+    hold: EtcdLease | None = None
+    delayed: EtcdLease | None = None
+    queue: EtcdLease | None = None
+    memory: EtcdLease | None = None
     settled: bool = False
     """No waiter with an earlier ticket can still take a place ahead of it."""
 
@@ -44,17 +44,17 @@ class Attempt:
     def lives(self, now: float) -> bool:
         return self.hold is not None and self.hold.until > now
 
-    def leases(self, now: float) -> list[Lease]:
+    def leases(self, now: float) -> list[EtcdLease]:
         """The etcd leases to keep alive for it: the lock_delay's before the hold's, and only while the hold's lives."""
         kept = (self.delayed if self.lives(now) else None, self.hold, self.queue)
         return [lease for lease in kept if lease is not None]
 
 
-class Given(NamedTuple):
+class PendingGrant(NamedTuple):
     """A grant that another attempt of this client wrote when it ended; the waiter has not asked since."""
 
-    waited: Attempt
-    granted: Attempt
+    waited: EtcdAttempt
+    granted: EtcdAttempt
     reply: TxnReply
 
 
@@ -62,7 +62,7 @@ class Known:
     """All attempts of one client."""
 
     def __init__(
-        self, space: Namespace, sessions: Sessions, looker: Looker, ears: Ears, runtime: Runtime
+        self, space: Namespace, sessions: Sessions, looker: QueueReader, ears: EtcdWakeups, runtime: Runtime
     ) -> None:
         self._space = space
         self._keys = space.keys
@@ -70,13 +70,13 @@ class Known:
         self._looker = looker
         self._ears = ears
         self._now = runtime.now
-        self.live: dict[str, Attempt] = {}
+        self.live: dict[str, EtcdAttempt] = {}
         self.signs = Signs(runtime.now)
         self._held: dict[str, str] = {}
         self._behind: dict[str, str] = {}
         """The waiter directly behind an attempt, if both are of this client."""
-        self._given: dict[str, Given] = {}
-        self._floors = Floors(runtime.now)
+        self._given: dict[str, PendingGrant] = {}
+        self._floors = QueueProgress(runtime.now)
 
     def forked(self) -> None:
         for known in (self.live, self._held, self._behind, self._given):
@@ -87,11 +87,11 @@ class Known:
     def _floor(self, names: tuple[str, ...]) -> int:
         return self._floors.of(names, self._space.raw)
 
-    def _granted(self, record: Record, session: Session) -> Record:
+    def _granted(self, record: KeyRecord, session: EtcdSession) -> KeyRecord:
         delayed = session.delayed.id if session.delayed is not None else 0
         if delayed and len(record.names) >= TXN_OPS_MAX // 2:
             raise Unsupported(f"with lock_delay an etcd lease covers at most {TXN_OPS_MAX // 2 - 1} names")
-        return Record(
+        return KeyRecord(
             GRANTED,
             record.names,
             record.ttl,
@@ -105,38 +105,38 @@ class Known:
             self._space.meta.offset,
         )
 
-    def adopt(self, public: str, record: Record, found: KeyValue) -> Attempt | None:
+    def adopt(self, public: str, record: KeyRecord, found: KeyValue) -> EtcdAttempt | None:
         """An attempt that another client may have begun, or None if it has ended."""
         if record.state not in (GRANTED, WAITING):
             return None
-        mine = Attempt(public, record, found.modified)
-        mine.hold = Lease(record.hold, record.seconds)
-        mine.queue = Lease(record.queue, 0) if record.queue else None
-        mine.delayed = Lease(record.delayed, 0) if record.delayed else None
-        mine.memory = Lease(found.lease, 0)
+        mine = EtcdAttempt(public, record, found.modified)
+        mine.hold = EtcdLease(record.hold, record.seconds)
+        mine.queue = EtcdLease(record.queue, 0) if record.queue else None
+        mine.delayed = EtcdLease(record.delayed, 0) if record.delayed else None
+        mine.memory = EtcdLease(found.lease, 0)
         return mine
 
-    async def load(self, public: str, until: float) -> tuple[Attempt | None, Record | None]:
+    async def load(self, public: str, until: float) -> tuple[EtcdAttempt | None, KeyRecord | None]:
         """The attempt, if it is live by its record, and its record, if there is one."""
         if (mine := self.live.get(public)) is not None:
             return mine, mine.record
         return await self._stored_now(public, until)
 
-    async def _stored_now(self, public: str, until: float) -> tuple[Attempt | None, Record | None]:
+    async def _stored_now(self, public: str, until: float) -> tuple[EtcdAttempt | None, KeyRecord | None]:
         reply = await self._space.read([get(self._keys.attempt(public))], until)
         found = reply.found[0].first
         if found is None:
             return None, None
-        record = Record.read(found.value)
+        record = KeyRecord.read(found.value)
         return self.adopt(public, record, found), record
 
-    async def reason(self, mine: Attempt, until: float) -> str:
+    async def reason(self, mine: EtcdAttempt, until: float) -> str:
         """Why an attempt has lost its key although its record does not say that it ended."""
         lease = mine.hold if mine.granted else mine.queue
         assert lease is not None
         return "revoked" if await self._sessions.leases.left(lease.id, until) >= 0 else "expired"
 
-    def forget(self, mine: Attempt) -> None:
+    def forget(self, mine: EtcdAttempt) -> None:
         self.live.pop(mine.public, None)
         self._behind.pop(mine.public, None)
         self._given.pop(mine.public, None)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fenced import timing
 from fenced.authorities.etcd import messages
-from fenced.authorities.etcd.wire import LeaseExists, Wire
+from fenced.authorities.etcd.wire import EtcdWire, LeaseExists
 from fenced.contracts import Runtime
 from fenced.model import Holder
 
@@ -22,7 +22,7 @@ BUCKET_SECONDS = 10
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class EtcdLease:
     """One lease of etcd's: for how long the server gave it, and when it was last asked for and confirmed."""
 
     id: int
@@ -34,13 +34,13 @@ class Lease:
         return self.confirmed + self.seconds
 
 
-class Session(NamedTuple):
+class EtcdSession(NamedTuple):
     """What the names of one client hang on; with a lock_delay also what keeps them free afterwards."""
 
-    hold: Lease
-    delayed: Lease | None
+    hold: EtcdLease
+    delayed: EtcdLease | None
 
-    def all(self) -> list[Lease]:
+    def all(self) -> list[EtcdLease]:
         """In the order in which they are kept alive: a delay never begins before its lease ends."""
         return [self.hold] if self.delayed is None else [self.delayed, self.hold]
 
@@ -48,22 +48,22 @@ class Session(NamedTuple):
 class Leases:
     """Asks the server about leases."""
 
-    def __init__(self, wire: Wire, runtime: Runtime) -> None:
+    def __init__(self, wire: EtcdWire, runtime: Runtime) -> None:
         self._wire = wire
         self._now = runtime.now
 
-    async def grant(self, seconds: int, until: float) -> Lease:
+    async def grant(self, seconds: int, until: float) -> EtcdLease:
         """A new lease. Its id is ours, so that a repeated request makes no second one."""
         lease = 1 << 62 | secrets.randbits(62)
         sent = self._now()
         try:
             reply = await self._wire.call(messages.LEASE_GRANT, messages.lease_grant(lease, seconds), until)
         except LeaseExists:
-            return Lease(lease, seconds, sent)
+            return EtcdLease(lease, seconds, sent)
         _, given = messages.lease_reply(reply)
-        return Lease(lease, given, sent)
+        return EtcdLease(lease, given, sent)
 
-    async def keep_alive(self, leases: Iterable[Lease], until: float) -> set[int]:
+    async def keep_alive(self, leases: Iterable[EtcdLease], until: float) -> set[int]:
         """Prolong them all, in one stream; the ids of those that are alive."""
         chosen = {lease.id: lease for lease in leases}
         if not chosen:
@@ -107,10 +107,10 @@ class Sessions:
         self.forget_all()
 
     def forget_all(self) -> None:
-        self._sessions: dict[tuple[str, int, int], Session] = {}
-        self._memories: dict[int, tuple[Lease, float]] = {}
+        self._sessions: dict[tuple[str, int, int], EtcdSession] = {}
+        self._memories: dict[int, tuple[EtcdLease, float]] = {}
 
-    async def holding(self, holder: Holder, ttl: float, delay: float, until: float) -> Session:
+    async def holding(self, holder: Holder, ttl: float, delay: float, until: float) -> EtcdSession:
         """A session of this length, confirmed so lately that most of it is left."""
         key = (holder.id, math.ceil(ttl), math.ceil(delay))
         session = self._sessions.get(key)
@@ -124,14 +124,14 @@ class Sessions:
         hold = await self.leases.grant(key[1], until)
         delayed = await self.leases.grant(hold.seconds + key[2], until) if key[2] else None
         self.made.add(hold.id)
-        session = self._sessions[key] = Session(hold, delayed)
+        session = self._sessions[key] = EtcdSession(hold, delayed)
         return session
 
-    async def queueing(self, holder: Holder, ttl: float, until: float) -> Lease:
+    async def queueing(self, holder: Holder, ttl: float, until: float) -> EtcdLease:
         """What a place in a queue hangs on: who falls silent loses it sooner than a lease."""
         return (await self.holding(holder, timing.waiter_ttl(ttl), 0.0, until)).hold
 
-    async def memory(self, ttl: float, until: float) -> Lease:
+    async def memory(self, ttl: float, until: float) -> EtcdLease:
         """What the record of an attempt hangs on that begins or ends now."""
         seconds = math.ceil(timing.remember_for(ttl)) + BUCKET_SECONDS
         known = self._memories.get(seconds)
@@ -141,6 +141,6 @@ class Sessions:
         self._memories[seconds] = (lease, lease.confirmed)
         return lease
 
-    def needs_keeping(self, memory: Lease) -> bool:
+    def needs_keeping(self, memory: EtcdLease) -> bool:
         """Whether a record that lives on would be forgotten too early."""
         return self._now() - memory.confirmed > BUCKET_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fenced.authorities.etcd.keys import CLAIM, DELAY, PLACE, About, Record
+from fenced.authorities.etcd.keys import CLAIM, DELAY, PLACE, ClaimInfo, KeyRecord
 from fenced.authorities.etcd.leases import Leases
 from fenced.authorities.etcd.messages import TXN_OPS_MAX, Found, KeyValue, get
 from fenced.authorities.etcd.namespace import Namespace
@@ -17,7 +17,7 @@ LOOK_OPS = 3
 
 
 @dataclass(slots=True)
-class Sight:
+class QueueView:
     """What is ahead of an attempt in its queues."""
 
     blocker: KeyValue | None = None
@@ -27,16 +27,18 @@ class Sight:
     ahead: int = 0
 
 
-class Looker:
+class QueueReader:
     """The reading side of a namespace."""
 
     def __init__(self, space: Namespace, leases: Leases) -> None:
         self._space = space
         self._leases = leases
 
-    async def ahead(self, names: Sequence[str], ends: Sequence[bytes], until: float, floor: int = 0) -> Sight:
+    async def ahead(
+        self, names: Sequence[str], ends: Sequence[bytes], until: float, floor: int = 0
+    ) -> QueueView:
         """Look at each name from its beginning to the end that is given; at its queue from a ticket on."""
-        keys, sight = self._space.keys, Sight()
+        keys, sight = self._space.keys, QueueView()
         at_once = TXN_OPS_MAX // LOOK_OPS
         for start in range(0, len(names), at_once):
             part = range(start, min(start + at_once, len(names)))
@@ -54,7 +56,7 @@ class Looker:
                 sight.ahead = max(sight.ahead, places.total - self._holds_a_place(held, floor))
         return sight
 
-    def _add(self, sight: Sight, held: Found, last: KeyValue | None, revision: int) -> None:
+    def _add(self, sight: QueueView, held: Found, last: KeyValue | None, revision: int) -> None:
         blocker = last or (held.kvs[-1] if held.kvs else None)
         if blocker is not None and sight.blocker is None:
             sight.blocker, sight.revision = blocker, revision
@@ -67,7 +69,7 @@ class Looker:
     def _holds_a_place(self, held: Found, floor: int) -> bool:
         """Who came through the queue keeps its place, among those that were counted, but does not wait."""
         claim = self._claim(held)
-        return claim is not None and About.read(claim.value).ticket >= max(floor, 1)
+        return claim is not None and ClaimInfo.read(claim.value).ticket >= max(floor, 1)
 
     async def held_by(self, claim: KeyValue | None, until: float) -> HeldBy | None:
         """Who it is; None if its lease is over just now."""
@@ -77,7 +79,7 @@ class Looker:
         return self._held_by(claim, left) if left >= 0 else None
 
     def _held_by(self, claim: KeyValue, left: float) -> HeldBy:
-        about = About.read(claim.value)
+        about = ClaimInfo.read(claim.value)
         return HeldBy(about.holder, claim.modified + about.offset, about.public, max(0.0, float(left)))
 
     # Views.
@@ -123,14 +125,14 @@ class Looker:
     async def _covered(self, kvs: Iterable[KeyValue], until: float) -> dict[str, tuple[str, ...]]:
         """The names of attempts that have several, by their public ids."""
         keys = self._space.keys
-        publics = sorted({about.public for about in (About.read(kv.value) for kv in kvs) if about.many})
+        publics = sorted({about.public for about in (ClaimInfo.read(kv.value) for kv in kvs) if about.many})
         found: dict[str, tuple[str, ...]] = {}
         for start in range(0, len(publics), TXN_OPS_MAX):
             part = publics[start : start + TXN_OPS_MAX]
             reply = await self._space.read([get(keys.attempt(public)) for public in part], until)
             for public, answer in zip(part, reply.found, strict=True):
                 if answer.first is not None:
-                    found[public] = Record.read(answer.first.value).names
+                    found[public] = KeyRecord.read(answer.first.value).names
         return found
 
     def _view(
@@ -142,7 +144,7 @@ class Looker:
         free_in = 0.0
         waiters: list[Waiter] = []
         for kv in kvs:
-            kind, about = self._space.keys.spot(kv.key).kind, About.read(kv.value)
+            kind, about = self._space.keys.spot(kv.key).kind, ClaimInfo.read(kv.value)
             seconds = float(max(0, left[kv.lease]))
             if kind == CLAIM:
                 held_by = self._held_by(kv, seconds)

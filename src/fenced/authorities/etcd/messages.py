@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fenced.authorities.etcd.protobuf import (
+from fenced.wire.protobuf import (
     Malformed,
     data,
     fields,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fenced.authorities.etcd import messages
 from fenced.authorities.etcd.keys import Keys, Meta
 from fenced.authorities.etcd.messages import Header, KeyValue, TxnReply, absent, get, put, valued
-from fenced.authorities.etcd.wire import Wire
+from fenced.authorities.etcd.wire import EtcdWire
 from fenced.errors import Misconfigured
 from fenced.model import TOKEN_MAX
 
@@ -19,7 +19,7 @@ WENT_BACK = "!"
 class Namespace:
     """Transactions in one namespace. Every reply is looked at: whose history it is, and whether it went back."""
 
-    def __init__(self, wire: Wire, name: str) -> None:
+    def __init__(self, wire: EtcdWire, name: str) -> None:
         self.name = name
         self.keys = Keys(name)
         self.meta = Meta("", "", 0)

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fenced.authorities.etcd.attempts import Attempts
-from fenced.authorities.etcd.keys import About, Keys, Record
-from fenced.authorities.etcd.known import Attempt
+from fenced.authorities.etcd.keys import ClaimInfo, KeyRecord, Keys
+from fenced.authorities.etcd.known import EtcdAttempt
 from fenced.authorities.etcd.leases import Sessions
 from fenced.authorities.etcd.messages import TXN_OPS_MAX, get
 from fenced.authorities.etcd.namespace import Namespace
-from fenced.authorities.etcd.watching import Ears
+from fenced.authorities.etcd.watching import EtcdWakeups
 from fenced.errors import FencedError
 from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting
 
 _WAITER_OPS = 2
 
 
-class Renewal:
+class EtcdRenewal:
     """One batch."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Renewal:
         space: Namespace,
         sessions: Sessions,
         attempts: Attempts,
-        ears: Ears,
+        ears: EtcdWakeups,
         now: Callable[[], float],
         until: float,
     ) -> None:
@@ -69,7 +69,7 @@ class Renewal:
         await self._attempts.settle(self._until)
         return [self._answers[public] for public in publics]
 
-    async def _load(self, publics: Sequence[str]) -> list[Attempt]:
+    async def _load(self, publics: Sequence[str]) -> list[EtcdAttempt]:
         """Those that live, as far as their records go; the others are answered."""
         unknown = [public for public in publics if public not in self._attempts.live]
         for start in range(0, len(unknown), TXN_OPS_MAX):
@@ -79,7 +79,7 @@ class Renewal:
                 if found.first is None:
                     self._answers[public] = Gone()
                     continue
-                record = Record.read(found.first.value)
+                record = KeyRecord.read(found.first.value)
                 mine = self._attempts.adopt(public, record, found.first)
                 if mine is None:
                     self._answers[public] = Ended(record.state)
@@ -87,7 +87,7 @@ class Renewal:
                     self._attempts.live[public] = mine
         return [mine for public in publics if (mine := self._attempts.live.get(public)) is not None]
 
-    async def _held(self, mine: list[Attempt]) -> list[Attempt]:
+    async def _held(self, mine: list[EtcdAttempt]) -> list[EtcdAttempt]:
         """Answer those whose claims are there; the others are returned."""
         keys: dict[int, set[bytes]] = {}
         lost = []
@@ -102,7 +102,7 @@ class Renewal:
                 lost.append(each)
         return lost
 
-    async def _queued(self, mine: list[Attempt]) -> list[Attempt]:
+    async def _queued(self, mine: list[EtcdAttempt]) -> list[EtcdAttempt]:
         """Answer those that still have their places; the others are returned."""
         lost = []
         at_once = TXN_OPS_MAX // _WAITER_OPS
@@ -116,7 +116,7 @@ class Renewal:
                     continue
                 if ahead.first is not None:
                     blocked = (
-                        About.read(ahead.first.value).public != each.public
+                        ClaimInfo.read(ahead.first.value).public != each.public
                     )  # or it was granted meanwhile
                     if blocked and not each.settled:
                         await self._attempts.follow(each, ahead.first, reply.header.revision, self._until)
@@ -127,7 +127,7 @@ class Renewal:
                 self._answers[each.public] = Waiting(float(each.queue.seconds) if blocked else 0.0)
         return lost
 
-    def _reads(self, mine: Attempt) -> tuple[bytes, bytes]:
+    def _reads(self, mine: EtcdAttempt) -> tuple[bytes, bytes]:
         """Its place, and what it waits for: the first time what is directly ahead of it by now."""
         name, known = mine.record.names[0], self._ears.target(mine.public)
         place = self._keys.place(name, mine.record.ticket, mine.public)
@@ -136,12 +136,12 @@ class Renewal:
             return get(place), get(known.key)
         return get(place), get(self._keys.under(name), place, last=True)
 
-    async def _blocked(self, mine: Attempt) -> bool:
+    async def _blocked(self, mine: EtcdAttempt) -> bool:
         """What it waited for is gone, or was not known: is there anything else ahead?"""
         sight = await self._attempts.look_ahead(mine, self._until)
         return sight.blocker is not None
 
-    async def _tell_ends(self, lost: list[Attempt]) -> None:
+    async def _tell_ends(self, lost: list[EtcdAttempt]) -> None:
         """Their keys are gone: what their records say, or else why that may be."""
         for start in range(0, len(lost), TXN_OPS_MAX):
             part = lost[start : start + TXN_OPS_MAX]
@@ -152,10 +152,10 @@ class Renewal:
                 self._attempts.forget(each)
                 self._answers[each.public] = await self._end(each, found.first and found.first.value)
 
-    async def _end(self, mine: Attempt, value: bytes | None) -> RenewAnswer:
+    async def _end(self, mine: EtcdAttempt, value: bytes | None) -> RenewAnswer:
         if value is None:
             return Gone()
-        record = Record.read(value)
+        record = KeyRecord.read(value)
         if record.state not in ("granted", "waiting"):
             return Ended(record.state)
         if record.state != mine.record.state:

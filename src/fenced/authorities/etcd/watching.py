@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from fenced.authorities.etcd import keys, messages
 from fenced.authorities.etcd.calls import Stream
-from fenced.authorities.etcd.wire import Wire
+from fenced.authorities.etcd.wire import EtcdWire
 from fenced.contracts import Runtime
-from fenced.runtime.links import Bell
+from fenced.wire.streams import WakeableSelector
 
 OVER_MAX = 1000
 """After so many ended watches the stream is reopened: cancelling each of them would cost a message."""
@@ -27,10 +27,10 @@ class Target(NamedTuple):
     revision: int
 
 
-class Ears:
+class EtcdWakeups:
     """Opened by the first who hears. A stream that ends is opened again, and resumes where each watch began."""
 
-    def __init__(self, wire: Wire, runtime: Runtime) -> None:
+    def __init__(self, wire: EtcdWire, runtime: Runtime) -> None:
         self._wire = wire
         self._runtime = runtime
         self.forked()
@@ -46,7 +46,7 @@ class Ears:
         self._over = 0
         self._heard: dict[str, None] = {}
         self._stream: Stream | None = None
-        self._bell: Bell | None = None
+        self._bell: WakeableSelector | None = None
         self._rung = False
         self._closed = False
         self._hearing = False
@@ -82,9 +82,9 @@ class Ears:
         self._targets.pop(public, None)
         self._watches.pop(self._watch_of.pop(public, 0), None)
 
-    async def hear(self, until: float) -> list[str]:
-        # `hear` sets `_hearing` and then reads `_closed`; `close` sets `_closed` and then reads `_hearing`. So at least
-        # one of the two sees the other, and the stream is closed.
+    async def next_wakeups(self, until: float) -> list[str]:
+        # `next_wakeups` sets `_hearing` and then reads `_closed`; `close` sets `_closed` and then reads `_hearing`.
+        # So at least one of the two sees the other, and the stream is closed.
         self._hearing = True
         try:
             return [] if self._closed else await self._hear(until)
@@ -94,7 +94,9 @@ class Ears:
                 self._close_now()
 
     async def _hear(self, until: float) -> list[str]:
-        bell = self._bell = self._bell or Bell()  # before the check below: a later `tell` rings it
+        bell = self._bell = (
+            self._bell or WakeableSelector()
+        )  # before the check below: a later `tell` rings it
         stream = self._stream
         if stream is not None and (stream.turn, stream.token) != (self._wire.turn, self._wire.token):
             self._drop()  # calls go to another member now; or the login token has changed, and no watch can be added
@@ -118,20 +120,20 @@ class Ears:
             self._heard.pop(public, None)
         return heard
 
-    async def _open(self, bell: Bell, until: float) -> None:
+    async def _open(self, bell: WakeableSelector, until: float) -> None:
         stream = await self._wire.stream(messages.WATCH, until)
         self._watches.clear()
         self._watch_of.clear()
         self._claims.clear()
         self._over = 0
         bell.add(stream.link, stream)
-        # If `close` ran before this, it has rung the bell, and `hear` closes the stream.
+        # If `close` ran before this, it has rung the bell, and `next_wakeups` closes the stream.
         self._stream = stream
         for public, target in list(self._targets.items()):
             await self._begin(stream, public, target, until)
 
     async def _read(self, stream: Stream, until: float) -> None:
-        """Read replies from the stream. If it has ended, drop it; the next `hear` opens another."""
+        """Read replies from the stream. If it has ended, drop it; the next `next_wakeups` opens another."""
         for reply in await stream.receive(until):
             told = messages.watch_reply(reply)
             # A negative watch id means "create refused" and does not say which one: reopen the stream.
@@ -167,16 +169,16 @@ class Ears:
         self._heard[public] = None
         self._ring()
 
-    def nudge(self) -> None:
+    def interrupt(self) -> None:
         self._rung = True
         self._ring()
 
     def _ring(self) -> None:
         if self._bell is not None:
-            self._bell.ring()
+            self._bell.wake()
 
     def close(self) -> None:
-        """Close the stream. If a `hear` is under way, interrupt it: it closes the stream itself, as it uses it.
+        """Close the stream. If a `next_wakeups` is under way, interrupt it: it closes the stream itself, as it uses it.
 
         Waits for no lock, may be repeated.
         """
@@ -186,10 +188,10 @@ class Ears:
             return
         if (stream := self._stream) is not None:
             stream.interrupt()
-        self.nudge()
+        self.interrupt()
 
     def _close_now(self) -> None:
-        """Only while no `hear` is under way."""
+        """Only while no `next_wakeups` is under way."""
         stream, self._stream = self._stream, None
         bell, self._bell = self._bell, None
         if bell is not None:

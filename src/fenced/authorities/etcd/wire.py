@@ -10,14 +10,14 @@ import socket
 import ssl
 from collections.abc import Sequence
 
-from fenced.authorities.etcd import http2, messages
-from fenced.authorities.etcd.address import Address
-from fenced.authorities.etcd.calls import Connection, Failed, Stream
-from fenced.authorities.etcd.http2 import Status
+from fenced.authorities.etcd import messages
+from fenced.authorities.etcd.address import EtcdAddress
+from fenced.authorities.etcd.calls import EtcdConnection, Failed, Stream
 from fenced.contracts import Runtime
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
-from fenced.runtime import links
-from fenced.runtime.pool import Broken, Pool
+from fenced.wire import http2, streams
+from fenced.wire.http2 import Status
+from fenced.wire.pool import ConnectionBroken, Pool
 
 CONNECTIONS_MAX = 8
 TRY_SECONDS = 1.5
@@ -57,14 +57,16 @@ class _NotSent(Exception):
         self.passing = passing
 
 
-class Wire:
+class EtcdWire:
     """All members of one cluster. One of them is asked, until it fails; then it is the next one's turn."""
 
-    def __init__(self, address: Address, runtime: Runtime) -> None:
+    def __init__(self, address: EtcdAddress, runtime: Runtime) -> None:
         self.url = address.url
         self._address = address
         self._runtime = runtime
-        self._pool: Pool[Connection] = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=address.url)
+        self._pool: Pool[EtcdConnection] = Pool(
+            runtime, self._connect, limit=CONNECTIONS_MAX, where=address.url
+        )
         self.broken = 0
         """Counts tries whose outcome is unknown."""
         self.forked()
@@ -73,7 +75,7 @@ class Wire:
         """Start without connections; those of a parent process are left as they are."""
         self._pool.forked()
         self._abandoned = False
-        self._used: set[Connection] = set()
+        self._used: set[EtcdConnection] = set()
         """Connections with a call under way, for `abandon`."""
         self.turn = 0
         """Selects the member that is asked; incremented when that member fails."""
@@ -99,14 +101,14 @@ class Wire:
             except BaseException:
                 connection.close()
                 raise
-        except (_NotSent, Broken, Failed, http2.Malformed, http2.Refused) as error:
+        except (_NotSent, ConnectionBroken, Failed, http2.Malformed, http2.StreamRefused) as error:
             raise Unavailable(f"{self.url}: {error}") from error
 
     async def _anywhere(
         self, path: str, requests: Sequence[bytes], until: float, repeatable: bool
     ) -> list[bytes]:
         """Do it at one member after the other. Once a try has broken, no later error is a definite no."""
-        doubt: Broken | None = None
+        doubt: ConnectionBroken | None = None
         broken = unreached = 0
         while True:
             turn = self.turn
@@ -121,7 +123,7 @@ class Wire:
                 if error.passing:
                     pause = min(until, self._runtime.now() + ELECTION_BACKOFF_SECONDS)
                     await self._runtime.wait(self._runtime.wakeup(), pause)
-            except Broken as error:
+            except ConnectionBroken as error:
                 self._leave(turn)
                 self.broken += 1
                 broken += 1
@@ -132,7 +134,7 @@ class Wire:
             except FencedError as error:
                 raise (error if doubt is None else Indeterminate(f"{doubt}; then: {error}")) from error
 
-    def _unavailable(self, error: _NotSent, doubt: Broken | None) -> FencedError:
+    def _unavailable(self, error: _NotSent, doubt: ConnectionBroken | None) -> FencedError:
         if doubt is not None:
             return Indeterminate(f"{self.url}: {doubt}; then: {error}")
         return Unavailable(f"{self.url}: {error}")
@@ -157,7 +159,7 @@ class Wire:
         except Failed as error:
             kept = True
             raise _read(error.status, self.url) from error
-        except http2.Refused as error:
+        except http2.StreamRefused as error:
             raise _NotSent(str(error), passing=True) from error
         finally:
             self._used.discard(connection)
@@ -168,12 +170,12 @@ class Wire:
         return replies
 
     async def _authorised(
-        self, connection: Connection, path: str, requests: Sequence[bytes], until: float
+        self, connection: EtcdConnection, path: str, requests: Sequence[bytes], until: float
     ) -> list[bytes]:
         for last in (False, True):
             try:
                 token = await self._authenticated(connection, until)
-            except Broken as error:
+            except ConnectionBroken as error:
                 raise _NotSent(str(error)) from error
             try:
                 return await connection.call(path, requests, until, token)
@@ -183,7 +185,7 @@ class Wire:
                 self.distrust(token)
         raise AssertionError  # the second round returns or raises
 
-    async def _authenticated(self, connection: Connection, until: float) -> str:
+    async def _authenticated(self, connection: EtcdConnection, until: float) -> str:
         """Our token, which is asked for if we need one and have none."""
         token = self.token
         if self._address.user and not token:
@@ -206,15 +208,15 @@ class Wire:
 
     # Connections.
 
-    async def _connect(self, until: float) -> Connection:
+    async def _connect(self, until: float) -> EtcdConnection:
         turn = self.turn
         host, port = self._address.members[turn % len(self._address.members)]
         where = self._address.targets[turn % len(self._address.targets)]
         until = self._limit(until)
-        made: socket.socket | Connection | None = None
+        made: socket.socket | EtcdConnection | None = None
         try:
-            made = link = await links.connect(host, port, self._runtime, until, self._address.context)
-            made = connection = Connection(link, where, self._runtime, turn)
+            made = link = await streams.connect(host, port, self._runtime, until, self._address.context)
+            made = connection = EtcdConnection(link, where, self._runtime, turn)
             if self._address.tls:
                 await connection.greet(until)
         except BaseException as error:
@@ -258,5 +260,5 @@ def _read(status: Status, url: str) -> Exception:
         kind = NoSpace if "space exceeded" in text else Unavailable
         return kind(f"{url}: {text}")
     if code in _UNSURE:
-        return Broken(text)
+        return ConnectionBroken(text)
     return Misconfigured(f"{url}: {text}")

@@ -14,7 +14,7 @@ _SHOWN = ("service=", "host=", "hostaddr=", "port=", "dbname=")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class PostgresqlAddress:
     """A parsed `postgresql://` URL. Only `shown` may appear in messages."""
 
     conninfo: str = field(repr=False)
@@ -23,7 +23,7 @@ class Address:
     shown: str
 
 
-def parse(url: str) -> Address:
+def parse(url: str) -> PostgresqlAddress:
     """Take our own `listen=` out of a URL that libpq understands otherwise.
 
     `listen=off` uses no connection for listening. `listen=HOST:PORT` goes round a connection pooler for that
@@ -53,7 +53,7 @@ def parse(url: str) -> Address:
             raise Misuse("listen=HOST:PORT goes with a host before the path, not with one behind the ?")
         listen = _written(user + at + choice, parts.path, rest)
     shown = _written(host, parts.path, [option for option in rest if option.startswith(_SHOWN)])
-    return Address(conninfo, listen, shown)
+    return PostgresqlAddress(conninfo, listen, shown)
 
 
 def _written(place: str, path: str, options: list[str]) -> str:

@@ -23,8 +23,8 @@ from fenced.authorities.postgresql.queries import SQL
 from fenced.authorities.postgresql.settings import Settings
 from fenced.contracts import Runtime
 from fenced.errors import FencedError, Misconfigured, Unavailable
-from fenced.runtime import links
-from fenced.runtime.pool import Broken
+from fenced.wire import streams
+from fenced.wire.pool import ConnectionBroken
 
 Row = tuple[bytes | None, ...]
 
@@ -73,10 +73,10 @@ class _Place:
         return bool(self.hostaddr) or not self.host or self.host.startswith(("/", "@"))
 
 
-class Session:
+class LibpqConnection:
     """A connection. Its statements are prepared unless a pooler may change the server process."""
 
-    def __init__(self, connection: PGconn, runtime: Runtime, where: str, alive: set[Session]) -> None:
+    def __init__(self, connection: PGconn, runtime: Runtime, where: str, alive: set[LibpqConnection]) -> None:
         self._connection = connection
         self._runtime = runtime
         self._where = where
@@ -96,8 +96,8 @@ class Session:
 
     @classmethod
     async def connect(
-        cls, conninfo: str, runtime: Runtime, where: str, until: float, alive: set[Session]
-    ) -> Session:
+        cls, conninfo: str, runtime: Runtime, where: str, until: float, alive: set[LibpqConnection]
+    ) -> LibpqConnection:
         """Connect; Unavailable when that fails or takes too long, Misconfigured when it cannot succeed.
 
         Each server, and each address of a server, gets its share of the time: a silent one must not use up all of it.
@@ -126,14 +126,14 @@ class Session:
 
     @classmethod
     async def _connect(
-        cls, conninfo: str, runtime: Runtime, where: str, until: float, alive: set[Session]
-    ) -> Session:
+        cls, conninfo: str, runtime: Runtime, where: str, until: float, alive: set[LibpqConnection]
+    ) -> LibpqConnection:
         session = cls(pq.PGconn.connect_start(conninfo.encode()), runtime, where, alive)
         try:
             await session._finish_connecting(until)
             session._connection.nonblocking = 1
             (await session.read_settings(until)).check(where)
-        except (Broken, psycopg.Error, OSError) as error:
+        except (ConnectionBroken, psycopg.Error, OSError) as error:
             session.close()
             raise Unavailable(str(error)) from error  # no request was sent yet
         except BaseException:
@@ -180,7 +180,7 @@ class Session:
     async def run(
         self, name: bytes, statement: bytes, parameters: Sequence[bytes | None], until: float
     ) -> list[Row]:
-        """The rows of one statement. `Broken` when the connection broke or the answer did not come in time."""
+        """The rows of one statement. `ConnectionBroken`: the connection broke, or no answer came in time."""
         self.warnings.clear()
         try:
             if name and not self.pooled:
@@ -192,7 +192,7 @@ class Session:
             self._connection.send_query_params(statement, parameters)
             return await self._results(until)
         except (psycopg.Error, OSError) as error:
-            raise Broken(f"{self._where}: {error}") from error
+            raise ConnectionBroken(f"{self._where}: {error}") from error
 
     async def _run_prepared(
         self, name: bytes, statement: bytes, parameters: Sequence[bytes | None], until: float
@@ -216,13 +216,13 @@ class Session:
             self._connection.send_query(statements)
             await self._results(until)
         except (psycopg.Error, OSError) as error:
-            raise Broken(f"{self._where}: {error}") from error
+            raise ConnectionBroken(f"{self._where}: {error}") from error
 
     async def _results(self, until: float) -> list[Row]:
         connection, runtime = self._connection, self._runtime
         while connection.flush():
             if not await runtime.writable(self, until):
-                raise Broken(f"{self._where}: the request could not be sent in time")
+                raise ConnectionBroken(f"{self._where}: the request could not be sent in time")
         rows: list[Row] = []
         failure: Exception | None = None
         while True:
@@ -230,7 +230,7 @@ class Session:
                 late = not await runtime.readable(self, until)
                 connection.consume_input()  # also after the deadline: an answer that arrived in time counts
                 if late and connection.is_busy():
-                    raise Broken(f"{self._where}: no answer in time")
+                    raise ConnectionBroken(f"{self._where}: no answer in time")
             result = connection.get_result()
             if result is None:
                 break
@@ -248,7 +248,7 @@ class Session:
         message = f"{self._where}: {_text(result.error_field(DiagnosticField.MESSAGE_PRIMARY))} ({code})"
         severity = result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED)
         if not code or severity in (b"FATAL", b"PANIC") or code.startswith(_CONNECTION_LOST):
-            return Broken(message)
+            return ConnectionBroken(message)
         if code in _PREPARED_ELSEWHERE:
             return _PreparedElsewhere()
         if code == "ZFA01":
@@ -342,7 +342,7 @@ def _places(conninfo: str, where: str) -> tuple[list[_Place], float]:
 
 async def _looked_up(place: _Place, runtime: Runtime, until: float) -> list[_Place]:
     """The addresses of a host. libpq would look them up in this thread, without a deadline."""
-    found = await links.resolved(place.host, 0, runtime, until)
+    found = await streams.resolved(place.host, 0, runtime, until)
     addresses = dict.fromkeys(str(address[0]) for *_, address in found)
     return [replace(place, hostaddr=address) for address in addresses]
 

@@ -24,7 +24,7 @@ _FALSE = frozenset(("0", "f", "false", "n", "no"))
 _FORM = "redis://user:password@host:port/db, with special characters as %xx"
 
 
-class Address:
+class RedisAddress:
     """Where a server is and how to connect to it. Its text forms hold no secret."""
 
     def __init__(self, url: str) -> None:

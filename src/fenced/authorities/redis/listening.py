@@ -6,17 +6,17 @@ import secrets
 from collections.abc import Callable
 
 from fenced.authorities.redis.replies import refused
-from fenced.authorities.redis.resp import ErrorReply
 from fenced.authorities.redis.scripts import command, tag
-from fenced.authorities.redis.wire import Wire
+from fenced.authorities.redis.wire import RedisWire
 from fenced.errors import Unavailable
-from fenced.runtime.pool import Broken
+from fenced.wire.pool import ConnectionBroken
+from fenced.wire.resp import ErrorReply
 
 
-class Ears:
+class RedisWakeups:
     """Subscribed from the first time on that somebody waits; who begins to listen looks at all waiters once."""
 
-    def __init__(self, make: Callable[[], Wire], namespace: str, where: str) -> None:
+    def __init__(self, make: Callable[[], RedisWire], namespace: str, where: str) -> None:
         self._make = make
         self._prefix = f"fenced:{{{tag(namespace)}}}:wake:"
         self._where = where
@@ -25,7 +25,7 @@ class Ears:
     def forked(self) -> None:
         """An address of our own, and nobody listens there yet; a parent's connection is left as it is."""
         self.address = secrets.token_hex(8)
-        self._wire: Wire | None = None
+        self._wire: RedisWire | None = None
 
     @property
     def open(self) -> bool:
@@ -39,7 +39,7 @@ class Ears:
             reply = await wire.exchange(command("SUBSCRIBE", self._prefix + self.address), until)
             if isinstance(reply, ErrorReply):
                 raise refused(reply, self._where)
-        except Broken as error:
+        except ConnectionBroken as error:
             wire.close()
             raise Unavailable(f"{self._where} cannot be listened to: {error}") from error
         except BaseException:
@@ -47,13 +47,13 @@ class Ears:
             raise
         self._wire = wire
 
-    async def hear(self, until: float) -> list[str]:
+    async def next_wakeups(self, until: float) -> list[str]:
         wire = self._wire
         if wire is None:
             return []
         try:
             message = await wire.heard(until)
-        except Broken:
+        except ConnectionBroken:
             self.close()
             return []
         except BaseException:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fenced.authorities.redis.replies import refused
-from fenced.authorities.redis.resp import ErrorReply
 from fenced.authorities.redis.scripts import command
+from fenced.wire.resp import ErrorReply
 
 SETTINGS = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory", "maxmemory-policy")
 REQUESTS = (

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from fenced.authorities.redis.resp import ErrorReply
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.model import (
     AskAnswer,
@@ -28,6 +27,7 @@ from fenced.model import (
     Waiter,
     Waiting,
 )
+from fenced.wire.resp import ErrorReply
 
 _US = 1e6
 _ENDS = {b"r": "released", b"d": "withdrawn", b"e": "expired", b"v": "revoked"}

@@ -66,7 +66,7 @@ def source_of(name: str) -> str:
     )
 
 
-class Script:
+class RedisScript:
     """One script over the keys of one namespace."""
 
     def __init__(self, name: str, namespace: str) -> None:
@@ -90,5 +90,5 @@ class Script:
         return self.opening(1 + len(ids) // 39) + bulk(first) + ids
 
 
-def scripts_of(namespace: str) -> dict[str, Script]:
-    return {name: Script(name, namespace) for name in SCRIPTS}
+def scripts_of(namespace: str) -> dict[str, RedisScript]:
+    return {name: RedisScript(name, namespace) for name in SCRIPTS}

@@ -10,13 +10,13 @@ import socket
 from typing import Any
 
 from fenced.authorities.redis import probe
-from fenced.authorities.redis.address import Address
+from fenced.authorities.redis.address import RedisAddress
 from fenced.authorities.redis.replies import connect_failed, not_let_in, refused, weakened
-from fenced.authorities.redis.resp import ErrorReply, Incomplete, parse
 from fenced.authorities.redis.scripts import command
 from fenced.contracts import Runtime
-from fenced.runtime import links
-from fenced.runtime.pool import Broken
+from fenced.wire import streams
+from fenced.wire.pool import ConnectionBroken
+from fenced.wire.resp import ErrorReply, Incomplete, parse
 
 
 class Promise:
@@ -26,42 +26,42 @@ class Promise:
         self.given = False
 
 
-class Wire:
+class RedisWire:
     """Takes one request at a time. If its connection was lost, it reconnects before the next request."""
 
-    def __init__(self, address: Address, runtime: Runtime, promise: Promise) -> None:
+    def __init__(self, address: RedisAddress, runtime: Runtime, promise: Promise) -> None:
         self._address = address
         self._where = address.url
         self._runtime = runtime
         self._promise = promise
-        self._line: links.Line | None = None
+        self._line: streams.SocketStream | None = None
         self._doubts: tuple[str, ...] = ()
         self._said = b""
 
-    async def connect(self, until: float) -> links.Line:
+    async def connect(self, until: float) -> streams.SocketStream:
         """Connect. Unavailable or Misconfigured if that fails; no request was sent then."""
         self.close()
         address = self._address
-        made: socket.socket | links.Line | None = None
+        made: socket.socket | streams.SocketStream | None = None
         try:
             if address.path:
-                made = link = await links.connect_path(address.path, self._runtime, until)
+                made = link = await streams.connect_path(address.path, self._runtime, until)
             else:
-                made = link = await links.connect(
+                made = link = await streams.connect(
                     address.host, address.port, self._runtime, until, address.context
                 )
-            made = line = links.line(link, self._runtime)
+            made = line = streams.line(link, self._runtime)
             await self._introduce(line, until)
         except BaseException as error:
             if made is not None:
                 made.close()
-            if isinstance(error, OSError | Broken | ValueError):
+            if isinstance(error, OSError | ConnectionBroken | ValueError):
                 raise connect_failed(error, self._where) from error
             raise
         self._line = line
         return line
 
-    async def _introduce(self, line: links.Line, until: float) -> None:
+    async def _introduce(self, line: streams.SocketStream, until: float) -> None:
         """Authenticate, select the database and read the settings, all in one round trip."""
         address = self._address
         words: list[tuple[str, ...]] = []
@@ -81,7 +81,7 @@ class Wire:
                 raise not_let_in(reply, self._where) if word[0] == "AUTH" else refused(reply, self._where)
         self._doubts = probe.doubts(replies[len(words) :], self._where) if look else ()
 
-    async def _replies(self, line: links.Line, requests: list[bytes], until: float) -> list[Any]:
+    async def _replies(self, line: streams.SocketStream, requests: list[bytes], until: float) -> list[Any]:
         await line.send(b"".join(requests), until)
         replies: list[Any] = []
         data, at = b"", 0
@@ -99,7 +99,7 @@ class Wire:
         try:
             replies = await self._replies(line, list(probe.REQUESTS), until)
         except (OSError, ValueError) as error:
-            raise Broken(f"{self._where}: {error}") from error
+            raise ConnectionBroken(f"{self._where}: {error}") from error
         self._doubts = ()  # the caller judges what it gets; the next connection reads the settings again
         return probe.doubts(replies, self._where)
 
@@ -121,13 +121,13 @@ class Wire:
                 except Incomplete:
                     data += await line.receive(until)
         except (OSError, ValueError) as error:  # no answer in time, connection closed, or another protocol
-            raise Broken(f"{self._where}: {error}") from error
+            raise ConnectionBroken(f"{self._where}: {error}") from error
 
     async def heard(self, until: float) -> Any:
         """The next message that the server pushes, or None if none comes until `until`."""
         line = self._line
         if line is None:
-            raise Broken(f"{self._where}: not connected")
+            raise ConnectionBroken(f"{self._where}: not connected")
         try:
             while True:
                 with contextlib.suppress(Incomplete):
@@ -135,10 +135,10 @@ class Wire:
                     self._said = self._said[end:]
                     return message
                 self._said += await line.receive(until)
-        except links.Late:
+        except streams.Late:
             return None
         except (OSError, ValueError) as error:
-            raise Broken(f"{self._where}: {error}") from error
+            raise ConnectionBroken(f"{self._where}: {error}") from error
 
     def close(self) -> None:
         line, self._line = self._line, None

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from fenced import timing
-from fenced.authorities.sqlite.place import FileId
+from fenced.authorities.sqlite.filesystem import FileId
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.runtime import clocks, forking
 
@@ -63,7 +63,7 @@ def _is_busy(error: sqlite3.Error) -> bool:
     return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
-class Transaction:
+class StoreTransaction:
     """One transaction on an idle connection of the store, or on a new one."""
 
     __slots__ = ("_begin", "_connection", "_deadline", "_durable", "_store")
@@ -73,7 +73,7 @@ class Transaction:
         self._durable = durable
         self._deadline = Deadline.of() if deadline is None else deadline
         self._begin = begin
-        self._connection: Connection | None = None
+        self._connection: StoreConnection | None = None
 
     def __enter__(self) -> sqlite3.Connection:
         store = self._store
@@ -92,7 +92,7 @@ class Transaction:
             raise
         return connection.db
 
-    def _start(self) -> Connection:
+    def _start(self) -> StoreConnection:
         connection = self._connection
         if connection is None:
             try:
@@ -127,7 +127,7 @@ class Transaction:
             raise translate(exc, store.path) from exc
 
 
-class Connection:
+class StoreConnection:
     """A connection and its `synchronous` setting. Grants and releases share one: a second one's cache is cold."""
 
     __slots__ = ("_durable", "db", "log")
@@ -183,11 +183,11 @@ def translate(error: sqlite3.Error, path: Path) -> FencedError:
     return Unavailable(f"{path}: {error}")
 
 
-_never_closed: list[Connection] = []
+_never_closed: list[StoreConnection] = []
 """Connections to a log that was removed and replaced. Closing one could write its log over newer data of others."""
 
 
-def never_close(connection: Connection) -> None:
+def never_close(connection: StoreConnection) -> None:
     """Keep it open until the process ends: an extra reference keeps the interpreter from closing it at exit."""
     import ctypes  # not otherwise needed
 

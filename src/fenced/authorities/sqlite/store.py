@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from fenced import sqlfile, timing
-from fenced.authorities.sqlite import place
+from fenced.authorities.sqlite import filesystem
 from fenced.authorities.sqlite.connecting import (
-    Connection,
     Deadline,
     Log,
-    Transaction,
+    StoreConnection,
+    StoreTransaction,
     never_close,
     retry_while_locked,
     switch_to_wal,
@@ -74,11 +74,11 @@ class Store:
         self._clock = clock
         self._namespace = 0
         self._files = (str(path), f"{path}-wal", f"{path}-shm")
-        self._file = place.NO_FILE
+        self._file = filesystem.NO_FILE
         self._floor = Floor(path)
         self._lost = ""
         self._abandoned = False
-        self.idle: list[Connection] = []
+        self.idle: list[StoreConnection] = []
 
     # Opening.
 
@@ -97,7 +97,7 @@ class Store:
             raise Misconfigured(f"{self.path} is a folder; name a file in it")
         if not create and not self.path.exists():
             raise Misconfigured(f"there is no file {self.path}; the first lease would create it")
-        place.check_place(self.path)
+        filesystem.check_place(self.path)
         forking.enter()
         try:
             retry_while_locked(self._install, deadline)
@@ -105,8 +105,8 @@ class Store:
             raise translate(error, self.path) from error
         finally:
             forking.leave()
-        place.check_place(self.path)
-        self._file = place.file_id(self._files[0])
+        filesystem.check_place(self.path)
+        self._file = filesystem.file_id(self._files[0])
         with self._write(deadline, durable=True) as db:
             self._notice_reboot(db)
             row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
@@ -136,7 +136,7 @@ class Store:
             if version == 0:
                 for statement in sqlfile.statements((HERE / "schema.sql").read_text()):
                     db.execute(statement)
-                db.execute("INSERT INTO machine (id, boot) VALUES (1, ?)", (place.boot_id(),))
+                db.execute("INSERT INTO machine (id, boot) VALUES (1, ?)", (filesystem.boot_id(),))
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             db.execute("COMMIT")
@@ -152,7 +152,7 @@ class Store:
             )
 
     def _notice_reboot(self, db: sqlite3.Connection) -> None:
-        boot = place.boot_id()
+        boot = filesystem.boot_id()
         if db.execute(SQL["boot"]).fetchone() == (boot,):
             return
         now = self._clock()
@@ -163,7 +163,7 @@ class Store:
 
     # Connections and transactions.
 
-    def connect(self) -> Connection:
+    def connect(self) -> StoreConnection:
         # `mode=rw`: SQLite must not create an empty file in place of one that was moved away.
         address = self.path.as_uri() + "?mode=rw"
         # timeout=0: SQLite itself does not wait for a lock; `retry_while_locked` does, until the call's deadline.
@@ -175,15 +175,15 @@ class Store:
         except BaseException:
             db.close()
             raise
-        return Connection(db, self._log())
+        return StoreConnection(db, self._log())
 
-    def put_back(self, connection: Connection) -> None:
+    def put_back(self, connection: StoreConnection) -> None:
         if self._lost or self._abandoned:
             self.discard(connection)
         else:
             self.idle.append(connection)
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: StoreConnection) -> None:
         if self._has_another_log(connection):
             never_close(connection)
         else:
@@ -191,17 +191,17 @@ class Store:
 
     def _write(
         self, deadline: Deadline | None = None, *, durable: bool, begin: str = "BEGIN IMMEDIATE"
-    ) -> Transaction:
+    ) -> StoreTransaction:
         """A write transaction: the lock is taken first, the clock is read afterwards."""
-        return Transaction(self, durable, deadline, begin)
+        return StoreTransaction(self, durable, deadline, begin)
 
-    def _read(self) -> Transaction:
+    def _read(self) -> StoreTransaction:
         """A transaction that only looks, and blocks nobody."""
         return self._write(durable=False, begin="BEGIN")
 
     # Whether the files are still the same.
 
-    def check_files(self, connection: Connection) -> None:
+    def check_files(self, connection: StoreConnection) -> None:
         """The path must still lead to the file that was opened, and to the log that this connection writes.
 
         Checked inside the transaction, before its first read. Other processes do not see the contents of a log that
@@ -209,7 +209,7 @@ class Store:
         """
         if not self._namespace:
             return  # not yet opened
-        if place.file_id(self._files[0]) != self._file:
+        if filesystem.file_id(self._files[0]) != self._file:
             raise Misconfigured(
                 f"{self.path} was removed or replaced while this process had it open; restart the "
                 "process, and after a restore from backup run `fenced authority raise` first"
@@ -220,7 +220,7 @@ class Store:
 
     def _log(self) -> Log:
         _, wal, shm = self._files
-        return place.file_id(wal), place.file_id(shm)
+        return filesystem.file_id(wal), filesystem.file_id(shm)
 
     def _log_was_lost(self) -> None:
         """The log was removed or replaced. Open no new connection: it could combine one log's index with another log.
@@ -236,9 +236,9 @@ class Store:
         )
         self.close_idle()
 
-    def _has_another_log(self, connection: Connection) -> bool:
+    def _has_another_log(self, connection: StoreConnection) -> bool:
         pairs = zip(self._log(), connection.log, strict=True)
-        return any(now not in (place.NO_FILE, before) for now, before in pairs)
+        return any(now not in (filesystem.NO_FILE, before) for now, before in pairs)
 
     def refuse_if_lost(self) -> None:
         if self._lost:

@@ -15,7 +15,7 @@ _OPTIONS = _TLS | {"tls"}
 _SWITCH = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 
-class Address:
+class ZooKeeperAddress:
     """Where an ensemble is, and how to connect to it."""
 
     def __init__(self, url: str) -> None:

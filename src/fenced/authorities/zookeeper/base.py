@@ -8,16 +8,15 @@ import math
 from collections.abc import Iterable, Sequence
 
 from fenced import timing
-from fenced.authorities.zookeeper import jute
-from fenced.authorities.zookeeper.address import Address
+from fenced.authorities.zookeeper.address import ZooKeeperAddress
 from fenced.authorities.zookeeper.errors import refused
-from fenced.authorities.zookeeper.session import LEASE_SHARE, Session
+from fenced.authorities.zookeeper.session import LEASE_SHARE, ZooKeeperSession
 from fenced.authorities.zookeeper.tree import (
-    Attempt,
+    NamespaceView,
+    NodeRecord,
     Paths,
     Queue,
-    Record,
-    Space,
+    ZooKeeperAttempt,
     delay_of,
     delay_text,
     queue_of,
@@ -28,6 +27,7 @@ from fenced.authorities.zookeeper.wire import Hub
 from fenced.contracts import Runtime
 from fenced.errors import FencedError
 from fenced.model import Ended, HeldBy, check_name
+from fenced.wire import jute
 
 REMEMBERED_MAX = 16_384
 """How many attempts are remembered at most. Only their own client can repeat one that is over."""
@@ -49,7 +49,7 @@ _inherited: list[object] = []
 class Base:
     """One client of one namespace."""
 
-    def __init__(self, address: Address, runtime: Runtime, namespace: str = "default") -> None:
+    def __init__(self, address: ZooKeeperAddress, runtime: Runtime, namespace: str = "default") -> None:
         self.url = address.url
         self._address = address
         self._runtime = runtime
@@ -61,10 +61,10 @@ class Base:
 
     def _begin(self) -> None:
         self._hub = Hub(self._runtime)
-        self._sessions: dict[float, Session] = {}
-        self._memory: dict[str, Attempt] = {}
+        self._sessions: dict[float, ZooKeeperSession] = {}
+        self._memory: dict[str, ZooKeeperAttempt] = {}
         self._known: dict[str, None] = {}
-        self._followers: dict[str, Attempt] = {}
+        self._followers: dict[str, ZooKeeperAttempt] = {}
         """By the path of a place, the attempt of this client that waits directly behind it."""
         self._heard: dict[str, None] = {}
         self._ear = self._runtime.wakeup()
@@ -72,12 +72,12 @@ class Base:
 
     # Sessions.
 
-    def _session(self, ttl: float) -> Session:
+    def _session(self, ttl: float) -> ZooKeeperSession:
         """The session for leases of this ttl; with PLACES, the session for places in queues."""
         session = self._sessions.get(ttl)
         if session is None:
             places = ttl == PLACES
-            session = Session(
+            session = ZooKeeperSession(
                 self._address,
                 self._runtime,
                 self._hub,
@@ -90,15 +90,15 @@ class Base:
             session = self._sessions.setdefault(ttl, session)
         return session
 
-    def _queueing(self, home: Session) -> Session:
+    def _queueing(self, home: ZooKeeperSession) -> ZooKeeperSession:
         """The session that carries the places of waiters for leases of `home`: a short one."""
         return home if home.seconds <= PLACES_SECONDS else self._session(PLACES)
 
-    def _carrier(self, mine: Attempt) -> Session:
+    def _carrier(self, mine: ZooKeeperAttempt) -> ZooKeeperSession:
         """The session that its nodes end with, as far as we know."""
         return self._session(PLACES if mine.away else mine.ttl)
 
-    def _owner(self, mine: Attempt, record: Record) -> Session | None:
+    def _owner(self, mine: ZooKeeperAttempt, record: NodeRecord) -> ZooKeeperSession | None:
         """The session of this client that made its nodes; None: another client's did."""
         for away in (False, True):
             session = self._sessions.get(PLACES if away else mine.ttl)
@@ -106,7 +106,7 @@ class Base:
                 return session
         return None
 
-    def _any_session(self) -> Session:
+    def _any_session(self) -> ZooKeeperSession:
         """For requests that no lease depends on."""
         return next(reversed(self._sessions.values()), None) or self._session(USUAL_TTL)
 
@@ -114,14 +114,14 @@ class Base:
         self._heard[public] = None
         self._ear.set()
 
-    def _live(self, public: str) -> Attempt | None:
+    def _live(self, public: str) -> ZooKeeperAttempt | None:
         """An attempt of our own that is not over."""
         mine = self._memory.get(public)
         return mine if mine is not None and not mine.over else None
 
     # What we remember.
 
-    def _remember(self, attempt: Attempt) -> None:
+    def _remember(self, attempt: ZooKeeperAttempt) -> None:
         self._memory[attempt.public] = attempt
         if len(self._memory) > REMEMBERED_MAX:
             for public, old in list(self._memory.items())[: REMEMBERED_MAX // 8]:
@@ -134,13 +134,13 @@ class Base:
             self._memory.pop(public, None)
         return len(old)
 
-    def _forget(self, mine: Attempt) -> None:
+    def _forget(self, mine: ZooKeeperAttempt) -> None:
         """As if it had never been asked for."""
         self._stop_carrying(mine)
         self._wake_follower(mine)
         self._memory.pop(mine.public, None)
 
-    def _stop_carrying(self, mine: Attempt) -> None:
+    def _stop_carrying(self, mine: ZooKeeperAttempt) -> None:
         for ttl in (mine.ttl, PLACES):
             if (session := self._sessions.get(ttl)) is not None:
                 session.attempts.pop(mine.public, None)
@@ -148,14 +148,14 @@ class Base:
             if self._followers.get(path) is mine:
                 self._followers.pop(path, None)
 
-    def _wake_follower(self, mine: Attempt) -> None:
+    def _wake_follower(self, mine: ZooKeeperAttempt) -> None:
         """It has ended: wake the attempt of this client that waits directly behind it without watching it."""
         for path in mine.places.values():
             following = self._followers.pop(path, None)
             if following is not None and path in following.trusted:
                 following.watched = False
                 self._wake(following.public)
-                self._hub.ring()  # a `hear` that waits only for the server's events must wake up, too
+                self._hub.wake()  # a `next_wakeups` that waits only for the server's events must wake up, too
 
     def _know(self, names: Iterable[str]) -> None:
         """Names whose nodes are there, most likely."""
@@ -172,7 +172,7 @@ class Base:
                 with contextlib.suppress(FencedError):  # then later, or with the session
                     await session.request(work, until)
 
-    async def _expire(self, session: Session, now: float, until: float) -> None:
+    async def _expire(self, session: ZooKeeperSession, now: float, until: float) -> None:
         for mine in list(session.attempts.values()):
             if mine.expires <= now and mine.places and not mine.moving:
                 self._drop(mine, "expired")
@@ -184,7 +184,7 @@ class Base:
         if session.leftovers:
             await session.exchange(until=until)
 
-    async def _placed(self, session: Session, mine: Attempt, until: float) -> bool:
+    async def _placed(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> bool:
         """Whether an ask or a move whose reply was lost was carried out; notes which session did it."""
         # With a sync: another session may have sent the request, and this session's member may lag behind.
         sync = jute.sync(self._paths.root)
@@ -197,7 +197,9 @@ class Base:
         self._found(owner, mine, record, queues)
         return True
 
-    def _found(self, owner: Session, mine: Attempt, record: Record, queues: dict[str, Queue]) -> None:
+    def _found(
+        self, owner: ZooKeeperSession, mine: ZooKeeperAttempt, record: NodeRecord, queues: dict[str, Queue]
+    ) -> None:
         """Its nodes are there, and `owner`, a session of this client, has made them."""
         mine.places, mine.version = self._places(mine, queues), record.version
         mine.away, mine.moving = owner is self._sessions.get(PLACES), False
@@ -205,7 +207,7 @@ class Base:
         self._stop_carrying(mine)
         owner.carry(mine)
 
-    def _drop(self, mine: Attempt, state: str, *, done: bool = False) -> None:
+    def _drop(self, mine: ZooKeeperAttempt, state: str, *, done: bool = False) -> None:
         """It has ended: its nodes are deleted with the next request, unless that is done already."""
         mine.end(state, self._runtime.now())
         self._stop_carrying(mine)
@@ -213,7 +215,7 @@ class Base:
         if not done and mine.places:
             self._carrier(mine).leftovers.append(jute.multi(self._deletions(mine)))
 
-    def _deletions(self, mine: Attempt) -> list[bytes]:
+    def _deletions(self, mine: ZooKeeperAttempt) -> list[bytes]:
         """All its nodes, if it still is ours. An expiry leaves those of its lock_delay behind."""
         paths = list(mine.places.values())
         if mine.delaying and mine.state != "expired":
@@ -221,7 +223,7 @@ class Base:
         own = jute.delete(self._paths.attempt(mine.public), mine.version)
         return [own, *(jute.delete(path) for path in paths)]
 
-    async def _revoked(self, session: Session, mine: Attempt, until: float) -> Ended:
+    async def _revoked(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> Ended:
         """A place of ours is gone: force-released, deleted by hand, or another client took the attempt over."""
         (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
         record = self._record(reply)
@@ -233,13 +235,13 @@ class Base:
 
     # Looking.
 
-    def _looking(self, session: Session, names: Sequence[str]) -> list[bytes]:
+    def _looking(self, session: ZooKeeperSession, names: Sequence[str]) -> list[bytes]:
         lists = [jute.get_children(self._paths.name(name)) for name in names]
         return lists if session.space is not None else [*lists, jute.get_data(self._paths.root, watch=True)]
 
     def _looked(
-        self, session: Session, names: Sequence[str], replies: Sequence[jute.Reply], changes: int
-    ) -> tuple[dict[str, Queue], Space | None]:
+        self, session: ZooKeeperSession, names: Sequence[str], replies: Sequence[jute.Reply], changes: int
+    ) -> tuple[dict[str, Queue], NamespaceView | None]:
         """What the replies to `_looking` say; None: the namespace has changed meanwhile, look again."""
         queues = {name: self._queue(reply) for name, reply in zip(names, replies, strict=False)}
         if len(replies) > len(names):
@@ -258,8 +260,8 @@ class Base:
         return queue_of(*jute.children_of(reply.body))
 
     async def _look(
-        self, session: Session, names: Sequence[str], until: float, *, newest: bool = False
-    ) -> tuple[dict[str, Queue], Space]:
+        self, session: ZooKeeperSession, names: Sequence[str], until: float, *, newest: bool = False
+    ) -> tuple[dict[str, Queue], NamespaceView]:
         """The queues, and the namespace as it is then. `newest`: with all that was done before this call."""
         while True:
             ahead = [jute.sync(self._paths.root)] if newest or self._stale(session) else []
@@ -269,18 +271,18 @@ class Base:
             if space is not None:
                 return queues, space
 
-    def _stale(self, session: Session) -> bool:
+    def _stale(self, session: ZooKeeperSession) -> bool:
         stale = min(session.ttl * STALE_SHARE, STALE_SECONDS)
         return self._runtime.now() - session.confirmed > stale
 
-    def _places(self, mine: Attempt, queues: dict[str, Queue]) -> dict[str, str]:
+    def _places(self, mine: ZooKeeperAttempt, queues: dict[str, Queue]) -> dict[str, str]:
         return {
             name: self._paths.place(name, queue.children[queue.publics.index(mine.public)])
             for name, queue in queues.items()
             if mine.public in queue.publics
         }
 
-    def _record(self, reply: jute.Reply) -> Record | None:
+    def _record(self, reply: jute.Reply) -> NodeRecord | None:
         if reply.error == jute.NO_NODE:
             return None
         if reply.error:
@@ -292,7 +294,9 @@ class Base:
             raise refused(reply.error, self.url)
         return jute.results_of(reply.body)
 
-    def _held_by(self, public: str, record: Record | None, space: Space, now: float) -> HeldBy | None:
+    def _held_by(
+        self, public: str, record: NodeRecord | None, space: NamespaceView, now: float
+    ) -> HeldBy | None:
         """Who is first in a queue holds the name. How long still, only its own client knows."""
         if (mine := self._live(public)) is not None:
             if mine.state != "granted":
@@ -308,7 +312,9 @@ class Base:
         # Of a node that is not there this leaves no watch behind on the server, which `exists` would.
         return [jute.get_data(path, watch=True) for path in paths]
 
-    def _watched(self, session: Session, paths: Sequence[str], replies: Sequence[jute.Reply]) -> None:
+    def _watched(
+        self, session: ZooKeeperSession, paths: Sequence[str], replies: Sequence[jute.Reply]
+    ) -> None:
         for path, reply in zip(paths, replies, strict=False):
             if reply.error:
                 session.gone(path)
@@ -317,7 +323,9 @@ class Base:
 
     # Delays.
 
-    async def _delayed(self, session: Session, mine: str, queues: dict[str, Queue], until: float) -> float:
+    async def _delayed(
+        self, session: ZooKeeperSession, mine: str, queues: dict[str, Queue], until: float
+    ) -> float:
         """For how long the lock_delay of one that expired still keeps one of these names; 0: not at all."""
         paths = [
             (public, self._paths.delay(name, public))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from fenced.authorities.zookeeper import jute
 from fenced.authorities.zookeeper.errors import refused
 from fenced.authorities.zookeeper.operating import Operating
-from fenced.authorities.zookeeper.session import Session
-from fenced.authorities.zookeeper.tree import Attempt, Queue, Record, Space, record_text
+from fenced.authorities.zookeeper.session import ZooKeeperSession
+from fenced.authorities.zookeeper.tree import NamespaceView, NodeRecord, Queue, ZooKeeperAttempt, record_text
 from fenced.errors import Misuse
 from fenced.model import AskAnswer, Busy, Ended, Granted, HeldBy, Waiting
+from fenced.wire import jute
 
 
 class Entering(Operating):
     async def _enter(
-        self, home: Session, mine: Attempt, wait: bool, until: float
-    ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
+        self, home: ZooKeeperSession, mine: ZooKeeperAttempt, wait: bool, until: float
+    ) -> AskAnswer | tuple[dict[str, Queue], NamespaceView | None]:
         """Take the names if nobody has a place there; otherwise, with `wait`, take a place in every queue.
 
         So only leases stand in the session of a lease. All places stand in a short session, so that the server removes
@@ -50,7 +50,7 @@ class Entering(Operating):
                 return Busy(ahead, held_by)
 
     async def _write_places(
-        self, session: Session, mine: Attempt, until: float, *, alone: bool
+        self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float, *, alone: bool
     ) -> list[jute.Reply] | int:
         """Make the attempt and its places, in one transaction. `alone`: only if nobody has a place at its names.
 
@@ -107,8 +107,8 @@ class Entering(Operating):
         return replies
 
     async def _recognise(
-        self, home: Session, mine: Attempt, wait: bool, until: float
-    ) -> AskAnswer | tuple[dict[str, Queue], Space | None]:
+        self, home: ZooKeeperSession, mine: ZooKeeperAttempt, wait: bool, until: float
+    ) -> AskAnswer | tuple[dict[str, Queue], NamespaceView | None]:
         """The attempt's node is there already: ours (the reply was lost), another client's, or a tombstone."""
         (reply,) = await home.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
         record = self._record(reply)
@@ -133,7 +133,9 @@ class Entering(Operating):
         owner.expect(mine, owner.confirmed + home.place_seconds)
         return queues, space
 
-    def _of_another(self, mine: Attempt, record: Record, queues: dict[str, Queue], space: Space) -> AskAnswer:
+    def _of_another(
+        self, mine: ZooKeeperAttempt, record: NodeRecord, queues: dict[str, Queue], space: NamespaceView
+    ) -> AskAnswer:
         """Another client's session carries this attempt: only a renewal can say how long it lasts."""
         places = [
             queue.publics.index(mine.public) for queue in queues.values() if mine.public in queue.publics
@@ -146,10 +148,10 @@ class Entering(Operating):
 
     async def _whom(
         self,
-        session: Session,
-        mine: Attempt,
+        session: ZooKeeperSession,
+        mine: ZooKeeperAttempt,
         queues: dict[str, Queue],
-        space: Space,
+        space: NamespaceView,
         watches: list[str],
         until: float,
     ) -> tuple[HeldBy | None, int, float]:
@@ -159,7 +161,7 @@ class Entering(Operating):
         heads = {name: head for name, head in heads.items() if head != mine.public}
         remote = [head for head in dict.fromkeys(heads.values()) if self._live(head) is None]
         reads = [jute.get_data(self._paths.attempt(head)) for head in remote]
-        records: dict[str, Record] = {}
+        records: dict[str, NodeRecord] = {}
         if watches or reads:
             # The places were read in another session: without a sync, this session's member may not have them yet.
             first = [jute.sync(self._paths.root)] if mine.away else []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fenced.authorities.zookeeper import jute
 from fenced.errors import FencedError, Misconfigured, Unavailable
+from fenced.wire import jute
 
 
 def refused(error: int, where: str) -> FencedError:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from fenced.authorities.zookeeper import jute
 from fenced.authorities.zookeeper.base import Base
 from fenced.authorities.zookeeper.errors import refused
-from fenced.authorities.zookeeper.session import Session
-from fenced.authorities.zookeeper.tree import Attempt, record_text
+from fenced.authorities.zookeeper.session import ZooKeeperSession
+from fenced.authorities.zookeeper.tree import ZooKeeperAttempt, record_text
+from fenced.wire import jute
 
 MOVED = 0
 """The version of an attempt's own node after its own client has moved it; before that it is 1."""
@@ -23,7 +23,7 @@ VERSIONS = 16
 
 
 class Moving(Base):
-    def _moves(self, mine: Attempt, ttl: float, behind: Collection[str] = ()) -> list[bytes]:
+    def _moves(self, mine: ZooKeeperAttempt, ttl: float, behind: Collection[str] = ()) -> list[bytes]:
         """The operations that delete all its nodes and make them again. Its own node then has the version MOVED.
 
         A write to each place notifies the waiter behind that this is not the end of the attempt. At the names in
@@ -38,7 +38,7 @@ class Moving(Base):
             moves += (jute.delete(path), jute.create(path, b"", self._acl, jute.EPHEMERAL))
         return moves
 
-    def _takeover_moves(self, mine: Attempt, ttl: float) -> tuple[list[bytes], int]:
+    def _takeover_moves(self, mine: ZooKeeperAttempt, ttl: float) -> tuple[list[bytes], int]:
         """The same for an attempt of another client, and the resulting version of its own node, which differs.
 
         The other client may have taken a newer number. The writes to the places make those behind take newer ones, too.
@@ -48,12 +48,12 @@ class Moving(Base):
         marks = [jute.set_data(path, b"") for path in mine.places.values()]
         return [*self._moves(mine, ttl), *[text] * version, *marks], version
 
-    def _about_to_move(self, home: Session, mine: Attempt) -> None:
+    def _about_to_move(self, home: ZooKeeperSession, mine: ZooKeeperAttempt) -> None:
         """If the reply is lost, either session may have the attempt: register it with both, so that each one checks."""
         mine.moving = True
         home.carry(mine)
 
-    def _moved(self, home: Session, mine: Attempt) -> None:
+    def _moved(self, home: ZooKeeperSession, mine: ZooKeeperAttempt) -> None:
         self._stop_carrying(mine)
         mine.away = mine.moving = mine.watched = False
         mine.version = MOVED
@@ -66,7 +66,7 @@ class Moving(Base):
         else:
             home.carry(mine)
 
-    async def _move(self, home: Session, mine: Attempt, until: float) -> bool:
+    async def _move(self, home: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> bool:
         """Move it into the session of its lease. False: it has lost a place, or another client has taken it over."""
         while True:
             self._about_to_move(home, mine)
@@ -84,7 +84,7 @@ class Moving(Base):
 
     # Handing over.
 
-    def _follower(self, home: Session, mine: Attempt) -> Attempt | None:
+    def _follower(self, home: ZooKeeperSession, mine: ZooKeeperAttempt) -> ZooKeeperAttempt | None:
         """An attempt of this client that is first in all its queues as soon as this holder's places are deleted.
 
         We know which places are directly ahead of it. Nobody can enter a queue in between, so old knowledge is safe.
@@ -106,7 +106,7 @@ class Moving(Base):
         return None
 
     async def _hand_over(
-        self, home: Session, mine: Attempt, following: Attempt, until: float
+        self, home: ZooKeeperSession, mine: ZooKeeperAttempt, following: ZooKeeperAttempt, until: float
     ) -> tuple[int, int] | None:
         """End one attempt and move the next into the session of its lease, in one transaction.
 
@@ -146,9 +146,9 @@ class Moving(Base):
                 following.handing, following.watched = None, False
                 turn.set()
                 self._wake(following.public)
-                self._hub.ring()  # a `hear` that waits only for the server's events must wake up, too
+                self._hub.wake()  # a `next_wakeups` that waits only for the server's events must wake up, too
 
-    async def _await_hand_over(self, mine: Attempt, until: float) -> None:
+    async def _await_hand_over(self, mine: ZooKeeperAttempt, until: float) -> None:
         """If a release that hands its names over to this attempt is under way, wait for its reply."""
         turn = mine.handing
         if turn is not None:

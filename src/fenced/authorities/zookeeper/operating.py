@@ -6,16 +6,15 @@ import secrets
 from collections.abc import Sequence
 
 from fenced import timing
-from fenced.authorities.zookeeper import jute
 from fenced.authorities.zookeeper.base import _inherited
 from fenced.authorities.zookeeper.errors import refused
 from fenced.authorities.zookeeper.moving import Moving
-from fenced.authorities.zookeeper.session import Session
+from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.authorities.zookeeper.tree import (
-    Attempt,
+    NamespaceView,
+    NodeRecord,
     Queue,
-    Record,
-    Space,
+    ZooKeeperAttempt,
     chunks,
     name_of,
     new_space,
@@ -24,6 +23,7 @@ from fenced.authorities.zookeeper.tree import (
 )
 from fenced.errors import Indeterminate, Misconfigured
 from fenced.model import TOKEN_MAX, NameView, Standing, Waiter, check_floor, check_name
+from fenced.wire import jute
 
 AT_ONCE = 200
 """How many nodes are read in one go."""
@@ -48,7 +48,7 @@ class Operating(Moving):
 
         return await session.request(work, until)
 
-    async def _create(self, session: Session, until: float) -> None:
+    async def _create(self, session: ZooKeeperSession, until: float) -> None:
         paths, acl = self._paths, self._acl
         parents = [jute.create(path, b"", acl) for path in paths.parents]
         nodes = [jute.create(paths.root, new_space(secrets.token_hex(8)), acl)]
@@ -97,9 +97,9 @@ class Operating(Moving):
 
         return await session.request(work, until)
 
-    async def _views(self, session: Session, names: Sequence[str], until: float) -> list[NameView]:
+    async def _views(self, session: ZooKeeperSession, names: Sequence[str], until: float) -> list[NameView]:
         queues, space = await self._look(session, names, until, newest=True)
-        records: dict[str, Record] = {}
+        records: dict[str, NodeRecord] = {}
         publics = dict.fromkeys(public for queue in queues.values() for public in queue.publics)
         for some in chunks(list(publics), AT_ONCE):
             reads = [jute.get_data(self._paths.attempt(public)) for public in some]
@@ -110,11 +110,11 @@ class Operating(Moving):
 
     async def _view(
         self,
-        session: Session,
+        session: ZooKeeperSession,
         name: str,
         queue: Queue,
-        records: dict[str, Record],
-        space: Space,
+        records: dict[str, NodeRecord],
+        space: NamespaceView,
         until: float,
     ) -> NameView:
         now = self._runtime.now()
@@ -148,7 +148,7 @@ class Operating(Moving):
         # A second time it would hit the next holder.
         return await session.request(lambda: self._force(session, name, until), until, repeatable=False)
 
-    async def _force(self, session: Session, name: str, until: float) -> int | None:
+    async def _force(self, session: ZooKeeperSession, name: str, until: float) -> int | None:
         while self._runtime.now() < until:
             queues, space = await self._look(session, (name,), until, newest=True)
             if not queues[name].publics:
@@ -164,7 +164,7 @@ class Operating(Moving):
                     f"{self.url}: the tokens of this namespace are used up; start a new namespace"
                 )
             names = record.names if record is not None else (name,)
-            forced = Attempt(public, names, 0.0)
+            forced = ZooKeeperAttempt(public, names, 0.0)
             queues, _ = await self._look(session, names, until)
             forced.places = self._places(forced, queues)
             forced.delaying = any(public in queue.delays for queue in queues.values())
@@ -226,7 +226,7 @@ class Operating(Moving):
         ended = await session.request(work, until)
         return ended + self._forget_old(now)  # last: they tell when a delay began
 
-    async def _tidy_tombs(self, session: Session, until: float) -> int:
+    async def _tidy_tombs(self, session: ZooKeeperSession, until: float) -> int:
         clock, reply = await session.exchange(
             jute.set_data(self._paths.clock, b""), jute.get_children(self._paths.tombs), until=until
         )
@@ -251,7 +251,7 @@ class Operating(Moving):
             forgotten += len(old)
         return forgotten
 
-    async def _tidy_delays(self, session: Session, until: float) -> int:
+    async def _tidy_delays(self, session: ZooKeeperSession, until: float) -> int:
         """Nobody asked for a name since its last holder expired: its lock_delay ends all the same."""
         (reply,) = await session.exchange(jute.get_children(self._paths.names), until=until)
         ended = 0

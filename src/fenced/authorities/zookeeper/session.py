@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from fenced import timing
-from fenced.authorities.zookeeper import jute
-from fenced.authorities.zookeeper.address import Address
-from fenced.authorities.zookeeper.tree import Attempt, Space, owner_of
-from fenced.authorities.zookeeper.wire import Hub, Then, Wire, dial
+from fenced.authorities.zookeeper.address import ZooKeeperAddress
+from fenced.authorities.zookeeper.tree import NamespaceView, ZooKeeperAttempt, owner_of
+from fenced.authorities.zookeeper.wire import Hub, Then, ZooKeeperWire, dial
 from fenced.contracts import Runtime, Wakeup
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
-from fenced.runtime.pool import Broken
+from fenced.wire import jute
+from fenced.wire.pool import ConnectionBroken
 
 T = TypeVar("T")
 
@@ -42,12 +42,12 @@ class Over(Exception):
     """The session that the work was for is over, and with it all that it had created."""
 
 
-class Session:
+class ZooKeeperSession:
     """The session that now serves leases of one ttl, and the attempts that it carries."""
 
     def __init__(
         self,
-        address: Address,
+        address: ZooKeeperAddress,
         runtime: Runtime,
         hub: Hub,
         ttl: float,
@@ -55,7 +55,7 @@ class Session:
         root: str,
         places: bool,
         heard: Callable[[str], None],
-        known: Callable[[str], Attempt | None],
+        known: Callable[[str], ZooKeeperAttempt | None],
     ) -> None:
         self.asked = ttl
         self.ttl = ttl
@@ -64,7 +64,7 @@ class Session:
         self.id = 0
         self.confirmed = -math.inf
         """The instant before the last request was sent to which the leader has answered."""
-        self.attempts: dict[str, Attempt] = {}
+        self.attempts: dict[str, ZooKeeperAttempt] = {}
         self.due = math.inf
         """No attempt expires before."""
         self.leftovers: list[bytes] = []
@@ -77,10 +77,10 @@ class Session:
         self._root = root
         self._heard = heard
         self._known = known
-        self._space: Space | None = None
+        self._space: NamespaceView | None = None
         self._changes = 0
         self._password = _NOBODY
-        self._wire: Wire | None = None
+        self._wire: ZooKeeperWire | None = None
         self._lock = runtime.lock()
         self._connecting = False
         self._queue: list[Wakeup] = []
@@ -89,7 +89,7 @@ class Session:
 
     async def request(self, work: Callable[[], Awaitable[T]], until: float, *, repeatable: bool = True) -> T:
         """Do `work`, which exchanges requests. Once a try has broken, no later error is a definite no."""
-        doubt: Broken | None = None
+        doubt: ConnectionBroken | None = None
         while True:
             try:
                 return await work()
@@ -99,7 +99,7 @@ class Session:
                     raise Unavailable(f"{self._address.url}: the session is over") from None
             except FencedError as error:
                 raise _doubted(error, doubt) from error
-            except Broken as error:
+            except ConnectionBroken as error:
                 if doubt is not None or not repeatable or self._runtime.now() >= until:
                     raise Indeterminate(str(error)) from error
                 doubt = error
@@ -125,13 +125,13 @@ class Session:
             self.confirmed = max(self.confirmed, sent)
         return replies[len(ahead) :]
 
-    def expect(self, mine: Attempt, expires: float) -> None:
+    def expect(self, mine: ZooKeeperAttempt, expires: float) -> None:
         """Carry this attempt until then, unless it is renewed."""
         mine.expires = expires
         self.attempts[mine.public] = mine
         self.due = min(self.due, expires)
 
-    def carry(self, mine: Attempt) -> None:
+    def carry(self, mine: ZooKeeperAttempt) -> None:
         """Register an attempt that this session carries, or may carry until a reply says so."""
         self.expect(mine, mine.expires)
 
@@ -148,7 +148,7 @@ class Session:
 
     # Connecting.
 
-    async def _connected(self, until: float) -> Wire:
+    async def _connected(self, until: float) -> ZooKeeperWire:
         while True:
             with self._lock:
                 wire = self._wire
@@ -175,7 +175,7 @@ class Session:
     def _silent(self) -> bool:
         return not self._places and self._runtime.now() - self.confirmed > self.seconds * SILENCE_SHARE
 
-    async def _connect(self, until: float) -> Wire:
+    async def _connect(self, until: float) -> ZooKeeperWire:
         """Reach one of the members, in an order that is drawn anew; each gets its share of the time."""
         if self._wire is not None:
             self._wire.close("replaced by a new connection")
@@ -192,7 +192,7 @@ class Session:
         wrong = next((error for error in failures if isinstance(error, Misconfigured)), None)
         raise wrong or Unavailable(f"{self._address.url}: {'; '.join(map(str, failures))}")
 
-    async def _join(self, member: tuple[str, int], until: float) -> Wire:
+    async def _join(self, member: tuple[str, int], until: float) -> ZooKeeperWire:
         asked = math.ceil(self.asked / LEASE_SHARE * 1000)
         hello = jute.Connected(asked, self.id, self._password)
         sent = self._runtime.now()
@@ -206,13 +206,13 @@ class Session:
         self.ttl = self.asked if session.timeout == asked else self.seconds * LEASE_SHARE
         self.confirmed = sent
         where = f"{member[0]}:{member[1]}"
-        self._wire = wire = Wire(link, self._hub, self._runtime, where, self._told)
+        self._wire = wire = ZooKeeperWire(link, self._hub, self._runtime, where, self._told)
         return wire
 
     # The namespace, as far as it is watched.
 
     @property
-    def space(self) -> Space | None:
+    def space(self) -> NamespaceView | None:
         """What the root says; None when it may have changed. Changes are told before anything that follows them."""
         return self._space
 
@@ -221,7 +221,7 @@ class Session:
         """How often it may have changed."""
         return self._changes
 
-    def keep_space(self, space: Space, changes: int) -> None:
+    def keep_space(self, space: NamespaceView, changes: int) -> None:
         """Remember what was read under a watch, unless a change was told since `changes` was looked at."""
         with self._lock:
             if self._changes == changes:
@@ -234,7 +234,7 @@ class Session:
 
     # What the server says by itself.
 
-    def watch(self, mine: Attempt, paths: Iterable[str]) -> list[str]:
+    def watch(self, mine: ZooKeeperAttempt, paths: Iterable[str]) -> list[str]:
         """Subscribe an attempt to these nodes; returns the paths that still need a server-side watch.
 
         An own place needs one even if another attempt watches it: the reply shows whether the place is still ours.
@@ -262,9 +262,9 @@ class Session:
 
     def gone(self, path: str) -> None:
         """The node that was to be watched is not there."""
-        self._told(jute.Event(jute.DELETED, path))
+        self._told(jute.WatchEvent(jute.DELETED, path))
 
-    def _told(self, event: jute.Event | None) -> None:
+    def _told(self, event: jute.WatchEvent | None) -> None:
         if event is None:  # the connection is gone, and with it all that was watched
             self._forget_space()
             watched, self._watched = self._watched, {}
@@ -280,7 +280,7 @@ class Session:
                 if (mine := self._known(public)) is not None and not mine.over:
                     self._changed(mine, event)
 
-    def _changed(self, mine: Attempt, event: jute.Event) -> None:
+    def _changed(self, mine: ZooKeeperAttempt, event: jute.WatchEvent) -> None:
         """Something happened to a place of ours, or to the one directly ahead of it.
 
         We are first without asking if the one ahead is simply gone and was first itself. Who takes a name by force,
@@ -302,7 +302,7 @@ class Session:
             self._heard(mine.public)
         return None
 
-    def _look_again(self, mine: Attempt) -> None:
+    def _look_again(self, mine: ZooKeeperAttempt) -> None:
         mine.watched = False
         self._heard(mine.public)
 
@@ -334,5 +334,5 @@ class Session:
         self.confirmed = -math.inf
 
 
-def _doubted(error: FencedError, doubt: Broken | None) -> FencedError:
+def _doubted(error: FencedError, doubt: ConnectionBroken | None) -> FencedError:
     return error if doubt is None else Indeterminate(f"{doubt}; then: {error}")

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from fenced import timing
-from fenced.authorities.zookeeper.jute import ANY_VERSION, Stat
 from fenced.contracts import Wakeup
 from fenced.errors import Misconfigured
 from fenced.model import TOKEN_MAX, Holder
+from fenced.wire.jute import ANY_VERSION, Stat
 
 SCHEMA = 1
 RAISES_MAX = 64
@@ -79,7 +79,7 @@ def name_of(child: str) -> str:
 # The namespace.
 
 
-class Space(NamedTuple):
+class NamespaceView(NamedTuple):
     """What the root of a namespace says. `raises`: from which transaction on how much is added."""
 
     realm: str
@@ -105,7 +105,7 @@ def new_space(realm: str) -> bytes:
     return _dump({"schema": SCHEMA, "realm": realm, "raises": [], "added": 0})
 
 
-def space_of(data: bytes, stat: Stat, where: str) -> Space:
+def space_of(data: bytes, stat: Stat, where: str) -> NamespaceView:
     try:
         told = json.loads(data)
         schema, realm, added = told["schema"], told["realm"], told["added"]
@@ -116,14 +116,14 @@ def space_of(data: bytes, stat: Stat, where: str) -> Space:
         raise Misconfigured(f"{where} has schema {schema}, this fenced knows {SCHEMA}: upgrade fenced")
     if stat.version:
         raises += ((stat.mzxid, added),)
-    return Space(realm, raises, stat.mzxid, stat.version)
+    return NamespaceView(realm, raises, stat.mzxid, stat.version)
 
 
 # Attempts.
 
 
 @dataclass(slots=True)
-class Attempt:
+class ZooKeeperAttempt:
     """One ask of this client, from before it is sent until it is forgotten."""
 
     public: str
@@ -181,7 +181,7 @@ class Attempt:
         self.forget = now + timing.remember_for(self.ttl)
 
 
-class Record(NamedTuple):
+class NodeRecord(NamedTuple):
     """An attempt as its node tells it to everybody."""
 
     names: tuple[str, ...]
@@ -196,7 +196,7 @@ class Record(NamedTuple):
     version: int
 
 
-def record_text(attempt: Attempt, ttl: float) -> bytes:
+def record_text(attempt: ZooKeeperAttempt, ttl: float) -> bytes:
     """On take-over the zxid is written explicitly, because the node's own mzxid changes."""
     holder = attempt.holder
     told = {
@@ -209,11 +209,11 @@ def record_text(attempt: Attempt, ttl: float) -> bytes:
     return _dump({**told, "zxid": attempt.zxid} if attempt.zxid else told)
 
 
-def record_of(data: bytes, stat: Stat) -> Record:
+def record_of(data: bytes, stat: Stat) -> NodeRecord:
     if not stat.ephemeral_owner:
-        return Record((), 0.0, 0.0, 0.0, Holder("", "", "", 0), stat.mzxid, 0, stat.version)
+        return NodeRecord((), 0.0, 0.0, 0.0, Holder("", "", "", 0), stat.mzxid, 0, stat.version)
     told = json.loads(data)
-    return Record(
+    return NodeRecord(
         tuple(told["names"]),
         told["ttl"],
         told["asked"],

@@ -14,12 +14,11 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from fenced.authorities.zookeeper import jute
-from fenced.authorities.zookeeper.address import Address
+from fenced.authorities.zookeeper.address import ZooKeeperAddress
 from fenced.contracts import Runtime, Wakeup
 from fenced.errors import Misconfigured, Unavailable
-from fenced.runtime import links
-from fenced.runtime.pool import Broken
+from fenced.wire import jute, streams
+from fenced.wire.pool import ConnectionBroken
 
 FRAME_MAX = 64 * 2**20
 Then = Callable[[jute.Reply], None]
@@ -32,25 +31,25 @@ class Hub:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lock = runtime.lock()
-        self._bell = links.Bell()
+        self._bell = streams.WakeableSelector()
         self.seen = 0
         """The newest transaction that this client has seen: a server that knows less does not serve it."""
         self._taken = False
         self._waiting: dict[Wakeup, None] = {}
 
-    def add(self, wire: Wire) -> None:
+    def add(self, wire: ZooKeeperWire) -> None:
         try:
             self._bell.add(wire.socket, wire)
         except (OSError, ValueError, RuntimeError) as error:
             wire.socket.close()
             raise Unavailable("this client is closed") from error
 
-    def remove(self, wire: Wire) -> None:
+    def remove(self, wire: ZooKeeperWire) -> None:
         self._bell.remove(wire.socket)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Let whoever reads look again whether it has what it wants."""
-        self._bell.ring()
+        self._bell.wake()
 
     def close(self) -> None:
         self._bell.close()
@@ -82,11 +81,11 @@ class Hub:
                 try:
                     ready = await self._bell.wait(self._runtime, until)
                 except (OSError, ValueError) as error:  # closed meanwhile
-                    raise Broken("this client is closed") from error
+                    raise ConnectionBroken("this client is closed") from error
                 if ready is None:
                     return met()
                 for wire in ready:
-                    assert isinstance(wire, Wire)
+                    assert isinstance(wire, ZooKeeperWire)
                     wire.receive()
             return True
         finally:
@@ -111,13 +110,13 @@ class _Call:
         self.wakeup = wakeup
         self.then = then
         self.replies: list[jute.Reply] = []
-        self.broken: Broken | None = None
+        self.broken: ConnectionBroken | None = None
 
     def over(self) -> bool:
         return not self.left or self.broken is not None
 
 
-class Wire:
+class ZooKeeperWire:
     """One connection, after its handshake."""
 
     def __init__(
@@ -126,7 +125,7 @@ class Wire:
         hub: Hub,
         runtime: Runtime,
         where: str,
-        tell: Callable[[jute.Event | None], None],
+        tell: Callable[[jute.WatchEvent | None], None],
     ) -> None:
         self.socket = link
         self.zxid = 0
@@ -150,11 +149,11 @@ class Wire:
     async def exchange(
         self, requests: Sequence[bytes], until: float, then: Then | None = None
     ) -> list[jute.Reply]:
-        """The replies, in order. `Broken`: nobody knows which of the requests were carried out."""
+        """The replies, in order. `ConnectionBroken`: nobody knows which of the requests were carried out."""
         call = _Call(len(requests), self._runtime.wakeup(), then)
         with self._lock:
             if self.closed:
-                raise Broken(f"{self._where}: the connection is gone")
+                raise ConnectionBroken(f"{self._where}: the connection is gone")
             answers = self._answers
             for request in requests:
                 self._xid = self._xid + 1 & 0x7FFFFFFF
@@ -173,7 +172,7 @@ class Wire:
                 # Replies come in order, so later requests on this connection would hang behind ours: close it.
                 self.close("no answer in time")
             # Otherwise the server is still answering other callers' requests: do not break them for our deadline.
-            raise Broken(f"{self._where}: no answer in time")
+            raise ConnectionBroken(f"{self._where}: no answer in time")
         return call.replies
 
     async def _flush(self, until: float) -> None:
@@ -185,7 +184,7 @@ class Wire:
                 try:
                     del self._out[: self.socket.send(self._out)]
                     continue
-                except links.NOT_NOW:
+                except streams.NOT_NOW:
                     pass
                 except OSError as error:
                     trouble = str(error) or type(error).__name__
@@ -196,26 +195,26 @@ class Wire:
 
     def receive(self) -> None:
         """Take in what has come, and tell everybody concerned."""
-        events: list[jute.Event] = []
+        events: list[jute.WatchEvent] = []
         done: list[_Call] = []
         trouble = ""
         with self._lock:
             if self.closed:
                 return
             try:
-                while data := self.socket.recv(links.READ_BYTES):
+                while data := self.socket.recv(streams.READ_BYTES):
                     self._in += data
-                    if len(data) < links.READ_BYTES and not self._secure:
+                    if len(data) < streams.READ_BYTES and not self._secure:
                         break
                 else:
                     trouble = "the server closed the connection"
-            except links.NOT_NOW:
+            except streams.NOT_NOW:
                 pass
             except OSError as error:
                 trouble = str(error) or type(error).__name__
             try:
                 self._take(events, done)
-            except (jute.Malformed, struct.error, UnicodeDecodeError) as error:
+            except (jute.MalformedJute, struct.error, UnicodeDecodeError) as error:
                 trouble = f"this does not speak as ZooKeeper does: {error}"
         for event in events:
             self._tell(event)
@@ -226,12 +225,12 @@ class Wire:
         if trouble:
             self.close(trouble)
 
-    def _take(self, events: list[jute.Event], done: list[_Call]) -> None:
+    def _take(self, events: list[jute.WatchEvent], done: list[_Call]) -> None:
         at = 0
         while len(self._in) - at >= 4:
             (size,) = struct.unpack_from(">i", self._in, at)
             if not 16 <= size <= FRAME_MAX:
-                raise jute.Malformed(f"a frame of {size} bytes")
+                raise jute.MalformedJute(f"a frame of {size} bytes")
             if len(self._in) - at < 4 + size:
                 break
             xid, reply = jute.reply(bytes(self._in[at + 4 : at + 4 + size]))
@@ -240,7 +239,7 @@ class Wire:
                 events.append(jute.event(reply.body))
                 continue
             if not self._pending or self._pending[0][0] != xid:
-                raise jute.Malformed("a reply that nobody waits for")
+                raise jute.MalformedJute("a reply that nobody waits for")
             self.zxid = max(self.zxid, reply.zxid)
             self._answers += 1
             call = self._pending.popleft()[1]
@@ -260,9 +259,9 @@ class Wire:
             self._hub.remove(self)
             self.socket.close()
         for _, call in pending:
-            call.broken = Broken(f"{self._where}: {why}")
+            call.broken = ConnectionBroken(f"{self._where}: {why}")
             call.wakeup.set()
-        self._hub.ring()
+        self._hub.wake()
         self._tell(None)
 
     def farewell(self) -> None:
@@ -276,7 +275,7 @@ class Wire:
 
 
 async def dial(
-    address: Address,
+    address: ZooKeeperAddress,
     member: tuple[str, int],
     runtime: Runtime,
     hello: jute.Connected,
@@ -286,14 +285,14 @@ async def dial(
     """A socket to one member on which the session is alive (or has a timeout of 0, and is over)."""
     where = f"{member[0]}:{member[1]}"
     try:
-        link = await links.connect(*member, runtime, until, address.context)
+        link = await streams.connect(*member, runtime, until, address.context)
     except ssl.SSLCertVerificationError as error:
         raise Misconfigured(f"{where}: {error}") from error
     except OSError as error:
         raise Unavailable(f"{where}: {error}") from error
     try:
         return link, await _greet(link, address, runtime, hello, seen, until)
-    except (OSError, struct.error, jute.Malformed) as error:
+    except (OSError, struct.error, jute.MalformedJute) as error:
         link.close()
         raise Unavailable(f"{where}: {error}") from error
     except BaseException:
@@ -303,7 +302,7 @@ async def dial(
 
 async def _greet(
     link: socket.socket,
-    address: Address,
+    address: ZooKeeperAddress,
     runtime: Runtime,
     hello: jute.Connected,
     seen: int,
@@ -312,7 +311,7 @@ async def _greet(
     request = jute.frame(jute.connect(seen, hello.timeout, hello.session, hello.password))
     if address.credentials is not None:
         request += jute.frame(jute.auth("digest", address.credentials))
-    await links.send(link, request, runtime, until)
+    await streams.send(link, request, runtime, until)
     session = jute.connected(await _frame(link, runtime, until))
     if session.timeout > 0 and address.credentials is not None:
         _, reply = jute.reply(await _frame(link, runtime, until))
@@ -324,15 +323,15 @@ async def _greet(
 async def _frame(link: socket.socket, runtime: Runtime, until: float) -> bytes:
     """One frame, and no byte more."""
     size = struct.unpack(">i", await _exactly(link, 4, runtime, until))[0]
-    if not 0 < size <= links.READ_BYTES:
-        raise jute.Malformed("this is not a ZooKeeper server")
+    if not 0 < size <= streams.READ_BYTES:
+        raise jute.MalformedJute("this is not a ZooKeeper server")
     return await _exactly(link, size, runtime, until)
 
 
 async def _exactly(link: socket.socket, count: int, runtime: Runtime, until: float) -> bytes:
     data = b""
     while len(data) < count:
-        more = await links.receive(link, runtime, until, count - len(data))
+        more = await streams.receive(link, runtime, until, count - len(data))
         if not more:
             raise OSError(
                 "the server closed the connection: it does not serve now, or knows less than we have seen"

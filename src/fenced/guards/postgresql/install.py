@@ -12,14 +12,14 @@ from fenced.guards.postgresql.triggers import (
     PLAIN,
     TEXTS,
     Names,
-    Table,
+    TableShape,
     guard_of,
     object_of,
     quoted,
     triggers,
     without_triggers,
 )
-from fenced.guards.spec import Spec, literal, may_meet
+from fenced.guards.shared.spec import Spec, literal, may_meet
 
 SCHEMA = Path(__file__).with_name("schema_1.sql")
 ED25519 = Path(__file__).with_name("ed25519.sql")
@@ -36,7 +36,7 @@ class Runs(Protocol):
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
 
-async def look_at(spec: Spec, session: Runs) -> Table:
+async def look_at(spec: Spec, session: Runs) -> TableShape:
     guard = guard_of(spec)
     schema, _, table = guard.partition(".")
     if schema == "fenced_guard" and guard != OWN_TABLE:
@@ -71,7 +71,7 @@ async def look_at(spec: Spec, session: Runs) -> Table:
         "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
         f"WHERE p.relid <> {oid} ORDER BY 1"
     )
-    found_table = Table(
+    found_table = TableShape(
         {name: kind for name, kind, _ in columns},
         {name: generated for name, _, generated in columns if generated},
         tuple(name for (name,) in partitions),
@@ -83,7 +83,7 @@ async def look_at(spec: Spec, session: Runs) -> Table:
     return found_table
 
 
-def _check_columns(spec: Spec, table: Table) -> None:
+def _check_columns(spec: Spec, table: TableShape) -> None:
     for column in spec.columns:
         kind = table.kinds.get(column)
         if kind is None:
@@ -135,7 +135,7 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
     created = await schema(session)
     value_is_made = bool(created) and guard_of(spec) == OWN_TABLE
     if value_is_made:
-        table = Table({"name": "text", "value": "text", "version": "int8"}, {}, ())
+        table = TableShape({"name": "text", "value": "text", "version": "int8"}, {}, ())
     else:
         table = await look_at(spec, session)
     if table.children:

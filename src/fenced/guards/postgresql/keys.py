@@ -8,7 +8,7 @@ from datetime import datetime
 from fenced.guards.postgresql import install
 from fenced.guards.postgresql.install import LOCK_TIMEOUT
 from fenced.guards.postgresql.operating import PostgresqlOperator
-from fenced.guards.spec import Spec
+from fenced.guards.shared.spec import Spec
 from fenced.proofs import HmacKey, VerifyingKey, check_key_id
 
 _LIMIT = f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 from fenced import sqlfile
 from fenced.errors import Misconfigured, Misuse
-from fenced.guards.answers import check_pattern
 from fenced.guards.postgresql.install import LOCK_TIMEOUT, is_there
-from fenced.guards.postgresql.sessions import Session
+from fenced.guards.postgresql.sessions import PostgresqlSession
 from fenced.guards.postgresql.tables import (
     BIND_SECONDS,
     older_than_change,
@@ -22,7 +21,8 @@ from fenced.guards.postgresql.tables import (
     wrapped,
 )
 from fenced.guards.postgresql.triggers import guard_of
-from fenced.guards.rollout import (
+from fenced.guards.shared.answers import check_pattern
+from fenced.guards.shared.rollout import (
     QUIET_SECONDS,
     Change,
     Count,
@@ -33,7 +33,7 @@ from fenced.guards.rollout import (
     Stage,
     advised,
 )
-from fenced.guards.spec import Spec
+from fenced.guards.shared.spec import Spec
 from fenced.model import check_name, check_realm
 
 SQL = sqlfile.load(Path(__file__).with_name("operating.sql"))
@@ -50,7 +50,7 @@ Rows = list[tuple[Any, ...]]
 class PostgresqlOperator:
     """The guards of one database."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PostgresqlSession) -> None:
         self._session = session
 
     async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:

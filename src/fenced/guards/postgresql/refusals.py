@@ -20,7 +20,7 @@ from fenced.errors import (
     Misuse,
     Unavailable,
 )
-from fenced.guards.answers import error_for, stamp_in
+from fenced.guards.shared.answers import error_for, stamp_in
 
 SQLSTATES: dict[str, Verdict] = {
     "ZF001": Verdict.STALE,

@@ -16,7 +16,7 @@ class Aborted(Exception):
     """COMMIT rolled back: a statement had failed before, and the program went on."""
 
 
-class Session(Protocol):
+class PostgresqlSession(Protocol):
     """A connection on which we may run our own statements."""
 
     def state(self) -> State: ...

@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from fenced.decision import Mark, Mode
 from fenced.errors import Conflict, Contended, FencedError, Misconfigured, Misuse, Refused
-from fenced.guards.answers import check_pattern
 from fenced.guards.postgresql import install
 from fenced.guards.postgresql.refusals import (
     ANNOUNCE_FIRST,
@@ -28,10 +27,11 @@ from fenced.guards.postgresql.refusals import (
     sqlstate_of,
     typed,
 )
-from fenced.guards.postgresql.sessions import Aborted, Session
+from fenced.guards.postgresql.sessions import Aborted, PostgresqlSession
 from fenced.guards.postgresql.triggers import guard_of
-from fenced.guards.spec import Announcement, Spec, literal
-from fenced.model import check_name, check_realm
+from fenced.guards.shared.answers import check_pattern
+from fenced.guards.shared.spec import Spec, literal
+from fenced.model import Credential, check_name, check_realm
 
 REPEATS = 10
 """How often an announcement is tried, if a newer commit makes it fail (SQLSTATE 40001)."""
@@ -44,7 +44,7 @@ LEFT_MIN = 1.0
 """The shortest idle time, in seconds, after which the server may end a transaction."""
 
 
-def _announce(announcement: Announcement, guard: str, *, exclusive: bool, repeats: bool) -> str:
+def _announce(announcement: Credential, guard: str, *, exclusive: bool, repeats: bool) -> str:
     """The call. Its texts need no quoting. All arguments are given: the server would look up defaults every time."""
     stamps, names, proofs = _texts(announcement)
     left = "NULL" if announcement.left is None else int(max(announcement.left, LEFT_MIN) * 1000)
@@ -52,12 +52,12 @@ def _announce(announcement: Announcement, guard: str, *, exclusive: bool, repeat
     return f"SELECT fenced_guard.announce('{stamps}', {left}, '{guard}', {options})"
 
 
-def _announce_alone(announcement: Announcement, guard: str) -> str:
+def _announce_alone(announcement: Credential, guard: str) -> str:
     stamps, names, proofs = _texts(announcement)
     return f"SELECT fenced_guard.announce_alone('{stamps}', '{guard}', {names}, {proofs})"
 
 
-def _texts(announcement: Announcement) -> tuple[str, str, str]:
+def _texts(announcement: Credential) -> tuple[str, str, str]:
     """The stamps, and as literals the names and the proofs. Naming all names of a lease is the same as naming none."""
     chosen = [check_name(name) for name in announcement.names]
     if len(announcement.stamps) == 1 and {*chosen} == {*announcement.stamps[0].names}:
@@ -70,7 +70,7 @@ def _texts(announcement: Announcement) -> tuple[str, str, str]:
 class PostgresqlTable:
     """The operations of a guard on a table, over one connection."""
 
-    def __init__(self, spec: Spec, session: Session, mandatory: bool = True) -> None:
+    def __init__(self, spec: Spec, session: PostgresqlSession, mandatory: bool = True) -> None:
         self.spec = spec
         self.guard = guard_of(spec)
         self.mandatory = mandatory
@@ -136,11 +136,11 @@ class PostgresqlTable:
         limit = f"SET LOCAL lock_timeout = '{install.LOCK_TIMEOUT}'"  # other writers queue behind it
         await self._alone([limit, f"SELECT fenced_guard.adopt('{check_realm(realm)}')"])
 
-    async def announce(self, announcement: Announcement) -> None:
+    async def announce(self, announcement: Credential) -> None:
         """Announce in a separate transaction and commit it: reads that begin afterwards are fenced."""
         await self._repeated(self._announce, announcement)
 
-    async def _announce(self, announcement: Announcement, _: bool) -> None:
+    async def _announce(self, announcement: Credential, _: bool) -> None:
         await self._session.alone(
             [
                 "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",  # fewer conflicts; it reads no program rows
@@ -148,13 +148,13 @@ class PostgresqlTable:
             ]
         )
 
-    async def enter(self, announcement: Announcement) -> None:
+    async def enter(self, announcement: Credential) -> None:
         """Begin a transaction, with the announcement as its first statement."""
         if self._session.state() != "idle":
             raise Misuse("this connection is in a transaction already: commit it first, or use announce_on")
         await self._repeated(self._begin, announcement)
 
-    async def _begin(self, announcement: Announcement, repeats: bool) -> None:
+    async def _begin(self, announcement: Credential, repeats: bool) -> None:
         await self._session.begin(
             _announce(announcement, self.guard, exclusive=self._exclusive, repeats=repeats)
         )
@@ -164,7 +164,7 @@ class PostgresqlTable:
         return self.spec.rule != "retry" or not self.mandatory
 
     async def _repeated(
-        self, work: Callable[[Announcement, bool], Awaitable[None]], announcement: Announcement
+        self, work: Callable[[Credential, bool], Awaitable[None]], announcement: Credential
     ) -> None:
         """Announce, with retries.
 
@@ -194,7 +194,7 @@ class PostgresqlTable:
                 last = error
         raise Contended(f"newer commits interfered {REPEATS} times; try again: {last}") from last
 
-    async def _make_way(self, announcement: Announcement, waited: float, error: Exception) -> None:
+    async def _make_way(self, announcement: Credential, waited: float, error: Exception) -> None:
         """End the older transactions that this announcement waited for; Contended names those that may not be ended."""
         _, names, _ = _texts(announcement)
         proofs = announcement.proofs or ("-",) * len(announcement.stamps)
@@ -228,7 +228,7 @@ class PostgresqlTable:
         await self._report(error, meaning)
         raise meaning from error
 
-    async def announce_on(self, announcement: Announcement) -> None:
+    async def announce_on(self, announcement: Credential) -> None:
         """Announce in the transaction that the program has begun."""
         if self._session.state() != "open":
             raise Misuse("begin a transaction first, or use transaction()")
@@ -239,7 +239,7 @@ class PostgresqlTable:
         except Exception as error:
             raise wrapped(error) from error
 
-    async def clear(self, announcement: Announcement) -> None:
+    async def clear(self, announcement: Credential) -> None:
         """Remove these stamps' lines from the settings; those of an earlier announcement of the same stamps stay."""
         if self._session.state() != "open":
             return
@@ -334,7 +334,7 @@ class PostgresqlTable:
         return Mark(token, grant, seq) if token is not None else None
 
 
-async def older_than_change(session: Session, guard: str, wait: float) -> tuple[str, ...]:
+async def older_than_change(session: PostgresqlSession, guard: str, wait: float) -> tuple[str, ...]:
     """Wait for the transactions that the last mode change does not bind; return those left after `wait` seconds."""
     limit = time.monotonic() + wait
     unseen: set[str] | None = None
@@ -363,7 +363,7 @@ def text_literal(text: str) -> str:
     return "E'" + "".join(c if c.isascii() else f"\\U{ord(c):08x}" for c in escaped) + "'"
 
 
-def _refuse_open_transaction(session: Session) -> None:
+def _refuse_open_transaction(session: PostgresqlSession) -> None:
     state = session.state()
     if state == "closed":
         raise Misuse("this connection is closed, or busy with another statement")
@@ -371,7 +371,7 @@ def _refuse_open_transaction(session: Session) -> None:
         raise Misuse("this connection is in a transaction; commit or roll back first")
 
 
-async def rollback_quietly(session: Session) -> None:
+async def rollback_quietly(session: PostgresqlSession) -> None:
     """Roll back. If that fails, the connection is broken and the server rolls the transaction back."""
     with suppress(Exception):
         await session.rollback()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from fenced.guards.spec import Spec, literal
+from fenced.guards.shared.spec import Spec, literal
 
 TEXTS = frozenset({"text", "varchar", "bpchar", "name"})
 PLAIN = frozenset({"int2", "int4", "int8", "uuid"})
@@ -40,7 +40,7 @@ def object_of(guard: str, what: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableShape:
     """What an installation has to know about a table."""
 
     kinds: dict[str, str]
@@ -65,7 +65,7 @@ class _Text:
 class Names:
     """SQL expressions about the names of rows."""
 
-    def __init__(self, spec: Spec, table: Table) -> None:
+    def __init__(self, spec: Spec, table: TableShape) -> None:
         self.spec = spec
         self.guard = guard_of(spec)
         self._table = table
@@ -240,7 +240,7 @@ EVENTS = {"insert": ("new_rows",), "update": ("new_rows", "old_rows"), "delete":
 _TRANSITIONS = {"new_rows": "NEW TABLE AS new_rows", "old_rows": "OLD TABLE AS old_rows"}
 
 
-def triggers(names: Names, table: Table, proof: bool) -> list[str]:
+def triggers(names: Names, table: TableShape, proof: bool) -> list[str]:
     """With `proof` the triggers do not trust the setting: the function checks it against the tables."""
     guard, spec = names.guard, names.spec
     whole, epoch = (object_of(guard, what) for what in ("truncate", "epoch"))
@@ -258,7 +258,7 @@ def triggers(names: Names, table: Table, proof: bool) -> list[str]:
     return [*statements, *_epoch_triggers(names, epoch, proof)]
 
 
-def _statement_triggers(names: Names, table: Table, proof: bool) -> list[str]:
+def _statement_triggers(names: Names, table: TableShape, proof: bool) -> list[str]:
     """The statement triggers, on the table and on each partition: one fires only if the statement names its table."""
     guard = names.guard
     statements = []
@@ -276,7 +276,7 @@ def _statement_triggers(names: Names, table: Table, proof: bool) -> list[str]:
     return statements
 
 
-def _judged(names: Names, event: str, table: Table, proof: bool) -> str:
+def _judged(names: Names, event: str, table: TableShape, proof: bool) -> str:
     """The body of a statement trigger: return if the setting admits the one name, else decide about all names."""
     guard, spec = literal(names.guard), names.spec
     transitions = EVENTS[event]
@@ -331,7 +331,7 @@ def _without_known_rows(names: Names, looks: Sequence[str], statement: str) -> s
     return f"IF {names.admits} THEN {about(looks)} ELSE {about(plain)} END IF;"
 
 
-def _row_triggers(names: Names, table: Table, proof: bool) -> list[str]:
+def _row_triggers(names: Names, table: TableShape, proof: bool) -> list[str]:
     """For rows that no statement trigger sees: those of partitions created later, and of an inheritance child."""
     guard, spec, row = names.guard, names.spec, object_of(names.guard, "row")
     left = (

@@ -13,13 +13,13 @@ import psycopg
 from fenced.contracts import Record, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule
 from fenced.errors import Conflict, Contended, Misuse, redacted, shown
-from fenced.guards.answers import record_of
 from fenced.guards.postgresql.install import OWN_TABLE, is_there
 from fenced.guards.postgresql.refusals import LOCK_TIMEOUT, sqlstate_of, typed
 from fenced.guards.postgresql.sessions import AsyncPsycopgSession, PsycopgSession
 from fenced.guards.postgresql.tables import PostgresqlTable
-from fenced.guards.spec import Announcement, Spec
-from fenced.model import Stamp, check_name
+from fenced.guards.shared.answers import record_of
+from fenced.guards.shared.spec import Spec
+from fenced.model import Credential, Stamp, check_name
 from fenced.runtime import forking
 from fenced.runtime.blocking import step
 
@@ -172,7 +172,7 @@ class PostgresqlGuard:
         await self._on_session(self._announce, stamp, names)
 
     async def _announce(self, session: _Session, stamp: Stamp, names: tuple[str, ...]) -> None:
-        await self._on(session).announce(Announcement((stamp,), names))
+        await self._on(session).announce(Credential((stamp,), names))
 
     async def read(self, stamp: Stamp, name: str) -> Versioned:
         return await self._on_session(self._read, stamp, check_name(name))
@@ -216,7 +216,7 @@ class PostgresqlGuard:
         if stamp is None:
             await session.begin("SELECT 1")
         else:
-            await table.enter(Announcement((stamp,), tuple(values), IDLE_SECONDS))
+            await table.enter(Credential((stamp,), tuple(values), IDLE_SECONDS))
         try:
             if stamp is None and not self._mandatory:
                 for name in values:

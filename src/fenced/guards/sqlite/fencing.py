@@ -21,8 +21,8 @@ from fenced.errors import (
     Misuse,
     Unavailable,
 )
-from fenced.guards.answers import error_for, mode_of
-from fenced.guards.sqlite.sessions import READY, Ended, Source
+from fenced.guards.shared.answers import error_for, mode_of
+from fenced.guards.sqlite.sessions import READY, Source, TransactionEnded
 from fenced.model import Stamp
 
 _AT_THE_WRITE = (Verdict.ADMIT, Verdict.APPLIED, Verdict.DUPLICATE, Verdict.OUT_OF_ORDER)
@@ -51,7 +51,7 @@ INSERT INTO fenced_record (time, guard, name, stamp, token, grant_id, seq, verdi
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 
-class Session(Protocol):
+class SqliteSession(Protocol):
     """A connection on which we may run our own statements."""
 
     @property
@@ -84,7 +84,7 @@ class Note:
     mode: str
 
 
-class Refusing(Exception):
+class RefusalPending(Exception):
     """Carries a refusal out of the transaction that it ends, with the note that must survive it."""
 
     def __init__(self, error: FencedError, note: Note | None) -> None:
@@ -94,19 +94,19 @@ class Refusing(Exception):
 
 
 @dataclass(slots=True)
-class Fence:
+class SqliteFence:
     """A guard on one SQLite table, for one transaction at a time."""
 
     guard: str
     mandatory: bool = True
 
-    async def begin(self, session: Session) -> None:
+    async def begin(self, session: SqliteSession) -> None:
         try:
             await session.run("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             raise translate(error) from error
 
-    async def make_ready(self, session: Session) -> None:
+    async def make_ready(self, session: SqliteSession) -> None:
         """Once per connection: a stamp that is left behind fails COMMIT by a foreign key alone.
 
         It stays on: every switch makes SQLite compile all statements of the connection anew.
@@ -122,7 +122,9 @@ class Fence:
             await self.begin(session)
         await session.make_ready()
 
-    async def announce(self, session: Session, stamp: Stamp, names: Sequence[str], *, stamping: bool) -> None:
+    async def announce(
+        self, session: SqliteSession, stamp: Stamp, names: Sequence[str], *, stamping: bool
+    ) -> None:
         """Judge the stamp for each name and raise the marks; with `stamping`, let writes follow."""
         rule, realm, whole, modes = await self._look(session)
         for name in sorted(names, key=str.encode):
@@ -146,7 +148,7 @@ class Fence:
             if stamping:
                 await self._put(session, name, stamp, judged.verdict, mode, rule)
 
-    async def miss(self, session: Session, names: Sequence[str]) -> None:
+    async def miss(self, session: SqliteSession, names: Sequence[str]) -> None:
         """An operation without a stamp, where no trigger would notice."""
         _, _, _, modes = await self._look(session)
         for name in names:
@@ -156,7 +158,7 @@ class Fence:
                 session, name, None, await self.mark(session, name), Verdict.MISSING, ruling, mode
             )
 
-    async def _look(self, session: Session) -> tuple[Rule, str | None, bool, list[tuple[str, Mode]]]:
+    async def _look(self, session: SqliteSession) -> tuple[Rule, str | None, bool, list[tuple[str, Mode]]]:
         """The guard as it is installed: its rule, its realm, whether its triggers are all there, its modes."""
         try:
             rows = await session.run(_LOOK, (self.guard, self.guard))
@@ -168,23 +170,23 @@ class Fence:
         modes = [(pattern, Mode.parse(mode)) for _, _, _, pattern, mode in rows if pattern is not None]
         return own[0], own[1], bool(own[2]), modes
 
-    async def installed(self, session: Session) -> None:
+    async def installed(self, session: SqliteSession) -> None:
         """Misconfigured unless this guard is there."""
         await self._look(session)
 
-    async def mark(self, session: Session, name: str) -> Mark | None:
+    async def mark(self, session: SqliteSession, name: str) -> Mark | None:
         rows = await session.run(_MARK, (name,))
         return Mark(*rows[0]) if rows else None
 
     async def _raise(
-        self, session: Session, name: str, stamp: Stamp, before: Mark | None, after: Mark | None
+        self, session: SqliteSession, name: str, stamp: Stamp, before: Mark | None, after: Mark | None
     ) -> None:
         if after is not None and after != before:
             await session.run(_RAISE, (name, after.token, after.grant, after.seq, stamp.bare_text))
 
     async def _settle(
         self,
-        session: Session,
+        session: SqliteSession,
         name: str,
         stamp: Stamp,
         before: Mark | None,
@@ -199,7 +201,7 @@ class Fence:
         await self._let_through(session, name, stamp, before, judged.verdict, ruling, mode)
 
     async def _put(
-        self, session: Session, name: str, stamp: Stamp, verdict: Verdict, mode: Mode, rule: Rule
+        self, session: SqliteSession, name: str, stamp: Stamp, verdict: Verdict, mode: Mode, rule: Rule
     ) -> None:
         """Insert the stamp's row, with the verdict that a write under it will get."""
         refuse = verdict is Verdict.APPLIED or rule_on(verdict, mode, name) is Ruling.REFUSE
@@ -210,7 +212,7 @@ class Fence:
 
     async def _let_through(
         self,
-        session: Session,
+        session: SqliteSession,
         name: str,
         stamp: Stamp | None,
         mark: Mark | None,
@@ -221,12 +223,12 @@ class Fence:
         """Refuse, or write down that it was not done."""
         note = Note(name, stamp, mark, verdict, ruling, str(mode))
         if verdict is Verdict.APPLIED:
-            raise Refusing(error_for(verdict, name=name, stamp=stamp, mark=mark), None)
+            raise RefusalPending(error_for(verdict, name=name, stamp=stamp, mark=mark), None)
         if ruling is Ruling.REFUSE:
-            raise Refusing(error_for(verdict, name=name, stamp=stamp, mark=mark), note)
+            raise RefusalPending(error_for(verdict, name=name, stamp=stamp, mark=mark), note)
         await self.note(session, note)
 
-    async def note(self, session: Session, note: Note) -> None:
+    async def note(self, session: SqliteSession, note: Note) -> None:
         """Count a decision, and record it unless the mode only counts."""
         await session.run(_TALLY, (self.guard, note.verdict.value, note.mode))
         if note.ruling is Ruling.COUNT:
@@ -249,10 +251,10 @@ class Fence:
         )
 
     async def refusal(
-        self, session: Session, error: BaseException, stamp: Stamp | None, names: Sequence[str]
+        self, session: SqliteSession, error: BaseException, stamp: Stamp | None, names: Sequence[str]
     ) -> FencedError | None:
         """The typed error for a refusal, written down now that its own transaction is rolled back."""
-        if isinstance(error, Refusing):
+        if isinstance(error, RefusalPending):
             await self._note_late(session, error.error, error.note)
             return error.error
         raised = verdict_in(error)
@@ -261,7 +263,7 @@ class Fence:
         verdict, guard = raised
         # A trigger's message cannot say which row it was; with one name, all but an uncovered one are that.
         name = names[0] if len(names) == 1 and verdict is not Verdict.UNCOVERED else None
-        where = Fence(guard, self.mandatory)
+        where = SqliteFence(guard, self.mandatory)
         mark, mode = None, "unknown"
         try:
             mark = await self.mark(session, name) if name else None
@@ -275,7 +277,7 @@ class Fence:
             await where._note_late(session, refused, note)
         return refused
 
-    async def _note_late(self, session: Session, refused: FencedError, note: Note | None) -> None:
+    async def _note_late(self, session: SqliteSession, refused: FencedError, note: Note | None) -> None:
         """Write a refusal down in a transaction of its own."""
         if note is None:
             return
@@ -288,13 +290,18 @@ class Fence:
             await session.rollback()
 
 
-class Guarded:
+class GuardedConnection:
     """One guarded transaction on a connection: begun, announced, and ended by us."""
 
     __slots__ = ("_fence", "_session", "_stamp", "_stamping", "names")
 
     def __init__(
-        self, fence: Fence, session: Session, stamp: Stamp | None, names: Sequence[str], stamping: bool = True
+        self,
+        fence: SqliteFence,
+        session: SqliteSession,
+        stamp: Stamp | None,
+        names: Sequence[str],
+        stamping: bool = True,
     ) -> None:
         self._fence = fence
         self._session = session
@@ -365,13 +372,13 @@ class Guarded:
         await self._session.rollback()
         refused = await self._fence.refusal(self._session, error, self._stamp, self.names)
         if refused is not None:
-            raise refused from (None if isinstance(error, Refusing) else error)
+            raise refused from (None if isinstance(error, RefusalPending) else error)
 
     async def _commit(self) -> None:
         stamped = self.names if self._stamp is not None and self._stamping else ()
         try:
             if not self._session.in_transaction:
-                raise Ended
+                raise TransactionEnded
             await self._session.commit(stamped)
         except BaseException as error:  # noqa: BLE001 - raised again, as what it means
             await self.commit_failed(error)
@@ -379,7 +386,7 @@ class Guarded:
     async def commit_failed(self, error: BaseException) -> NoReturn:
         """Leave no transaction behind, and no stamp, and say what happened."""
         await self._session.rollback()
-        if isinstance(error, Ended):
+        if isinstance(error, TransactionEnded):
             for statement in ("BEGIN IMMEDIATE", "DELETE FROM fenced_stamp", "COMMIT"):
                 await self._session.run(statement)
             raise Misuse(

@@ -13,8 +13,8 @@ from pathlib import Path
 from fenced import sqlfile
 from fenced.decision import Mode
 from fenced.errors import Misconfigured, Misuse, Unsupported
-from fenced.guards.answers import check_pattern
-from fenced.guards.spec import Spec, check_identifier, literal, may_meet
+from fenced.guards.shared.answers import check_pattern
+from fenced.guards.shared.spec import Spec, check_identifier, literal, may_meet
 from fenced.guards.sqlite.keys import Key, Run, look_at
 
 HERE = Path(__file__).parent

@@ -37,7 +37,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableKeys:
     """What a guard has to know of a table. `alias`: the column that is the rowid."""
 
     alias: str | None
@@ -45,7 +45,7 @@ class Table:
     keys: tuple[Key, ...]
 
 
-async def look_at(table: str, named: tuple[str, ...], run: Run) -> Table:
+async def look_at(table: str, named: tuple[str, ...], run: Run) -> TableKeys:
     """Look at a table whose rows are named by the columns `named`; none: all rows have one name."""
     found = await run("SELECT sql FROM main.sqlite_schema WHERE type = 'table' AND name = ?", (table,))
     if not found:
@@ -63,7 +63,7 @@ async def look_at(table: str, named: tuple[str, ...], run: Run) -> Table:
     alias = primary[0] if is_alias and not any(origin == "pk" for _, origin, _ in listed) else None
     rowids = tuple(word for word in _ROWIDS if word not in {name.lower() for name in columns})
     if not named:
-        return Table(alias, rowids, ())
+        return TableKeys(alias, rowids, ())
     keys = [*_rowid_key(named, rowids, alias)] if has_rowid else []
     for index, _, partial in listed:
         parts = await run("SELECT name, coll FROM pragma_index_xinfo(?, 'main') WHERE key", (index,))
@@ -74,7 +74,7 @@ async def look_at(table: str, named: tuple[str, ...], run: Run) -> Table:
             )
         if not _tells_the_name(named, columns, parts):
             keys.append(_key(columns, parts))
-    return Table(alias, rowids, tuple(keys))
+    return TableKeys(alias, rowids, tuple(keys))
 
 
 async def _columns(table: str, run: Run) -> dict[str, Column]:

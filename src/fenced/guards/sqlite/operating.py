@@ -9,11 +9,19 @@ from typing import Any
 
 from fenced.decision import Mode
 from fenced.errors import Misconfigured, Misuse
-from fenced.guards.answers import check_pattern
-from fenced.guards.rollout import QUIET_SECONDS, Count, DatabaseStatus, Entry, GuardStatus, Stage, advised
-from fenced.guards.spec import Spec
+from fenced.guards.shared.answers import check_pattern
+from fenced.guards.shared.rollout import (
+    QUIET_SECONDS,
+    Count,
+    DatabaseStatus,
+    Entry,
+    GuardStatus,
+    Stage,
+    advised,
+)
+from fenced.guards.shared.spec import Spec
 from fenced.guards.sqlite import install
-from fenced.guards.sqlite.fencing import Session, translate
+from fenced.guards.sqlite.fencing import SqliteSession, translate
 
 _GUARDS = """
 SELECT guard, template, rule, triggers, realm, (
@@ -34,7 +42,7 @@ _UNSET = "DELETE FROM fenced_mode WHERE guard = ? AND pattern = ? RETURNING 1"
 class SqliteOperator:
     """The guards of one file."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SqliteSession) -> None:
         self._session = session
 
     async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:

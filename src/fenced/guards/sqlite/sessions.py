@@ -37,7 +37,7 @@ WHERE m.name = ? AND m.token = ? AND m.grant_id = ? AND g.guard = ? AND g.realm 
 _CLEAR = "DELETE FROM fenced_stamp WHERE name = ?"  # by key: faster than emptying the table
 
 
-class Ended(Exception):
+class TransactionEnded(Exception):
     """The transaction was ended inside the block: the stamps that we put in are not there any more."""
 
 
@@ -74,7 +74,7 @@ def commit(connection: sqlite3.Connection, names: Sequence[str]) -> None:
     execute = connection.execute
     for name in names:
         if execute(_CLEAR, (name,)).rowcount != 1:
-            raise Ended
+            raise TransactionEnded
     execute("COMMIT")
 
 
@@ -141,7 +141,7 @@ class AioSession:
             cleared = cursor.rowcount
             await cursor.close()
             if cleared != 1:
-                raise Ended
+                raise TransactionEnded
         await self.run("COMMIT")
 
     async def rollback(self) -> None:

@@ -8,21 +8,28 @@ from typing import Any
 
 from fenced.decision import Mark, Mode
 from fenced.errors import Contended, Misconfigured, Misuse, Unsupported
-from fenced.guards.spec import Announcement, Spec
-from fenced.guards.sqlite import install, set_mode
-from fenced.guards.sqlite.fencing import Fence, Guarded, Refusing, Session, translate
-from fenced.model import Stamp, check_name, check_realm
+from fenced.guards.shared.spec import Spec
+from fenced.guards.sqlite import install
+from fenced.guards.sqlite.fencing import (
+    GuardedConnection,
+    RefusalPending,
+    SqliteFence,
+    SqliteSession,
+    translate,
+)
+from fenced.guards.sqlite.values import set_mode
+from fenced.model import Credential, Stamp, check_name, check_realm
 
 
 class SqliteTable:
     """What can be done with a guard, on this connection."""
 
-    def __init__(self, spec: Spec, session: Session, mandatory: bool) -> None:
+    def __init__(self, spec: Spec, session: SqliteSession, mandatory: bool) -> None:
         install.check_table(spec)
         self._spec = spec
         self._session = session
-        self._fence = Fence(spec.table, mandatory)
-        self._guarded: Guarded | None = None
+        self._fence = SqliteFence(spec.table, mandatory)
+        self._guarded: GuardedConnection | None = None
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return await self._session.run(sql, parameters)
@@ -72,23 +79,23 @@ class SqliteTable:
             raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
         return mark
 
-    async def enter(self, announcement: Announcement) -> None:
+    async def enter(self, announcement: Credential) -> None:
         stamp, names = _one(announcement)
-        self._guarded = Guarded(self._fence, self._session, stamp, names)
+        self._guarded = GuardedConnection(self._fence, self._session, stamp, names)
         await self._guarded.enter()
 
     async def leave(self, error: BaseException | None) -> None:
         if self._guarded is not None:
             await self._guarded.leave(error)
 
-    async def announce(self, announcement: Announcement) -> None:
+    async def announce(self, announcement: Credential) -> None:
         """On its own, committed: reads that follow are fenced."""
         stamp, names = _one(announcement)
-        guarded = Guarded(self._fence, self._session, stamp, names, stamping=False)
+        guarded = GuardedConnection(self._fence, self._session, stamp, names, stamping=False)
         await guarded.enter()
         await guarded.leave(None)
 
-    async def announce_on(self, announcement: Announcement) -> None:
+    async def announce_on(self, announcement: Credential) -> None:
         """In the transaction that the program began itself: all names, or none of them."""
         stamp, names = _one(announcement)
         session = self._session
@@ -110,10 +117,10 @@ class SqliteTable:
                 await session.run("RELEASE fenced_announce")
         except sqlite3.Error as error:
             raise translate(error) from error
-        except Refusing as refusing:
+        except RefusalPending as refusing:
             raise refusing.error from None
 
-    async def clear(self, announcement: Announcement) -> None:
+    async def clear(self, announcement: Credential) -> None:
         """Take the stamps out again; COMMIT fails while they are in."""
         _, names = _one(announcement)
         if self._session.in_transaction:
@@ -135,7 +142,7 @@ class SqliteTable:
                 await session.rollback()
 
 
-def _one(announcement: Announcement) -> tuple[Stamp, tuple[str, ...]]:
+def _one(announcement: Credential) -> tuple[Stamp, tuple[str, ...]]:
     if len(announcement.stamps) != 1:
         raise Unsupported(
             "one lease at a time in an SQLite transaction; hold_all() takes one over several names"
@@ -146,6 +153,6 @@ def _one(announcement: Announcement) -> tuple[Stamp, tuple[str, ...]]:
     return stamp, announcement.names or stamp.names
 
 
-def _refuse_open_transaction(session: Session) -> None:
+def _refuse_open_transaction(session: SqliteSession) -> None:
     if session.in_transaction:
         raise Misuse("this connection is in a transaction; commit or roll back first")

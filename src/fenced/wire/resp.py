@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fenced.runtime.pool import Broken
+from fenced.wire.pool import ConnectionBroken
 
 
 class Incomplete(Exception):
@@ -46,4 +46,4 @@ def parse(data: bytes, at: int) -> tuple[Any, int]:
         return line, at
     if kind == b"-":
         return ErrorReply(line.decode("utf-8", "replace")), at
-    raise Broken("this is not a Redis server: it answers in another protocol")
+    raise ConnectionBroken("this is not a Redis server: it answers in another protocol")

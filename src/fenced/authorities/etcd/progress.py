@@ -18,7 +18,7 @@ TICKET_SECONDS = 10.0
 """A waiter that takes a ticket takes its place, or gives up, in much less than this."""
 
 
-class Floors:
+class QueueProgress:
     """What one client knows."""
 
     def __init__(self, now: Callable[[], float]) -> None:

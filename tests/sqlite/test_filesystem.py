@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fenced
-from fenced.authorities.sqlite import place
+from fenced.authorities.sqlite import filesystem
 from fenced.authorities.sqlite.connecting import Deadline
 from fenced.authorities.sqlite.store import Store
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
@@ -69,7 +69,7 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     """No network file system can be mounted here; its line in the kernel's list of mounts can be written."""
     listed = tmp_path / "mountinfo"
     listed.write_text(f"1 0 8:1 / / rw - ext4 x rw\n2 1 0:9 / {tmp_path} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr(place, "_MOUNTS", listed)
+    monkeypatch.setattr(filesystem, "_MOUNTS", listed)
     with pytest.raises(Misconfigured, match="network file system"):
         Store(tmp_path / "leases.db", "default", clocks.now_ns).open()
     assert not (tmp_path / "leases.db").exists()
@@ -80,7 +80,7 @@ def test_of_stacked_mounts_the_upper_one_counts(tmp_path: Path, monkeypatch: pyt
     listed = tmp_path / "mountinfo"
     stacked = f"2 1 0:8 / {tmp_path} rw - autofs x rw\n3 2 0:9 / {tmp_path} rw - nfs4 server:/x rw\n"
     listed.write_bytes(b"1 0 8:1 / /caf\xe9 rw - ext4 x rw\n" + stacked.encode())
-    monkeypatch.setattr(place, "_MOUNTS", listed)
+    monkeypatch.setattr(filesystem, "_MOUNTS", listed)
     with pytest.raises(Misconfigured, match="nfs4"):
         Store(tmp_path / "leases.db", "default", clocks.now_ns).open()
 

@@ -39,7 +39,7 @@ _STAT = struct.Struct(">qqqqiiiqiiq")
 _END = _OP.pack(-1, True, -1)
 
 
-class Malformed(Exception):
+class MalformedJute(Exception):
     """These bytes are not what a ZooKeeper server says."""
 
 
@@ -65,7 +65,7 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class Event(NamedTuple):
+class WatchEvent(NamedTuple):
     kind: int
     path: str
 
@@ -181,7 +181,7 @@ class _Reader:
         size = self.number()
         start, self.at = self.at, self.at + max(size, 0)
         if self.at > len(self.data):
-            raise Malformed("a reply ends too early")
+            raise MalformedJute("a reply ends too early")
         return self.data[start : self.at]
 
     def string(self) -> str:
@@ -209,10 +209,10 @@ def connected(payload: bytes) -> Connected:
     return Connected(timeout, session, _Reader(payload, _CONNECTED.size).buffer())
 
 
-def event(body: bytes) -> Event:
+def event(body: bytes) -> WatchEvent:
     reader = _Reader(body)
     kind, _state = reader.number(), reader.number()
-    return Event(kind, reader.string())
+    return WatchEvent(kind, reader.string())
 
 
 def stat_of(body: bytes) -> Stat:

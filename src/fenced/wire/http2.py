@@ -39,7 +39,7 @@ class Malformed(ValueError):
     """This is not how a gRPC server speaks."""
 
 
-class Refused(Exception):
+class StreamRefused(Exception):
     """The server has not carried out this call, and says so."""
 
 
@@ -118,7 +118,7 @@ def status(block: bytes) -> Status | None:
     )
 
 
-class Talk:
+class GrpcConnection:
     """What was said on one connection, and what follows from it."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class Talk:
         if len(head) > self._frame_max:
             raise Malformed("the server's own token is too long to be sent back")
         if self.closing:
-            raise Refused("the server closes the connection")
+            raise StreamRefused("the server closes the connection")
         self._stream += 2
         self.closing = self._stream > WINDOW_MAX - 2  # there are no more numbers
         self.messages.clear()
@@ -285,14 +285,14 @@ class Talk:
     def _reset(self, stream: int, code: int) -> None:
         if stream == self._stream and self.status is None:
             if code == REFUSED_STREAM:
-                raise Refused("the server has too much to do")
+                raise StreamRefused("the server has too much to do")
             self.status = Status(UNKNOWN, f"the server broke the call off (HTTP/2 error {code})")
 
     def _goes_away(self, payload: bytes) -> None:
         last, _ = _numbers(">II", payload[:8])
         self.closing = True
         if self._stream > last & WINDOW_MAX and self.status is None:
-            raise Refused("the server closes the connection")
+            raise StreamRefused("the server closes the connection")
 
     def _settings(self, payload: bytes) -> bytes:
         for at in range(0, len(payload), 6):

@@ -17,16 +17,16 @@ from fenced.errors import FencedError, Indeterminate, Unavailable
 T = TypeVar("T")
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """The connection is of no use any more, and the request on it may have been carried out or not."""
 
 
-class Connection(Protocol):
+class PooledConnection(Protocol):
     def close(self) -> None:
         """Let go of the connection at once; never waits, may be repeated."""
 
 
-C = TypeVar("C", bound=Connection)
+C = TypeVar("C", bound=PooledConnection)
 
 
 class _Turn(Generic[C]):
@@ -58,11 +58,11 @@ class Pool(Generic[C]):
         self._closed = False
 
     async def request(self, work: Callable[[C], Awaitable[T]], until: float, *, repeatable: bool = True) -> T:
-        """Do `work` on a connection. A `FencedError` of it is an answer; `Broken` is not.
+        """Do `work` on a connection. A `FencedError` of it is an answer; `ConnectionBroken` is not.
 
         Once a try has broken, no later error is a definite no: the first may have been carried out.
         """
-        doubt: Broken | None = None
+        doubt: ConnectionBroken | None = None
         while True:
             try:
                 connection = await self.take(until)
@@ -73,7 +73,7 @@ class Pool(Generic[C]):
             except FencedError as error:
                 self.give(connection)
                 raise _doubted(error, doubt) from error
-            except Broken as error:
+            except ConnectionBroken as error:
                 self.drop(connection)
                 self.close_idle()  # what broke one has most likely broken all
                 if doubt is not None or not repeatable or self._runtime.now() >= until:
@@ -177,5 +177,5 @@ class Pool(Generic[C]):
         self.close_idle()
 
 
-def _doubted(error: FencedError, doubt: Broken | None) -> FencedError:
+def _doubted(error: FencedError, doubt: ConnectionBroken | None) -> FencedError:
     return error if doubt is None else Indeterminate(f"{doubt}; then: {error}")

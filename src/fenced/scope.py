@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fenced.core.holding import Hold
+from fenced.core.holding import GrantState
 from fenced.runtime.aio import SLICE_SECONDS
 
 
@@ -15,11 +15,11 @@ class BodyScope:
         self._task: asyncio.Task[object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._hold: Hold | None = None
+        self._hold: GrantState | None = None
         self._cancelled = False
         self._cancelling_before = 0
 
-    def enter(self, hold: Hold) -> None:
+    def enter(self, hold: GrantState) -> None:
         self._hold = hold
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fenced.authorities.etcd.keys import EXPIRED, GRANTED, About, Keys, Record
+from fenced.authorities.etcd.keys import EXPIRED, GRANTED, ClaimInfo, KeyRecord, Keys
 from fenced.authorities.etcd.messages import (
     TXN_OPS_MAX,
     KeyValue,
@@ -36,7 +36,14 @@ _ANYBODY = "\x7f" * 32
 
 
 def grant(
-    keys: Keys, public: str, record: Record, memory: int, raw: bytes, floor: int = 0, *, learn: bool = False
+    keys: Keys,
+    public: str,
+    record: KeyRecord,
+    memory: int,
+    raw: bytes,
+    floor: int = 0,
+    *,
+    learn: bool = False,
 ) -> bytes:
     """`learn`: and read how far the queue of its name has come."""
     return public.encode().join(_grant(keys, record, memory, raw, floor, learn))
@@ -49,7 +56,7 @@ def _nothing_ahead(keys: Keys, name: str, end: bytes, floor: int) -> list[bytes]
 
 
 @lru_cache(maxsize=256)
-def _grant(keys: Keys, record: Record, memory: int, raw: bytes, floor: int, learn: bool) -> list[bytes]:
+def _grant(keys: Keys, record: KeyRecord, memory: int, raw: bytes, floor: int, learn: bool) -> list[bytes]:
     mine = keys.attempt(_ANYBODY)
     free = [proof for name in record.names for proof in _nothing_ahead(keys, name, keys.behind(name), floor)]
     return txn(
@@ -59,13 +66,13 @@ def _grant(keys: Keys, record: Record, memory: int, raw: bytes, floor: int, lear
     ).split(_ANYBODY.encode())
 
 
-def enqueue(keys: Keys, public: str, record: Record, memory: int, blocker: KeyValue) -> bytes:
+def enqueue(keys: Keys, public: str, record: KeyRecord, memory: int, blocker: KeyValue) -> bytes:
     """`blocker`: what was directly ahead when the ticket was taken, and must be there still.
 
     While it stands, nobody with a later ticket is let in past it, so nobody has learnt to overlook this one. Of other
     names it must not have been granted meanwhile.
     """
-    mine, about = keys.attempt(public), About.of(public, record).written()
+    mine, about = keys.attempt(public), ClaimInfo.of(public, record).written()
     writes = [put(mine, record.written(), memory)]
     writes += [
         put(place, about, record.queue) for place in keys.places_of(record.names, record.ticket, public)
@@ -76,7 +83,7 @@ def enqueue(keys: Keys, public: str, record: Record, memory: int, blocker: KeyVa
 
 
 def promote(
-    keys: Keys, public: str, record: Record, memory: int, raw: bytes, floor: int = 0, *, tell: bool = False
+    keys: Keys, public: str, record: KeyRecord, memory: int, raw: bytes, floor: int = 0, *, tell: bool = False
 ) -> bytes:
     """Ahead of a place lie claims, delays and earlier places; its own claim would be among them."""
     mine, places = keys.attempt(public), keys.places_of(record.names, record.ticket, public)
@@ -89,14 +96,14 @@ def promote(
     )
 
 
-def _told(keys: Keys, record: Record, memory: int, tell: bool) -> list[bytes]:
+def _told(keys: Keys, record: KeyRecord, memory: int, tell: bool) -> list[bytes]:
     """How far the queue has come, for those who come new."""
     return [put(keys.floor(name), b"%d" % record.ticket, memory) for name in record.names if tell]
 
 
-def _claims(keys: Keys, public: str, record: Record, memory: int) -> list[bytes]:
+def _claims(keys: Keys, public: str, record: KeyRecord, memory: int) -> list[bytes]:
     """What a grant writes: the record, and for each name a claim that lives as long as the session."""
-    about = About.of(public, record).written()
+    about = ClaimInfo.of(public, record).written()
     writes = [put(keys.attempt(public), record.written(), memory)]
     writes += [put(keys.claim(name), about, record.hold) for name in record.names]
     if record.delayed:
@@ -105,7 +112,7 @@ def _claims(keys: Keys, public: str, record: Record, memory: int) -> list[bytes]
 
 
 def finish(
-    keys: Keys, public: str, record: Record, revision: int, state: str, memory: int
+    keys: Keys, public: str, record: KeyRecord, revision: int, state: str, memory: int
 ) -> tuple[bytes, list[bytes]]:
     """The transaction, and deletes that do not fit into it and may be done before. With memory 0 it only deletes."""
     if record.state == GRANTED and not record.ticket and len(record.names) == 1:
@@ -122,9 +129,9 @@ def finish(
 def hand_over(
     keys: Keys,
     public: str,
-    record: Record,
+    record: KeyRecord,
     memory: int,
-    follower: tuple[str, Record, int],
+    follower: tuple[str, KeyRecord, int],
     raw: bytes,
     floor: int = 0,
     *,
@@ -153,7 +160,7 @@ def hand_over(
 
 
 @lru_cache(maxsize=256)
-def _finish_plain(keys: Keys, record: Record, state: str, memory: int) -> list[bytes]:
+def _finish_plain(keys: Keys, record: KeyRecord, state: str, memory: int) -> list[bytes]:
     return txn(
         holds(keys, _ANYBODY, record),
         ends(keys, _ANYBODY, record, state, memory),
@@ -161,13 +168,13 @@ def _finish_plain(keys: Keys, record: Record, state: str, memory: int) -> list[b
     ).split(_ANYBODY.encode())
 
 
-def holds(keys: Keys, public: str, record: Record) -> list[bytes]:
+def holds(keys: Keys, public: str, record: KeyRecord) -> list[bytes]:
     """What proves that it has all its claims."""
-    about = About.of(public, record).written()
+    about = ClaimInfo.of(public, record).written()
     return [valued(keys.claim(name), about) for name in record.names]
 
 
-def ends(keys: Keys, public: str, record: Record, state: str, memory: int) -> list[bytes]:
+def ends(keys: Keys, public: str, record: KeyRecord, state: str, memory: int) -> list[bytes]:
     """The writes that end a live attempt: put its final record, delete all its keys.
 
     An expiry leaves the lock_delay keys in place.
@@ -182,16 +189,16 @@ def ends(keys: Keys, public: str, record: Record, state: str, memory: int) -> li
     return writes
 
 
-def delays(keys: Keys, public: str, record: Record) -> tuple[tuple[bytes, bytes], ...]:
+def delays(keys: Keys, public: str, record: KeyRecord) -> tuple[tuple[bytes, bytes], ...]:
     """The lock_delay keys of an expired attempt, with their values: nobody is granted its names while they exist."""
-    about = About.of(public, record).written()
+    about = ClaimInfo.of(public, record).written()
     return tuple((keys.delay(name), about) for name in record.names)
 
 
-def clear(keys: Keys, public: str, record: Record, name: str) -> bytes:
+def clear(keys: Keys, public: str, record: KeyRecord, name: str) -> bytes:
     """Delete what is left under a name of an attempt that has lost a key. Lock_delay keys stay."""
     writes = [delete(keys.place(name, record.ticket, public))] if record.ticket else []
     if record.state != GRANTED:
         return txn((), writes)
-    about = About.of(public, record).written()
+    about = ClaimInfo.of(public, record).written()
     return txn([valued(keys.claim(name), about)], [delete(keys.claim(name)), *writes], writes)

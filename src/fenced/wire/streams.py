@@ -18,7 +18,7 @@ from fenced.contracts import Runtime
 from fenced.errors import Misuse
 from fenced.runtime.aio import OTHER_LOOP, SLICE_SECONDS
 
-Place = Any
+AddressInfo = Any
 """What getaddrinfo says of an address: family, kind, protocol, name, and where."""
 
 READ_BYTES = 65_536
@@ -77,7 +77,7 @@ async def _reached(host: str, port: int, runtime: Runtime, until: float) -> sock
                 raise
 
 
-async def _at(place: Place, runtime: Runtime, until: float) -> socket.socket:
+async def _at(place: AddressInfo, runtime: Runtime, until: float) -> socket.socket:
     family, kind, protocol, _, address = place
     link = socket.socket(family, kind, protocol)
     try:
@@ -113,7 +113,7 @@ async def connect_path(path: str, runtime: Runtime, until: float) -> socket.sock
     return link
 
 
-async def resolved(host: str, port: int, runtime: Runtime, until: float) -> list[Place]:
+async def resolved(host: str, port: int, runtime: Runtime, until: float) -> list[AddressInfo]:
     """The addresses of a host.
 
     The system's resolver takes no deadline. Each look-up runs in its own thread, so one that hangs delays no other
@@ -122,7 +122,7 @@ async def resolved(host: str, port: int, runtime: Runtime, until: float) -> list
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host)
         return socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)  # an address needs no look-up
-    answers: list[list[Place] | Exception] = []
+    answers: list[list[AddressInfo] | Exception] = []
     answered = runtime.wakeup()
 
     def ask() -> None:
@@ -170,7 +170,7 @@ async def _ready(waiting: Awaitable[bool]) -> None:
         raise Late
 
 
-class Line:
+class SocketStream:
     """A connected socket; not safe for concurrent use."""
 
     def __init__(self, link: socket.socket, runtime: Runtime) -> None:
@@ -192,7 +192,7 @@ class Line:
             raise OSError(_CLOSED)
         return data
 
-    def arrived(self) -> bytes:
+    def read_available(self) -> bytes:
         """The bytes that arrived while nobody waited. OSError: the connection has ended."""
         data = b""
         try:
@@ -204,7 +204,7 @@ class Line:
             raise OSError(_CLOSED)
         raise OSError(f"the server sent more than {UNREQUESTED_BYTES_MAX} bytes without a request")
 
-    def let_go(self) -> bytes:
+    def detach(self) -> bytes:
         """Detach from the loop and return bytes that were read but not consumed."""
         return b""
 
@@ -218,7 +218,7 @@ class Line:
         self.link.close()
 
 
-class LoopLine(Line):
+class LoopSocketStream(SocketStream):
     """The event loop reads whenever something comes: to add and remove a reader for each wait costs more."""
 
     def __init__(self, link: socket.socket, runtime: Runtime) -> None:
@@ -273,7 +273,7 @@ class LoopLine(Line):
         self._over = why
         self._loop.remove_reader(self.link)
 
-    def arrived(self) -> bytes:
+    def read_available(self) -> bytes:
         if self._over:
             raise OSError(self._over)
         data, self._data = self._data, b""
@@ -300,7 +300,7 @@ class LoopLine(Line):
         data, self._data = self._data, b""
         return data
 
-    def let_go(self) -> bytes:
+    def detach(self) -> bytes:
         self._detached = True
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.remove_reader(self.link)
@@ -313,7 +313,7 @@ class LoopLine(Line):
         if self.link.fileno() < 0:
             return
         if not self._loop_runs_in_another_thread():
-            self.let_go()
+            self.detach()
             super().close()
             return
         # A finalizer may run in any thread, but only the loop's thread may use its selector: that thread closes it.
@@ -328,12 +328,12 @@ class LoopLine(Line):
             return self._loop.is_running()
 
 
-def line(link: socket.socket, runtime: Runtime) -> Line:
-    return LoopLine(link, runtime) if runtime.colour == "asyncio" else Line(link, runtime)
+def line(link: socket.socket, runtime: Runtime) -> SocketStream:
+    return LoopSocketStream(link, runtime) if runtime.colour == "asyncio" else SocketStream(link, runtime)
 
 
-class Bell:
-    """A selector whose `wait` can be interrupted: `ring` wakes it, from any thread."""
+class WakeableSelector:
+    """A selector whose `wait` can be interrupted: `wake` wakes it, from any thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -349,7 +349,7 @@ class Bell:
         with contextlib.suppress(KeyError, ValueError, OSError):
             self._selector.unregister(link)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         with contextlib.suppress(OSError):
             self._button.send(b"!")
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fenced.decision import RULES, Rule
 from fenced.errors import Misuse, shown
-from fenced.model import Stamp, check_name
+from fenced.model import check_name
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 _FIELD = re.compile(r"\{([^{}]*)\}")
@@ -99,18 +99,3 @@ def may_meet(one: str, other: str) -> bool:
     """Whether two name templates may make the same name. They cannot if their constant beginnings differ."""
     own, others = one.partition("{")[0], other.partition("{")[0]
     return own.startswith(others) or others.startswith(own)
-
-
-@dataclass(frozen=True, slots=True)
-class Announcement:
-    """What a transaction is fenced with."""
-
-    stamps: tuple[Stamp, ...]
-    names: tuple[str, ...] = ()
-    """Only these; empty: all that the stamps cover."""
-    left: float | None = None
-    """Seconds that the transaction may be idle: until `max_hold` is over. None: no limit."""
-    still_held: bool = False
-    """Refuse when the authority, in the same database, says that the lease is over."""
-    proofs: tuple[str, ...] = ()
-    """One for each stamp, where the guard asks for them."""

@@ -1,0 +1,163 @@
+"""Leases in etcd: one transaction per operation, wake-ups by watches, and all names of a client on one lease."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import ClassVar
+
+from fenced import timing
+from fenced.authorities.etcd import messages, probe
+from fenced.authorities.etcd.address import EtcdAddress
+from fenced.authorities.etcd.attempts import Attempts
+from fenced.authorities.etcd.leases import Leases, Sessions
+from fenced.authorities.etcd.looking import QueueReader
+from fenced.authorities.etcd.namespace import Namespace
+from fenced.authorities.etcd.renewing import EtcdRenewal
+from fenced.authorities.etcd.watching import EtcdWakeups
+from fenced.authorities.etcd.wire import EtcdWire
+from fenced.contracts import Runtime, Trait
+from fenced.errors import Misconfigured
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    NameView,
+    ReleaseAnswer,
+    RenewAnswer,
+    Standing,
+    check_floor,
+    check_name,
+    grant_id,
+)
+
+SCHEMA = 1
+
+_warned: dict[str, object] = {}
+"""Versions that this process has logged a warning for, whatever the address."""
+log = logging.getLogger("fenced")
+
+
+class EtcdAuthority:
+    """A client's door to one cluster."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        Trait("quorum", "A token is on the disks of a majority before it is handed out."),
+        Trait(
+            "sessions",
+            "All names of a client with the same ttl share one etcd lease, and expire with their client.",
+        ),
+        Trait(
+            "ttl",
+            "A name that is no longer renewed ends by its own ttl, although other names of its client are renewed.",
+        ),
+        Trait(
+            "whole-seconds",
+            "A ttl is rounded up to whole seconds and to the server's minimum; the lease says what it is.",
+        ),
+        Trait("pushed", "A release wakes the head of the queue at once; waiters that are idle ask nothing."),
+        Trait(
+            "restart-prolongs",
+            "A new leader starts every ttl anew: after a leader's death a lease may last one ttl longer.",
+        ),
+        Trait(
+            "lineage-noticed",
+            "A cluster with another id, or whose revision fell, grants nothing until the floor is raised.",
+        ),
+        Trait("version-floor", "A version with known bugs is used, and warned of."),
+    )
+
+    def __init__(self, address: EtcdAddress, runtime: Runtime, namespace: str = "default") -> None:
+        self.url = address.url
+        self._runtime = runtime
+        self._wire = EtcdWire(address, runtime)
+        self._space = Namespace(self._wire, check_name(namespace))
+        self._leases = Leases(self._wire, runtime)
+        self._sessions = Sessions(self._leases, runtime)
+        self._looker = QueueReader(self._space, self._leases)
+        self._ears = EtcdWakeups(self._wire, runtime)
+        self._attempts = Attempts(self._space, self._sessions, self._looker, self._ears, runtime)
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime, namespace: str) -> EtcdAuthority:
+        return cls(EtcdAddress(url), runtime, namespace)
+
+    def _until(self, until: float | None = None) -> float:
+        return timing.call_until(self._runtime.now(), until)
+
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        until = self._until(until)
+        await self._warn(until)
+        header = await self._space.open(create, until)
+        meta = self._space.meta
+        if meta.schema > SCHEMA:
+            raise Misconfigured(
+                f"{self.url} has schema {meta.schema}, this fenced knows {SCHEMA}: upgrade fenced"
+            )
+        return Standing(meta.realm, header.revision + meta.offset)
+
+    async def _warn(self, until: float) -> None:
+        version = messages.text_of(await self._wire.call(messages.STATUS, b"", until), 2)
+        text = probe.warning(self.url, version)
+        first = object()
+        # `setdefault` is atomic: of several threads that open at the same time, one logs the warning.
+        if text is not None and _warned.setdefault(version, first) is first:
+            log.warning("%s", text)
+
+    # The operations.
+
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        return await self._attempts.ask(ask, self._until(until))
+
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
+        publics = [grant_id(secret) for secret in secrets]
+        now = self._runtime.now
+        batch = EtcdRenewal(self._space, self._sessions, self._attempts, self._ears, now, self._until(until))
+        return await batch.run(publics) if publics else []
+
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._attempts.finish(secret, "released", self._until(until))
+
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._attempts.finish(secret, "withdrawn", self._until(until))
+
+    async def next_wakeups(self, until: float) -> list[str]:
+        return await self._ears.next_wakeups(until)
+
+    def interrupt(self) -> None:
+        self._ears.interrupt()
+
+    # Operating.
+
+    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+        return await self._looker.survey(after, limit, self._until())
+
+    async def observe(self, name: str) -> NameView:
+        return await self._looker.observe(check_name(name), self._until())
+
+    async def force_release(self, name: str) -> int | None:
+        return await self._attempts.force(check_name(name), self._until())
+
+    async def raise_floor(self, above: int) -> int:
+        return await self._space.raise_floor(check_floor(above), self._until())
+
+    async def tidy(self) -> int:
+        """End attempts that are due. Nothing else is to be done: etcd deletes all other records with their leases."""
+        await self._attempts.settle(self._until())
+        return 0
+
+    async def close(self) -> None:
+        self._ears.close()
+        self._wire.close()
+
+    def abandon(self) -> None:
+        self._ears.close()
+        self._wire.abandon()
+
+    def before_fork(self) -> None:
+        return
+
+    def forked(self) -> None:
+        self._wire.forked()
+        self._ears.forked()
+        self._sessions.forked()
+        self._attempts.forked()

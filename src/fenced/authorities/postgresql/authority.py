@@ -1,0 +1,419 @@
+"""Leases in PostgreSQL: rows and short transactions, one function call per operation.
+
+No session holds anything: a lease is a row that expires by the server's clock, so everything works behind a
+connection pooler in transaction mode. Only waiting is better with a connection of one's own, to listen on.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import ClassVar
+
+from fenced import timing
+from fenced.authorities.postgresql import address, answers
+from fenced.authorities.postgresql.queries import HERE, SQL
+from fenced.authorities.postgresql.session import LibpqConnection, Row
+from fenced.contracts import Runtime, Trait
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    NameView,
+    ReleaseAnswer,
+    RenewAnswer,
+    Standing,
+    Waiting,
+    check_floor,
+    check_name,
+    grant_id,
+)
+from fenced.wire.pool import ConnectionBroken, Pool
+
+SCHEMA_VERSION = 1
+INSTALL_SECONDS = 60.0
+"""How long installing the schema may take if the caller sets no deadline; it may wait for another client's install."""
+CONNECTIONS_MAX = 8
+LOOK_SECONDS = 0.25
+"""How often a client that cannot listen looks whether one of its waiters could be granted."""
+LOOK_PATIENCE_SECONDS = 1.0
+"""How long it waits for the answer. Short: the answer is only a hint, and close() waits for it, too."""
+
+_UNPREPARED = frozenset({"installed", "version", "enter"})
+"""Statements that a client sends only while it opens: preparing them would cost one more round trip."""
+_QUEUE_MAX = b"10000"
+_FIRST_ID = b"00000000-0000-0000-0000-000000000000"
+_TIDY_AT_ONCE = b"1000"
+_PLACE = answers.interval(timing.WAITER_TTL_MAX)
+_REMEMBER = answers.interval(timing.REMEMBER_SECONDS_MIN)
+
+
+class PostgresqlAuthority:
+    """A client's door to the schema `fenced` of a database."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        Trait("synced-grants", "A grant is flushed to the server's disk before its token is handed out."),
+        Trait(
+            "settings-watched",
+            "Each new connection reads the settings again: if they are worse than at opening, nothing is granted.",
+        ),
+        Trait(
+            "given-up-ended",
+            "While a statement runs, the server checks four times a second that its client is still connected, and "
+            "ends the statement if not; behind a pooler it does not check.",
+        ),
+        Trait("any-pooler", "No session state is needed: it works behind pgbouncer in transaction mode."),
+        Trait(
+            "pushed",
+            "A release wakes the head of the queue at once, by NOTIFY, where a connection can listen.",
+        ),
+        Trait(
+            "commit-warnings",
+            "A grant whose commit was answered with a warning (a cancelled wait for a standby) is unknown.",
+        ),
+        Trait(
+            "history-noticed",
+            "After a promotion, a recovery to a point in time or a restored dump nothing is granted until `raise`.",
+        ),
+        Trait(
+            "copy-unnoticed",
+            "A copy of the server's files, started as it is, cannot be told from the original: raise the floor.",
+        ),
+        Trait(
+            "wall-clock",
+            "Leases expire by the server's wall clock; a jump of it shortens or lengthens them. Tokens only rise.",
+        ),
+    )
+
+    def __init__(self, url: str, runtime: Runtime, *, namespace: str = "default") -> None:
+        self._address = address.parse(url)
+        self.url = self._address.shown
+        self._runtime = runtime
+        self._namespace_name = check_name(namespace)
+        self._namespace = b""
+        self._doubts: tuple[str, ...] | None = None
+        """The doubts that `open` reported. A connection with any other doubt mints no token."""
+        self._abandoned = False
+        self._alive: set[LibpqConnection] = set()
+        self._sessions = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
+        self._keeping = Pool(runtime, self._connect, limit=1, where=self.url)
+        self._reset_listening()
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime, namespace: str) -> PostgresqlAuthority:
+        return cls(url, runtime, namespace=namespace)
+
+    def _reset_listening(self) -> None:
+        self._channel = f"fenced_{secrets.token_hex(8)}".encode()
+        self._ear: LibpqConnection | None = None
+        self._ears: set[LibpqConnection] = set()
+        """The session to listen on, from before it is connected, so that `interrupt` can interrupt connecting."""
+        self._deaf = self._address.listen is None
+        self._waiting: set[str] = set()
+        self._nudged = self._runtime.wakeup()
+
+    async def _connect(self, until: float) -> LibpqConnection:
+        return await self._reach(self._address.conninfo, until, self._alive)
+
+    async def _reach(self, conninfo: str, until: float, alive: set[LibpqConnection]) -> LibpqConnection:
+        session = await LibpqConnection.connect(conninfo, self._runtime, self.url, until, alive)
+        if self._abandoned:  # while it was connecting: `abandon` has not seen it, so close it here
+            session.close()
+            raise Unavailable(f"{self.url}: this client was dropped")
+        return session
+
+    async def _run(
+        self,
+        name: str,
+        *parameters: bytes | None,
+        pool: Pool[LibpqConnection] | None = None,
+        until: float | None = None,
+        repeatable: bool = True,
+        certain: bool = False,
+        mints: bool = False,
+    ) -> list[Row]:
+        """One statement on one of our connections.
+
+        `certain`: a server warning makes its outcome unknown. `mints`: it moves the token counter.
+        """
+        until = timing.call_until(self._runtime.now(), until)
+
+        async def work(session: LibpqConnection) -> list[Row]:
+            if mints and self._weakened(session):
+                await self._recheck_settings(session, until)
+            prepared = b"" if name in _UNPREPARED else b"fenced_" + name.encode()
+            rows = await session.run(prepared, SQL[name], parameters, until)
+            if certain and session.warnings:
+                raise Indeterminate(f"{self.url}: {'; '.join(session.warnings)}")
+            return rows
+
+        return await (pool or self._sessions).request(work, until, repeatable=repeatable)
+
+    def _weakened(self, session: LibpqConnection) -> list[str]:
+        """The doubts that this connection found and that `open` did not report."""
+        if not session.doubts or self._doubts is None:
+            return []
+        return [doubt for doubt in session.doubts if doubt not in self._doubts]
+
+    async def _recheck_settings(self, session: LibpqConnection, until: float) -> None:
+        """The settings were wrong when this connection was made; they may have been corrected since."""
+        await session.read_settings(until)
+        if doubts := self._weakened(session):
+            raise Misconfigured(
+                f"{self.url}: tokens could not repeat when this client was opened, and now they could: "
+                f"{'; '.join(doubts)}. Correct the settings, or open a client with guarantee='best-effort'"
+            )
+
+    # Opening.
+
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        limit = timing.call_until(self._runtime.now(), until)
+        if await self._prepare(create, limit, until):
+            limit = timing.call_until(self._runtime.now(), until)  # installing has a limit of its own
+        name, realm = self._namespace_name.encode(), secrets.token_hex(8).encode()
+        rows = await self._run("enter", name, realm, b"t" if create else b"f", until=limit)
+        if not rows:
+            raise Misconfigured(f"{self.url} has no namespace {self._namespace_name!r}")
+        number, known_realm, last = (_text(value) for value in rows[0])
+        self._namespace = number.encode()
+        self._doubts = await self._sessions.request(lambda session: _doubts_of(session, limit), limit)
+        return Standing(known_realm, int(last), self._doubts)
+
+    async def _prepare(self, create: bool, limit: float, until: float | None) -> bool:
+        """Make sure that the schema is there, with `create` by installing it. Returns whether it was installed now."""
+        version = found = await self._version(limit)
+        while version < SCHEMA_VERSION:
+            if not create:
+                raise Misconfigured(f"{self.url} has no schema fenced; the first client creates it")
+            version = await self._install(version + 1, until)
+        if version > SCHEMA_VERSION:
+            raise Misconfigured(
+                f"{self.url} has schema {version}, this fenced knows {SCHEMA_VERSION}: upgrade fenced"
+            )
+        return version > found
+
+    async def _version(self, until: float | None) -> int:
+        ((there,),) = await self._run("installed", until=until)
+        if there != b"t":
+            return 0
+        ((number,),) = await self._run("version", until=until)
+        return int(_text(number))
+
+    async def _install(self, version: int, until: float | None) -> int:
+        """Install one version of the schema, in one transaction. Returns the version that is there afterwards."""
+        limit = self._runtime.now() + INSTALL_SECONDS if until is None else until
+        script = SQL["install_lock"] + b";\n" + (HERE / f"schema_{version}.sql").read_bytes()
+        try:
+            await self._sessions.request(lambda session: session.script(script, limit), limit)
+        except Misconfigured as error:
+            raise Misconfigured(
+                f"{error}. The schema is not there yet: connect once as a role that may create it"
+            ) from error
+        except Unavailable:
+            found = await self._version(until)
+            if found < version:  # no other client has installed it meanwhile, either
+                raise
+            return found
+        return version
+
+    # The operations.
+
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        public = grant_id(ask.secret)
+        if ask.wait:
+            self._waiting.add(
+                public
+            )  # before it is sent: `next_wakeups` checks all waiters when it begins to listen
+        answer: AskAnswer | None = None
+        try:
+            answer = await self._ask(ask, public, until)
+        finally:
+            if not isinstance(answer, Waiting):
+                self._waiting.discard(public)
+        return answer
+
+    async def _ask(self, ask: Ask, public: str, until: float | None) -> AskAnswer:
+        rows = await self._run(
+            "ask",
+            self._namespace,
+            public.encode(),
+            ask.secret.encode(),
+            answers.names_text(ask.names),
+            answers.interval(ask.ttl),
+            answers.interval(ask.lock_delay),
+            _PLACE,
+            _REMEMBER,
+            b"t" if ask.wait else b"f",
+            _QUEUE_MAX,
+            b"" if self._deaf else self._channel,
+            answers.holder_text(ask.holder),
+            until=until,
+            certain=True,
+            mints=True,
+        )
+        return answers.asked(_text(rows[0][0]), ask.ttl)
+
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
+        publics = [grant_id(secret) for secret in secrets]
+        rows = await self._run(
+            "renew",
+            self._namespace,
+            answers.array(publics),
+            answers.array(secrets),
+            _PLACE,
+            _REMEMBER,
+            pool=self._keeping,
+            until=until,
+            certain=True,
+        )
+        found = {_text(public): _text(answer) for public, answer in rows}
+        return [answers.renewed(found.get(public)) for public in publics]
+
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._end(secret, b"released", until)
+
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._end(secret, b"withdrawn", until)
+
+    async def _end(self, secret: str, state: bytes, until: float | None) -> ReleaseAnswer:
+        public = grant_id(secret)
+        self._waiting.discard(public)
+        rows = await self._run(
+            "release", self._namespace, public.encode(), secret.encode(), state, _REMEMBER, until=until
+        )
+        return answers.released(_text(rows[0][0]))
+
+    # Waiting.
+
+    async def next_wakeups(self, until: float) -> list[str]:
+        if self._deaf:
+            return await self._poll_waiters(until)
+        if self._ear is None:
+            await self._begin_to_listen()
+            try:
+                return await self._ready()  # notifications sent before we listened were lost: check once
+            except FencedError:
+                self._stop_listening()  # and look again next time
+                raise
+        try:
+            return await self._ear.notified(until)
+        except Unavailable:
+            self._stop_listening()
+            raise
+
+    async def _begin_to_listen(self) -> None:
+        until = timing.call_until(self._runtime.now(), None)
+        where = self._address.listen
+        assert where is not None
+        ear = await self._reach(where, until, self._ears)
+        try:
+            if ear.pooled:
+                # The pooler's server process would get the notifications, and not pass them on.
+                self._deaf = True
+            else:
+                await ear.listen(self._channel.decode(), until)
+                self._ear = ear
+        except ConnectionBroken as error:
+            raise Unavailable(str(error)) from error
+        finally:
+            if self._ear is not ear:
+                ear.close()
+
+    def _stop_listening(self) -> None:
+        ear, self._ear = self._ear, None
+        if ear is not None:
+            ear.close()
+
+    async def _poll_waiters(self, until: float) -> list[str]:
+        await self._runtime.wait(self._nudged, min(until, self._runtime.now() + LOOK_SECONDS))
+        return [] if self._nudged.is_set() else await self._ready()
+
+    async def _ready(self) -> list[str]:
+        """Who of our waiters could be granted now."""
+        waiting = list(self._waiting)
+        if not waiting:
+            return []
+        until = self._runtime.now() + LOOK_PATIENCE_SECONDS
+        rows = await self._run("ready", self._namespace, answers.array(waiting), until=until)
+        return [_text(public) for (public,) in rows]
+
+    def interrupt(self) -> None:
+        self._nudged.set()
+        for ear in list(self._ears):
+            ear.hang_up()
+
+    # Looking and operating.
+
+    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+        rows = await self._run("survey", self._namespace, after.encode(), b"%d" % limit)
+        return [answers.viewed(_text(text)) for (text,) in rows]
+
+    async def observe(self, name: str) -> NameView:
+        ((text,),) = await self._run("look", self._namespace, check_name(name).encode())
+        return answers.viewed(_text(text))
+
+    async def force_release(self, name: str) -> int | None:
+        ((token,),) = await self._run(
+            "force_release",
+            self._namespace,
+            check_name(name).encode(),
+            _REMEMBER,
+            repeatable=False,  # a second time it would hit the next holder
+            certain=True,
+            mints=True,
+        )
+        return None if token is None else int(token)
+
+    async def raise_floor(self, above: int) -> int:
+        above = check_floor(above)
+        ((floor,),) = await self._run("raise_floor", self._namespace, b"%d" % above, certain=True)
+        return int(_text(floor))
+
+    async def tidy(self) -> int:
+        forgotten, after = 0, _FIRST_ID
+        while after:
+            ((gone, last),) = await self._run("tidy", after, _TIDY_AT_ONCE)
+            forgotten += int(_text(gone))
+            after = last or b""
+        return forgotten
+
+    async def close(self) -> None:
+        self._nudged.set()
+        self._sessions.close()
+        self._keeping.close()
+        self._stop_listening()
+
+    def abandon(self) -> None:
+        """Close the connections at once, from any thread, and release nothing.
+
+        Takes no lock of the pools: a finalizer may run in a thread that holds one. A connection that is in use is
+        only shut down here and closed by its user: libpq must not free memory that another thread is reading.
+        """
+        self._abandoned = True
+        self._nudged.set()
+        self._sessions.abandon()
+        self._keeping.abandon()
+        self._ear = None
+        for alive in (self._alive, self._ears):
+            sessions = list(alive)
+            alive.clear()  # drops the last reference to a session that nobody uses
+            for session in sessions:
+                session.hang_up()
+
+    def before_fork(self) -> None:
+        """Nothing: libpq's connections are the parent's, and a child leaves them alone."""
+
+    def forked(self) -> None:
+        self._alive = set()
+        self._sessions.forked()
+        self._keeping.forked()
+        self._reset_listening()
+
+
+async def _doubts_of(session: LibpqConnection, until: float) -> tuple[str, ...]:
+    await session.read_settings(until)
+    return session.doubts
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode()

@@ -1,0 +1,368 @@
+"""Leases in Redis or Valkey: one script per operation, wake-ups by publish and subscribe."""
+
+from __future__ import annotations
+
+import secrets as random
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+from fenced import timing
+from fenced.authorities.redis import replies
+from fenced.authorities.redis.address import RedisAddress
+from fenced.authorities.redis.listening import RedisWakeups
+from fenced.authorities.redis.scripts import RedisScript, bulks, command, scripts_of, us
+from fenced.authorities.redis.wire import Promise, RedisWire
+from fenced.contracts import Runtime, Trait
+from fenced.errors import FencedError, Misconfigured, Misuse
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    Granted,
+    Holder,
+    NameView,
+    ReleaseAnswer,
+    RenewAnswer,
+    Standing,
+    Waiting,
+    check_floor,
+    check_name,
+    grant_id,
+)
+from fenced.wire.pool import Pool
+from fenced.wire.resp import ErrorReply
+
+WAIT_SECONDS = 1.0
+"""How long a replica may take to confirm a grant."""
+
+ANSWER_SECONDS = 0.05
+"""How long before the caller's deadline WAIT ends, so that the server's reply still arrives in time."""
+
+CONNECTIONS_MAX = 8
+SCHEMA = 1
+LOOK_AT = 200
+TIDY_AT = 1000
+
+_inherited: list[RedisWire] = []
+"""A parent's connections, in a forked child: kept, so that no finalizer touches what they share."""
+
+
+@lru_cache(maxsize=1024)
+def _asking(
+    opening: bytes,
+    realm: str,
+    names: tuple[str, ...],
+    ttl: float,
+    delay: float,
+    wait: bool,
+    address: str,
+    holder: Holder,
+) -> bytes:
+    """A request for a lease, up to the public id of its attempt."""
+    words = (realm, us(ttl), us(delay), "1" if wait else "0", replies.about(names, address, holder))
+    return opening + bulks(words) + b"$32\r\n"
+
+
+class RedisAuthority:
+    """A client's door to one server: connections for requests, one for renewals, one for wake-ups."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        Trait(
+            "synced-grants",
+            "With appendfsync always a token is on the disk before it is handed out; other settings are best-effort.",
+        ),
+        Trait(
+            "settings-watched",
+            "Each new connection reads the settings again: if they are worse than at opening, nothing is granted.",
+        ),
+        Trait(
+            "wall-clock",
+            "The server's wall clock expires leases: a jump ends or prolongs them, tokens only rise.",
+        ),
+        Trait("pushed", "A release wakes the head of the queue at once; waiters that are idle ask nothing."),
+        Trait(
+            "promotion-noticed",
+            "A promoted replica has another replication id: it grants nothing until the floor is raised.",
+        ),
+        Trait(
+            "replicas",
+            "With replicas a grant is handed out when one of them has it, and the guarantee is best-effort.",
+        ),
+        Trait(
+            "one-slot",
+            "All keys of a namespace are in one cluster slot, in which every operation is one script.",
+        ),
+        Trait(
+            "restore-unnoticed",
+            "Restored append-only files cannot be told from a restart: raise the floor.",
+        ),
+    )
+
+    def __init__(self, address: RedisAddress, runtime: Runtime, namespace: str = "default") -> None:
+        self.url = address.url
+        self._address = address
+        self._runtime = runtime
+        self._namespace = check_name(namespace)
+        self._scripts = scripts_of(self._namespace)
+        self._realm = ""
+        self._promise = Promise()
+        self._wires: WeakSet[RedisWire] = WeakSet()
+        self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
+        self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
+        self._waiting: set[str] = set()
+        self._ears = RedisWakeups(self._make, self._namespace, self.url)
+        self._ask, self._release = self._scripts["ask"], self._scripts["release"]
+        self._ask_opening, self._release_opening = self._ask.opening(6), self._release.opening(2) + b"$32\r\n"
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime, namespace: str) -> RedisAuthority:
+        return cls(RedisAddress(url), runtime, namespace)
+
+    def _make(self) -> RedisWire:
+        made = RedisWire(self._address, self._runtime, self._promise)
+        self._wires.add(made)
+        return made
+
+    async def _connect(self, until: float) -> RedisWire:
+        made = self._make()
+        await made.connect(until)
+        return made
+
+    # Requests.
+
+    async def _reply(self, wire: RedisWire, request: bytes, until: float) -> Any:
+        """A reply that is not a refusal."""
+        reply = await wire.exchange(request, until)
+        if isinstance(reply, ErrorReply):
+            wire.close()  # what refuses may be gone behind another connection: a replica, a node of a cluster
+            raise replies.refused(reply, self.url)
+        return reply
+
+    async def _run(
+        self, wire: RedisWire, script: RedisScript, request: bytes, until: float, *, mints: bool = False
+    ) -> Any:
+        reply = await wire.exchange(request, until, mints=mints)
+        return await self._heeded(wire, script, request, reply, until)
+
+    async def _heeded(
+        self, wire: RedisWire, script: RedisScript, request: bytes, reply: Any, until: float
+    ) -> Any:
+        """A script's reply. If the server does not know the script, load it and send the request again."""
+        if type(reply) is ErrorReply:
+            if reply.code != "NOSCRIPT":
+                wire.close()
+                raise replies.refused(reply, self.url)
+            await self._reply(wire, script.load, until)
+            reply = await self._reply(wire, request, until)
+        return reply
+
+    async def _call(
+        self, name: str, *arguments: str | int, mints: bool = False, until: float | None = None
+    ) -> Any:
+        """Run one of the less frequent scripts. One that mints is not repeated: no attempt makes that safe."""
+        until = timing.call_until(self._runtime.now(), until)
+        script = self._scripts[name]
+        request = script.request(*arguments)
+
+        async def work(wire: RedisWire) -> Any:
+            return await self._run(wire, script, request, until, mints=mints)
+
+        return await self._pool.request(work, until, repeatable=not mints)
+
+    async def _confirmed(self, wire: RedisWire, until: float) -> None:
+        """A replica has this connection's last write, or the grant is unknown."""
+        patience = min(WAIT_SECONDS, until - self._runtime.now() - ANSWER_SECONDS)
+        if await self._reply(wire, command("WAIT", 1, max(1, int(patience * 1000))), until) < 1:
+            raise replies.unconfirmed(self.url)
+
+    # Opening.
+
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        until = timing.call_until(self._runtime.now(), until)
+        reply = await self._call("open", random.token_hex(8), int(create), SCHEMA, until=until)
+        match reply[0]:
+            case b"absent":
+                raise Misconfigured(f"{self.url} has no namespace {self._namespace!r}")
+            case b"torn":
+                raise Misconfigured(
+                    f"{self.url}: the counting state of namespace {self._namespace!r} is gone, but not its leases: "
+                    "restore it, or delete the other keys that begin with the same braces"
+                )
+            case b"type":
+                key, kind = reply[1].decode(), reply[2].decode()
+                raise Misconfigured(
+                    f"{self.url}: another program uses {key} as a {kind}; take another database"
+                )
+            case b"open":
+                _, realm, token, schema = reply
+            case _:
+                raise replies.denied(reply, self.url)
+        if schema > SCHEMA:
+            raise Misconfigured(f"{self.url} has schema {schema}, this fenced knows {SCHEMA}: upgrade fenced")
+        self._realm = realm.decode()
+        doubts = await self._pool.request(lambda wire: wire.look(until), until)
+        self._promise.given = not doubts
+        return Standing(self._realm, token, doubts)
+
+    # The operations.
+
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        public = grant_id(ask.secret)
+        if ask.wait:
+            self._waiting.add(
+                public
+            )  # before it is sent: `next_wakeups` checks all waiters when it begins to listen
+        answer: AskAnswer | None = None
+        try:
+            answer = await self._asked(ask, public, until)
+        finally:
+            if not isinstance(answer, Waiting):
+                self._waiting.discard(public)
+        return answer
+
+    async def _asked(self, ask: Ask, public: str, until: float | None) -> AskAnswer:
+        until = timing.call_until(self._runtime.now(), until)
+        request = b"%b%b\r\n" % (
+            _asking(
+                self._ask_opening,
+                self._realm,
+                ask.names,
+                ask.ttl,
+                ask.lock_delay,
+                ask.wait,
+                self._ears.address,
+                ask.holder,
+            ),
+            public.encode(),
+        )
+
+        async def work(wire: RedisWire) -> Any:
+            reply = await self._run(wire, self._ask, request, until, mints=True)
+            if type(reply) is not int and reply[0] == b"granted" and reply[3] > 0:
+                await self._confirmed(wire, until)
+            return reply
+
+        reply = await self._pool.request(work, until)
+        if type(reply) is int:
+            return Granted(reply, ask.ttl, ask.ttl)
+        if reply[0] == b"other":
+            raise Misuse("the same attempt was used before with other names or another ttl")
+        answer = replies.asked(reply, ask.ttl)
+        if answer is None:
+            raise replies.denied(reply, self.url)
+        return answer
+
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
+        return await self._renew(self._renewals, [grant_id(secret) for secret in secrets], until)
+
+    async def _renew(
+        self, pool: Pool[RedisWire], publics: list[str], until: float | None
+    ) -> list[RenewAnswer]:
+        if not publics:
+            return []
+        until = timing.call_until(self._runtime.now(), until)
+        script = self._scripts["renew"]
+        request = script.batch(self._realm, publics)
+
+        async def work(wire: RedisWire) -> Any:
+            return await self._run(wire, script, request, until)
+
+        return [replies.renewed(reply) for reply in await pool.request(work, until)]
+
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._finish(secret, b"$1\r\nr\r\n", until)
+
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._finish(secret, b"$1\r\nd\r\n", until)
+
+    async def _finish(self, secret: str, end: bytes, until: float | None) -> ReleaseAnswer:
+        until = timing.call_until(self._runtime.now(), until)
+        public = grant_id(secret)
+        self._waiting.discard(public)
+        request = b"%b%b\r\n%b" % (self._release_opening, public.encode(), end)
+
+        async def work(wire: RedisWire) -> Any:
+            reply = await wire.exchange(request, until)
+            return reply if reply == 1 else await self._heeded(wire, self._release, request, reply, until)
+
+        return replies.released(await self._pool.request(work, until))
+
+    async def next_wakeups(self, until: float) -> list[str]:
+        if self._ears.open:
+            return await self._ears.next_wakeups(until)
+        await self._ears.listen(timing.call_until(self._runtime.now(), None))
+        # Messages that were published before we subscribed were lost: check all waiters once.
+        waiting = list(self._waiting)
+        try:
+            answers = await self._renew(self._pool, waiting, None)
+        except FencedError:
+            self._ears.close()  # and look again next time
+            raise
+        return [
+            public
+            for public, answer in zip(waiting, answers, strict=True)
+            if isinstance(answer, Waiting) and answer.check_in <= 0
+        ]
+
+    def interrupt(self) -> None:
+        self._ears.interrupt()
+
+    # Operating.
+
+    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+        views: list[NameView] = []
+        while len(views) < limit:
+            behind, page = await self._call("survey", after, min(limit - len(views), LOOK_AT))
+            views += map(replies.view, page)
+            if not behind:
+                break
+            after = behind.decode()
+        return views
+
+    async def observe(self, name: str) -> NameView:
+        _, (found,) = await self._call("survey", "", 0, check_name(name))
+        return replies.view(found)
+
+    async def force_release(self, name: str) -> int | None:
+        reply = await self._call("force_release", self._realm, check_name(name), mints=True)
+        if reply is not None and type(reply) is not int:
+            raise replies.denied(reply, self.url)
+        token: int | None = reply
+        return token
+
+    async def raise_floor(self, above: int) -> int:
+        reply = await self._call("raise_floor", self._realm, check_floor(above))
+        if type(reply) is not int:
+            raise replies.denied(reply, self.url)
+        floor: int = reply
+        return floor
+
+    async def tidy(self) -> int:
+        forgotten: int = 0
+        while True:
+            over, seen = await self._call("tidy", TIDY_AT)
+            forgotten += over
+            if seen < TIDY_AT:
+                return forgotten
+
+    async def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        for wire in list(self._wires):
+            wire.interrupt()  # one that is in use is shut down here and closed by its user
+        self._pool.abandon()
+        self._renewals.abandon()
+        self._ears.close()
+
+    def before_fork(self) -> None:
+        return
+
+    def forked(self) -> None:
+        _inherited.extend(self._wires)
+        self._wires = WeakSet()
+        self._pool.forked()
+        self._renewals.forked()
+        self._waiting = set()
+        self._ears.forked()

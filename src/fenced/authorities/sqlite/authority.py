@@ -1,0 +1,186 @@
+"""The embedded default: leases in a file, for the processes of one machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from fenced import timing
+from fenced.authorities.sqlite import filesystem
+from fenced.authorities.sqlite.connecting import Deadline
+from fenced.authorities.sqlite.store import Store, Wake
+from fenced.authorities.sqlite.wake import Wakes
+from fenced.contracts import Runtime, Trait
+from fenced.errors import Indeterminate, Misuse, Unavailable, redacted, shown
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    NameView,
+    ReleaseAnswer,
+    RenewAnswer,
+    Standing,
+    check_name,
+)
+from fenced.runtime import clocks
+
+T = TypeVar("T")
+REPORT_SECONDS = 0.02
+"""How long after its deadline a worker thread may still report its result."""
+
+_URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
+
+
+def path_of(url: str) -> Path:
+    """The absolute path behind `sqlite:///relative.db` or `sqlite:////absolute.db`, links resolved."""
+    found = _URL.fullmatch(url)
+    if found is None or "\0" in url or found["path"] == ":memory:":
+        raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(redacted(url))}")
+    try:
+        os.fsencode(url)
+    except UnicodeEncodeError:
+        raise Misuse(f"this is not a path of the file system: {shown(url)}") from None
+    return Path(os.path.realpath(found["path"]))
+
+
+def machine_clock() -> Callable[[], int]:
+    """Nanoseconds since boot, the same for all processes of this machine."""
+    offset = filesystem.clock_offset_ns()
+    return clocks.now_ns if offset == 0 else lambda: clocks.now_ns() - offset
+
+
+class SqliteAuthority:
+    """A client's door to a Store, and its socket for wake-ups."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        Trait(
+            "one-machine", "For the processes of one machine: no network file system, no bind-mounted file."
+        ),
+        Trait(
+            "synced-grants",
+            "A token is on the disk (write-ahead log, synchronous=FULL) before it is handed out.",
+        ),
+        Trait(
+            "lost-log-noticed",
+            "A removed log, or an older copy put back in place, grants nothing until the floor is raised.",
+        ),
+        Trait("reboot-frees", "Leases end with the boot they were granted in; the tokens go on."),
+        Trait("pushed", "A release wakes the head of the queue at once, across processes."),
+        Trait(
+            "stopped-writer-blocks",
+            "A process stopped inside SQLite's own write transaction blocks the others; their deadlines are kept.",
+        ),
+        Trait(
+            "restore-unnoticed",
+            "A restore where no file was, or with all files beside it, looks like the original: raise the floor.",
+        ),
+    )
+
+    def __init__(
+        self,
+        path: Path,
+        runtime: Runtime,
+        *,
+        namespace: str = "default",
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.url = f"sqlite:///{path}"
+        self._runtime = runtime
+        self._store = Store(path, check_name(namespace), clock or machine_clock())
+        self._wakes = Wakes(path)
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime, namespace: str) -> SqliteAuthority:
+        return cls(path_of(url), runtime, namespace=namespace)
+
+    async def _do(self, work: Callable[[Deadline], T], until: float | None, *, urgent: bool = False) -> T:
+        """Run `work`, at most until the deadline.
+
+        Under asyncio it runs in a worker thread. That thread stops waiting for the file's lock by itself, at the
+        deadline or when its caller is cancelled. A thread that hangs in a disk call is left running: whether its
+        work takes effect is unknown.
+        """
+        deadline = Deadline(timing.call_until(self._runtime.now(), until))
+        if self._runtime.colour == "blocking":
+            return work(deadline)
+        import asyncio  # slow to import, and a blocking program does not need it
+
+        answers: list[T] = []
+        left = deadline.until + REPORT_SECONDS - self._runtime.now()
+        try:
+            async with asyncio.timeout(max(left, 0.0)):
+                await self._runtime.call(lambda: answers.append(work(deadline)), urgent=urgent)
+        except TimeoutError:
+            if not answers:
+                why = f"{self.url}: the disk, or an earlier call in the queue, did not finish before the deadline"
+                raise (Indeterminate(why) if deadline.begun else Unavailable(why)) from None
+        finally:
+            deadline.caller_gone = True
+        return answers[0]
+
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        return await self._do(lambda deadline: self._store.open(create, deadline), until)
+
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        if ask.wait:
+            self._wakes.listen()
+        return await self._do(lambda deadline: self._store.ask(ask, self._wakes.address, deadline), until)
+
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
+        return await self._do(lambda deadline: self._store.renew(secrets, deadline), until, urgent=True)
+
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._do(lambda deadline: self._end(self._store.release, secret, deadline), until)
+
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._do(lambda deadline: self._end(self._store.withdraw, secret, deadline), until)
+
+    def _end(
+        self,
+        how: Callable[[str, Deadline], tuple[ReleaseAnswer, list[Wake]]],
+        secret: str,
+        deadline: Deadline,
+    ) -> ReleaseAnswer:
+        """Wake the next waiters in the same thread: they are woken even if the caller was cancelled meanwhile."""
+        answer, wakes = how(secret, deadline)
+        self._wakes.send(wakes)
+        return answer
+
+    async def next_wakeups(self, until: float) -> list[str]:
+        await self._runtime.readable(self._wakes.listen(), until)
+        return self._wakes.heard()
+
+    def interrupt(self) -> None:
+        self._wakes.send([(self._wakes.address, "")])
+
+    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+        return await self._runtime.call(self._store.survey, after, limit)
+
+    async def observe(self, name: str) -> NameView:
+        return await self._runtime.call(self._store.observe, check_name(name))
+
+    async def force_release(self, name: str) -> int | None:
+        token, wakes = await self._runtime.call(self._store.force_release, check_name(name))
+        self._wakes.send(wakes)
+        return token
+
+    async def raise_floor(self, above: int) -> int:
+        return await self._runtime.call(self._store.raise_floor, above)
+
+    async def tidy(self) -> int:
+        return await self._runtime.call(self._store.tidy)
+
+    async def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._store.close()
+        self._wakes.close()
+
+    def before_fork(self) -> None:
+        self._store.close_idle()
+
+    def forked(self) -> None:
+        self._wakes.forked()

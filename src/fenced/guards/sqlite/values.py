@@ -1,0 +1,265 @@
+"""Named values in a guarded SQLite table: what drills use, and programs without tables of their own.
+
+Programs with tables use `fenced.sql.Guard`, which works on their own connections.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import quote
+
+from fenced.contracts import Record, Runtime, Trait, Versioned
+from fenced.decision import Mark, Mode, Rule
+from fenced.errors import Conflict, Contended, Misconfigured, Misuse, redacted, shown
+from fenced.guards.shared.answers import check_pattern, record_of
+from fenced.guards.shared.spec import Spec
+from fenced.guards.sqlite import install
+from fenced.guards.sqlite.fencing import GuardedConnection, SqliteFence, translate
+from fenced.guards.sqlite.keys import Run
+from fenced.guards.sqlite.sessions import PlainSession
+from fenced.model import Stamp, check_name
+from fenced.runtime import forking
+from fenced.runtime.blocking import step
+
+_URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
+_TABLE = install.OWN_TABLE
+_CREATE = f"""
+CREATE TABLE IF NOT EXISTS {_TABLE} (
+  name TEXT PRIMARY KEY, value TEXT, version INTEGER NOT NULL
+) STRICT, WITHOUT ROWID"""
+_READ = f"SELECT value, version FROM {_TABLE} WHERE name = ?"
+_WRITE = f"""
+INSERT INTO {_TABLE} (name, value, version) VALUES (?, ?, 1)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value, version = version + 1
+RETURNING version"""
+_ADOPT = "UPDATE fenced_guard SET realm = ?"
+_RECORDS = """
+SELECT time, name, stamp, token, grant_id, seq, verdict, ruling, mode
+FROM fenced_record WHERE guard = ? ORDER BY id"""
+_HIGHEST = "SELECT coalesce(max(token), 0) FROM fenced_mark"
+_TALLY = "SELECT verdict, mode, count FROM fenced_tally WHERE guard = ?"
+BUSY_SECONDS = 10.0
+
+T = TypeVar("T")
+
+
+class SqliteGuard:
+    """Values under names in one SQLite file. `mandatory` has triggers, else only our own writes decide."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        Trait("durable-marks", "Marks and values are synced to the disk together (synchronous=FULL)."),
+        Trait(
+            "mandatory",
+            "Triggers decide every SQL write to the table, also one typed into the sqlite3 shell.",
+        ),
+        Trait("single-writer", "A holder stopped inside its transaction blocks its successor."),
+        Trait(
+            "shell-unrecorded",
+            "A refusal is recorded only when it leaves our wrapper, which then writes it down.",
+        ),
+        Trait("canary-uncovered", "In canary, a trigger records an uncovered row and lets it through."),
+    )
+
+    def __init__(
+        self,
+        path: Path,
+        runtime: Runtime,
+        *,
+        rule: Rule = "retry",
+        mode: str = "enforce",
+        mandatory: bool = True,
+    ) -> None:
+        self.url = f"sqlite:///{path}"
+        self._path = path
+        self._runtime = runtime
+        self._spec = Spec(_TABLE, "{name}", rule)
+        self._mode = Mode.parse(mode)
+        self._fence = SqliteFence(_TABLE, mandatory)
+        self._idle: list[sqlite3.Connection] = []
+        forking.tell(self)
+
+    def _before_fork(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _forked(self) -> None:
+        return
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime) -> SqliteGuard:
+        found = _URL.fullmatch(url)
+        if found is None:
+            raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(redacted(url))}")
+        return cls(Path(found["path"]).absolute(), runtime)
+
+    async def open(self) -> None:
+        """Create what is missing; a guard that is there keeps its mode and its rule."""
+        await self._on_session(self._open)
+
+    async def _open(self, session: PlainSession) -> None:
+        await session.run("BEGIN IMMEDIATE")
+        await session.run(_CREATE)
+        known = await session.run(
+            "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'"
+        )
+        there = known and await session.run(
+            "SELECT rule, triggers FROM fenced_guard WHERE guard = ?", (_TABLE,)
+        )
+        if not there:
+            await self._install(session, self._spec, self._mode)
+        elif self._fence.mandatory and there[0][1] == 0:  # it was opened as cooperative before
+            await self._install(session, Spec(_TABLE, self._spec.name, there[0][0]), None)
+        await session.run("COMMIT")
+
+    async def _install(self, session: PlainSession, spec: Spec, mode: Mode | None) -> None:
+        for statement in await install.script(spec, mode, session.run, mandatory=self._fence.mandatory):
+            await session.run(statement)
+
+    async def _on_session(self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """One operation on a connection of its own, as one blocking call.
+
+        A transaction whose statements took turns in a pool of threads could starve behind others that
+        wait for its own lock.
+        """
+        return await self._runtime.call(self._blocking, work, args)
+
+    def _blocking(self, work: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
+        forking.enter()
+        try:
+            return self._on_connection(work, args)
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        finally:
+            forking.leave()
+
+    def _on_connection(self, work: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            return step(work(PlainSession(connection), *args))
+        finally:
+            if connection.in_transaction:
+                connection.rollback()
+            self._idle.append(connection)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    async def announce(self, stamp: Stamp, *names: str) -> None:
+        await self._on_session(self._announce, stamp, names or stamp.names)
+
+    async def _announce(self, session: PlainSession, stamp: Stamp, names: Sequence[str]) -> None:
+        guarded = GuardedConnection(self._fence, session, stamp, names, stamping=False)
+        await guarded.enter()
+        await guarded.leave(None)
+
+    async def read(self, stamp: Stamp, name: str) -> Versioned:
+        return await self._on_session(self._read, stamp, check_name(name))
+
+    async def _read(self, session: PlainSession, stamp: Stamp, name: str) -> Versioned:
+        await self._announce(session, stamp, (name,))
+        return await self._value(session, name)
+
+    async def peek(self, name: str, at_least: int = 0) -> Versioned:
+        return await self._on_session(self._peek, check_name(name), at_least)
+
+    async def _peek(self, session: PlainSession, name: str, at_least: int) -> Versioned:
+        if at_least:
+            mark = await self._fence.mark(session, name)
+            if mark is None or mark.token < at_least:
+                raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
+        return await self._value(session, name)
+
+    async def write(self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None) -> int:
+        (version,) = await self._on_session(self._write, stamp, {check_name(name): value}, expect)
+        return version
+
+    async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:
+        await self._on_session(self._write, stamp, {check_name(name): values[name] for name in values}, None)
+
+    async def _write(
+        self, session: PlainSession, stamp: Stamp | None, values: dict[str, str], expect: int | None
+    ) -> list[int]:
+        """One guarded transaction."""
+        guarded = GuardedConnection(self._fence, session, stamp, tuple(values))
+        await guarded.enter()
+        try:
+            versions = [await self._put(session, name, value, expect) for name, value in values.items()]
+        except BaseException as error:
+            await guarded.leave(error)
+            raise
+        await guarded.leave(None)
+        return versions
+
+    async def _put(self, session: PlainSession, name: str, value: str, expect: int | None) -> int:
+        if expect is not None:
+            before = await self._value(session, name)
+            if before.version != expect:
+                raise Conflict(f"{name}: version {before.version}, not {expect}")
+        return int((await session.run(_WRITE, (name, value)))[0][0])
+
+    async def _value(self, session: PlainSession, name: str) -> Versioned:
+        rows = await session.run(_READ, (check_name(name),))
+        return Versioned(*rows[0]) if rows else Versioned(None, 0)
+
+    async def set_mode(self, mode: str, pattern: str = "*") -> None:
+        await self._on_session(_set_mode, Mode.parse(mode), pattern)
+
+    async def adopt(self, realm: str) -> None:
+        await self._on_session(_run, _ADOPT, (realm,))
+
+    async def mark(self, name: str) -> Mark | None:
+        return await self._on_session(self._fence.mark, name)
+
+    async def highest(self) -> int:
+        return await self._runtime.call(self._highest)
+
+    def _highest(self) -> int:
+        """On a connection that creates nothing."""
+        try:
+            with closing(sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True)) as db:
+                (highest,) = db.execute(_HIGHEST).fetchone()
+        except sqlite3.Error as error:
+            raise Misconfigured(f"the marks in {self._path} cannot be read: {error}") from error
+        return int(highest)
+
+    async def records(self) -> list[Record]:
+        return [record_of(row) for row in await self._on_session(_run, _RECORDS, (_TABLE,))]
+
+    async def tally(self) -> dict[tuple[str, str], int]:
+        rows = await self._on_session(_run, _TALLY, (_TABLE,))
+        return {(verdict, mode): count for verdict, mode, count in rows}
+
+    async def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+async def _run(session: PlainSession, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+    return await session.run(sql, parameters)
+
+
+async def _set_mode(session: PlainSession, mode: Mode, pattern: str) -> None:
+    await set_mode(session.run, _TABLE, mode, pattern)
+
+
+async def set_mode(run: Run, guard: str, mode: Mode, pattern: str) -> None:
+    """Switch the stage of a guard for the names that match; holds from the next transaction on."""
+    await run(
+        "INSERT INTO fenced_mode (guard, pattern, glob, mode) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (guard, pattern) DO UPDATE SET mode = excluded.mode",
+        (guard, check_pattern(pattern), install.glob_of(pattern), str(mode)),
+    )
