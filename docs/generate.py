@@ -9,8 +9,10 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the planted bugs are told about in docs/testing.md, and live with the tests
@@ -99,7 +101,7 @@ def _proofs(what: str, scheme: str) -> Iterator[tuple[str, str]]:
 # Tests.
 
 
-def check_table(checks: Iterable[testing.Check]) -> str:
+def check_table(checks: Iterable[testing.Check[Any]]) -> str:
     return table(("check", "promise"), ((f"`{check.name}`", _line(check.promise)) for check in checks))
 
 
@@ -124,7 +126,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "errors": error_table,
     "exits": exit_table,
     **{
-        f"traits {kind} {scheme}": lambda kind=kind, scheme=scheme: trait_table(kind, scheme)
+        f"traits {kind} {scheme}": partial(trait_table, kind, scheme)
         for kind, schemes in BUILT_IN.items()
         for scheme in schemes
     },

@@ -14,19 +14,19 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import (  # type: ignore[import-untyped]
+from django.db import (
     DEFAULT_DB_ALIAS,
     DatabaseError,
     connections,
     router,
     transaction,
 )
-from django.db.migrations.operations.base import (  # type: ignore[import-untyped]
+from django.db.migrations.operations.base import (
     Operation,
     OperationCategory,
 )
-from django.http import HttpRequest, JsonResponse  # type: ignore[import-untyped]
-from django.utils.deprecation import MiddlewareMixin  # type: ignore[import-untyped]
+from django.http import HttpRequest, JsonResponse
+from django.utils.deprecation import MiddlewareMixin
 
 from fenced.decision import Mode, Rule
 from fenced.errors import Conflict, Contended, Misconfigured, Overtaken, Refused, Unavailable

@@ -20,6 +20,7 @@ import pytest
 
 import fenced
 from fenced import client, sql
+from fenced.sql import clauses
 
 SNAPSHOT = Path(__file__).with_name("api.txt")
 MODULES = ("fenced", "fenced.errors", "fenced.events", "fenced.sql", "fenced.proofs", "fenced.django")
@@ -145,7 +146,7 @@ TWINS = [
     (client.TryLeaseContext, client.AsyncTryLeaseContext),
     (sql.Guard, sql.AsyncGuard),
     (sql.Announced, sql.AsyncAnnounced),
-    (sql.PlainClause, sql.AsyncClause),
+    (clauses.PlainClause, clauses.AsyncClause),
 ]
 
 

@@ -74,7 +74,7 @@ def _temporary_files_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("tempfile.tempdir", None)
 
 
-def test_the_paused_holder_is_refused(tmp_path: Path):
+def test_the_paused_holder_is_refused(tmp_path: Path) -> None:
     found = _json("--ttl", TTL, status=0)
     assert (found["scenario"], found["verdict"]) == ("pause", "held")
     assert (found["acknowledged"], found["refused"]) == (1, 1)
@@ -92,14 +92,14 @@ def test_the_paused_holder_is_refused(tmp_path: Path):
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_without_the_guard_the_late_write_lands():
+def test_without_the_guard_the_late_write_lands() -> None:
     found = _json("--guard", "none", "--ttl", TTL, status=1)
     assert (found["guard"], found["verdict"]) == ("none", "broken")
     assert (found["stale_admitted"], found["lost_updates"], found["refused"]) == (1, 1, 0)
     assert found["finals"] == {"stock": ["A1"]}
 
 
-def test_a_guard_that_only_observes_is_caught(tmp_path: Path):
+def test_a_guard_that_only_observes_is_caught(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'values.db'}"
     guard = Guard(url)
     guard.set_mode("observe")
@@ -110,7 +110,7 @@ def test_a_guard_that_only_observes_is_caught(tmp_path: Path):
     assert (found["stale_admitted"], found["lost_updates"]) == (1, 1)
 
 
-def test_a_guard_of_another_authority_cannot_be_drilled(tmp_path: Path):
+def test_a_guard_of_another_authority_cannot_be_drilled(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'values.db'}"
     _json("--guard", url, "--ttl", "0.2", status=0)
     again = _drill("--guard", url, "--ttl", "0.2")
@@ -118,7 +118,7 @@ def test_a_guard_of_another_authority_cannot_be_drilled(tmp_path: Path):
     assert "trusts another authority" in again.stderr
 
 
-def test_a_late_renewal_revives_nothing():
+def test_a_late_renewal_revives_nothing() -> None:
     found = _json("late-renewal", "--ttl", TTL, status=0)
     (renewal,) = found["renewals"]
     assert (renewal["holder"], renewal["answer"]) == ("A", "expired")
@@ -129,7 +129,7 @@ def test_a_late_renewal_revives_nothing():
     assert (found["revived"], found["lost_updates"]) == (0, 0)
 
 
-def test_a_storm_loses_nothing_behind_the_guard():
+def test_a_storm_loses_nothing_behind_the_guard() -> None:
     found = _json("storm", "--seconds", "2.5", "--ttl", "0.2", "--seed", "7", status=0)
     assert (found["stale_admitted"], found["lost_updates"], found["tokens_fallen"]) == (0, 0, 0)
     assert found["acknowledged"] > 20
@@ -139,13 +139,13 @@ def test_a_storm_loses_nothing_behind_the_guard():
     assert found["seed"] == 7
 
 
-def test_a_storm_loses_updates_without_the_guard():
+def test_a_storm_loses_updates_without_the_guard() -> None:
     found = _json("storm", "--seconds", "2.5", "--ttl", "0.2", "--guard", "none", status=1)
     assert found["stale_admitted"] > 0
     assert found["lost_updates"] > 0
 
 
-def test_the_timeline_tells_the_story_in_80_columns(tmp_path: Path):
+def test_the_timeline_tells_the_story_in_80_columns(tmp_path: Path) -> None:
     result = _drill("--ttl", TTL, "--guard", f"sqlite:///{tmp_path / 'values.db'}")
     lines = [line for line in result.stdout.splitlines() if str(tmp_path) not in line]
     assert max(map(len, lines)) <= 80
@@ -157,7 +157,7 @@ def test_the_timeline_tells_the_story_in_80_columns(tmp_path: Path):
     assert lines[-1] == "See it without the guard:  fenced drill --guard none"
 
 
-def test_a_storm_ends_in_a_table_of_counts():
+def test_a_storm_ends_in_a_table_of_counts() -> None:
     result = _drill("storm", "--seconds", "0.6", "--ttl", "0.1", "--holders", "2", "--names", "1")
     assert result.exit_code == 0, result.stderr
     assert re.search(r"^  acknowledged updates +\d+$", result.stdout, re.MULTILINE)
@@ -180,7 +180,7 @@ def test_a_storm_ends_in_a_table_of_counts():
         (["--report", "/nowhere/at/all.html", "--ttl", "0.1"], "/nowhere/at"),
     ],
 )
-def test_what_cannot_run_says_why_in_one_line(words: list[str], says: str):
+def test_what_cannot_run_says_why_in_one_line(words: list[str], says: str) -> None:
     result = _drill(*words)
     assert result.exit_code == 2
     assert says in result.stderr
@@ -189,7 +189,7 @@ def test_what_cannot_run_says_why_in_one_line(words: list[str], says: str):
     assert "Traceback" not in result.stderr
 
 
-def test_options_of_the_storm_are_refused_elsewhere():
+def test_options_of_the_storm_are_refused_elsewhere() -> None:
     assert _drill("pause", "--holders", "3").exit_code == 2
 
 
@@ -207,7 +207,7 @@ def _read_until(process: subprocess.Popen[str], words: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_drill_clears_everything_away(number: signal.Signals, tmp_path: Path):
+def test_an_interrupted_drill_clears_everything_away(number: signal.Signals, tmp_path: Path) -> None:
     with _start("--ttl", "30") as process:
         _read_until(process, "is stopped")
         assert len(_workers(process.pid)) == 2
@@ -219,7 +219,7 @@ def test_an_interrupted_drill_clears_everything_away(number: signal.Signals, tmp
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_drill_that_is_killed_leaves_no_stopped_process_behind():
+def test_a_drill_that_is_killed_leaves_no_stopped_process_behind() -> None:
     with _start("--ttl", "30") as process:
         _read_until(process, "is stopped")
         process.kill()
@@ -227,7 +227,7 @@ def test_a_drill_that_is_killed_leaves_no_stopped_process_behind():
     assert _eventually(lambda: not _workers(process.pid))
 
 
-def test_a_holder_that_dies_ends_the_drill():
+def test_a_holder_that_dies_ends_the_drill() -> None:
     with _start("--ttl", "30") as process:
         _read_until(process, "waits in line")
         for worker in _workers(process.pid):
@@ -237,7 +237,7 @@ def test_a_holder_that_dies_ends_the_drill():
     assert "ended by itself" in said
 
 
-def test_the_report_needs_nothing_else(tmp_path: Path):
+def test_the_report_needs_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     assert _drill("--ttl", "0.2", "--report", str(file)).exit_code == 0
     html = file.read_text()
@@ -264,14 +264,14 @@ def _outcome(scenario: str, words: str) -> DrillOutcome:
 
 
 @pytest.mark.parametrize("scenario", ["pause", "late-renewal", "storm"])
-def test_everything_in_a_report_is_escaped(scenario: str):
+def test_everything_in_a_report_is_escaped(scenario: str) -> None:
     nasty = "<script>alert('&\"')</script>"
     outcome = _outcome(scenario, nasty)
     assert "<script" not in page(outcome)
     ElementTree.fromstring(picture(outcome))
 
 
-def test_the_picture_alone_is_well_formed(tmp_path: Path):
+def test_the_picture_alone_is_well_formed(tmp_path: Path) -> None:
     file = tmp_path / "drill.svg"
     assert _drill("--ttl", "0.2", "--guard", "none", "--report", str(file)).exit_code == 1
     root = ElementTree.parse(file).getroot()
@@ -287,5 +287,5 @@ def test_the_picture_alone_is_well_formed(tmp_path: Path):
         ("redis://db/0?password=hunter2&x=1", "redis://db/0?password=***&x=1"),
     ],
 )
-def test_addresses_are_shown_without_secrets(text: str, shown: str):
+def test_addresses_are_shown_without_secrets(text: str, shown: str) -> None:
     assert without_secrets(text) == shown

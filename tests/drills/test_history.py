@@ -59,7 +59,7 @@ RIGHT = (
 )
 
 
-def test_a_right_history_is_held():
+def test_a_right_history_is_held() -> None:
     findings = check(_story(*RIGHT, there=("u2",)))
     assert findings.verdict == "held"
     assert (findings.acknowledged, findings.refused) == (1, 1)
@@ -67,7 +67,7 @@ def test_a_right_history_is_held():
     assert not findings.lost
 
 
-def test_a_late_write_that_was_admitted_is_stale_and_loses_an_update():
+def test_a_late_write_that_was_admitted_is_stale_and_loses_an_update() -> None:
     late = replace(RIGHT[-1], decision="admitted", version=2)
     findings = check(_story(*RIGHT[:-1], late, there=("u1",)))
     assert findings.verdict == "broken"
@@ -76,13 +76,13 @@ def test_a_late_write_that_was_admitted_is_stale_and_loses_an_update():
     assert findings.lost_percent == pytest.approx(50)
 
 
-def test_a_late_write_is_stale_after_a_mere_announcement():
+def test_a_late_write_is_stale_after_a_mere_announcement() -> None:
     """Nothing was written with 2 yet: only the announcement makes the write of 1 stale."""
     late = replace(RIGHT[-1], decision="admitted", version=None)
     assert check(_story(*RIGHT[:3], late, there=("u1",))).stale == (late,)
 
 
-def test_the_order_of_the_resource_counts_where_times_overlap():
+def test_the_order_of_the_resource_counts_where_times_overlap() -> None:
     """Both writes were under way at once; by its versions the resource took 2 first, then 1."""
     newer = replace(_operation("write", 2, 4, 1), time=9)
     older = replace(_operation("write", 1, 4, 2), time=9)
@@ -91,34 +91,34 @@ def test_the_order_of_the_resource_counts_where_times_overlap():
     assert check(_story(*swapped, there=("u1", "u2"))).held
 
 
-def test_a_read_counts_where_it_stood_in_the_order_of_the_resource():
+def test_a_read_counts_where_it_stood_in_the_order_of_the_resource() -> None:
     read = replace(_operation("read", 2, 4, 6), time=9)
     before, after = (replace(_operation("write", 1, 4, version), time=9) for version in (6, 7))
     assert check(_story(read, before, there=("u1",))).held
     assert check(_story(read, after, there=("u1",))).stale == (after,)
 
 
-def test_names_have_marks_of_their_own():
+def test_names_have_marks_of_their_own() -> None:
     other = _operation("write", 1, 6, 2, name="other")
     history = _story(*RIGHT, other, there=("u2",))
     history.finals["other"] = frozenset({"u1"})
     assert check(history).held
 
 
-def test_an_acknowledged_update_that_is_missing_is_lost():
+def test_an_acknowledged_update_that_is_missing_is_lost() -> None:
     findings = check(_story(*RIGHT, there=()))
     assert [each.update for each in findings.lost] == ["u2"]
     assert findings.verdict == "broken"
 
 
-def test_what_nobody_was_told_may_be_there_or_not():
+def test_what_nobody_was_told_may_be_there_or_not() -> None:
     unknown = _operation("write", 3, 7, None, decision="unknown")
     failed = _operation("write", 4, 8, None, decision="failed")
     for there in (("u2",), ("u2", "u3")):
         assert check(_story(*RIGHT, unknown, failed, there=there)).held
 
 
-def test_a_refused_update_that_is_there_is_caught():
+def test_a_refused_update_that_is_there_is_caught() -> None:
     findings = check(_story(*RIGHT, there=("u1", "u2")))
     assert [each.update for each in findings.refused_applied] == ["u1"]
     assert findings.verdict == "broken"
@@ -137,20 +137,20 @@ def _grant(token: int, began: float, time: float) -> Grant:
         ([_grant(1, 0, 1), _grant(1, 0, 1)], 1),
     ],
 )
-def test_tokens_that_do_not_rise_are_caught(grants: list[Grant], fallen: int):
+def test_tokens_that_do_not_rise_are_caught(grants: list[Grant], fallen: int) -> None:
     findings = check(History(grants=grants))
     assert len(findings.tokens_fallen) == fallen
     assert findings.held is (fallen == 0)
 
 
 @pytest.mark.parametrize("answer,revived", [("kept", 1), ("expired", 0)])
-def test_a_renewal_that_revives_a_lease_is_caught(answer: str, revived: int):
+def test_a_renewal_that_revives_a_lease_is_caught(answer: str, revived: int) -> None:
     late = RenewalEvent("H1", "stock", 1, answer, began=12, time=12.1)
     findings = check(History(grants=[_grant(1, 0, 1), _grant(2, 10, 11)], renewals=[late]))
     assert len(findings.revived) == revived
 
 
-def test_times_in_json_count_from_the_start():
+def test_times_in_json_count_from_the_start() -> None:
     rows = as_json(History(grants=[_grant(1, 100.5, 101.0)]), start=100.0)["grants"]
     assert rows == [{"name": "stock", "token": 1, "holder": "H1", "began": 0.5, "time": 1.0}]
 
@@ -158,7 +158,7 @@ def test_times_in_json_count_from_the_start():
 @pytest.mark.parametrize(
     ("ends", "name", "contested"), [(4.0, "stock", 1), (3.0, "stock", 0), (4.0, "other", 0)]
 )
-def test_what_is_acknowledged_near_a_pause_is_contested(ends: float, name: str, contested: int):
+def test_what_is_acknowledged_near_a_pause_is_contested(ends: float, name: str, contested: int) -> None:
     """The write of 2 ends at 4.1: within a ttl after the pause, or not, or under another name."""
     story = _story(*RIGHT, there=("u2",))
     story.ttl = 0.5

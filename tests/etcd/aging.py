@@ -20,7 +20,7 @@ from fenced.authorities.etcd.wire import EtcdWire
 from fenced.contracts import Runtime
 from fenced.model import Ask, AskAnswer, HeldBy, NameView, RenewAnswer
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.wire.protobuf import fields, raw
+from fenced.wire.protobuf import fields, raw, whole
 from tests.shifted import Shifted
 
 LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
@@ -70,7 +70,7 @@ class Time:
         wire = EtcdWire(EtcdAddress(self._url), runtime)
         until = runtime.now() + 4 * CALL_SECONDS
         reply = await wire.call(LEASE_LEASES, b"", until)
-        for lease in [dict(fields(raw(value)))[1] for field, value in fields(reply) if field == 2]:
+        for lease in [whole(dict(fields(raw(value)))[1]) for field, value in fields(reply) if field == 2]:
             request = messages.time_to_live(lease, keys=True)
             reply = await wire.call(messages.LEASE_TIME_TO_LIVE, request, until)
             left = messages.lease_reply(reply)[1]
@@ -92,13 +92,15 @@ class Scaled:
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         longer = dataclasses.replace(ask, ttl=ask.ttl * SCALE, lock_delay=ask.lock_delay * SCALE)
-        return _shorter(await self._authority.ask(longer, until))
+        answer: AskAnswer = _shorter(await self._authority.ask(longer, until))
+        return answer
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         return [_shorter(answer) for answer in await self._authority.renew(secrets, until)]
 
     async def observe(self, name: str) -> NameView:
-        return _shorter(await self._authority.observe(name))
+        view: NameView = _shorter(await self._authority.observe(name))
+        return view
 
     async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
         return [_shorter(view) for view in await self._authority.survey(after=after, limit=limit)]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import fenced
 from fenced.authorities.etcd import messages, probe
 from fenced.authorities.etcd.address import EtcdAddress
-from fenced.authorities.etcd.authority import EtcdAuthority
+from fenced.authorities.etcd.authority import EtcdAuthority, _warned
 from fenced.authorities.etcd.keys import ClaimInfo, KeyRecord, Keys
 from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.model import Busy, Ended, Granted, Holder, Kept, Released, Waiting, grant_id
@@ -207,7 +207,7 @@ def test_a_version_with_known_bugs_is_warned_of(
     status = etcd_server.status()
     assert status is not None
     probe_says = probe.warning("x", status["version"])
-    fenced.authorities.etcd.authority._warned.clear()
+    _warned.clear()
     with caplog.at_level(logging.WARNING, "fenced"):
         for url in (etcd_server.url(), etcd_server.url(), f"etcd://localhost:{etcd_server.port},127.0.0.1:1"):
             with fenced.Client(url, namespace=secrets.token_hex(8)) as client:
@@ -305,6 +305,7 @@ def test_a_session_that_was_revoked_is_replaced(authority: EtcdAuthority) -> Non
     first = asking(RUNTIME, "a")
     step(granted(authority, first))
     lease = authority._attempts.live[grant_id(first.secret)].hold
+    assert lease is not None
     step(authority._wire.call(LEASE_REVOKE, messages.lease_id(lease.id), RUNTIME.now() + 5))
     second = asking(RUNTIME, "a")
     second = fenced.model.Ask(second.secret, second.names, second.ttl, first.holder)

@@ -11,9 +11,10 @@ import pytest
 import fenced
 from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.authorities.etcd.wire import TRY_SECONDS
+from fenced.contracts import Authority
 from fenced.core.holding import State
 from fenced.errors import Indeterminate, Misconfigured, NotGranted, Unavailable
-from fenced.model import Busy, Ended, Kept, Released, Waiting
+from fenced.model import Busy, Ended, Granted, Kept, Released, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdCluster, EtcdServer
@@ -56,8 +57,9 @@ def token_of(authority: EtcdAuthority, name: str = "orders") -> int:
     return token
 
 
-def at_member(authority: EtcdAuthority, cluster: EtcdCluster, member: EtcdServer) -> None:
+def at_member(authority: Authority, cluster: EtcdCluster, member: EtcdServer) -> None:
     """Make this member the one that is asked."""
+    assert isinstance(authority, EtcdAuthority)
     authority._wire.turn = cluster.members.index(member)
 
 
@@ -233,7 +235,7 @@ def test_a_client_frozen_past_its_session_is_late(server: EtcdServer) -> None:
     while isinstance(answer := step(other.ask(new)), Waiting):
         step(other.next_wakeups(RUNTIME.now() + 0.5))
         assert time.monotonic() < limit
-    assert answer.token > first.token
+    assert isinstance(answer, Granted) and answer.token > first.token
     assert step(frozen.renew([old.secret])) == [Ended("expired")]
     assert step(frozen.release(old.secret)) == Ended("expired")
     assert step(frozen.ask(old)) == Ended("expired")

@@ -115,7 +115,8 @@ def test_who_looked_before_somebody_was_let_in_looks_again(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its ticket is from before: those who know how far the queue has come would overlook its place."""
-    late, looks = asking(RUNTIME, "orders", ttl=30, wait=True), []
+    late = asking(RUNTIME, "orders", ttl=30, wait=True)
+    looks: list[Any] = []
     queueing = queue.other._sessions.queueing
 
     async def slowly(*args: Any) -> Any:
@@ -143,7 +144,8 @@ def test_who_looked_before_somebody_was_let_in_looks_again(
 def test_a_queue_that_moves_on_ahead_keeps_nobody_out(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks and comes late takes its place behind the last one, however many were let in meanwhile."""
     waiters = [queue.wait(queue.mine) for _ in range(3)]
-    late, looks = asking(RUNTIME, "orders", ttl=30, wait=True), []
+    late = asking(RUNTIME, "orders", ttl=30, wait=True)
+    looks: list[Any] = []
     queueing = queue.other._sessions.queueing
 
     async def slowly(*args: Any) -> Any:

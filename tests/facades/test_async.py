@@ -214,7 +214,7 @@ def test_a_guard_is_told_at_grant_time(tmp_path: Path) -> None:
             await (await one.acquire("first")).release()
             async with one.hold("a", guards=[guard]) as lease:
                 with pytest.raises(fenced.StaleToken):
-                    await guard.write(lease.next_stamp()._replace(token=lease.token - 1), "a", "old")  # type: ignore[arg-type]
+                    await guard.write(lease.next_stamp()._replace(token=lease.token - 1), "a", "old")
                 found = await guard.read(lease, "a")
                 version = await guard.write(lease, "a", "new", expect=found.version)
                 assert (await guard.peek("a", at_least=lease.token)).version == version

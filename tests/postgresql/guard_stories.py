@@ -279,7 +279,9 @@ STORIES = [
         AT_OLD,
         levels=(READ_COMMITTED,),
     ),
-    *(twice(rule, *seqs) for rule, seqs in (("once", (1, 2)), ("sequenced", (1, 2)), ("sequenced", (1, 1)))),
+    twice("once", 1, 2),
+    twice("sequenced", 1, 2),
+    twice("sequenced", 1, 1),
     Story(
         "a second transaction without a stamp",
         ((*SIBLING, touch("c"), COMMIT), (announce(lease(NEW)), read(), COMMIT)),

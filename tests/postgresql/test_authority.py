@@ -72,9 +72,12 @@ def test_a_pooled_waiter_is_granted_soon(
     with fenced.Client(url) as one, fenced.Client(url) as two:
         first = one.acquire("orders")
         granted_at: list[float] = []
-        waiter = threading.Thread(
-            target=lambda: (two.acquire("orders", wait=20).release(), granted_at.append(time.monotonic()))
-        )
+
+        def wait() -> None:
+            two.acquire("orders", wait=20).release()
+            granted_at.append(time.monotonic())
+
+        waiter = threading.Thread(target=wait)
         waiter.start()
         while not step(opened(postgresql_url).observe("orders")).waiters:
             time.sleep(0.02)

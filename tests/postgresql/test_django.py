@@ -25,6 +25,7 @@ from psycopg.conninfo import conninfo_to_dict
 import fenced
 import fenced.django
 from fenced import sql
+from fenced.decision import Rule
 from fenced.model import Stamp
 
 ERRORS = {
@@ -92,7 +93,10 @@ def raise_mark(token: int) -> None:
         cursor.execute("SELECT fenced_guard.announce_alone(%s)", (str(stamp(token)),))
 
 
-def migration(*more: Any, rule: str = "retry") -> Migration:
+NOTHING: dict[str, object] = {}
+
+
+def migration(*more: Any, rule: Rule = "retry") -> Migration:
     made = Migration("0001_initial", "shop")
     made.operations = [
         CreateModel("Order", [(field.name, field.clone()) for field in Order._meta.fields]),
@@ -102,7 +106,7 @@ def migration(*more: Any, rule: str = "retry") -> Migration:
     return made
 
 
-def migrate(rule: str = "retry", *more: Any) -> None:
+def migrate(rule: Rule = "retry", *more: Any) -> None:
     with connection.schema_editor() as editor:
         migration(*more, rule=rule).apply(ProjectState(), editor)
     with transaction.atomic(), GUARD.announce_on(connection, stamp(1, "orders/42", "orders/43")):
@@ -149,7 +153,7 @@ def test_a_block_commits_runs_its_hooks_and_refuses_in_types(database: dict[str,
     assert [(order.id, order.qty) for order in Order.objects.order_by("id")] == [(42, 9), (43, 10)]
     with pytest.raises(KeyError, match="mine"), fenced.django.atomic(GUARD, stamp(5)):
         Order.objects.filter(id=42).update(qty=8)
-        transaction.on_commit(lambda: {}["mine"])  # fails when it is committed: the program's own
+        transaction.on_commit(lambda: NOTHING["mine"])  # fails when it is committed: the program's own
     assert Order.objects.get(id=42).qty == 8
     assert ran == ["committed"] and not connection.in_atomic_block and connection.get_autocommit()
 

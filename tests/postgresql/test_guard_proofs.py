@@ -93,8 +93,13 @@ def test_an_invented_token_is_refused_and_the_holder_goes_on(shop: Shop, key: Hm
     shop.require(HMAC, SIGNER.public())
     honest = key.sign(stamp(5, 1, NAME))
     shop.write(honest)
-    strangers = HmacKey(HMAC.id, b"x" * 32), Ed25519Key(SIGNER.id, b"x" * 32), HmacKey("nobody", b"x" * 32)
-    for forged in (HUGE, Proof(HUGE, honest.text), *(stranger.sign(HUGE) for stranger in strangers)):
+    strangers: list[HmacKey | Ed25519Key] = [
+        HmacKey(HMAC.id, b"x" * 32),
+        Ed25519Key(SIGNER.id, b"x" * 32),
+        HmacKey("nobody", b"x" * 32),
+    ]
+    inventions: list[Stamp | Proof] = [HUGE, Proof(HUGE, honest.text), *(one.sign(HUGE) for one in strangers)]
+    for forged in inventions:
         with pytest.raises(ForgedStamp) as told:
             shop.write(forged)
         assert (told.value.mark, told.value.name) == (5, NAME)
@@ -120,7 +125,7 @@ def test_a_proof_is_good_for_its_own_lease_alone(shop: Shop) -> None:
         with pytest.raises(ForgedStamp):
             shop.write(Proof(other, text))
     assert shop.value("SELECT realm FROM fenced_guard.trust") is None
-    both = [HMAC.sign(stamp(5, 1, NAME)), stamp(6, 1, "orders/2")]
+    both: list[Proof | Stamp] = [HMAC.sign(stamp(5, 1, NAME)), stamp(6, 1, "orders/2")]
     with pytest.raises(ForgedStamp), shop.guard.transaction(shop.connection, both):
         pass
     both = [stamp(6, 1, "orders/2"), HMAC.sign(stamp(6, 1, "orders/2"))]

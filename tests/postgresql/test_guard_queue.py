@@ -41,7 +41,7 @@ def write(db: Db, fence: Stamp, *names: str) -> None:
         tx.execute("UPDATE orders SET qty = qty + 1 WHERE id = 1")
 
 
-def waits(db: Db, other: Db, work: Future[None]) -> bool:
+def waits(db: Db, other: Db, work: Future[Any]) -> bool:
     """Whether it waits for somebody; False when it has ended. The server is asked, not the time."""
     while not work.done():
         if db.execute(

@@ -23,7 +23,7 @@ from psycopg import IsolationLevel
 
 from fenced.authorities.memory import MemoryStore
 from fenced.authorities.postgresql import answers
-from fenced.authorities.postgresql.authority import HERE, SQL
+from fenced.authorities.postgresql.queries import HERE, SQL
 from fenced.model import Ask, Busy, Granted, Holder, Kept, NameView, Unknown, Waiting, grant_id
 from fenced.testing.interleaving import (
     COMMIT,

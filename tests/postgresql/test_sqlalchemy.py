@@ -23,14 +23,19 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
     create_async_engine,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 import fenced
 from fenced import sql
 from fenced.model import Stamp
 
-KINDS = ("Session-psycopg", "Connection-psycopg", "AsyncSession-psycopg", "AsyncSession-asyncpg")
-KINDS += ("AsyncConnection-asyncpg",)
+KINDS = (
+    "Session-psycopg",
+    "Connection-psycopg",
+    "AsyncSession-psycopg",
+    "AsyncSession-asyncpg",
+    "AsyncConnection-asyncpg",
+)
 SESSIONS = tuple(kind for kind in KINDS if "Session" in kind)
 WRITE = "UPDATE orders SET qty = qty - 1 WHERE id = {}"
 
@@ -387,7 +392,7 @@ def test_a_session_bound_to_a_connection_is_in_its_transaction(url: str) -> None
 
 def test_scoped_sessions_are_their_sessions(url: str) -> None:
     engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
-    scoped = scoped_session(lambda: Session(engine))  # type: ignore[arg-type]
+    scoped = scoped_session(sessionmaker(engine))
     guard = sql.Guard(table="orders", name="orders/{id}")
     with guard.transaction(scoped, stamp(5)) as tx:
         assert tx is scoped

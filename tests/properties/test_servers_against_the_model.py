@@ -97,7 +97,8 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     def both(self, real: Coroutine[Any, Any, object], model: Callable[[], object]) -> None:
         outcomes: list[object] = []
-        for call in (lambda: step(real), model):
+        calls: list[Callable[[], object]] = [lambda: step(real), model]
+        for call in calls:
             try:
                 outcomes.append(call())
             except FencedError as error:
@@ -188,7 +189,7 @@ def tell_stories(
     )
     # The same stories each time, and as many as it takes; found is enough.
     planted = settings(stories, max_examples=2000, derandomize=True, phases=[Phase.generate], database=None)
-    case.settings = stories if oracle is MemoryStore else planted
+    type(case).settings = stories if oracle is MemoryStore else planted
     case.runTest()
 
 

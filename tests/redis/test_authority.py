@@ -350,12 +350,14 @@ def test_each_setting_that_could_repeat_tokens_is_told() -> None:
 def test_a_forked_child_leaves_its_parents_connections_alone(redis_server: RedisServer) -> None:
     with fenced.Client(redis_server.url(), namespace=secrets.token_hex(8)) as client:
         lease = client.acquire("a", ttl=5)
-        address = client._authority._ears.address
+        authority = client._authority
+        assert isinstance(authority, RedisAuthority)
+        address = authority._ears.address
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                said: list[object] = [lease.lost_reason, client._authority._ears.address != address]
+                said: list[object] = [lease.lost_reason, authority._ears.address != address]
                 with client.try_hold("a") as mine:
                     said.append(mine is None)
                 with client.hold("b", ttl=5) as own:
@@ -367,8 +369,8 @@ def test_a_forked_child_leaves_its_parents_connections_alone(redis_server: Redis
         os.close(writer)
         assert json.loads(os.read(reader, 10_000)) == ["forked", True, True, True]
         os.close(reader)
-        wires = set(client._authority._wires)
+        wires = set(authority._wires)
         lease.check()
         client.acquire("c").release()
         lease.release()
-        assert set(client._authority._wires) == wires, "no connection had to be made anew"
+        assert set(authority._wires) == wires, "no connection had to be made anew"

@@ -5,7 +5,8 @@ import pytest
 from fenced.authorities.memory import MemoryStore
 from fenced.core.holding import GrantState
 from fenced.guards.memory import MemoryGuard
-from fenced.testing.simulation import PromiseBroken, SimulatedServer, Site, seeds_of, simulate
+from fenced.testing.judging import PromiseBroken
+from fenced.testing.simulation import SimulatedServer, Site, seeds_of, simulate
 from tests.planted import bugs
 
 SEEDS = 5000

@@ -5,6 +5,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiosqlite
 import pytest
@@ -248,9 +249,7 @@ def test_a_stamp_that_covers_too_little_is_cleared_as_well(path: Path, db: sqlit
 
 
 @pytest.mark.parametrize("level", [None, ""])
-def test_a_rollback_inside_the_block_is_noticed(
-    db: sqlite3.Connection, path: Path, level: str | None
-) -> None:
+def test_a_rollback_inside_the_block_is_noticed(db: sqlite3.Connection, path: Path, level: Any) -> None:
     """What is written after it carries no stamp, and must not be committed as if it did."""
     ORDERS.install(db, mode="enforce")
     mine = sqlite3.connect(path, isolation_level=level)

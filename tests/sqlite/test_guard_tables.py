@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_the_shell_goes_on_in_observe_and_is_refused_in_require(db: sqlite3.Conn
     assert shell, "install it: apt-get install -y sqlite3"
 
     def type_in(statement: str) -> str:
-        return subprocess.run([shell, path, statement], capture_output=True, text=True, timeout=30).stderr  # type: ignore[list-item]
+        return subprocess.run([shell, path, statement], capture_output=True, text=True, timeout=30).stderr
 
     ORDERS.install(db)
     write(db, stamp(5), "UPDATE orders SET qty = 1 WHERE id = 42")
@@ -165,9 +166,7 @@ def test_foreign_keys_that_the_program_does_not_enforce(db: sqlite3.Connection) 
 
 
 @pytest.mark.parametrize("level", [None, "", "IMMEDIATE"])
-def test_the_programs_own_settings_are_left_alone(
-    db: sqlite3.Connection, path: Path, level: str | None
-) -> None:
+def test_the_programs_own_settings_are_left_alone(db: sqlite3.Connection, path: Path, level: Any) -> None:
     ORDERS.install(db, mode="require")
     mine = sqlite3.connect(path, isolation_level=level)
     mine.row_factory = sqlite3.Row
@@ -386,7 +385,7 @@ def test_without_install_it_says_so(db: sqlite3.Connection) -> None:
         pass
     assert not db.in_transaction
     with pytest.raises(Unsupported):
-        ORDERS.transaction(object(), stamp(5))  # type: ignore[arg-type]
+        ORDERS.transaction(object(), stamp(5))
 
 
 # proves guard sqlite: canary-uncovered

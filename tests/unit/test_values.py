@@ -9,7 +9,7 @@ from fenced.errors import InvalidStamp, Misuse, shown
 from fenced.model import Stamp, check_name, grant_id
 from fenced.testing.kit import stamp
 
-names = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=80)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80)
 
 
 @given(

@@ -126,12 +126,12 @@ def test_who_has_little_time_breaks_no_connection_that_others_use() -> None:
     async def serve() -> None:
         for number in (1, 2):
             request()
-            read_available[number].set()
+            arrived[number].set()
         theirs.sendall(jute.frame(struct.pack(">iqi", 1, 1, 0)))  # and to the second later
 
-    read_available = {1: threading.Event(), 2: threading.WatchEvent()}
+    arrived = {1: threading.Event(), 2: threading.Event()}
     tasks = [runtime.spawn(serve, "serve"), runtime.spawn(patient, "patient")]
-    assert read_available[1].wait(30)
+    assert arrived[1].wait(30)
     with pytest.raises(ConnectionBroken):
         step(wire.exchange([jute.sync("/second")], runtime.now() + 2))
     for task in tasks:

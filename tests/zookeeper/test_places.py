@@ -210,7 +210,8 @@ def test_one_ahead_that_leaves_between_the_look_and_the_wait_is_noticed(
     one, _ = pair
     holder, middle = queued(one, one)
     last = asking(RUNTIME, "orders", ttl=LONG, wait=True)
-    whom, left = one._whom, []
+    whom = one._whom
+    left: list[Any] = []
 
     async def leave_meanwhile(session: ZooKeeperSession, mine: ZooKeeperAttempt, *rest: Any) -> Any:
         if mine.public == grant_id(last.secret) and not left:

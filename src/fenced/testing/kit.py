@@ -45,7 +45,8 @@ def _named(kind: type[BaseException] | tuple[type[BaseException], ...]) -> str:
 class AuthorityHarness(Protocol):
     """How the kit handles one backend: a fresh store, several clients of it, and its clock."""
 
-    runtime: Runtime
+    @property
+    def runtime(self) -> Runtime: ...
 
     async def authority(self, namespace: str = "default") -> Authority:
         """One more client of the same store, opened."""

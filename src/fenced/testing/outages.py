@@ -31,11 +31,13 @@ class OutageHarness(Protocol):
     runtime: Runtime
     server: Server
     proxy: Proxy
-    words: Mapping[str, bytes]
-    """For `ask`, `renew` and `release`: bytes that only its request contains.
 
-    Also for `withdraw`, if its request differs from a release.
-    """
+    @property
+    def words(self) -> Mapping[str, bytes]:
+        """For `ask`, `renew` and `release`: bytes that only its request contains.
+
+        Also for `withdraw`, if its request differs from a release.
+        """
 
     async def authority(self) -> Authority:
         """A client that goes through the proxy, opened."""

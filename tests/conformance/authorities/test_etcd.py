@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
-from typing import Any
+from typing import cast
 
 import pytest
 
@@ -33,7 +33,7 @@ class Harness:
         authority = EtcdAuthority.at(self._server.url(), self.runtime, f"{self._prefix}/{namespace}")
         self._opened.append(self._time.bind(authority, self.runtime))
         await authority.open()
-        scaled: Any = Scaled(authority)
+        scaled: Authority = cast(Authority, Scaled(authority))
         return scaled
 
     async def pass_time(self, seconds: float) -> None:

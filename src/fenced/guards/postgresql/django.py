@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import connections, transaction  # type: ignore[import-untyped]
+from django.db import connections, transaction
 
 from fenced.errors import Misuse, Unsupported
 from fenced.guards.postgresql.sessions import Aborted, State
