@@ -122,7 +122,56 @@ def bug_table() -> str:
     return table(("bug", "what goes wrong", "must be found by"), rows)
 
 
+# The API.
+
+
+def call_of(name: str, function: Callable[..., object]) -> str:
+    """A call as a reader would write it: names and defaults, no annotations."""
+    parts: list[str] = []
+    starred = False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            parts.append("*")
+        starred = starred or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        parts.append(f"{stars}{parameter.name}{default}")
+    return f"{name}({', '.join(parts)})"
+
+
+def members_of(kind: type) -> dict[str, Any]:
+    """The public members in the order of the source, those of our base classes first."""
+    bases = [base for base in reversed(kind.__mro__) if base.__module__.partition(".")[0] == "fenced"]
+    return {name: value for base in bases for name, value in vars(base).items() if not name.startswith("_")}
+
+
+def api_table(path: str) -> str:
+    """One row a member: how it is called, and the first paragraph of its docstring."""
+    module, _, name = path.rpartition(".")
+    kind = getattr(import_module(module), name)
+    rows = []
+    if not name.endswith("Lease"):  # which programs get and never make
+        rows.append((f"`{call_of(name, kind)}`", said(kind)))
+    for key, value in members_of(kind).items():
+        function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        if isinstance(value, property):
+            rows.append((f"`{key}`", said(value)))
+        elif inspect.isfunction(function):
+            rows.append((f"`{call_of(key, function)}`", said(function)))
+    if missing := [call for call, does in rows if not does]:
+        raise SystemExit(f"{path}: a docstring is missing: {', '.join(missing)}")
+    return table(("call", "does"), rows)
+
+
+API = (
+    "fenced.Client",
+    "fenced.Lease",
+)
+
 TABLES: dict[str, Callable[[], str]] = {
+    **{f"api {path}": partial(api_table, path) for path in API},
     "errors": error_table,
     "exits": exit_table,
     **{

@@ -55,6 +55,7 @@ class _LeaseBase:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """What it covers."""
         return self._hold.names
 
     @property
@@ -79,6 +80,7 @@ class _LeaseBase:
 
     @property
     def state(self) -> State:
+        """`held`, `jeopardy`, `lost` or `released`."""
         return self._hold.state
 
     @property
