@@ -135,7 +135,7 @@ def call_of(name: str, function: Callable[..., object]) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
             parts.append("*")
         starred = starred or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(parameter.kind.name, "")
         default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
         parts.append(f"{stars}{parameter.name}{default}")
     return f"{name}({', '.join(parts)})"

@@ -80,7 +80,7 @@ class _LeaseBase:
 
     @property
     def state(self) -> State:
-        """`held`, `jeopardy`, `lost` or `released`."""
+        """A `State`: `held`, `jeopardy`, `lost` or `released`."""
         return self._hold.state
 
     @property
