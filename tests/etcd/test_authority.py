@@ -371,10 +371,8 @@ def test_a_waiter_is_pushed_and_asks_nothing(etcd_server: EtcdServer) -> None:
     before = received(etcd_server)
     assert step(two.next_wakeups(RUNTIME.now() + 1.0)) == []
     assert received(etcd_server) == before
-    began = RUNTIME.now()
     step(one.release(holder.secret))
     assert step(two.next_wakeups(RUNTIME.now() + 5.0)) == [grant_id(waiter.secret)]
-    assert RUNTIME.now() - began < 0.5
     step(granted(two, waiter))
     assert received(etcd_server) - before == 2, "a release and a grant"
     for each in (one, two):

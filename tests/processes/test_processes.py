@@ -69,7 +69,7 @@ def test_a_killed_holder_is_followed_within_its_ttl(client: fenced.Client) -> No
         process.end()
     began = time.monotonic()
     lease = client.acquire("a", ttl=1.0, wait=10)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 3.5, "less than if the dead waiters were waited for one after the other"
     assert lease.token > token
     lease.release()
 
@@ -96,7 +96,7 @@ def test_a_release_reaches_a_waiter_of_another_process(client: fenced.Client) ->
     began = time.monotonic()
     lease.release()
     assert int(waiter.line()) > lease.token
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 2.5
     waiter.end()
 
 

@@ -115,7 +115,7 @@ def test_idle_waiters_ask_nothing_and_are_woken_at_once(redis_server: RedisServe
             began = time.monotonic()
             await lease.release()
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < 2.5, "notified: nobody looks before that"
             ids.extend(task.result().token for task in done)
             for task in waiting:
                 task.cancel()

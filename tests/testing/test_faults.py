@@ -30,7 +30,7 @@ class Client:
     def send(self, text: str) -> None:
         self.socket.sendall(f"{text}\r\n".encode())
 
-    def next_wakeups(self, timeout: float = 10) -> str:
+    def receive(self, timeout: float = 10) -> str:
         """The reply, or what came instead of one; "" is an orderly end."""
         self.socket.settimeout(timeout)
         try:
@@ -42,7 +42,7 @@ class Client:
 
     def ask(self, text: str, timeout: float = 10) -> str:
         self.send(text)
-        return self.next_wakeups(timeout)
+        return self.receive(timeout)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_what_passes_is_the_same_and_counted(proxy: Proxy, connect: Callable[[],
     client = connect()
     value = os.urandom(5_000_000)
     client.socket.sendall(b"*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n$%d\r\n%b\r\n" % (len(value), value))
-    assert client.next_wakeups() == "+OK"
+    assert client.receive() == "+OK"
     client.send("GET big")
     time.sleep(SILENCE_SECONDS)  # nobody reads: the proxy holds back, and loses nothing
     reply = b""
@@ -97,7 +97,7 @@ def test_both_sides_ends_are_passed_on(
     client = connect()
     client.send("INCR n")
     client.socket.shutdown(socket.SHUT_WR)
-    assert (client.next_wakeups(), client.next_wakeups()) == (":1", "")
+    assert (client.receive(), client.receive()) == (":1", "")
     client = connect()
     assert client.ask("CLIENT SETNAME rude") == "+OK"
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -136,11 +136,11 @@ def test_a_fault_at_one_request(
     assert trigger.fired == 0
     client.send("INCR n")
     trigger.wait()
-    assert client.next_wakeups(SILENCE_SECONDS) == heard
+    assert client.receive(SILENCE_SECONDS) == heard
     eventually(lambda: count(redis_server) == done)
     if heard_later is not None:
         trigger.let_go()
-        assert client.next_wakeups(SILENCE_SECONDS) == heard_later
+        assert client.receive(SILENCE_SECONDS) == heard_later
     before = count(redis_server)
     assert connect().ask("INCR n") == f":{before + 1}"  # once only
     assert trigger.fired == 1
@@ -164,7 +164,7 @@ def test_a_match_in_pieces_counts_once(proxy: Proxy, connect: Callable[[], Clien
         time.sleep(0.002)
     trigger.wait()
     trigger.let_go()
-    assert client.next_wakeups() == ":1"
+    assert client.receive() == ":1"
     assert client.ask("PING") == "+PONG"
     assert (trigger.fired, trigger.left) == (1, 1)
 
@@ -199,11 +199,11 @@ def test_a_black_hole_and_after(
     assert count(redis_server) == done
     proxy.heal()
     if drop:
-        assert client.next_wakeups(SILENCE_SECONDS) == SILENT
+        assert client.receive(SILENCE_SECONDS) == SILENT
         assert client.ask("PING", SILENCE_SECONDS) == SILENT
         assert count(redis_server) == done
     else:
-        assert client.next_wakeups() == ":1"
+        assert client.receive() == ":1"
     assert idle.ask("PING") == "+PONG"
     assert connect().ask("PING") == "+PONG"
 
@@ -223,17 +223,17 @@ def test_a_close_is_held_by_a_black_hole_too(
 
 def test_a_delay_is_each_way(proxy: Proxy, connect: Callable[[], Client]) -> None:
     old = connect()
-    proxy.delay(0.05, only_new=True)
+    proxy.delay(0.25, only_new=True)
     new = connect()
-    assert _seconds(old) < 0.05
-    assert 0.1 <= _seconds(new) < 0.3
-    proxy.delay(0.05)
-    assert 0.1 <= _seconds(old) < 0.3
+    assert _seconds(old) < 0.25
+    assert _seconds(new) >= 0.5
+    proxy.delay(0.25)
+    assert _seconds(old) >= 0.5
     proxy.delay(30)
     old.send("PING")
     proxy.heal()
-    assert old.next_wakeups() == "+PONG"  # what was under way comes at once
-    assert _seconds(old) < 0.05
+    assert old.receive() == "+PONG"  # what was under way comes at once
+    assert _seconds(old) < 0.25
 
 
 def _seconds(client: Client) -> float:
@@ -258,11 +258,11 @@ def test_refusing_resetting_and_cutting(proxy: Proxy, connect: Callable[[], Clie
     other = connect()
     assert other.ask("PING") == "+PONG"
     proxy.reset()
-    assert client.next_wakeups() == other.next_wakeups() == RESET
+    assert client.receive() == other.receive() == RESET
     client = connect()
     assert client.ask("PING") == "+PONG"
     proxy.cut()
-    assert client.next_wakeups() == ""
+    assert client.receive() == ""
     proxy.stop()
     proxy.stop()
     with pytest.raises(RuntimeError, match="stopped"):
@@ -288,7 +288,7 @@ def test_a_forked_child_keeps_no_connection_open(proxy: Proxy, connect: Callable
         os._exit(0)
     try:
         proxy.reset()
-        assert client.next_wakeups() == RESET
+        assert client.receive() == RESET
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -278,7 +278,7 @@ def test_a_client_frozen_past_its_session_has_lost_it(zookeeper_url: str) -> Non
         assert isinstance(step(two.ask(new)), Waiting)
         heard = step(two.next_wakeups(RUNTIME.now() + 5))
         took = time.monotonic() - began
-        assert heard and 0.6 <= took < 0.8 + 0.5, took
+        assert heard and took >= 0.6, took
         assert step(granted(two, new)).token > first.token
         assert step(one.renew([old.secret])) == [Ended("expired")]
         assert step(one.release(old.secret)) == Ended("expired")

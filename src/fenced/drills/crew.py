@@ -67,7 +67,7 @@ class Member:
         assert self.process.stdout is not None
         return self.process.stdout.fileno()
 
-    def next_wakeups(self) -> Iterator[Message]:
+    def messages(self) -> Iterator[Message]:
         """The whole lines that have arrived."""
         data = os.read(self.fileno(), 1 << 16)
         if not data:
@@ -158,7 +158,7 @@ class Crew:
         for key, _ in self._selector.select(max(0.0, seconds)):
             assert isinstance(key.fileobj, Member)
             member = key.fileobj
-            self._heard.extend((member, message) for message in member.next_wakeups())
+            self._heard.extend((member, message) for message in member.messages())
 
     def expect(self, member: Member, event: str, within: float = PATIENCE_SECONDS) -> Message:
         """The next message of `member`, which must be `event`."""

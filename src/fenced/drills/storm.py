@@ -47,7 +47,7 @@ class Storm:
     stopped: dict[str, tuple[Member, Message, float]] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
-    def next_wakeups(self, member: Member, message: Message) -> bool:
+    def take(self, member: Member, message: Message) -> bool:
         """Take a message; True when its holder has finished."""
         self.log.take(member.holder, message)
         match message["event"]:
@@ -108,7 +108,7 @@ def _blow(crew: Crew, storm: Storm, screen: Screen) -> None:
         if moment > last:
             raise CouldNotRun(f"holders did not finish: {', '.join(sorted(busy))}")
         heard = crew.listen(min(storm.next_wake(), moment + _TICK_SECONDS))
-        if heard is not None and storm.next_wakeups(*heard):
+        if heard is not None and storm.take(*heard):
             busy.discard(heard[0].holder)
         storm.wake_due()
         screen.tick(_progress(storm, moment))
