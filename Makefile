@@ -5,6 +5,7 @@ PYTHON ?= python3
 ARGS ?=
 JOBS ?= 2
 SEEDS ?= 0-4999
+AUTHORITY ?= memory
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
@@ -57,8 +58,8 @@ lock: $(BIN)/uv ## write requirements/test.lock anew; ARGS=--upgrade for the new
 bench: $(VENV)/.test servers ## the figures of docs and README, and ratios to what else one could take; ARGS="--json FILE"
 	@$(BIN)/python -m bench $(ARGS)
 
-simulate: $(VENV)/.package ## seeded worlds; SEEDS=0-4999 or SEEDS="7 11 13"
-	@$(BIN)/python -m fenced.testing.simulation $(SEEDS)
+simulate: $(VENV)/.package ## seeded worlds; SEEDS=0-4999 or SEEDS="7 11 13", AUTHORITY=memory
+	@$(BIN)/python -m fenced.testing.simulation $(SEEDS) --authority $(AUTHORITY)
 
 evidence: $(VENV)/.test servers ## the long figures, written to docs/evidence; ARGS="storms" for one of them
 	@$(BIN)/python -m evidence $(ARGS)

@@ -22,7 +22,7 @@ from fenced.cli import exits  # noqa: E402
 from fenced.contracts import Trait  # noqa: E402
 from fenced.registry import BUILT_IN, Kind  # noqa: E402
 from tests.planted import bugs  # noqa: E402
-from tests.simulation import test_worlds as worlds  # noqa: E402
+from tests.simulation.planting import planted  # noqa: E402
 
 PLACE = re.compile(r"(<!-- generated: ([\w .]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PROVES = re.compile(
@@ -110,7 +110,7 @@ def _line(text: str) -> str:
 
 
 def bug_table() -> str:
-    in_worlds = {site.__name__: site for site in worlds.PLANTED}
+    in_worlds = {site.__name__: site for site in planted()}
     kits = {bug.__name__: "authority kit" for bug in bugs.AUTHORITY_BUGS}
     kits |= {bug.__name__: "guard kit" for bug in bugs.GUARD_BUGS}
     rows = []

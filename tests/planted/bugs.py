@@ -371,8 +371,8 @@ class NoMargin(GrantState):
         self.deadline = sent + remaining * (1 + 2 * timing.DRIFT_RATIO)
 
 
-def desk_with(hold_type: type[GrantState]) -> type[LeaseEngine]:
-    class BuggyDesk(LeaseEngine):
+def engine_with(hold_type: type[GrantState]) -> type[LeaseEngine]:
+    class EngineWithBug(LeaseEngine):
         def _take(self, wish: Any, ask: Ask, granted: Granted, sent: float, realm: str) -> GrantState | None:
             return hold_type(
                 self.runtime,
@@ -386,7 +386,7 @@ def desk_with(hold_type: type[GrantState]) -> type[LeaseEngine]:
                 on_end=self._ended,
             )
 
-    return BuggyDesk
+    return EngineWithBug
 
 
 class GivenUpIsForgotten(LeaseEngine):

@@ -3,13 +3,16 @@
 The names of the invariants: I1 tokens are unique, I2 they rise in real time, I3 and I4 the guard admits no
 older token and no second grant of one, I5 nothing acknowledged is lost, I6 what is refused leaves no trace,
 I9 the decision is the pure function's, I10 one holder at a time and only by the owner's word, I11 no grant to
-a waiter that lapsed, L2 every client makes progress once the faults end, however long leases are, L3 a client
-that believes that it holds a lease does, L4 no name stays blocked, L5 a call ends by its caller's deadline.
+a waiter that lapsed, I12 an authority raises the errors of its contract alone, L2 every client makes progress once
+the faults end, however long leases are, L3 a client that believes that it holds a lease does, and no two clients
+believe it of one name, L4 no name stays blocked, L5 a call ends by its caller's deadline.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from fenced import timing
 from fenced.contracts import Versioned
@@ -25,18 +28,28 @@ from fenced.model import (
     Released,
     RenewAnswer,
     Stamp,
+    Standing,
     Waiting,
     grant_id,
 )
-from fenced.runtime.simulated import World
+from fenced.runtime.simulated import Process, World
 
-REALM = "00000000000000aa"
 PATIENCE_MAX = 0.25
-"""How many seconds past `wait` a call may take."""
+"""How many seconds past its deadline a call may take."""
 
 
 class PromiseBroken(AssertionError):
     """A promise was broken in a world."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CallUnderWay:
+    """A call of an authority that has not ended yet."""
+
+    process: Process
+    what: str
+    due: float
+    began: float
 
 
 @dataclass
@@ -51,9 +64,16 @@ class Judge:
     places: dict[str, float] = field(default_factory=dict)  # waiters, likewise
     over: set[str] = field(default_factory=set)
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    tokens: dict[int, str] = field(default_factory=dict)
+    tokens: dict[tuple[str, int], str] = field(default_factory=dict)  # (scope, token) -> grant
     token_of: dict[str, int] = field(default_factory=dict)
-    returned_max: int = 0
+    tokens_per_name: bool = False
+    highest: int = 0
+    realm: str = ""
+    holds: Callable[[str, tuple[str, ...]], bool | None] = lambda grant, names: None
+    believers: dict[str, tuple[GrantState, Process]] = field(default_factory=dict)
+    under_way: dict[CallUnderWay, None] = field(default_factory=dict)
+    leaving: set[str] = field(default_factory=set)  # attempts that their owners release or withdraw
+    _returned: dict[str, int] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
     acknowledged: dict[str, list[str]] = field(default_factory=dict)
     progress: dict[str, float] = field(default_factory=dict)
@@ -66,8 +86,8 @@ class Judge:
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def broken(self, invariant: str, why: str) -> None:
-        raise PromiseBroken(f"{invariant} at {self.world.now:.4f}: {why}")
+    def broken(self, invariant: str, why: str, cause: Exception | None = None) -> NoReturn:
+        raise PromiseBroken(f"{invariant} at {self.world.now:.4f}: {why}") from cause
 
     # The authority's answers, as they are made.
 
@@ -80,11 +100,7 @@ class Judge:
             self.places[public] = now + timing.waiter_ttl(ask.ttl)
 
     def _granted(self, public: str, ask: Ask, answer: Granted, now: float) -> None:
-        token = self.token_of.setdefault(public, answer.token)
-        if token != answer.token:
-            self.broken("I1", f"one attempt, two tokens: {token} and {answer.token}")
-        if self.tokens.setdefault(answer.token, public) != public:
-            self.broken("I1", f"token {answer.token} was granted twice")
+        self.minted(public, ask.names, answer.token)
         if public in self.over:
             self.broken("I10", f"an attempt that was over was granted: {public[:6]}")
         if self.places.pop(public, now) < now:
@@ -92,8 +108,6 @@ class Judge:
         for other, expires in self.expires.items():
             if other != public and expires > now and set(self.names[other]) & set(ask.names):
                 self.broken("I10", f"{ask.names} granted to {public[:6]} while {other[:6]} holds it")
-        if public not in self.expires:
-            self.count("grants")
         self.names[public] = ask.names
         self.expires[public] = now + answer.remaining
 
@@ -120,17 +134,59 @@ class Judge:
         if late > PATIENCE_MAX:
             self.broken("L5", f"{who} waited {late:.3f} s longer than its wait")
 
-    def acquired(self, hold: GrantState, invoked_max: int) -> None:
-        """I2: a grant that was asked for after another had returned has a greater token."""
-        if hold.token <= invoked_max:
-            self.broken("I2", f"token {hold.token} after {invoked_max} had been returned")
-        self.returned_max = max(self.returned_max, hold.token)
+    def begun(self, process: Process, what: str, due: float) -> CallUnderWay:
+        """A call of the authority began, which must end by `due` on its process's clock."""
+        call = CallUnderWay(process, what, due, self.world.now)
+        self.under_way[call] = None
+        return call
+
+    def ended(self, call: CallUnderWay) -> None:
+        """L5: a call ends by its deadline, unless its process stood still meanwhile."""
+        self.under_way.pop(call, None)
+        late = call.process.now() - call.due
+        if late > PATIENCE_MAX and call.process.alive and not call.process.paused_since(call.began):
+            self.broken("L5", f"{call.process.name}: {call.what} took {late:.3f} s longer than its deadline")
+
+    def opened(self, standing: Standing) -> None:
+        self.realm = self.realm or standing.realm
+        if standing.realm != self.realm:
+            self.broken("I1", f"realm {self.realm} became {standing.realm}")
+
+    def _scopes(self, names: Sequence[str]) -> Sequence[str]:
+        return names if self.tokens_per_name else ("",)
+
+    def minted(self, public: str, names: Sequence[str], token: int) -> None:
+        """I1: one attempt, one token; one token, one attempt."""
+        if self.token_of.setdefault(public, token) != token:
+            self.broken("I1", f"one attempt, two tokens: {self.token_of[public]} and {token}")
+        for scope in self._scopes(names):
+            if self.tokens.setdefault((scope, token), public) != public:
+                self.broken("I1", f"token {token} was granted twice")
+        self.highest = max(self.highest, token)
+
+    def returned(self, names: Sequence[str]) -> int:
+        """The highest token that a grant of these names must exceed if it is asked for from now on."""
+        return max(self._returned.get(scope, 0) for scope in self._scopes(names))
+
+    def acquired(self, hold: GrantState, process: Process, returned: int) -> None:
+        """I2: a grant that was asked for after another had returned has a greater token. L3: nobody else believes."""
+        if hold.token <= returned:
+            self.broken("I2", f"token {hold.token} after {returned} had been returned")
+        for scope in self._scopes(hold.names):
+            self._returned[scope] = max(self._returned.get(scope, 0), hold.token)
+        self.count("grants")
+        for grant, (other, owner) in list(self.believers.items()):
+            if grant in self.leaving or not owner.alive or other.remaining() <= 0:
+                del self.believers[grant]
+            elif not set(other.names).isdisjoint(hold.names):
+                self.broken("L3", f"{process.name} acquired {hold} while {owner.name} believes in {other}")
+        self.believers[hold.grant] = (hold, process)
 
     def believes(self, hold: GrantState) -> None:
         """L3: who believes to hold, holds: the local deadline comes before the authority's."""
-        if hold.grant in self.over:
-            return  # its own release is on the way back
-        if hold.state in (State.HELD, State.JEOPARDY) and self.expires.get(hold.grant, 0.0) <= self.world.now:
+        if hold.grant in self.leaving:
+            return
+        if hold.state in (State.HELD, State.JEOPARDY) and self.holds(hold.grant, hold.names) is False:
             self.broken("L3", f"{hold} is believed held, but ended at the authority")
 
     # The guard's decisions, as they are made.
@@ -140,7 +196,7 @@ class Judge:
     ) -> None:
         before = self.marks.get(name)
         expected = judge(
-            before, stamp, name=name, rule=self.rule, realm=REALM, announce=announce, operation=operation
+            before, stamp, name=name, rule=self.rule, realm=self.realm, announce=announce, operation=operation
         )
         self.say(
             f"guard: {'announce' if announce else 'write'} {name} {stamp.token}/{stamp.seq} -> {admitted}"

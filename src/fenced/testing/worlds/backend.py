@@ -1,0 +1,135 @@
+"""How a world takes an authority: its servers and their faults, the shipped client code, and what the judge sees.
+
+A backend is made once for each world and starts its servers there. `authority` makes a client's authority exactly as a
+program would. The site puts a `WatchedAuthority` around it, which reports every answer to the judge.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from fenced import timing
+from fenced.contracts import Authority
+from fenced.errors import Indeterminate, Misconfigured, Unavailable
+from fenced.model import Ask, AskAnswer, Granted, ReleaseAnswer, Standing, grant_id
+from fenced.runtime.simulated import Process, SimulatedRuntime
+
+if TYPE_CHECKING:
+    from fenced.testing.worlds.site import Site
+
+T = TypeVar("T")
+
+
+class AuthorityBackend(abc.ABC):
+    """The authority of one world. Everything random comes from `site.world.rng`, every time from `site.world.now`."""
+
+    name: ClassVar[str]
+    """What `--authority` calls it."""
+
+    guarantee: ClassVar[str] = "strict"
+    """What the clients ask for. A backend whose servers replicate asynchronously takes `best-effort`."""
+
+    tokens_per_name: ClassVar[bool] = False
+    """Tokens are unique and rise for each name alone, not in the whole namespace."""
+
+    ttls: ClassVar[tuple[float, ...]] = (0.5, 1.0, 2.0)
+    """The ttls that a world may draw."""
+
+    lateness: ClassVar[float] = 0.0
+    """How many seconds later than its ttl a lease may expire here. L2 allows that much more."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.world = site.world
+
+    @abc.abstractmethod
+    def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
+        """A new client's authority. A planted bug replaces the class that is made here."""
+
+    def faults(self) -> Sequence[Callable[[], None]]:
+        """What can go wrong at the servers. The site calls one of them now and then, and none after `heal`.
+
+        Whatever one of them breaks must mend by itself within `2 * site.pace` seconds, or in `heal`.
+        """
+        return ()
+
+    def heal(self) -> None:
+        """End every fault. From here on all servers answer promptly."""
+        return
+
+    def holds(self, grant: str, names: tuple[str, ...]) -> bool | None:
+        """Whether the servers count this grant as held now. None: this backend cannot tell."""
+        return None
+
+    def excuses(self, error: Misconfigured) -> bool:
+        """Whether a client may be refused like this here, for example after a promotion."""
+        return False
+
+    def left(self, authority: Authority) -> None:
+        """The client with this authority has crashed."""
+        return
+
+
+class WatchedAuthority:
+    """The real authority, with every call and answer reported to the judge in virtual time."""
+
+    def __init__(self, real: Authority, site: Site, process: Process, runtime: SimulatedRuntime) -> None:
+        self._real = real
+        self._site = site
+        self._judge = site.judge
+        self._process = process
+        self._runtime = runtime
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    async def _call(self, what: str, call: Coroutine[Any, Any, T], until: float | None) -> T:
+        """Judge how a call ends: by its deadline, and with an error of the contract."""
+        now = self._runtime.now()
+        due = max(now, timing.call_until(now, until))
+        under_way = self._judge.begun(self._process, what, due)
+        try:
+            result = await call
+        except Exception as error:
+            self._judge.ended(under_way)
+            self._judge.say(f"{self._process.name}: {what}: {error!r}")
+            known = isinstance(error, Unavailable | Indeterminate)
+            if not known and not (isinstance(error, Misconfigured) and self._site.backend.excuses(error)):
+                self._judge.broken("I12", f"{what} raised {error!r}", error)
+            raise
+        self._judge.ended(under_way)
+        return result
+
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        standing = await self._call("open", self._real.open(create=create, until=until), until)
+        self._judge.opened(standing)
+        return standing
+
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        answer = await self._call("ask", self._real.ask(ask, until), until)
+        self._judge.say(f"{self._process.name}: ask {grant_id(ask.secret)[:6]} {ask.names} -> {answer}")
+        if isinstance(answer, Granted):
+            self._judge.minted(grant_id(ask.secret), ask.names, answer.token)
+        return answer
+
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> Any:
+        answers = await self._call("renew", self._real.renew(secrets, until), until)
+        if len(answers) != len(secrets):
+            self._judge.broken("I12", f"{len(secrets)} renewals got {len(answers)} answers")
+        return answers
+
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        self._judge.leaving.add(grant_id(secret))
+        return await self._call("release", self._real.release(secret, until), until)
+
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        self._judge.leaving.add(grant_id(secret))
+        return await self._call("withdraw", self._real.withdraw(secret, until), until)
+
+    async def next_wakeups(self, until: float) -> list[str]:
+        # It may connect, subscribe and look at all waiters first, each within CALL_SECONDS.
+        return await self._call(
+            "next_wakeups", self._real.next_wakeups(until), until + 2 * timing.CALL_SECONDS
+        )

@@ -1,0 +1,117 @@
+"""What goes wrong in a world: the mix of faults that a seed draws, and a network of single messages.
+
+The resource and the memory authority answer over these messages. Authorities that speak a wire protocol run over
+simulated streams instead, which keep order and lose bytes only by a cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.runtime.simulated import Process, SimulatedRuntime, World
+
+T = TypeVar("T")
+
+NEVER = 1e9
+
+
+@dataclass
+class Faults:
+    """The mix of one world: each seed draws its own."""
+
+    loss: float
+    double: float
+    delay_max: float
+    pause_every: float
+    pause_aimed: float  # the chance of a pause between a read and its write
+    crash_every: float
+    server_fault_every: float
+
+    @classmethod
+    def drawn(cls, world: World) -> Faults:
+        rng = world.rng
+        return cls(
+            loss=rng.choice((0.0, 0.02, 0.15)),
+            double=rng.choice((0.0, 0.05, 0.2)),
+            delay_max=rng.choice((0.002, 0.05, 0.6, 4.0)),
+            pause_every=rng.choice((1.5, 4.0, NEVER)),
+            pause_aimed=rng.choice((0.0, 0.1, 0.4)),
+            crash_every=rng.choice((6.0, NEVER)),
+            server_fault_every=rng.choice((8.0, NEVER)),
+        )
+
+    @property
+    def stop_nobody(self) -> bool:
+        """Whether no client crashes or pauses. Servers may, and messages may be lost."""
+        return self.pause_every == NEVER and self.crash_every == NEVER and not self.pause_aimed
+
+
+class Network:
+    """Messages between processes: lost, late, doubled, overtaken."""
+
+    def __init__(self, world: World, faults: Faults) -> None:
+        self._world = world
+        self._faults = faults
+        self.healed = False
+
+    def send(self, to: Process, deliver: Callable[[], None]) -> None:
+        rng, faults = self._world.rng, self._faults
+        copies = 1
+        if not self.healed:
+            if rng.random() < faults.loss:
+                return
+            copies = 2 if rng.random() < faults.double else 1
+        for _ in range(copies):
+            delay_max = 0.002 if self.healed else faults.delay_max
+            delay = 0.0005 + rng.random() ** 3 * delay_max
+            self._world.after(delay, lambda: to.deliver(deliver))
+
+
+class MessageServer:
+    """A process that answers requests; its state is on a disk that survives a crash."""
+
+    def __init__(self, world: World, network: Network, name: str) -> None:
+        self.world = world
+        self.network = network
+        self.name = name
+        self.process = Process(world, name)
+
+    def restart(self, down: float) -> None:
+        """Crash, and come back after a while with what was on the disk."""
+        self.process.crash()
+        self.world.after(down, self._start)
+
+    def _start(self) -> None:
+        self.process = Process(self.world, self.name)
+
+    async def ask(
+        self, client: Process, runtime: SimulatedRuntime, handle: Callable[[], T], until: float
+    ) -> T:
+        """A request and its reply; Indeterminate when none comes in time."""
+        if not self.process.alive and not self.network.healed:
+            raise Unavailable(f"{self.name} is down")
+        answered = runtime.wakeup()
+        box: list[Any] = []
+
+        def serve() -> None:
+            try:
+                result: Any = handle()
+            except FencedError as error:
+                result = error
+            self.network.send(client, lambda: receive(result))
+
+        def receive(result: Any) -> None:
+            if not box:
+                box.append(result)
+                answered.set()
+
+        self.network.send(self.process, serve)
+        if not await runtime.wait(answered, until):
+            raise Indeterminate(f"{self.name} did not answer")
+        if isinstance(box[0], FencedError):
+            raise box[0]
+        result: T = box[0]
+        return result

@@ -1,0 +1,129 @@
+"""The memory authority in a world: its store is a server, and its clients reach it by single messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+
+from fenced.authorities.memory import MemoryStore
+from fenced.contracts import Authority, Trait
+from fenced.model import Ask, AskAnswer, ReleaseAnswer, RenewAnswer, Standing
+from fenced.runtime.simulated import Process, SimulatedRuntime
+from fenced.testing.worlds.backend import AuthorityBackend
+from fenced.testing.worlds.faults import MessageServer
+
+if TYPE_CHECKING:
+    from fenced.testing.worlds.site import Site
+
+T = TypeVar("T")
+
+REALM = "00000000000000aa"
+
+
+class MemoryBackend(AuthorityBackend):
+    """The reference model. The judge sees each decision of the store at the moment it is made."""
+
+    name = "memory"
+    store_type: type[MemoryStore] = MemoryStore
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.server = MessageServer(self.world, site.network, "authority")
+        self.clients: list[MessageAuthority] = []
+        self.store = self.store_type(lambda: self.world.now, realm=REALM)
+        self.store.listeners.append(self._woken)
+
+    def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
+        made = MessageAuthority(self, process, runtime)
+        self.clients.append(made)
+        return cast("Authority", made)
+
+    def left(self, authority: Authority) -> None:
+        self.clients.remove(cast("MessageAuthority", authority))
+
+    def faults(self) -> Sequence[Callable[[], None]]:
+        return (self._restart,)
+
+    def _restart(self) -> None:
+        if self.server.process.alive:
+            self.site.judge.say("the authority restarts")
+            self.server.restart(self.world.rng.uniform(0.05, 2 * self.site.pace))
+
+    def holds(self, grant: str, names: tuple[str, ...]) -> bool | None:
+        return self.site.judge.expires.get(grant, 0.0) > self.world.now
+
+    def _woken(self, public: str) -> None:
+        for client in self.clients:
+            client.wake(public)
+
+    # The store's decisions, watched.
+
+    def ask(self, ask: Ask) -> AskAnswer:
+        answer = self.store.ask(ask)
+        self.site.judge.asked(ask, answer, self.world.now)
+        return answer
+
+    def renew(self, secrets: Sequence[str]) -> list[RenewAnswer]:
+        answers = self.store.renew(secrets)
+        for secret, answer in zip(secrets, answers, strict=True):
+            self.site.judge.renewed(secret, answer, self.world.now)
+        return answers
+
+    def release(self, secret: str) -> ReleaseAnswer:
+        answer = self.store.release(secret)
+        self.site.judge.finished(secret, answer)
+        return answer
+
+    def withdraw(self, secret: str) -> ReleaseAnswer:
+        answer = self.store.withdraw(secret)
+        self.site.judge.finished(secret, answer)
+        return answer
+
+
+class MessageAuthority:
+    """A client's way to the store, over the network: what the core calls, and no more."""
+
+    traits: ClassVar[tuple[Trait, ...]] = ()
+    url = "simulated:"
+
+    def __init__(self, backend: MemoryBackend, process: Process, runtime: SimulatedRuntime) -> None:
+        self._backend = backend
+        self._process = process
+        self._runtime = runtime
+        self._woken: dict[str, None] = {}
+        self._wakeup = runtime.wakeup()
+
+    def wake(self, public: str) -> None:
+        def receive() -> None:
+            self._woken[public] = None
+            self._wakeup.set()
+
+        self._backend.site.network.send(self._process, receive)
+
+    async def _call(self, handle: Callable[[], T], until: float | None = None) -> T:
+        latest = self._runtime.now() + 1.0
+        until = latest if until is None else min(until, latest)
+        return await self._backend.server.ask(self._process, self._runtime, handle, until)
+
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        return Standing(REALM, 0)
+
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        return await self._call(partial(self._backend.ask, ask), until)
+
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
+        return await self._call(partial(self._backend.renew, tuple(secrets)), until)
+
+    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._call(partial(self._backend.release, secret), until)
+
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._call(partial(self._backend.withdraw, secret), until)
+
+    async def next_wakeups(self, until: float) -> list[str]:
+        if not self._woken:
+            await self._runtime.wait(self._wakeup, until)
+        self._wakeup.clear()
+        woken, self._woken = list(self._woken), {}
+        return woken

@@ -1,0 +1,303 @@
+"""One world: the servers, the resource with its guard, the judge, and the clients that come and go."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar, cast
+
+from fenced.contracts import Authority, Versioned
+from fenced.core.acquiring import LeaseEngine, LeaseRequest
+from fenced.core.holding import GrantState
+from fenced.decision import Rule
+from fenced.errors import (
+    AlreadyApplied,
+    FencedError,
+    Indeterminate,
+    LeaseLost,
+    Misconfigured,
+    NotGranted,
+    Refused,
+    StaleToken,
+    Unavailable,
+)
+from fenced.guards.memory import MemoryGuard
+from fenced.model import Holder, Stamp
+from fenced.runtime.simulated import Process, SimulatedRuntime, World
+from fenced.testing.worlds.backend import AuthorityBackend, WatchedAuthority
+from fenced.testing.worlds.faults import Faults, MessageServer, Network
+from fenced.testing.worlds.judge import Judge
+from fenced.testing.worlds.memory import MemoryBackend
+
+T = TypeVar("T")
+
+SECONDS = 20.0
+"""How long a world lasts."""
+HEALED_AT = 9.0
+"""When its faults end. From then on every client must make progress (L2)."""
+DRIFT_MAX = 0.004
+LONG_TTL = 600.0
+
+
+class Site:
+    """One world. A subclass names another authority, or plants a bug in one of the parts."""
+
+    backend_type: type[AuthorityBackend] = MemoryBackend
+    guard_type: type[MemoryGuard] = MemoryGuard
+    engine_type: type[LeaseEngine] = LeaseEngine
+    announces = True
+
+    def __init__(self, seed: int | str, *, tell: bool = False) -> None:
+        self.world = World(seed)
+        rng = self.world.rng
+        self.faults = Faults.drawn(self.world)
+        self.network = Network(self.world, self.faults)
+        self.rule: Rule = rng.choice(("retry", "retry", "sequenced"))
+        self.ttl = rng.choice(self.backend_type.ttls)
+        if self.faults.stop_nobody:
+            # Then no lease has to expire: clients release whatever they give up, so a long ttl must delay nobody.
+            self.ttl = rng.choice((self.ttl, LONG_TTL))
+        self.pace = min(self.ttl, 2.0)
+        self.resource_names = [f"name/{i}" for i in range(rng.choice((1, 2)))]
+        self.judge = Judge(self.world, self.rule, tell=tell)
+        self.judge.tokens_per_name = self.backend_type.tokens_per_name
+        self.resource = MessageServer(self.world, self.network, "resource")
+        self.guard = self.guard_type(rule=self.rule, clock=lambda: self.world.now)
+        self.backend = self.backend_type(self)
+        self.judge.holds = self.backend.holds
+        self._items = itertools.count(1)
+        self._operations = itertools.count(1)
+        self._clients = 0
+
+    # The resource's side, watched.
+
+    def read(self, stamp: Stamp, name: str) -> Versioned:
+        if self.announces:
+            self._decide(stamp, name, None)
+        return _now(self.guard.peek(name))
+
+    def write(self, stamp: Stamp, name: str, value: str) -> bool:
+        self._decide(stamp, name, value)
+        return True
+
+    def _decide(self, stamp: Stamp, name: str, value: str | None) -> None:
+        operation = str(next(self._operations))
+        before = _now(self.guard.peek(name))
+        announce = value is None
+        try:
+            if value is None:
+                _now(self.guard.announce(stamp, name))
+            else:
+                _now(self.guard.write(stamp, name, value))
+        except AlreadyApplied:
+            self.judge.decided(stamp, name, announce, True, True, operation)
+            raise
+        except Refused:
+            if _now(self.guard.peek(name)) != before:
+                self.judge.broken("I6", f"{name}: a refused write left a trace")
+            self.judge.decided(stamp, name, announce, False, False, operation)
+            raise
+        self.judge.decided(stamp, name, announce, True, False, operation)
+
+    # The clients.
+
+    def start_client(self) -> None:
+        self._clients += 1
+        rng = self.world.rng
+        process = Process(
+            self.world,
+            f"client-{self._clients}",
+            rate=1.0 + rng.uniform(-DRIFT_MAX, DRIFT_MAX),
+            offset=rng.uniform(0, 1000),
+        )
+        SimulatedClient(self, process).start()
+
+    def run(self) -> Judge:
+        for _ in range(self.world.rng.choice((2, 3, 4))):
+            self.start_client()
+        self._plan(self.faults.server_fault_every, self._break_a_server)
+        self.world.at(HEALED_AT, self._heal)
+        self.world.run(SECONDS)
+        self._conclude()
+        return self.judge
+
+    def _plan(self, every: float, fault: Callable[[], None]) -> None:
+        """Let a fault happen now and then, until the world heals."""
+        when = self.world.now + self.world.rng.expovariate(1 / every)
+        if when < HEALED_AT:
+            self.world.at(when, lambda: self._fault(every, fault))
+
+    def _fault(self, every: float, fault: Callable[[], None]) -> None:
+        fault()
+        self._plan(every, fault)
+
+    def _break_a_server(self) -> None:
+        self.world.rng.choice((self._restart_the_resource, *self.backend.faults()))()
+
+    def _restart_the_resource(self) -> None:
+        if self.resource.process.alive:
+            self.judge.say("the resource restarts")
+            self.resource.restart(self.world.rng.uniform(0.05, 2 * self.pace))
+
+    def _heal(self) -> None:
+        self.network.healed = True
+        self.backend.heal()
+        self.judge.say("all faults end")
+
+    def _conclude(self) -> None:
+        """L2: every client made progress. L4: the next token is admitted. L5: no call hangs. I5: nothing is lost."""
+        for call in list(self.judge.under_way):
+            self.judge.ended(call)
+        for client, when in self.judge.progress.items():
+            if when < SECONDS - (2 * self.pace + self.backend.lateness + 5.0):
+                self.judge.broken("L2", f"{client} got nowhere since {when:.2f}")
+        self.judge.settle({name: _now(self.guard.peek(name)) for name in self.resource_names})
+        token = self.judge.highest + 1
+        for name in self.resource_names:
+            probe = Stamp(self.judge.realm, (name,), token, 1, f"{token:032x}")
+            for seq in (1, 2):
+                if _outcome(self.guard.write(probe._replace(seq=seq), name, "probe")) is not None:
+                    self.judge.broken("L4", f"{name} is wedged: token {token} is refused")
+
+
+class SimulatedClient:
+    """A process with a worker or two that read, think and write under a lease."""
+
+    def __init__(self, site: Site, process: Process) -> None:
+        self.site = site
+        self.process = process
+        self.runtime = SimulatedRuntime(process)
+        self.authority = site.backend.authority(process, self.runtime)
+        watched = cast("Authority", WatchedAuthority(self.authority, site, process, self.runtime))
+        holder = Holder(self.runtime.secret(), process.name, "host", 1)
+        self.engine = site.engine_type(watched, self.runtime, holder, guarantee=site.backend.guarantee)
+        site.judge.progress[process.name] = site.world.now
+
+    def start(self) -> None:
+        self.runtime.spawn(self._work, f"{self.process.name}-worker")
+        self.site._plan(self.site.faults.pause_every, self._pause)
+        self.site._plan(self.site.faults.crash_every, self._crash)
+
+    def _pause(self) -> None:
+        seconds = self.site.world.rng.uniform(0.2, 3.0) * self.site.pace
+        self.site.judge.say(f"{self.process.name} stands still for {seconds:.2f} s")
+        self.process.pause(seconds)
+
+    def _crash(self) -> None:
+        if self.process.alive:
+            self.site.judge.say(f"{self.process.name} crashes")
+            self.process.crash()
+            self.site.backend.left(self.authority)
+            del self.site.judge.progress[self.process.name]
+            self.site.world.after(self.site.world.rng.uniform(0.1, 1.0), self.site.start_client)
+
+    async def _work(self) -> None:
+        rng = self.site.world.rng
+        while True:
+            count = min(len(self.site.resource_names), rng.choice((1, 1, 2)))
+            names = rng.sample(self.site.resource_names, count)
+            try:
+                await self._section(names)
+                self.site.judge.progress[self.process.name] = self.site.world.now
+            except NotGranted:  # an answer, too: only who waits without limit may expect a grant
+                self.site.judge.count("not granted")
+                self.site.judge.progress[self.process.name] = self.site.world.now
+            except (LeaseLost, StaleToken):
+                self.site.judge.count("overtaken")
+                self.site.judge.progress[self.process.name] = self.site.world.now
+            except (Unavailable, Indeterminate):
+                self.site.judge.count("unavailable")
+            except Misconfigured:  # the judge has let it pass
+                self.site.judge.count("misconfigured")
+            # Once healed, the clients need only show that they make progress: more sections would prove nothing new.
+            await self._sleep(rng.uniform(0.4, 1.2) if self.site.network.healed else rng.uniform(0.0, 0.3))
+
+    async def _sleep(self, seconds: float) -> None:
+        await self.runtime.wait(self.runtime.wakeup(), self.runtime.now() + seconds)
+
+    async def _section(self, names: Sequence[str]) -> None:
+        rng, judge = self.site.world.rng, self.site.judge
+        returned = judge.returned(names)
+        wait = rng.choice((None, None, 0.0, 1.0, 4.0))
+        request = LeaseRequest.of(names, ttl=self.site.ttl, wait=wait, lock_delay=rng.choice((0.0, 0.0, 0.5)))
+        began, local = self.site.world.now, self.runtime.now()
+        error: FencedError | None = None
+        try:
+            hold = await self.engine.acquire(request)
+        except FencedError as caught:
+            error = caught
+        if wait is not None and not self.process.paused_since(began):
+            judge.waited(self.process.name, self.runtime.now() - local - wait)
+        if error is not None:
+            raise error
+        judge.acquired(hold, self.process, returned)
+        judge.progress[self.process.name] = self.site.world.now
+        self._watch(hold)
+        try:
+            writes = rng.choice((1, 2)) if self.site.rule == "sequenced" else 1
+            for _ in range(writes):
+                await self._update(hold, rng.choice(names))
+        except FencedError:
+            await self.engine.leave(hold, raised=True)
+            raise
+        judge.believes(hold)
+        await self.engine.leave(hold, raised=False)
+
+    def _watch(self, hold: GrantState) -> None:
+        """Ask the judge just before each local deadline, when belief is weakest."""
+        self.site.judge.believes(hold)
+        if hold.remaining() > 0.002 and self.process.alive:
+            last = self.process.world_time(hold.deadline - 0.001)
+            self.site.world.at(last, lambda: self.process.deliver(lambda: self._watch(hold)))
+
+    async def _update(self, hold: GrantState, name: str) -> None:
+        """Read, think, write back with one item more."""
+        site = self.site
+        announcement = hold.announcement()
+        found = await self._reach(lambda: site.read(announcement, name))
+        if not site.network.healed and site.world.rng.random() < site.faults.pause_aimed:
+            self._pause()
+        # Once healed, work is short, so that a fair queue of all clients is through within the bound of L2.
+        longest = 0.2 if site.network.healed else 1.2
+        await self._sleep(site.world.rng.random() ** 2 * longest * site.pace)
+        site.judge.believes(hold)
+        item = f"{self.process.name.removeprefix('client-')}.{next(site._items)}"
+        value = ",".join(filter(None, (found.value, item)))
+        stamp = hold.next_stamp()
+        try:
+            await self._reach(lambda: site.write(stamp, name, value))
+        except AlreadyApplied:
+            site.judge.count("applied already")
+        site.judge.acknowledge(name, item)
+
+    async def _reach(self, handle: Callable[[], T]) -> T:
+        """Ask the resource, a few times with the very same stamp."""
+        for attempt in itertools.count(1):
+            try:
+                return await self.site.resource.ask(
+                    self.process, self.runtime, handle, self.runtime.now() + 0.5
+                )
+            except (Indeterminate, Unavailable):
+                if attempt == 4:
+                    raise
+                await self._sleep(0.1)
+        raise AssertionError
+
+
+def _now(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine of the memory guard, which never waits."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("the memory guard does not wait")
+
+
+def _outcome(work: Awaitable[object]) -> FencedError | None:
+    assert isinstance(work, Coroutine)
+    try:
+        _now(work)
+    except FencedError as error:
+        return error
+    return None

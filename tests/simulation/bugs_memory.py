@@ -1,0 +1,122 @@
+"""Planted bugs that a world of the memory authority must find: in the store, the guard, the core, the servers."""
+
+from __future__ import annotations
+
+from fenced.authorities.memory import MemoryStore
+from fenced.core.acquiring import LeaseEngine
+from fenced.core.holding import GrantState
+from fenced.guards.memory import MemoryGuard
+from fenced.testing.worlds.faults import MessageServer
+from fenced.testing.worlds.memory import MemoryBackend
+from fenced.testing.worlds.site import Site
+from tests.planted import bugs
+from tests.simulation.planting import with_backend
+
+
+class Restarts(Site):
+    """A site whose servers restart often, for bugs that show only then."""
+
+    def __init__(self, seed: int | str, *, tell: bool = False) -> None:
+        super().__init__(seed, tell=tell)
+        self.faults.server_fault_every = 3.0
+
+
+class ForgetfulServer(MessageServer):
+    """Loses what it should have had on its disk."""
+
+    def __init__(self, origin: MessageServer, forget: object) -> None:
+        super().__init__(origin.world, origin.network, origin.name)
+        self._forget = forget
+
+    def _start(self) -> None:
+        super()._start()
+        self._forget()  # type: ignore[operator]
+
+
+class ForgetfulBackend(MemoryBackend):
+    """After a restart the tokens begin again."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.server = ForgetfulServer(self.server, self._forget)
+
+    def _forget(self) -> None:
+        self.store.ledger.token = 0
+
+
+class CounterIsNotDurable(Restarts):
+    """After a restart the tokens begin again."""
+
+    backend_type = ForgetfulBackend
+
+
+class MarksAreNotDurable(Restarts):
+    """After a restart the guard starts with no marks."""
+
+    def __init__(self, seed: int | str, *, tell: bool = False) -> None:
+        super().__init__(seed, tell=tell)
+        self.resource = ForgetfulServer(self.resource, self._forget)
+
+    def _forget(self) -> None:
+        self.guard.marks.clear()
+
+
+class CheckThenApply(Site):
+    """The guard looks at the mark, and applies the write a little later."""
+
+    def write(self, stamp, name, value):  # type: ignore[no-untyped-def]
+        result = super().write(stamp, name, value)
+        delay = self.world.rng.uniform(0.0, 0.5)
+        self.world.after(delay, lambda: self._apply(name, value))
+        return result
+
+    def _apply(self, name: str, value: str) -> None:
+        held = self.guard.values[name]
+        self.guard.values[name] = type(held)(value, held.version)
+
+
+class NothingAnnounced(Site):
+    """Writes are fenced, reads are not: the textbook guard."""
+
+    announces = False
+
+
+def with_store(bug: type[MemoryStore]) -> type[Site]:
+    return with_backend(bug, type(bug.__name__, (MemoryBackend,), {"store_type": bug}))
+
+
+def with_guard(bug: type[MemoryGuard]) -> type[Site]:
+    return type(bug.__name__, (Site,), {"guard_type": bug, "__doc__": bug.__doc__})
+
+
+def with_engine(bug: type[LeaseEngine]) -> type[Site]:
+    return type(bug.__name__, (Site,), {"engine_type": bug, "__doc__": bug.__doc__})
+
+
+def with_hold(bug: type[GrantState]) -> type[Site]:
+    return type(bug.__name__, (Site,), {"engine_type": bugs.engine_with(bug), "__doc__": bug.__doc__})
+
+
+PLANTED: list[type[Site]] = [
+    with_guard(bugs.NoFence),
+    with_guard(bugs.StrictlyGreater),
+    with_guard(bugs.MarkIsOnlyRead),
+    with_guard(bugs.AnnouncingDoesNothing),
+    NothingAnnounced,
+    CheckThenApply,
+    MarksAreNotDurable,
+    CounterIsNotDurable,
+    with_store(bugs.ReleaseDeletesTheCounter),
+    with_store(bugs.RenewalRevives),
+    with_store(bugs.AnybodyReleases),
+    with_store(bugs.EveryAskIsNew),
+    with_store(bugs.NoTombstone),
+    with_store(bugs.LapsedWaitersAreGranted),
+    with_store(bugs.DeadWaitersBlock),
+    with_hold(bugs.DeadlineFromTheReply),
+    with_hold(bugs.LossIsNotFinal),
+    with_hold(bugs.NoMargin),
+    with_engine(bugs.NewAttemptEachTime),
+    with_engine(bugs.GivenUpIsForgotten),
+    with_engine(bugs.WithdrawalIsWaitedFor),
+]
