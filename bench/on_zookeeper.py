@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ def _bare(server: ZooKeeperServer, effort: Effort) -> Figure:
         jute.frame(struct.pack(">i", 1) + request)
         for request in (jute.create("/bare", b"", acl, jute.EPHEMERAL), jute.delete("/bare"))
     ]
+    assert isinstance(link, socket.socket)
     link.setblocking(True)
 
     def bare() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from fenced.contracts import Colour, Readable, Runtime, Wakeup
+import ssl
+
+from fenced.contracts import ByteStream, Colour, Endpoint, Readable, Runtime, Selector, SocketLike, Wakeup
+from fenced.runtime import sockets
+from fenced.runtime.aio import LoopSocketStream
 
 
 class Shifted:
@@ -27,3 +31,14 @@ class Shifted:
 
     async def writable(self, source: Readable, until: float) -> bool:
         return await self._runtime.writable(source, until - self.ahead)
+
+    async def connect(
+        self, endpoint: Endpoint, until: float, context: ssl.SSLContext | None = None
+    ) -> SocketLike:
+        return await sockets.connect(endpoint, self, until, context)
+
+    def stream(self, link: SocketLike) -> ByteStream:
+        return (LoopSocketStream if self.colour == "asyncio" else sockets.SocketStream)(link, self)
+
+    def selector(self) -> Selector:
+        return sockets.SocketSelector(self)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from fenced.decision import Mark, Ruling, Verdict
 from fenced.model import (
@@ -23,8 +23,13 @@ from fenced.model import (
     Standing,
 )
 
+if TYPE_CHECKING:
+    import ssl
+
 T = TypeVar("T")
 Colour = Literal["blocking", "asyncio"]
+Endpoint = tuple[str, int] | str
+"""Where a server listens: a host and a port, or the path of a Unix socket."""
 
 
 class Wakeup(Protocol):
@@ -41,6 +46,54 @@ class Readable(Protocol):
     def fileno(self) -> int: ...
 
 
+class SocketLike(Protocol):
+    """One end of a connection. As with a non-blocking socket, calls that would have to wait raise BlockingIOError."""
+
+    def send(self, data: bytes | bytearray, /) -> int: ...
+    def recv(self, count: int, /) -> bytes: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+    def fileno(self) -> int: ...
+
+
+class ByteStream(Protocol):
+    """A connection with deadlines; not safe for concurrent use. OSError: none in time, or the connection has ended."""
+
+    link: SocketLike
+
+    async def send(self, data: bytes, until: float) -> None: ...
+    async def receive(self, until: float) -> bytes:
+        """The next bytes, at least one."""
+
+    def read_available(self) -> bytes:
+        """The bytes that arrived while nobody waited."""
+
+    def detach(self) -> bytes:
+        """Stop reading, so that the link can be used directly. Returns bytes that were read but not consumed."""
+
+    def interrupt(self) -> None:
+        """End the connection from any thread: whoever waits for it wakes. The owner still closes it."""
+
+    def close(self) -> None: ...
+
+
+class Selector(Protocol):
+    """Waits for several links at once. One thread or task waits; any may add, remove and wake."""
+
+    def add(self, link: SocketLike, owner: object) -> None: ...
+    def remove(self, link: SocketLike) -> None: ...
+    def wake(self) -> None:
+        """Let `wait` return soon, also the next one if none is under way."""
+
+    async def wait(self, until: float) -> list[object] | None:
+        """The owners of the links that can be read (none: woken), or None when `until` is reached.
+
+        OSError or ValueError: the selector is closed.
+        """
+
+    def close(self) -> None: ...
+
+
 class Task(Protocol):
     """A loop that runs beside its client: a thread, an asyncio task or a simulated one."""
 
@@ -49,7 +102,7 @@ class Task(Protocol):
 
 
 class Runtime(Protocol):
-    """The leaves: the only things that core awaits besides the authority."""
+    """The leaves: what core, authorities and guards await. Time, tasks and the network come from here alone."""
 
     colour: Colour
     """Which form of a driver fits: the one that blocks, or the one that suspends."""
@@ -79,6 +132,16 @@ class Runtime(Protocol):
 
     async def writable(self, source: Readable, until: float) -> bool:
         """Wait until `source` can be written (True) or `now()` reaches `until` (False)."""
+
+    async def connect(
+        self, endpoint: Endpoint, until: float, context: ssl.SSLContext | None = None
+    ) -> SocketLike:
+        """Look the host up and connect, with TLS if there is a context. OSError if that fails or takes too long."""
+
+    def stream(self, link: SocketLike) -> ByteStream:
+        """A connected link with deadlines. The stream owns the link from now on."""
+
+    def selector(self) -> Selector: ...
 
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         """Run a blocking function. `urgent` calls never queue behind the others."""

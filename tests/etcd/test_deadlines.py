@@ -17,11 +17,12 @@ from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.contracts import Colour, Runtime
 from fenced.errors import Indeterminate, Unavailable
 from fenced.model import Granted, Waiting
-from fenced.runtime.aio import AioRuntime
+from fenced.runtime.aio import AioRuntime, LoopSocketStream
+from fenced.runtime.sockets import SocketStream
 from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
-from fenced.wire import http2, streams
+from fenced.wire import http2
 from tests.colours import play
 from tests.pretending import DEADLINE, LONG, drip, every_call_ends, pretender, silence, takes
 
@@ -96,7 +97,7 @@ def test_an_answer_that_came_in_time_is_taken_however_late(
         await authority.open()
         warm = asking(runtime, "warm")
         await granted(authority, warm)
-        kind = streams.SocketStream if colour == "blocking" else streams.LoopSocketStream
+        kind = SocketStream if colour == "blocking" else LoopSocketStream
         sent = kind.send
 
         async def stall(line: Any, data: bytes, until: float) -> None:

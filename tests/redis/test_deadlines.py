@@ -17,11 +17,12 @@ from fenced.authorities.redis.authority import RedisAuthority
 from fenced.contracts import Colour, Runtime
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
 from fenced.model import Ended, Granted, Kept, Released
+from fenced.runtime.aio import LoopSocketStream
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.runtime.sockets import SocketStream
 from fenced.testing import COLOURS
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import RedisServer
-from fenced.wire import streams
 from tests.colours import play
 from tests.pretending import DEADLINE, LONG, drip, every_call_ends, pretender, silence, takes
 
@@ -121,7 +122,7 @@ def test_a_limit_for_each_read_would_be_noticed(colour: Colour, monkeypatch: pyt
 
     async def story(runtime: Runtime) -> None:
         nonlocal reads
-        kind = streams.SocketStream if colour == "blocking" else streams.LoopSocketStream
+        kind = SocketStream if colour == "blocking" else LoopSocketStream
         receive = kind.receive
 
         async def each(line: Any, until: float) -> bytes:
@@ -149,15 +150,15 @@ def test_an_answer_that_came_in_time_is_taken_however_late(
         authority = RedisAuthority.at(redis_server.url(), runtime, secrets.token_hex(8))
         await authority.open()
         await granted(authority, asking(runtime, "warm"))
-        sent = streams.SocketStream.send
+        sent = SocketStream.send
 
-        async def stall(line: streams.SocketStream, data: bytes, until: float) -> None:
+        async def stall(line: SocketStream, data: bytes, until: float) -> None:
             await sent(line, data, until)
             time.sleep(max(0.0, until - runtime.now()) + 0.01)
 
-        monkeypatch.setattr(streams.SocketStream, "send", stall)
+        monkeypatch.setattr(SocketStream, "send", stall)
         if colour == "asyncio":
-            monkeypatch.setattr(streams.LoopSocketStream, "send", stall)
+            monkeypatch.setattr(LoopSocketStream, "send", stall)
         assert isinstance(await authority.ask(asking(runtime, "orders"), runtime.now() + DEADLINE), Granted)
         monkeypatch.undo()
         await authority.close()

@@ -9,7 +9,8 @@ from fenced.core.acquiring import LeaseEngine, LeaseRequest
 from fenced.core.holding import State
 from fenced.errors import Indeterminate, LeaseLost, Unavailable
 from fenced.model import Holder, ReleaseAnswer
-from fenced.runtime.simulated import Process, SimulatedRuntime, World
+from fenced.runtime.simulated import SimulatedRuntime
+from fenced.runtime.world import Process, World
 
 Story = Callable[[LeaseEngine, "Deaf", SimulatedRuntime], Awaitable[None]]
 

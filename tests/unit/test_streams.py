@@ -11,7 +11,6 @@ import pytest
 from fenced.contracts import Runtime
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.wire import streams
 
 NOWHERE = "255.255.255.255"
 """To connect there fails at once: the network is unreachable."""
@@ -54,12 +53,12 @@ def test_the_first_address_that_answers_is_taken(
         place("127.0.0.1", port),
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: list(listed))
-    link = run(colour, lambda runtime: streams.connect("db", port, runtime, runtime.now() + 5))
+    link = run(colour, lambda runtime: runtime.connect(("db", port), runtime.now() + 5))
     assert link.getpeername() == ("127.0.0.1", port)
     link.close()
     listed.pop()
     with pytest.raises(OSError, match="family not supported"):
-        run(colour, lambda runtime: streams.connect("db", port, runtime, runtime.now() + 5))
+        run(colour, lambda runtime: runtime.connect(("db", port), runtime.now() + 5))
 
 
 @pytest.mark.parametrize("colour", ["blocking", "asyncio"])
@@ -74,7 +73,7 @@ def test_the_first_address_that_answers_is_taken(
 )
 def test_what_cannot_be_reached_is_an_error_of_the_system(colour: str, host: str, why: str) -> None:
     with pytest.raises(OSError, match=why):
-        run(colour, lambda runtime: streams.connect(host, 1, runtime, runtime.now() + 5))
+        run(colour, lambda runtime: runtime.connect((host, 1), runtime.now() + 5))
 
 
 @pytest.mark.parametrize("colour", ["blocking", "asyncio"])
@@ -90,8 +89,8 @@ def test_a_resolver_that_hangs_keeps_nobody(colour: str, port: int, monkeypatch:
 
     async def talk(runtime: Runtime) -> None:
         with pytest.raises(OSError, match="no address in time"):
-            await streams.connect("hangs", 1, runtime, runtime.now() + 0.1)
-        (await streams.connect("answers", port, runtime, runtime.now() + 30)).close()
+            await runtime.connect(("hangs", 1), runtime.now() + 0.1)
+        (await runtime.connect(("answers", port), runtime.now() + 30)).close()
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     try:
@@ -103,7 +102,7 @@ def test_a_resolver_that_hangs_keeps_nobody(colour: str, port: int, monkeypatch:
 @pytest.mark.parametrize("colour", ["blocking", "asyncio"])
 def test_who_never_answers_is_left_in_time(colour: str, port: int) -> None:
     async def talk(runtime: Runtime) -> None:
-        line = streams.line(await streams.connect("127.0.0.1", port, runtime, runtime.now() + 5), runtime)
+        line = runtime.stream(await runtime.connect(("127.0.0.1", port), runtime.now() + 5))
         try:
             assert line.read_available() == b""
             with pytest.raises(OSError, match="no answer in time"):
@@ -122,7 +121,7 @@ def test_an_end_is_noticed_while_nobody_waits(colour: str) -> None:
     ours.setblocking(False)
 
     async def talk(runtime: Runtime) -> None:
-        line = streams.line(ours, runtime)
+        line = runtime.stream(ours)
         theirs.send(b"last")
         assert await line.receive(runtime.now() + 5) == b"last"
         theirs.send(b"words")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from typing import Self
 
@@ -20,7 +21,9 @@ class Raw:
     def __init__(self, url: str, session: jute.Connected = NEW) -> None:
         runtime, address = BlockingRuntime(), ZooKeeperAddress(url)
         until = runtime.now() + 5
-        self._link, self.session = step(dial(address, address.members[0], runtime, session, 0, until))
+        link, self.session = step(dial(address, address.members[0], runtime, session, 0, until))
+        assert isinstance(link, socket.socket)
+        self._link = link
         self._link.settimeout(5)
 
     def ask(self, request: bytes) -> jute.Reply:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from fenced.authorities.zookeeper.wire import Hub, ZooKeeperWire
-from fenced.contracts import Colour, Readable, Runtime
+from fenced.contracts import Colour, Readable, Runtime, SocketLike
 from fenced.errors import Indeterminate
 from fenced.model import Busy, Ended, Kept
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -66,7 +66,7 @@ def test_an_unknown_ask_that_nobody_withdraws_lapses(server: ZooKeeperServer) ->
 class Stalling(Shifted):
     """A process that stands still when it waits for a reply, until long after its deadline."""
 
-    link: socket.socket | None = None
+    link: SocketLike | None = None
 
     async def readable(self, source: Readable, until: float) -> bool:
         if self.link is None:

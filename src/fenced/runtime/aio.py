@@ -6,13 +6,24 @@ import asyncio
 import contextlib
 import random
 import secrets
+import ssl
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from fenced.contracts import Colour, Readable, Task, Wakeup
+from fenced.contracts import (
+    ByteStream,
+    Colour,
+    Endpoint,
+    Readable,
+    Runtime,
+    Selector,
+    SocketLike,
+    Task,
+    Wakeup,
+)
 from fenced.errors import Misuse, Unavailable
-from fenced.runtime import clocks
+from fenced.runtime import clocks, sockets
 
 T = TypeVar("T")
 
@@ -136,6 +147,17 @@ class AioRuntime:
                 timer.cancel()
         return False
 
+    async def connect(
+        self, endpoint: Endpoint, until: float, context: ssl.SSLContext | None = None
+    ) -> SocketLike:
+        return await sockets.connect(endpoint, self, until, context)
+
+    def stream(self, link: SocketLike) -> ByteStream:
+        return LoopSocketStream(link, self)
+
+    def selector(self) -> Selector:
+        return sockets.SocketSelector(self)
+
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         threads = self._urgent if urgent else self._threads
         try:
@@ -160,3 +182,113 @@ class _AioTask:
         if self._task is not asyncio.current_task():
             seconds = JOIN_SECONDS if until is None else max(0.0, until - clocks.now())
             await asyncio.wait([self._task], timeout=seconds)
+
+
+class LoopSocketStream(sockets.SocketStream):
+    """The event loop reads whenever something comes: to add and remove a reader for each wait costs more."""
+
+    def __init__(self, link: SocketLike, runtime: Runtime) -> None:
+        super().__init__(link, runtime)
+        self._data = b""
+        self._over = ""
+        self._detached = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(link, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = self.link.recv(sockets.READ_BYTES)
+            self._data += data
+            if not data:
+                self._end(sockets.CLOSED)
+            elif isinstance(self.link, ssl.SSLSocket) and self.link.pending():
+                # TLS has already read these bytes from the socket, so the loop's selector does not report them.
+                self._loop.call_soon(self._read_pending)
+        except sockets.NOT_NOW:
+            return
+        except OSError as error:
+            self._end(str(error) or type(error).__name__)
+        finally:
+            if self._data or self._over:
+                self._wake()
+
+    def _read_pending(self) -> None:
+        """In its own turn of the loop: a server that never stops sending must not starve the loop's other tasks."""
+        if self.link.fileno() >= 0 and not self._over and not self._detached:
+            self._read()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._wake()
+
+    def _wake_in(self, seconds: float) -> None:
+        """An alarm that rings early enough is left as it is: most calls are over long before, and need no new one."""
+        if self._alarm is not None:
+            if self._alarm.when() <= self._loop.time() + seconds:
+                return
+            self._alarm.cancel()
+        self._alarm = self._loop.call_later(min(seconds, SLICE_SECONDS), self._ring)
+
+    def _end(self, why: str) -> None:
+        self._over = why
+        self._loop.remove_reader(self.link)
+
+    def read_available(self) -> bytes:
+        if self._over:
+            raise OSError(self._over)
+        data, self._data = self._data, b""
+        return data
+
+    async def send(self, data: bytes, until: float) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise Misuse(OTHER_LOOP)
+        await super().send(data, until)
+
+    async def receive(self, until: float) -> bytes:
+        while not self._data:
+            if self._over:
+                raise OSError(self._over)
+            left = until - self._runtime.now()
+            if left <= 0:
+                self._read()  # bytes that arrived in time count, however late the loop runs this
+                if not self._data and not self._over:
+                    raise sockets.Late
+                continue
+            self._wake_in(left)
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        data, self._data = self._data, b""
+        return data
+
+    def detach(self) -> bytes:
+        self._detached = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.remove_reader(self.link)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        data, self._data = self._data, b""
+        return data
+
+    def close(self) -> None:
+        if self.link.fileno() < 0:
+            return
+        if not self._loop_runs_in_another_thread():
+            self.detach()
+            super().close()
+            return
+        # A finalizer may run in any thread, but only the loop's thread may use its selector: that thread closes it.
+        self.interrupt()
+        with contextlib.suppress(RuntimeError):  # the loop was closed just now
+            self._loop.call_soon_threadsafe(self.close)
+
+    def _loop_runs_in_another_thread(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is not self._loop and self._loop.is_running()
+        except RuntimeError:
+            return self._loop.is_running()

@@ -10,11 +10,14 @@ import select
 import threading
 import warnings
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fenced.contracts import Colour, Readable, Task, Wakeup
+from fenced.contracts import ByteStream, Colour, Endpoint, Readable, Selector, SocketLike, Task, Wakeup
 from fenced.errors import InvariantBroken
 from fenced.runtime import clocks
+
+if TYPE_CHECKING:
+    import ssl
 
 T = TypeVar("T")
 
@@ -112,6 +115,25 @@ class BlockingRuntime:
             if poll.poll(min(left, SLICE_SECONDS) * 1000):
                 return True
         return False
+
+    # Imported when they are needed: a program whose authority is a file loads neither ssl nor socket code.
+
+    async def connect(
+        self, endpoint: Endpoint, until: float, context: ssl.SSLContext | None = None
+    ) -> SocketLike:
+        from fenced.runtime import sockets
+
+        return await sockets.connect(endpoint, self, until, context)
+
+    def stream(self, link: SocketLike) -> ByteStream:
+        from fenced.runtime import sockets
+
+        return sockets.SocketStream(link, self)
+
+    def selector(self) -> Selector:
+        from fenced.runtime import sockets
+
+        return sockets.SocketSelector(self)
 
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         return function(*args)

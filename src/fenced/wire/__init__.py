@@ -1,1 +1,1 @@
-"""What everything that talks to a server shares: streams, pools, and codecs that do no I/O."""
+"""What everything that talks to a server shares: pools, transports, and codecs that do no I/O."""

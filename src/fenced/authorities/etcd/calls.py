@@ -7,8 +7,9 @@ import socket
 import ssl
 from collections.abc import Sequence
 
-from fenced.contracts import Runtime
-from fenced.wire import http2, streams
+from fenced.contracts import Runtime, SocketLike
+from fenced.runtime import sockets
+from fenced.wire import http2
 from fenced.wire.http2 import GrpcConnection, Malformed, Status
 from fenced.wire.pool import ConnectionBroken
 
@@ -29,10 +30,10 @@ class Failed(Exception):
 class EtcdConnection:
     """Connected, and greeted. Broken: nobody knows whether the call was carried out; http2.Refused: it was not."""
 
-    def __init__(self, link: socket.socket, where: str, runtime: Runtime, turn: int) -> None:
+    def __init__(self, link: SocketLike, where: str, runtime: Runtime, turn: int) -> None:
         self.turn = turn
         """Whose turn it was when this one was made."""
-        self.line = streams.line(link, runtime)
+        self.line = runtime.stream(link)
         self._where = where
         self._now = runtime.now
         self._scheme = "https" if isinstance(link, ssl.SSLSocket) else "http"
@@ -75,7 +76,7 @@ class EtcdConnection:
             await self.line.send(out, until)
             while talk.status is None:
                 if late:
-                    raise streams.Late
+                    raise sockets.Late
                 # After the deadline read once more, as an answer that arrived in time counts, but not for ever.
                 late = self._now() >= until
                 if answers := talk.receive(await self.line.receive(until)):
@@ -157,7 +158,7 @@ class Stream:
             try:
                 while self._out and not self._closed:
                     self._out = self._out[self.link.send(self._out) :]
-            except streams.NOT_NOW:
+            except sockets.NOT_NOW:
                 return True
             except OSError:
                 self._out = b""  # who receives will find the same
@@ -187,8 +188,8 @@ class Stream:
         """Whether more can come."""
         while self._talk.status is None:
             try:
-                data = self.link.recv(streams.READ_BYTES)
-            except streams.NOT_NOW:
+                data = self.link.recv(sockets.READ_BYTES)
+            except sockets.NOT_NOW:
                 return True
             if not data:
                 return False
@@ -201,9 +202,7 @@ class Stream:
 
         Takes no lock: a finalizer may run in the thread that holds it.
         """
-        with contextlib.suppress(OSError):
-            # The plain socket's shutdown: TLS state belongs to the thread that uses the stream.
-            socket.socket.shutdown(self.link, socket.SHUT_RDWR)
+        sockets.shut_down(self.link)
 
     def cancel(self) -> None:
         """End it. May be called from another thread, and again."""

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from fenced.authorities.etcd import keys, messages
 from fenced.authorities.etcd.calls import Stream
 from fenced.authorities.etcd.wire import EtcdWire
-from fenced.contracts import Runtime
-from fenced.wire.streams import WakeableSelector
+from fenced.contracts import Runtime, Selector
 
 OVER_MAX = 1000
 """After so many ended watches the stream is reopened: cancelling each of them would cost a message."""
@@ -46,7 +45,7 @@ class EtcdWakeups:
         self._over = 0
         self._heard: dict[str, None] = {}
         self._stream: Stream | None = None
-        self._bell: WakeableSelector | None = None
+        self._bell: Selector | None = None
         self._rung = False
         self._closed = False
         self._hearing = False
@@ -94,9 +93,8 @@ class EtcdWakeups:
                 self._close_now()
 
     async def _hear(self, until: float) -> list[str]:
-        bell = self._bell = (
-            self._bell or WakeableSelector()
-        )  # before the check below: a later `tell` rings it
+        # Made before the check below, so that a later `tell` finds a selector to wake.
+        bell = self._bell = self._bell or self._runtime.selector()
         stream = self._stream
         if stream is not None and (stream.turn, stream.token) != (self._wire.turn, self._wire.token):
             self._drop()  # calls go to another member now; or the login token has changed, and no watch can be added
@@ -106,7 +104,7 @@ class EtcdWakeups:
             await self._open(bell, max(until, now + OPEN_SECONDS))
         while not self._heard and not self._rung:
             try:
-                ready = await bell.wait(self._runtime, until)
+                ready = await bell.wait(until)
             except (OSError, ValueError):  # closed meanwhile
                 break
             if ready is None:
@@ -120,7 +118,7 @@ class EtcdWakeups:
             self._heard.pop(public, None)
         return heard
 
-    async def _open(self, bell: WakeableSelector, until: float) -> None:
+    async def _open(self, bell: Selector, until: float) -> None:
         stream = await self._wire.stream(messages.WATCH, until)
         self._watches.clear()
         self._watch_of.clear()

@@ -6,16 +6,15 @@ to end. How gRPC is spoken: record 0021.
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Sequence
 
 from fenced.authorities.etcd import messages
 from fenced.authorities.etcd.address import EtcdAddress
 from fenced.authorities.etcd.calls import EtcdConnection, Failed, Stream
-from fenced.contracts import Runtime
+from fenced.contracts import Runtime, SocketLike
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
-from fenced.wire import http2, streams
+from fenced.wire import http2
 from fenced.wire.http2 import Status
 from fenced.wire.pool import ConnectionBroken, Pool
 
@@ -213,9 +212,9 @@ class EtcdWire:
         host, port = self._address.members[turn % len(self._address.members)]
         where = self._address.targets[turn % len(self._address.targets)]
         until = self._limit(until)
-        made: socket.socket | EtcdConnection | None = None
+        made: SocketLike | EtcdConnection | None = None
         try:
-            made = link = await streams.connect(host, port, self._runtime, until, self._address.context)
+            made = link = await self._runtime.connect((host, port), until, self._address.context)
             made = connection = EtcdConnection(link, where, self._runtime, turn)
             if self._address.tls:
                 await connection.greet(until)

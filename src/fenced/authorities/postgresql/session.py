@@ -23,7 +23,7 @@ from fenced.authorities.postgresql.queries import SQL
 from fenced.authorities.postgresql.settings import Settings
 from fenced.contracts import Runtime
 from fenced.errors import FencedError, Misconfigured, Unavailable
-from fenced.wire import streams
+from fenced.runtime import sockets
 from fenced.wire.pool import ConnectionBroken
 
 Row = tuple[bytes | None, ...]
@@ -342,7 +342,7 @@ def _places(conninfo: str, where: str) -> tuple[list[_Place], float]:
 
 async def _looked_up(place: _Place, runtime: Runtime, until: float) -> list[_Place]:
     """The addresses of a host. libpq would look them up in this thread, without a deadline."""
-    found = await streams.resolved(place.host, 0, runtime, until)
+    found = await sockets.resolved(place.host, 0, runtime, until)
     addresses = dict.fromkeys(str(address[0]) for *_, address in found)
     return [replace(place, hostaddr=address) for address in addresses]
 

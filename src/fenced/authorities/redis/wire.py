@@ -6,15 +6,14 @@ The pool decides whether a request may be sent again.
 from __future__ import annotations
 
 import contextlib
-import socket
 from typing import Any
 
 from fenced.authorities.redis import probe
 from fenced.authorities.redis.address import RedisAddress
 from fenced.authorities.redis.replies import connect_failed, not_let_in, refused, weakened
 from fenced.authorities.redis.scripts import command
-from fenced.contracts import Runtime
-from fenced.wire import streams
+from fenced.contracts import ByteStream, Runtime, SocketLike
+from fenced.runtime.sockets import Late
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.resp import ErrorReply, Incomplete, parse
 
@@ -34,23 +33,19 @@ class RedisWire:
         self._where = address.url
         self._runtime = runtime
         self._promise = promise
-        self._line: streams.SocketStream | None = None
+        self._line: ByteStream | None = None
         self._doubts: tuple[str, ...] = ()
         self._said = b""
 
-    async def connect(self, until: float) -> streams.SocketStream:
+    async def connect(self, until: float) -> ByteStream:
         """Connect. Unavailable or Misconfigured if that fails; no request was sent then."""
         self.close()
         address = self._address
-        made: socket.socket | streams.SocketStream | None = None
+        made: SocketLike | ByteStream | None = None
         try:
-            if address.path:
-                made = link = await streams.connect_path(address.path, self._runtime, until)
-            else:
-                made = link = await streams.connect(
-                    address.host, address.port, self._runtime, until, address.context
-                )
-            made = line = streams.line(link, self._runtime)
+            endpoint = address.path or (address.host, address.port)
+            made = link = await self._runtime.connect(endpoint, until, address.context)
+            made = line = self._runtime.stream(link)
             await self._introduce(line, until)
         except BaseException as error:
             if made is not None:
@@ -61,7 +56,7 @@ class RedisWire:
         self._line = line
         return line
 
-    async def _introduce(self, line: streams.SocketStream, until: float) -> None:
+    async def _introduce(self, line: ByteStream, until: float) -> None:
         """Authenticate, select the database and read the settings, all in one round trip."""
         address = self._address
         words: list[tuple[str, ...]] = []
@@ -81,7 +76,7 @@ class RedisWire:
                 raise not_let_in(reply, self._where) if word[0] == "AUTH" else refused(reply, self._where)
         self._doubts = probe.doubts(replies[len(words) :], self._where) if look else ()
 
-    async def _replies(self, line: streams.SocketStream, requests: list[bytes], until: float) -> list[Any]:
+    async def _replies(self, line: ByteStream, requests: list[bytes], until: float) -> list[Any]:
         await line.send(b"".join(requests), until)
         replies: list[Any] = []
         data, at = b"", 0
@@ -135,7 +130,7 @@ class RedisWire:
                     self._said = self._said[end:]
                     return message
                 self._said += await line.receive(until)
-        except streams.Late:
+        except Late:
             return None
         except (OSError, ValueError) as error:
             raise ConnectionBroken(f"{self._where}: {error}") from error

@@ -8,16 +8,16 @@ no thread that reads: one of those who wait does it, for the others too, and han
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from fenced.authorities.zookeeper.address import ZooKeeperAddress
-from fenced.contracts import Runtime, Wakeup
+from fenced.contracts import Runtime, SocketLike, Wakeup
 from fenced.errors import Misconfigured, Unavailable
-from fenced.wire import jute, streams
+from fenced.runtime import sockets
+from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
 
 FRAME_MAX = 64 * 2**20
@@ -31,7 +31,7 @@ class Hub:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lock = runtime.lock()
-        self._bell = streams.WakeableSelector()
+        self._bell = runtime.selector()
         self.seen = 0
         """The newest transaction that this client has seen: a server that knows less does not serve it."""
         self._taken = False
@@ -79,7 +79,7 @@ class Hub:
         try:
             while not met():
                 try:
-                    ready = await self._bell.wait(self._runtime, until)
+                    ready = await self._bell.wait(until)
                 except (OSError, ValueError) as error:  # closed meanwhile
                     raise ConnectionBroken("this client is closed") from error
                 if ready is None:
@@ -121,7 +121,7 @@ class ZooKeeperWire:
 
     def __init__(
         self,
-        link: socket.socket,
+        link: SocketLike,
         hub: Hub,
         runtime: Runtime,
         where: str,
@@ -142,9 +142,6 @@ class ZooKeeperWire:
         self._in = bytearray()
         self._pending: deque[tuple[int, _Call]] = deque()
         hub.add(self)
-
-    def fileno(self) -> int:
-        return self.socket.fileno()
 
     async def exchange(
         self, requests: Sequence[bytes], until: float, then: Then | None = None
@@ -184,13 +181,13 @@ class ZooKeeperWire:
                 try:
                     del self._out[: self.socket.send(self._out)]
                     continue
-                except streams.NOT_NOW:
+                except sockets.NOT_NOW:
                     pass
                 except OSError as error:
                     trouble = str(error) or type(error).__name__
             if trouble:
                 self.close(trouble)
-            elif not await self._runtime.writable(self, until):
+            elif not await self._runtime.writable(self.socket, until):
                 self.close("the request could not be sent in time")
 
     def receive(self) -> None:
@@ -202,13 +199,13 @@ class ZooKeeperWire:
             if self.closed:
                 return
             try:
-                while data := self.socket.recv(streams.READ_BYTES):
+                while data := self.socket.recv(sockets.READ_BYTES):
                     self._in += data
-                    if len(data) < streams.READ_BYTES and not self._secure:
+                    if len(data) < sockets.READ_BYTES and not self._secure:
                         break
                 else:
                     trouble = "the server closed the connection"
-            except streams.NOT_NOW:
+            except sockets.NOT_NOW:
                 pass
             except OSError as error:
                 trouble = str(error) or type(error).__name__
@@ -281,11 +278,11 @@ async def dial(
     hello: jute.Connected,
     seen: int,
     until: float,
-) -> tuple[socket.socket, jute.Connected]:
+) -> tuple[SocketLike, jute.Connected]:
     """A socket to one member on which the session is alive (or has a timeout of 0, and is over)."""
     where = f"{member[0]}:{member[1]}"
     try:
-        link = await streams.connect(*member, runtime, until, address.context)
+        link = await runtime.connect(member, until, address.context)
     except ssl.SSLCertVerificationError as error:
         raise Misconfigured(f"{where}: {error}") from error
     except OSError as error:
@@ -301,7 +298,7 @@ async def dial(
 
 
 async def _greet(
-    link: socket.socket,
+    link: SocketLike,
     address: ZooKeeperAddress,
     runtime: Runtime,
     hello: jute.Connected,
@@ -311,7 +308,7 @@ async def _greet(
     request = jute.frame(jute.connect(seen, hello.timeout, hello.session, hello.password))
     if address.credentials is not None:
         request += jute.frame(jute.auth("digest", address.credentials))
-    await streams.send(link, request, runtime, until)
+    await sockets.send(link, request, runtime, until)
     session = jute.connected(await _frame(link, runtime, until))
     if session.timeout > 0 and address.credentials is not None:
         _, reply = jute.reply(await _frame(link, runtime, until))
@@ -320,18 +317,18 @@ async def _greet(
     return session
 
 
-async def _frame(link: socket.socket, runtime: Runtime, until: float) -> bytes:
+async def _frame(link: SocketLike, runtime: Runtime, until: float) -> bytes:
     """One frame, and no byte more."""
     size = struct.unpack(">i", await _exactly(link, 4, runtime, until))[0]
-    if not 0 < size <= streams.READ_BYTES:
+    if not 0 < size <= sockets.READ_BYTES:
         raise jute.MalformedJute("this is not a ZooKeeper server")
     return await _exactly(link, size, runtime, until)
 
 
-async def _exactly(link: socket.socket, count: int, runtime: Runtime, until: float) -> bytes:
+async def _exactly(link: SocketLike, count: int, runtime: Runtime, until: float) -> bytes:
     data = b""
     while len(data) < count:
-        more = await streams.receive(link, runtime, until, count - len(data))
+        more = await sockets.receive(link, runtime, until, count - len(data))
         if not more:
             raise OSError(
                 "the server closed the connection: it does not serve now, or knows less than we have seen"

@@ -14,7 +14,8 @@ from fenced import timing
 from fenced.contracts import Authority
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
 from fenced.model import Ask, AskAnswer, Granted, ReleaseAnswer, Standing, grant_id
-from fenced.runtime.simulated import Process, SimulatedRuntime
+from fenced.runtime.simulated import SimulatedRuntime
+from fenced.runtime.world import Process
 
 if TYPE_CHECKING:
     from fenced.testing.worlds.site import Site

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fenced.errors import FencedError, Indeterminate, Unavailable
-from fenced.runtime.simulated import Process, SimulatedRuntime, World
+from fenced.runtime.simulated import SimulatedRuntime
+from fenced.runtime.world import Process, World
 
 T = TypeVar("T")
 

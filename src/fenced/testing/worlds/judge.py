@@ -32,7 +32,7 @@ from fenced.model import (
     Waiting,
     grant_id,
 )
-from fenced.runtime.simulated import Process, World
+from fenced.runtime.world import Process, World
 
 PATIENCE_MAX = 0.25
 """How many seconds past its deadline a call may take."""

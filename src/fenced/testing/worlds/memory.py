@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 from fenced.authorities.memory import MemoryStore
 from fenced.contracts import Authority, Trait
 from fenced.model import Ask, AskAnswer, ReleaseAnswer, RenewAnswer, Standing
-from fenced.runtime.simulated import Process, SimulatedRuntime
+from fenced.runtime.simulated import SimulatedRuntime
+from fenced.runtime.world import Process
 from fenced.testing.worlds.backend import AuthorityBackend
 from fenced.testing.worlds.faults import MessageServer
 

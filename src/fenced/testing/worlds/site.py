@@ -23,7 +23,8 @@ from fenced.errors import (
 )
 from fenced.guards.memory import MemoryGuard
 from fenced.model import Holder, Stamp
-from fenced.runtime.simulated import Process, SimulatedRuntime, World
+from fenced.runtime.simulated import SimulatedRuntime
+from fenced.runtime.world import Process, World
 from fenced.testing.worlds.backend import AuthorityBackend, WatchedAuthority
 from fenced.testing.worlds.faults import Faults, MessageServer, Network
 from fenced.testing.worlds.judge import Judge

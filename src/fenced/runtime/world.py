@@ -1,0 +1,111 @@
+"""A simulated world: virtual time, seeded events, and processes that pause, crash and drift."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+
+
+class World:
+    """One simulated run: its time, its events, its randomness."""
+
+    def __init__(self, seed: int | str) -> None:
+        self.now = 0.0
+        self.rng = random.Random(seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Do something at a time; things due together happen in the order they were asked for."""
+        heapq.heappush(self._events, (max(when, self.now), next(self._order), call))
+
+    def after(self, delay: float, call: Callable[[], None]) -> None:
+        self.at(self.now + delay, call)
+
+    def run(self, until: float) -> None:
+        """Let events happen until that time."""
+        while self._events and self._events[0][0] <= until:
+            self.now, _, call = heapq.heappop(self._events)
+            call()
+        self.now = max(self.now, until)
+
+
+class Process:
+    """A process in a world: it has a clock of its own speed, and may stand still or die."""
+
+    def __init__(self, world: World, name: str, *, rate: float = 1.0, offset: float = 0.0) -> None:
+        self.world = world
+        self.name = name
+        self.rate = rate
+        self.offset = offset
+        self.alive = True
+        self.on_crash: list[Callable[[], None]] = []
+        """Called when the process dies: the kernel closes its sockets."""
+        self._paused_until = 0.0
+        self._held_back: list[Callable[[], None]] = []
+
+    def now(self) -> float:
+        return self.world.now * self.rate + self.offset
+
+    def world_time(self, local: float) -> float:
+        """When this process's clock has surely reached `local`."""
+        return (local - self.offset) / self.rate + 1e-9
+
+    @property
+    def paused(self) -> bool:
+        return self.world.now < self._paused_until
+
+    def paused_since(self, when: float) -> bool:
+        """Whether the process was paused at any time since `when`."""
+        return self._paused_until > when
+
+    def pause(self, seconds: float) -> None:
+        """Stand still: nothing of this process runs meanwhile, and everything is late afterwards."""
+        self._paused_until = max(self._paused_until, self.world.now + seconds)
+        self.world.at(self._paused_until, self._resume)
+
+    def _resume(self) -> None:
+        if self.paused:
+            return
+        held_back, self._held_back = self._held_back, []
+        for call in held_back:
+            self.deliver(call)
+
+    def crash(self) -> None:
+        self.alive = False
+        self._held_back.clear()
+        for call in self.on_crash:
+            call()
+
+    def deliver(self, call: Callable[[], None]) -> None:
+        """Let something happen in this process: now, after its pause, or never."""
+        if not self.alive:
+            return
+        if self.paused:
+            self._held_back.append(call)
+        else:
+            call()
+
+
+class SimulatedWakeup:
+    """A flag with at most one waiter, which is enough for the core in a simulated process."""
+
+    __slots__ = ("_flag", "waiter")
+
+    def __init__(self) -> None:
+        self._flag = False
+        self.waiter: Callable[[], None] | None = None
+
+    def set(self) -> None:
+        self._flag = True
+        if self.waiter is not None:
+            waiter, self.waiter = self.waiter, None
+            waiter()
+
+    def clear(self) -> None:
+        self._flag = False
+
+    def is_set(self) -> bool:
+        return self._flag
