@@ -5,10 +5,25 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 
+import pytest
+
 from fenced.contracts import Authority, Runtime
 from fenced.registry import authority
+from fenced.testing import COLOURS, OUTAGE_CHECKS
 from fenced.testing.faults import Proxy
 from fenced.testing.servers.base import Server
+
+IN_ONE_COLOUR = {"a_dead_waiter_keeps_its_place_for_ten_seconds"}
+"""They take ten seconds and look at the server alone, whatever client there is."""
+
+every_outage = pytest.mark.parametrize(
+    ("check", "colour"),
+    [
+        pytest.param(check, colour, id=f"{check.name}-{colour}")
+        for check in OUTAGE_CHECKS
+        for colour in (COLOURS[:1] if check.name in IN_ONE_COLOUR else COLOURS)
+    ],
+)
 
 
 class ProxiedHarness:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from fenced.contracts import Colour, Runtime
-from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, OutageHarness, run
+from fenced.testing import Check, OutageHarness, run
 from fenced.testing.faults import Proxy, http2_reply
 from fenced.testing.servers import EtcdServer
-from tests.outage_harness import ProxiedHarness
+from tests.outage_harness import ProxiedHarness, every_outage
 
 pytestmark = pytest.mark.xdist_group("serial")
 
@@ -36,7 +36,6 @@ def server() -> Iterator[EtcdServer]:
         yield server
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", OUTAGE_CHECKS, ids=lambda check: check.name)
+@every_outage
 def test_outages(check: Check[OutageHarness], colour: Colour, server: EtcdServer) -> None:
     run(check, lambda runtime: Harness(runtime, server), colour)

@@ -16,9 +16,10 @@ from fenced.contracts import Authority, Colour, Runtime
 from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
 from fenced.model import Busy, Ended, Granted, Kept, Released, Unknown, grant_id
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, run
+from fenced.testing import AUTHORITY_CHECKS, AuthorityHarness, Check, run
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import Pgbouncer, PostgresqlServer
+from tests.colours import alternating
 from tests.conformance.authorities.test_postgresql import Harness
 
 RUNTIME = BlockingRuntime()
@@ -49,8 +50,7 @@ POOLED = [check for check in AUTHORITY_CHECKS if check.name != "tokens_rise_over
 
 
 # proves authority postgresql: any-pooler
-@pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", POOLED, ids=lambda check: check.name)
+@pytest.mark.parametrize(("check", "colour"), alternating(POOLED))
 def test_the_kit_behind_pgbouncer_in_transaction_mode(
     check: Check[AuthorityHarness],
     colour: Colour,

@@ -8,10 +8,10 @@ import pytest
 from fenced.authorities import postgresql
 from fenced.contracts import Colour, Runtime
 from fenced.errors import FencedError, Indeterminate, Unavailable
-from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, CheckFailed, OutageHarness, run
+from fenced.testing import OUTAGE_CHECKS, Check, CheckFailed, OutageHarness, run
 from fenced.testing.servers import PostgresqlServer
 from fenced.wire.pool import Pool
-from tests.outage_harness import ProxiedHarness
+from tests.outage_harness import ProxiedHarness, every_outage
 
 pytestmark = pytest.mark.xdist_group("serial")
 
@@ -72,7 +72,6 @@ def server() -> Iterator[PostgresqlServer]:
         yield server
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", OUTAGE_CHECKS, ids=lambda check: check.name)
+@every_outage
 def test_outages(check: Check[OutageHarness], colour: Colour, server: PostgresqlServer) -> None:
     run(check, lambda runtime: harness(runtime, server), colour)

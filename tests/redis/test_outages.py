@@ -6,9 +6,9 @@ import pytest
 
 from fenced.authorities.redis.scripts import RedisScript
 from fenced.contracts import Colour, Runtime
-from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, OutageHarness, run
+from fenced.testing import Check, OutageHarness, run
 from fenced.testing.servers import RedisServer
-from tests.outage_harness import ProxiedHarness
+from tests.outage_harness import ProxiedHarness, every_outage
 
 pytestmark = pytest.mark.xdist_group("serial")
 
@@ -26,7 +26,6 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", OUTAGE_CHECKS, ids=lambda check: check.name)
+@every_outage
 def test_outages(check: Check[OutageHarness], colour: Colour, server: RedisServer) -> None:
     run(check, lambda runtime: Harness(runtime, server), colour)

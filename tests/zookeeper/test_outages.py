@@ -14,13 +14,13 @@ from fenced.contracts import Colour, Readable, Runtime, SocketLike
 from fenced.errors import Indeterminate
 from fenced.model import Busy, Ended, Kept
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing import COLOURS, OUTAGE_CHECKS, Check, OutageHarness, run
+from fenced.testing import Check, OutageHarness, run
 from fenced.testing.faults import Fault, Proxy
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
-from tests.outage_harness import ProxiedHarness
+from tests.outage_harness import ProxiedHarness, every_outage
 from tests.shifted import Shifted
 from tests.zookeeper.acting import WORDS, opened
 
@@ -38,8 +38,7 @@ def server() -> Iterator[ZooKeeperServer]:
         yield server
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", OUTAGE_CHECKS, ids=lambda check: check.name)
+@every_outage
 def test_outages(check: Check[OutageHarness], colour: Colour, server: ZooKeeperServer) -> None:
     run(check, lambda runtime: Harness(runtime, server), colour)
 

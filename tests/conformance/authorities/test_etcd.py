@@ -12,6 +12,7 @@ from fenced.contracts import Authority, Runtime
 from fenced.registry import BUILT_IN
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
 from fenced.testing.servers import EtcdCluster, EtcdServer
+from tests.colours import CHANNEL_CHECKS, alternating
 from tests.etcd.aging import SCALE, Scaled, Time
 from tests.shifted import Shifted
 
@@ -82,14 +83,13 @@ def test_etcd(check: Check[AuthorityHarness], colour: Colour, etcd_server: EtcdS
 
 
 @pytest.mark.xdist_group("etcd-cluster")
-@pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize(("check", "colour"), alternating(AUTHORITY_CHECKS))
 def test_etcd_cluster(check: Check[AuthorityHarness], colour: Colour, cluster: EtcdCluster) -> None:
     run(check, lambda runtime: Harness(runtime, cluster), colour)
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", CHANNEL_CHECKS, ids=lambda check: check.name)
 def test_etcds(check: Check[AuthorityHarness], colour: Colour, tls_server: EtcdServer) -> None:
     run(check, lambda runtime: Harness(runtime, tls_server), colour)
 

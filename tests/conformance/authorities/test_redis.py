@@ -11,6 +11,7 @@ from fenced.contracts import Authority, Runtime
 from fenced.registry import BUILT_IN
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
 from fenced.testing.servers import RedisServer
+from tests.colours import CHANNEL_CHECKS
 
 BACKEND = "redis"
 TLS_BACKEND = "rediss"
@@ -69,7 +70,7 @@ def test_redis(check: Check[AuthorityHarness], colour: Colour, redis_server: Red
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", CHANNEL_CHECKS, ids=lambda check: check.name)
 def test_rediss(check: Check[AuthorityHarness], colour: Colour, tls_server: RedisServer) -> None:
     run(check, lambda runtime: Harness(runtime, tls_server), colour)
 

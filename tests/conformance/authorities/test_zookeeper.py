@@ -9,6 +9,7 @@ from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.contracts import Authority, Runtime
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
 from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
+from tests.colours import alternating
 from tests.shifted import Shifted
 from tests.zookeeper.shifting import pass_time
 
@@ -59,8 +60,7 @@ def ensemble() -> Iterator[ZooKeeperEnsemble]:
 
 
 @pytest.mark.xdist_group("zookeeper-ensemble")
-@pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize(("check", "colour"), alternating(AUTHORITY_CHECKS))
 def test_zookeeper_ensemble(
     check: Check[AuthorityHarness], colour: Colour, ensemble: ZooKeeperEnsemble
 ) -> None:
