@@ -60,7 +60,10 @@ class _LeaseBase:
 
     @property
     def token(self) -> int:
-        """The fencing token: greater than that of every earlier grant of this authority's namespace."""
+        """The fencing token: greater than that of every earlier grant of each of its names.
+
+        Most authorities also order the grants of different names: their trait is `namespace-order`.
+        """
         return self._hold.token
 
     @property

@@ -172,7 +172,9 @@ class Authority(Protocol):
     client has released or withdrawn, with whatever outcome, and no longer renews must expire by itself.
     """
 
-    traits: ClassVar[tuple[Trait, ...]]
+    @property
+    def traits(self) -> tuple[Trait, ...]:
+        """What this instance promises. A class may declare it for all of its instances."""
 
     @property
     def url(self) -> str:
@@ -181,13 +183,18 @@ class Authority(Protocol):
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         """Connect, create what is missing, and find out whether tokens could repeat here.
 
-        Without `create` nothing is made: Misconfigured where there is no such authority or namespace.
+        Without `create` nothing is made: Misconfigured where there is no such authority or namespace. It may be
+        called again at any time: leases and waiters stay as they are, and the answer describes the store as it is
+        now. A store that was replaced since the first call is refused, not adopted.
         """
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         """Grant, queue (`ask.wait`) or refuse. The same attempt gets the same grant.
 
-        Only the head of the queue is granted. The token is minted here, after the names are locked.
+        Only the head of the queue is granted. Its token is greater than the token of every earlier grant of each of
+        its names, and than every token that was handed out before the attempt first asked. With the trait
+        `namespace-order` the token is minted at the grant: it is greater than every token of the namespace that was
+        handed out before the request that granted it. With `per-name-order` it is minted when the attempt is queued.
         """
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
@@ -205,18 +212,21 @@ class Authority(Protocol):
     def interrupt(self) -> None:
         """Let a `next_wakeups` that is under way return soon: the client closes."""
 
-    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+    async def survey(
+        self, *, after: str = "", limit: int = 1000, until: float | None = None
+    ) -> list[NameView]:
         """The names that are held or waited for, in order, beginning behind `after`."""
 
-    async def observe(self, name: str) -> NameView: ...
+    async def observe(self, name: str, until: float | None = None) -> NameView:
+        """One name as it is now, whether anybody holds it or not."""
 
-    async def force_release(self, name: str) -> int | None:
+    async def force_release(self, name: str, until: float | None = None) -> int | None:
         """Take the name from its holder and mint a token above it; None when nobody held it."""
 
-    async def raise_floor(self, above: int) -> int:
+    async def raise_floor(self, above: int, until: float | None = None) -> int:
         """Make every later token greater than `above`; returns the floor that now holds."""
 
-    async def tidy(self) -> int:
+    async def tidy(self, until: float | None = None) -> int:
         """Forget attempts that are long over. Never touches the counter."""
 
     async def close(self) -> None: ...

@@ -98,12 +98,16 @@ class Scaled:
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         return [_shorter(answer) for answer in await self._authority.renew(secrets, until)]
 
-    async def observe(self, name: str) -> NameView:
-        view: NameView = _shorter(await self._authority.observe(name))
+    async def observe(self, name: str, until: float | None = None) -> NameView:
+        view: NameView = _shorter(await self._authority.observe(name, until))
         return view
 
-    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
-        return [_shorter(view) for view in await self._authority.survey(after=after, limit=limit)]
+    async def survey(
+        self, *, after: str = "", limit: int = 1000, until: float | None = None
+    ) -> list[NameView]:
+        return [
+            _shorter(view) for view in await self._authority.survey(after=after, limit=limit, until=until)
+        ]
 
 
 def _shorter(answer: Any) -> Any:

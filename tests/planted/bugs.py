@@ -101,7 +101,7 @@ class AnybodyReleases(MemoryStore):
 
 
 class TokenAtTheQueue(MemoryStore):
-    """The token is taken when the waiter arrives, not when it is granted."""
+    """The token is minted when the waiter is queued, on an authority that promises `namespace-order`."""
 
     def _enqueue(self, attempt: MemoryAttempt) -> None:
         super()._enqueue(attempt)

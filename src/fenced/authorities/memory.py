@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fenced import timing
+from fenced.authorities.shared.rules import NAMESPACE_ORDER, NOBODY, QUEUE_MAX, reused_attempt, tokens_used_up
 from fenced.contracts import Runtime, Trait, Wakeup
-from fenced.errors import Misconfigured, Misuse
 from fenced.model import (
     TOKEN_MAX,
     Ask,
@@ -37,8 +37,6 @@ from fenced.model import (
     check_name,
     grant_id,
 )
-
-QUEUE_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -93,7 +91,7 @@ class MemoryStore:
             if attempt is None:
                 attempt = self._new(ask)
             elif attempt.names and (attempt.names, attempt.ttl) != (ask.names, ask.ttl):
-                raise Misuse("the same attempt was used before with other names or another ttl")
+                raise reused_attempt()
             if attempt.state == "granted" and attempt.expires > now:
                 return Granted(attempt.token, attempt.expires - now, attempt.ttl)
             queued = attempt.state == "waiting" and attempt.ticket > 0
@@ -163,7 +161,7 @@ class MemoryStore:
 
     def _mint(self) -> int:
         if self.ledger.token >= TOKEN_MAX:
-            raise Misconfigured("the tokens of this namespace are used up; start a new namespace")
+            raise tokens_used_up()
         self.ledger.token += 1
         return self.ledger.token
 
@@ -217,8 +215,7 @@ class MemoryStore:
             public = grant_id(secret)
             attempt = self.ledger.attempts.get(public)
             if attempt is None:
-                nobody = Holder("", "", "", 0)
-                attempt = MemoryAttempt(public, (), 0.0, 0.0, nobody, "withdrawn")
+                attempt = MemoryAttempt(public, (), 0.0, 0.0, NOBODY, "withdrawn")
                 attempt.forget = now + timing.remember_for(0.0)
                 self.ledger.attempts[public] = attempt
                 return Released()
@@ -318,6 +315,7 @@ class MemoryAuthority:
     """A client's door to a MemoryStore."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
+        NAMESPACE_ORDER,
         Trait("one-process", "All clients live in one process; nothing survives it."),
         Trait(
             "realm-per-store",
@@ -373,19 +371,21 @@ class MemoryAuthority:
         if self._wakeup is not None:
             self._wakeup.set()
 
-    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+    async def survey(
+        self, *, after: str = "", limit: int = 1000, until: float | None = None
+    ) -> list[NameView]:
         return self._store.survey(after, limit)
 
-    async def observe(self, name: str) -> NameView:
+    async def observe(self, name: str, until: float | None = None) -> NameView:
         return self._store.observe(name)
 
-    async def force_release(self, name: str) -> int | None:
+    async def force_release(self, name: str, until: float | None = None) -> int | None:
         return self._store.force_release(check_name(name))
 
-    async def raise_floor(self, above: int) -> int:
+    async def raise_floor(self, above: int, until: float | None = None) -> int:
         return self._store.raise_floor(above)
 
-    async def tidy(self) -> int:
+    async def tidy(self, until: float | None = None) -> int:
         return self._store.tidy()
 
     async def close(self) -> None:

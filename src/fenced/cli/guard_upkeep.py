@@ -270,13 +270,15 @@ def oldest_live_token(authority: Authority) -> tuple[str, int]:
     leases granted during the survey have greater tokens."""
     standing = step(authority.open(create=False))
     oldest, after = standing.last_token + 1, ""
+    early = any(trait.key == "per-name-order" for trait in authority.traits)
     while page := step(authority.survey(after=after)):
         for view in page:
             if view.held_by is not None:
                 oldest = min(oldest, view.held_by.token)
-            if view.waiters and authority.url.startswith("zookeeper"):
+            if view.waiters and early:
                 raise Contended(
-                    f"{view.name} has a waiter, to which ZooKeeper has given a token already; try again when it is done"
+                    f"{view.name} has a waiter, and this authority has already minted its token (per-name-order); "
+                    "try again when nobody waits"
                 )
         after = page[-1].name
     return standing.realm, oldest

@@ -122,7 +122,7 @@ class DrillStage:
 
 
 def _check_shared(party: Authority | Guard, what: str) -> None:
-    if any(trait.key == "one-process" for trait in type(party).traits):
+    if any(trait.key == "one-process" for trait in party.traits):
         raise CouldNotRun(
             f"{without_secrets(party.url)} lives in one process, and a drill's holders are several: "
             f"give it {'an' if what == 'authority' else 'a'} {what} that processes can share, "

@@ -77,6 +77,45 @@ async def tokens_rise_whatever_happens(h: AuthorityHarness) -> None:
 
 
 @check()
+async def a_waiters_token_is_ordered_as_declared(h: AuthorityHarness) -> None:
+    """Above every token granted before it asked; with `namespace-order` also above those granted while it waited."""
+    a = await h.authority()
+    order = {trait.key for trait in a.traits} & {"namespace-order", "per-name-order"}
+    ensure(len(order) == 1, f"one of the two traits is declared: {order}")
+    before = await _token(h, a, "another")
+    first, waiter = asking(h.runtime, "orders"), asking(h.runtime, "orders", wait=True)
+    held = (await granted(a, first)).token
+    ensure(isinstance(await a.ask(waiter), Waiting), "the name is held: it waits")
+    meanwhile = await _token(h, a, "another")
+    await a.release(first.secret)
+    token = (await granted(a, waiter)).token
+    ensure(
+        token > max(before, held), f"{token} is above {before} and {held}, which were granted before it asked"
+    )
+    if "namespace-order" in order:
+        ensure(
+            token > meanwhile, f"{token} is minted at the grant: above {meanwhile}, granted while it waited"
+        )
+
+
+@check()
+async def opening_again_disturbs_nothing(h: AuthorityHarness) -> None:
+    """`open` may be repeated: the realm is the same, the last token covers every grant, leases and waiters stay."""
+    a = await h.authority()
+    realm = (await a.open()).realm
+    held, waiter = asking(h.runtime, "orders"), asking(h.runtime, "orders", wait=True)
+    token = (await granted(a, held)).token
+    ensure(isinstance(await a.ask(waiter), Waiting), "the name is held: it waits")
+    for create in (True, False):
+        standing = await a.open(create=create)
+        ensure(standing.realm == realm, "the same realm")
+        ensure(standing.last_token >= token, f"{standing.last_token} covers the grant of {token}")
+    ensure(await a.renew([held.secret]) == [Kept(10.0)], "the lease stays")
+    await a.release(held.secret)
+    ensure((await granted(a, waiter)).token > token, "the waiter kept its place")
+
+
+@check()
 async def tokens_rise_over_a_restart(h: AuthorityHarness) -> None:
     """Stopping and starting the store neither repeats a token nor frees a live lease."""
     a = await h.authority()

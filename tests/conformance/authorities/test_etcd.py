@@ -76,6 +76,7 @@ def cluster() -> Iterator[EtcdCluster]:
         yield cluster
 
 
+# proves authority etcd: namespace-order
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
 def test_etcd(check: Check[AuthorityHarness], colour: Colour, etcd_server: EtcdServer) -> None:
@@ -88,6 +89,7 @@ def test_etcd_cluster(check: Check[AuthorityHarness], colour: Colour, cluster: E
     run(check, lambda runtime: Harness(runtime, cluster), colour)
 
 
+# proves authority etcds: namespace-order
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", CHANNEL_CHECKS, ids=lambda check: check.name)
 def test_etcds(check: Check[AuthorityHarness], colour: Colour, tls_server: EtcdServer) -> None:

@@ -34,7 +34,7 @@ class Harness:
         return
 
 
-# proves authority memory: one-process, realm-per-store
+# proves authority memory: namespace-order, one-process, realm-per-store
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
 def test_memory(check: Check[AuthorityHarness], colour: Colour) -> None:

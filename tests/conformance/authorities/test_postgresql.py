@@ -44,7 +44,7 @@ class Harness:
             await self._opened.pop().close()
 
 
-# proves authority postgresql: pushed
+# proves authority postgresql: pushed, namespace-order
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
 def test_postgresql(

@@ -63,6 +63,7 @@ def tls_server() -> Iterator[RedisServer]:
         yield server
 
 
+# proves authority redis: namespace-order
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
 def test_redis(check: Check[AuthorityHarness], colour: Colour, redis_server: RedisServer) -> None:
@@ -75,7 +76,7 @@ def test_rediss(check: Check[AuthorityHarness], colour: Colour, tls_server: Redi
     run(check, lambda runtime: Harness(runtime, tls_server), colour)
 
 
-# proves authority rediss: synced-grants, settings-watched, wall-clock, pushed
+# proves authority rediss: namespace-order, synced-grants, settings-watched, wall-clock, pushed
 # proves authority rediss: promotion-noticed, replicas, one-slot, restore-unnoticed
 def test_rediss_is_the_same_authority_over_tls() -> None:
     """What is shown of the one is shown of the other: they differ in the socket only."""

@@ -38,6 +38,7 @@ class Harness:
             await self._opened.pop().close()
 
 
+# proves authority sqlite: namespace-order
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
 def test_sqlite(check: Check[AuthorityHarness], colour: Colour, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ class Harness:
             await self._opened.pop().close()
 
 
+# proves authority zookeeper: per-name-order
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", AUTHORITY_CHECKS, ids=lambda check: check.name)
 def test_zookeeper(

@@ -16,10 +16,10 @@ from fenced.authorities.etcd.looking import QueueView
 from fenced.authorities.etcd.messages import KeyValue, TxnReply, get, txn
 from fenced.authorities.etcd.watching import Target
 from fenced.authorities.etcd.wire import LeaseGone, NoSpace
-from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable
+from fenced.authorities.shared.rules import QUEUE_MAX, reused_attempt
+from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.model import Ask, AskAnswer, Busy, Ended, Granted, Waiting, grant_id
 
-QUEUE_MAX = 10_000
 ROUNDING_SECONDS = 1.0
 """etcd floors TimeToLive to whole seconds and expires a lease slightly late: add one second."""
 
@@ -286,4 +286,4 @@ class Attempts(Ending):
 def _check_same(ask: Ask, record: KeyRecord) -> None:
     """Misuse if the attempt was used before for something else."""
     if (record.names, record.ttl) != (ask.names, ask.ttl):
-        raise Misuse("the same attempt was used before with other names or another ttl")
+        raise reused_attempt()

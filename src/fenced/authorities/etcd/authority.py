@@ -16,6 +16,7 @@ from fenced.authorities.etcd.namespace import Namespace
 from fenced.authorities.etcd.renewing import EtcdRenewal
 from fenced.authorities.etcd.watching import EtcdWakeups
 from fenced.authorities.etcd.wire import EtcdWire
+from fenced.authorities.shared.rules import NAMESPACE_ORDER
 from fenced.contracts import Runtime, Trait
 from fenced.errors import Misconfigured
 from fenced.model import (
@@ -41,6 +42,7 @@ class EtcdAuthority:
     """A client's door to one cluster."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
+        NAMESPACE_ORDER,
         Trait("quorum", "A token is on the disks of a majority before it is handed out."),
         Trait(
             "sessions",
@@ -81,7 +83,7 @@ class EtcdAuthority:
     def at(cls, url: str, runtime: Runtime, namespace: str) -> EtcdAuthority:
         return cls(EtcdAddress(url), runtime, namespace)
 
-    def _until(self, until: float | None = None) -> float:
+    def _until(self, until: float | None) -> float:
         return timing.call_until(self._runtime.now(), until)
 
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
@@ -128,21 +130,23 @@ class EtcdAuthority:
 
     # Operating.
 
-    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
-        return await self._looker.survey(after, limit, self._until())
+    async def survey(
+        self, *, after: str = "", limit: int = 1000, until: float | None = None
+    ) -> list[NameView]:
+        return await self._looker.survey(after, limit, self._until(until))
 
-    async def observe(self, name: str) -> NameView:
-        return await self._looker.observe(check_name(name), self._until())
+    async def observe(self, name: str, until: float | None = None) -> NameView:
+        return await self._looker.observe(check_name(name), self._until(until))
 
-    async def force_release(self, name: str) -> int | None:
-        return await self._attempts.force(check_name(name), self._until())
+    async def force_release(self, name: str, until: float | None = None) -> int | None:
+        return await self._attempts.force(check_name(name), self._until(until))
 
-    async def raise_floor(self, above: int) -> int:
-        return await self._space.raise_floor(check_floor(above), self._until())
+    async def raise_floor(self, above: int, until: float | None = None) -> int:
+        return await self._space.raise_floor(check_floor(above), self._until(until))
 
-    async def tidy(self) -> int:
+    async def tidy(self, until: float | None = None) -> int:
         """End attempts that are due. Nothing else is to be done: etcd deletes all other records with their leases."""
-        await self._attempts.settle(self._until())
+        await self._attempts.settle(self._until(until))
         return 0
 
     async def close(self) -> None:

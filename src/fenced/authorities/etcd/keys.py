@@ -20,6 +20,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fenced.authorities.shared.rules import holder_fields, holder_of
 from fenced.errors import InvariantBroken
 from fenced.model import Holder
 
@@ -96,10 +97,6 @@ def _json(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).replace("\x7f", "\\u007f").encode()
 
 
-def _holder(told: list[Any]) -> Holder:
-    return Holder(*told)
-
-
 class Meta(NamedTuple):
     """A namespace's counting state, beside etcd's own revision."""
 
@@ -139,8 +136,8 @@ class KeyRecord:
 
     def written(self) -> bytes:
         told: dict[str, Any] = {"state": self.state, "names": self.names, "ttl": self.ttl}
-        if (who := self.holder) is not None:
-            told["holder"] = [who.id, who.label, who.host, who.pid]
+        if self.holder is not None:
+            told["holder"] = holder_fields(self.holder)
             for field in ("delay", "hold", "seconds", "queue", "ticket", "delayed", "offset"):
                 if value := getattr(self, field):
                     told[field] = value
@@ -151,7 +148,7 @@ class KeyRecord:
         told = json.loads(value)
         told["names"] = tuple(told["names"])
         if "holder" in told:
-            told["holder"] = _holder(told["holder"])
+            told["holder"] = holder_of(told["holder"])
         return cls(**told)
 
     def ended(self, state: str) -> KeyRecord:
@@ -178,8 +175,7 @@ class ClaimInfo(NamedTuple):
         return cls(public, record.holder, record.ttl, many, record.offset, record.ticket)
 
     def written(self) -> bytes:
-        who = self.holder
-        told: dict[str, Any] = {"holder": [who.id, who.label, who.host, who.pid], "ttl": self.ttl}
+        told: dict[str, Any] = {"holder": holder_fields(self.holder), "ttl": self.ttl}
         for field in ("many", "offset", "ticket"):
             if value := getattr(self, field):
                 told[field] = value
@@ -190,7 +186,7 @@ class ClaimInfo(NamedTuple):
         told = json.loads(value)
         return cls(
             told["grant"],
-            _holder(told["holder"]),
+            holder_of(told["holder"]),
             told["ttl"],
             told.get("many", False),
             told.get("offset", 0),

@@ -9,6 +9,7 @@ from fenced.authorities.etcd import messages
 from fenced.authorities.etcd.keys import Keys, Meta
 from fenced.authorities.etcd.messages import Header, KeyValue, TxnReply, absent, get, put, valued
 from fenced.authorities.etcd.wire import EtcdWire
+from fenced.authorities.shared.rules import no_namespace, tokens_used_up
 from fenced.errors import Misconfigured
 from fenced.model import TOKEN_MAX
 
@@ -73,7 +74,7 @@ class Namespace:
                 "then: fenced authority raise --above N"
             )
         if header.revision + self.meta.offset > TOKEN_MAX:
-            raise Misconfigured("the tokens of this namespace are used up; start a new namespace")
+            raise tokens_used_up()
 
     def refuse_next(self, header: Header) -> None:
         """The same, before a token is minted."""
@@ -108,7 +109,7 @@ class Namespace:
         found = reply.found[0].first
         if found is None:
             if not create:
-                raise Misconfigured(f"{self._wire.url} has no namespace {self.name!r}")
+                raise no_namespace(self._wire.url, self.name)
             new = Meta(secrets.token_hex(8), str(reply.header.cluster), 0).written()
             nothing = absent(self.keys.start, self.keys.end)
             reply = await self.run(messages.txn([nothing], [put(key, new), get(key)], [get(key)]), until)

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from fenced.errors import InvariantBroken, Misuse
+from fenced.authorities.shared.rules import holder_from, reused_attempt
+from fenced.errors import InvariantBroken
 from fenced.model import (
     AskAnswer,
     Busy,
@@ -15,7 +16,6 @@ from fenced.model import (
     Gone,
     Granted,
     HeldBy,
-    Holder,
     Kept,
     NameView,
     ReleaseAnswer,
@@ -39,7 +39,7 @@ def asked(text: str, ttl: float) -> AskAnswer:
             return Busy(int(ahead), holder)
         return Waiting(float(check_in), int(ahead), holder)
     if kind == "misuse":
-        raise Misuse("the same attempt was used before with other names or another ttl")
+        raise reused_attempt()
     if kind == "ended":
         return Ended(rest)
     raise InvariantBroken(f"the authority answered {text!r}")
@@ -69,7 +69,7 @@ def renewed(text: str | None) -> RenewAnswer:
 def viewed(text: str) -> NameView:
     found = json.loads(text)
     waiters = tuple(
-        Waiter(_holder(holder), tuple(names), float(remaining))
+        Waiter(holder_from(holder), tuple(names), float(remaining))
         for holder, names, remaining in found["waiters"] or ()
     )
     if found["claim"] is None:
@@ -82,16 +82,7 @@ def viewed(text: str) -> NameView:
 
 def _held_by(found: list[Any]) -> HeldBy:
     holder, token, grant, remaining = found
-    return HeldBy(_holder(holder), token, grant, float(remaining))
-
-
-def _holder(text: str) -> Holder:
-    return Holder(*json.loads(text))
-
-
-@lru_cache(maxsize=64)
-def holder_text(holder: Holder) -> bytes:
-    return json.dumps([holder.id, holder.label, holder.host, holder.pid]).encode()
+    return HeldBy(holder_from(holder), token, grant, float(remaining))
 
 
 @lru_cache(maxsize=1024)

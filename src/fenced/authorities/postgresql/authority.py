@@ -14,6 +14,7 @@ from fenced import timing
 from fenced.authorities.postgresql import address, answers
 from fenced.authorities.postgresql.queries import HERE, SQL
 from fenced.authorities.postgresql.session import LibpqConnection, Row
+from fenced.authorities.shared.rules import NAMESPACE_ORDER, QUEUE_MAX, holder_text, no_namespace
 from fenced.contracts import Runtime, Trait
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.model import (
@@ -41,7 +42,7 @@ LOOK_PATIENCE_SECONDS = 1.0
 
 _UNPREPARED = frozenset({"installed", "version", "enter"})
 """Statements that a client sends only while it opens: preparing them would cost one more round trip."""
-_QUEUE_MAX = b"10000"
+_QUEUE_MAX = b"%d" % QUEUE_MAX
 _FIRST_ID = b"00000000-0000-0000-0000-000000000000"
 _TIDY_AT_ONCE = b"1000"
 _PLACE = answers.interval(timing.WAITER_TTL_MAX)
@@ -52,6 +53,7 @@ class PostgresqlAuthority:
     """A client's door to the schema `fenced` of a database."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
+        NAMESPACE_ORDER,
         Trait("synced-grants", "A grant is flushed to the server's disk before its token is handed out."),
         Trait(
             "settings-watched",
@@ -173,7 +175,7 @@ class PostgresqlAuthority:
         name, realm = self._namespace_name.encode(), secrets.token_hex(8).encode()
         rows = await self._run("enter", name, realm, b"t" if create else b"f", until=limit)
         if not rows:
-            raise Misconfigured(f"{self.url} has no namespace {self._namespace_name!r}")
+            raise no_namespace(self.url, self._namespace_name)
         number, known_realm, last = (_text(value) for value in rows[0])
         self._namespace = number.encode()
         self._doubts = await self._sessions.request(lambda session: _doubts_of(session, limit), limit)
@@ -246,7 +248,7 @@ class PostgresqlAuthority:
             b"t" if ask.wait else b"f",
             _QUEUE_MAX,
             b"" if self._deaf else self._channel,
-            answers.holder_text(ask.holder),
+            holder_text(ask.holder).encode(),
             until=until,
             certain=True,
             mints=True,
@@ -344,35 +346,40 @@ class PostgresqlAuthority:
 
     # Looking and operating.
 
-    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
-        rows = await self._run("survey", self._namespace, after.encode(), b"%d" % limit)
+    async def survey(
+        self, *, after: str = "", limit: int = 1000, until: float | None = None
+    ) -> list[NameView]:
+        rows = await self._run("survey", self._namespace, after.encode(), b"%d" % limit, until=until)
         return [answers.viewed(_text(text)) for (text,) in rows]
 
-    async def observe(self, name: str) -> NameView:
-        ((text,),) = await self._run("look", self._namespace, check_name(name).encode())
+    async def observe(self, name: str, until: float | None = None) -> NameView:
+        ((text,),) = await self._run("look", self._namespace, check_name(name).encode(), until=until)
         return answers.viewed(_text(text))
 
-    async def force_release(self, name: str) -> int | None:
+    async def force_release(self, name: str, until: float | None = None) -> int | None:
         ((token,),) = await self._run(
             "force_release",
             self._namespace,
             check_name(name).encode(),
             _REMEMBER,
             repeatable=False,  # a second time it would hit the next holder
+            until=until,
             certain=True,
             mints=True,
         )
         return None if token is None else int(token)
 
-    async def raise_floor(self, above: int) -> int:
+    async def raise_floor(self, above: int, until: float | None = None) -> int:
         above = check_floor(above)
-        ((floor,),) = await self._run("raise_floor", self._namespace, b"%d" % above, certain=True)
+        ((floor,),) = await self._run(
+            "raise_floor", self._namespace, b"%d" % above, until=until, certain=True
+        )
         return int(_text(floor))
 
-    async def tidy(self) -> int:
+    async def tidy(self, until: float | None = None) -> int:
         forgotten, after = 0, _FIRST_ID
         while after:
-            ((gone, last),) = await self._run("tidy", after, _TIDY_AT_ONCE)
+            ((gone, last),) = await self._run("tidy", after, _TIDY_AT_ONCE, until=until)
             forgotten += int(_text(gone))
             after = last or b""
         return forgotten

@@ -14,8 +14,9 @@ from fenced.authorities.redis.address import RedisAddress
 from fenced.authorities.redis.listening import RedisWakeups
 from fenced.authorities.redis.scripts import RedisScript, bulks, command, scripts_of, us
 from fenced.authorities.redis.wire import Promise, RedisWire
+from fenced.authorities.shared.rules import NAMESPACE_ORDER, no_namespace, reused_attempt
 from fenced.contracts import Runtime, Trait
-from fenced.errors import FencedError, Misconfigured, Misuse
+from fenced.errors import FencedError, Misconfigured
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -68,6 +69,7 @@ class RedisAuthority:
     """A client's door to one server: connections for requests, one for renewals, one for wake-ups."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
+        NAMESPACE_ORDER,
         Trait(
             "synced-grants",
             "With appendfsync always a token is on the disk before it is handed out; other settings are best-effort.",
@@ -183,7 +185,7 @@ class RedisAuthority:
         reply = await self._call("open", random.token_hex(8), int(create), SCHEMA, until=until)
         match reply[0]:
             case b"absent":
-                raise Misconfigured(f"{self.url} has no namespace {self._namespace!r}")
+                raise no_namespace(self.url, self._namespace)
             case b"torn":
                 raise Misconfigured(
                     f"{self.url}: the counting state of namespace {self._namespace!r} is gone, but not its leases: "
@@ -247,7 +249,7 @@ class RedisAuthority:
         if type(reply) is int:
             return Granted(reply, ask.ttl, ask.ttl)
         if reply[0] == b"other":
-            raise Misuse("the same attempt was used before with other names or another ttl")
+            raise reused_attempt()
         answer = replies.asked(reply, ask.ttl)
         if answer is None:
             raise replies.denied(reply, self.url)
@@ -310,38 +312,41 @@ class RedisAuthority:
 
     # Operating.
 
-    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
+    async def survey(
+        self, *, after: str = "", limit: int = 1000, until: float | None = None
+    ) -> list[NameView]:
+        until = timing.call_until(self._runtime.now(), until)
         views: list[NameView] = []
         while len(views) < limit:
-            behind, page = await self._call("survey", after, min(limit - len(views), LOOK_AT))
+            behind, page = await self._call("survey", after, min(limit - len(views), LOOK_AT), until=until)
             views += map(replies.view, page)
             if not behind:
                 break
             after = behind.decode()
         return views
 
-    async def observe(self, name: str) -> NameView:
-        _, (found,) = await self._call("survey", "", 0, check_name(name))
+    async def observe(self, name: str, until: float | None = None) -> NameView:
+        _, (found,) = await self._call("survey", "", 0, check_name(name), until=until)
         return replies.view(found)
 
-    async def force_release(self, name: str) -> int | None:
-        reply = await self._call("force_release", self._realm, check_name(name), mints=True)
+    async def force_release(self, name: str, until: float | None = None) -> int | None:
+        reply = await self._call("force_release", self._realm, check_name(name), mints=True, until=until)
         if reply is not None and type(reply) is not int:
             raise replies.denied(reply, self.url)
         token: int | None = reply
         return token
 
-    async def raise_floor(self, above: int) -> int:
-        reply = await self._call("raise_floor", self._realm, check_floor(above))
+    async def raise_floor(self, above: int, until: float | None = None) -> int:
+        reply = await self._call("raise_floor", self._realm, check_floor(above), until=until)
         if type(reply) is not int:
             raise replies.denied(reply, self.url)
         floor: int = reply
         return floor
 
-    async def tidy(self) -> int:
+    async def tidy(self, until: float | None = None) -> int:
         forgotten: int = 0
         while True:
-            over, seen = await self._call("tidy", TIDY_AT)
+            over, seen = await self._call("tidy", TIDY_AT, until=until)
             forgotten += over
             if seen < TIDY_AT:
                 return forgotten

@@ -5,11 +5,11 @@ A refusal is definite: the server did nothing. Each says what to change.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from fenced.authorities.shared.rules import holder_from, holder_text, tokens_used_up
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.model import (
     AskAnswer,
@@ -119,7 +119,7 @@ def denied(reply: Sequence[Any], where: str) -> FencedError:
     if kind == b"replica":
         return Unavailable(f"{where}: this is a replica; leases are granted by the primary")
     if kind == b"used up":
-        return Misconfigured("the tokens of this namespace are used up; start a new namespace")
+        return tokens_used_up()
     if kind == b"lineage":
         before, now = reply[1].decode(), reply[2].decode()
         return Misconfigured(
@@ -144,13 +144,12 @@ def unconfirmed(where: str) -> Indeterminate:
 @lru_cache(maxsize=1024)
 def _about(about: bytes) -> tuple[tuple[str, ...], Holder]:
     names, _, holder = about.decode().split("\1", 2)
-    return tuple(names.split("\0")), Holder(*json.loads(holder))
+    return tuple(names.split("\0")), holder_from(holder)
 
 
 def about(names: tuple[str, ...], address: str, holder: Holder) -> str:
     """What the server keeps of an attempt for others: its names, where its waiter hears, who it is."""
-    who = json.dumps([holder.id, holder.label, holder.host, holder.pid], separators=(",", ":"))
-    return "\1".join(("\0".join(names), address, who))
+    return "\1".join(("\0".join(names), address, holder_text(holder)))
 
 
 def held_by(parts: Sequence[Any]) -> HeldBy | None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fenced import timing
+from fenced.authorities.shared.rules import QUEUE_MAX
 from fenced.model import TOKEN_MAX
 
 HERE = Path(__file__).parent
 SCRIPTS = ("open", "ask", "renew", "release", "force_release", "raise_floor", "tidy", "survey")
 KEYS = ("meta", "attempts", "places", "forget")
-QUEUE_MAX = 10_000
 SWEEP_EVERY = 16
 """Every so many tokens or tickets also look at three times as many attempts, whether they can be forgotten."""
 

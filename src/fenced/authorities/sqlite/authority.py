@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from fenced import timing
+from fenced.authorities.shared.rules import NAMESPACE_ORDER
 from fenced.authorities.sqlite import filesystem
 from fenced.authorities.sqlite.connecting import Deadline
 from fenced.authorities.sqlite.store import Store, Wake
@@ -55,6 +56,7 @@ class SqliteAuthority:
     """A client's door to a Store, and its socket for wake-ups."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
+        NAMESPACE_ORDER,
         Trait(
             "one-machine", "For the processes of one machine: no network file system, no bind-mounted file."
         ),
@@ -155,22 +157,29 @@ class SqliteAuthority:
     def interrupt(self) -> None:
         self._wakes.send([(self._wakes.address, "")])
 
-    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
-        return await self._runtime.call(self._store.survey, after, limit)
+    async def survey(
+        self, *, after: str = "", limit: int = 1000, until: float | None = None
+    ) -> list[NameView]:
+        return await self._do(lambda deadline: self._store.survey(after, limit, deadline), until)
 
-    async def observe(self, name: str) -> NameView:
-        return await self._runtime.call(self._store.observe, check_name(name))
+    async def observe(self, name: str, until: float | None = None) -> NameView:
+        name = check_name(name)
+        return await self._do(lambda deadline: self._store.observe(name, deadline), until)
 
-    async def force_release(self, name: str) -> int | None:
-        token, wakes = await self._runtime.call(self._store.force_release, check_name(name))
+    async def force_release(self, name: str, until: float | None = None) -> int | None:
+        name = check_name(name)
+        return await self._do(lambda deadline: self._force(name, deadline), until)
+
+    def _force(self, name: str, deadline: Deadline) -> int | None:
+        token, wakes = self._store.force_release(name, deadline)
         self._wakes.send(wakes)
         return token
 
-    async def raise_floor(self, above: int) -> int:
-        return await self._runtime.call(self._store.raise_floor, above)
+    async def raise_floor(self, above: int, until: float | None = None) -> int:
+        return await self._do(lambda deadline: self._store.raise_floor(above, deadline), until)
 
-    async def tidy(self) -> int:
-        return await self._runtime.call(self._store.tidy)
+    async def tidy(self, until: float | None = None) -> int:
+        return await self._do(self._store.tidy, until)
 
     async def close(self) -> None:
         self.abandon()

@@ -15,6 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fenced import sqlfile, timing
+from fenced.authorities.shared.rules import (
+    QUEUE_MAX,
+    holder_from,
+    holder_text,
+    no_namespace,
+    reused_attempt,
+    tokens_used_up,
+)
 from fenced.authorities.sqlite import filesystem
 from fenced.authorities.sqlite.connecting import (
     Deadline,
@@ -27,7 +35,7 @@ from fenced.authorities.sqlite.connecting import (
     translate,
 )
 from fenced.authorities.sqlite.floor import Floor
-from fenced.errors import InvariantBroken, Misconfigured, Misuse
+from fenced.errors import InvariantBroken, Misconfigured
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -36,7 +44,6 @@ from fenced.model import (
     Gone,
     Granted,
     HeldBy,
-    Holder,
     Kept,
     NameView,
     ReleaseAnswer,
@@ -55,7 +62,6 @@ SQL = sqlfile.load(HERE / "queries.sql")
 APPLICATION_ID = 0x46454E43  # "FENC"
 SCHEMA_VERSION = 1
 SQLITE_MIN = (3, 37, 0)
-QUEUE_MAX = 10_000
 TIDY_EVERY_TOKENS = 64
 """Every so many grants also look for ended attempts to forget, so that no process has to sweep."""
 
@@ -106,12 +112,13 @@ class Store:
         finally:
             forking.leave()
         filesystem.check_place(self.path)
-        self._file = filesystem.file_id(self._files[0])
+        if self._file == filesystem.NO_FILE:  # opened again: `check_files` finds out if it was replaced
+            self._file = filesystem.file_id(self._files[0])
         with self._write(deadline, durable=True) as db:
             self._notice_reboot(db)
             row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
             if row is None and not create:
-                raise Misconfigured(f"{self.path} has no namespace {self._namespace_name!r}")
+                raise no_namespace(self.path, self._namespace_name)
             if row is None:
                 db.execute(SQL["new_namespace"], (self._namespace_name,))
                 row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
@@ -195,9 +202,9 @@ class Store:
         """A write transaction: the lock is taken first, the clock is read afterwards."""
         return StoreTransaction(self, durable, deadline, begin)
 
-    def _read(self) -> StoreTransaction:
+    def _read(self, deadline: Deadline | None) -> StoreTransaction:
         """A transaction that only looks, and blocks nobody."""
-        return self._write(durable=False, begin="BEGIN")
+        return self._write(deadline, durable=False, begin="BEGIN")
 
     # Whether the files are still the same.
 
@@ -263,7 +270,7 @@ class Store:
                 tombstone = row[2] == "[]"  # withdrawn before it arrived
                 same = row[0] == self._namespace and row[2] == names and row[3] == int(ask.ttl * _NS)
                 if not (same or tombstone):
-                    raise Misuse("the same attempt was used before with other names or another ttl")
+                    raise reused_attempt()
                 state, ticket, token, expires = row[1], row[5], row[6], row[7]
                 if state in ("granted", "waiting") and expires <= now:
                     self._end(db, public, state, ask.names, ticket, "expired", now, row[3])
@@ -279,7 +286,7 @@ class Store:
     ) -> AskAnswer:
         until, claims = self._look(db, ask.names, ticket or _LAST, now)
         ttl, delay = int(ask.ttl * _NS), int(ask.lock_delay * _NS)
-        holder = _holder_text(ask.holder)
+        holder = holder_text(ask.holder)
         if until <= now:
             token = self._mint(db)
             for claim in claims:
@@ -355,7 +362,7 @@ class Store:
     def _mint(self, db: sqlite3.Connection) -> int:
         row = db.execute(SQL["mint"], (self._namespace,)).fetchone()
         if row is None:
-            raise Misconfigured("the tokens of this namespace are used up; start a new namespace")
+            raise tokens_used_up()
         token, floor = int(row[0]), self._floor.read()
         if token <= floor:
             raise Misconfigured(
@@ -465,14 +472,14 @@ class Store:
                 wakes[(head[2], head[0])] = None
         return list(wakes)
 
-    def force_release(self, name: str) -> tuple[int | None, list[Wake]]:
-        token, wakes = self._force_release(name)
+    def force_release(self, name: str, deadline: Deadline | None = None) -> tuple[int | None, list[Wake]]:
+        token, wakes = self._force_release(name, deadline)
         if token is not None:
             self._floor.rise(token)
         return token, wakes
 
-    def _force_release(self, name: str) -> tuple[int | None, list[Wake]]:
-        with self._write(durable=True) as db:
+    def _force_release(self, name: str, deadline: Deadline | None) -> tuple[int | None, list[Wake]]:
+        with self._write(deadline, durable=True) as db:
             now = self._clock()
             claim = db.execute(SQL["claim"], (self._namespace, name)).fetchone()
             if claim is None or claim[1] != "granted" or claim[2] <= now:
@@ -482,17 +489,17 @@ class Store:
             self._end(db, claim[0], "granted", names, 0, "revoked", now, claim[7])
             return token, self._free(db, claim[0], names, now)
 
-    def raise_floor(self, above: int) -> int:
+    def raise_floor(self, above: int, deadline: Deadline | None = None) -> int:
         """Raise it above `above` and above the last token that the floor file records."""
         check_floor(above)
-        with self._write(durable=True) as db:
+        with self._write(deadline, durable=True) as db:
             floor = max(above, self._floor.read())
             row = _one(db.execute(SQL["raise_floor"], (floor, self._namespace)))
         self._floor.rise(int(row[0]))
         return int(row[0])
 
-    def tidy(self) -> int:
-        with self._write(durable=False) as db:
+    def tidy(self, deadline: Deadline | None = None) -> int:
+        with self._write(deadline, durable=False) as db:
             return self._forget(db, db.execute(SQL["overdue"], (self._clock(),)).fetchall())
 
     def _sweep(self, db: sqlite3.Connection, near: str, now: int, limit: int) -> None:
@@ -510,9 +517,9 @@ class Store:
 
     # Looking.
 
-    def survey(self, after: str, limit: int) -> list[NameView]:
+    def survey(self, after: str, limit: int, deadline: Deadline | None = None) -> list[NameView]:
         views: list[NameView] = []
-        with self._read() as db:
+        with self._read(deadline) as db:
             now = self._clock()
             while len(views) < limit:
                 page = {"namespace": self._namespace, "after": after, "limit": limit}
@@ -526,15 +533,15 @@ class Store:
                 after = names[-1]
         return views[:limit]
 
-    def observe(self, name: str) -> NameView:
-        with self._read() as db:
+    def observe(self, name: str, deadline: Deadline | None = None) -> NameView:
+        with self._read(deadline) as db:
             return self._view(db, name, self._clock())
 
     def _view(self, db: sqlite3.Connection, name: str, now: int) -> NameView:
         claim = db.execute(SQL["claim"], (self._namespace, name)).fetchone()
         held_by = _held_by(claim, now) if claim is not None else None
         waiters = tuple(
-            Waiter(_holder(holder), tuple(json.loads(names)), (expires - now) / _NS)
+            Waiter(holder_from(holder), tuple(json.loads(names)), (expires - now) / _NS)
             for holder, names, expires in db.execute(SQL["waiters"], (self._namespace, name))
             if expires > now
         )
@@ -574,17 +581,8 @@ def _names_text(names: tuple[str, ...]) -> str:
     return json.dumps(names, ensure_ascii=False)
 
 
-@lru_cache(maxsize=64)
-def _holder_text(holder: Holder) -> str:
-    return json.dumps([holder.id, holder.label, holder.host, holder.pid])
-
-
-def _holder(text: str) -> Holder:
-    return Holder(*json.loads(text))
-
-
 def _held_by(claim: tuple[Any, ...], now: int) -> HeldBy | None:
     public, state, expires, _, token, holder, _, _ = claim
     if state != "granted" or expires <= now:
         return None
-    return HeldBy(_holder(holder), token, public, (expires - now) / _NS)
+    return HeldBy(holder_from(holder), token, public, (expires - now) / _NS)

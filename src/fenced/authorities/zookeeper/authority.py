@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from fenced import timing
+from fenced.authorities.shared.rules import QUEUE_MAX, reused_attempt, tokens_used_up
 from fenced.authorities.zookeeper.address import ZooKeeperAddress
 from fenced.authorities.zookeeper.entering import Entering
 from fenced.authorities.zookeeper.errors import refused
@@ -43,13 +44,16 @@ from fenced.model import (
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
 
-QUEUE_MAX = 10_000
-
 
 class ZooKeeperAuthority(Entering):
     """A client's door to one namespace of an ensemble."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
+        Trait(
+            "per-name-order",
+            "A token is minted when the attempt is queued: a waiter's token may be smaller than one that was granted "
+            "meanwhile under another name. Tokens of one name rise from grant to grant.",
+        ),
         Trait(
             "majority",
             "A token is handed out when a majority has its transaction on disk: a killed leader takes none with it.",
@@ -117,7 +121,7 @@ class ZooKeeperAuthority(Entering):
             mine = ZooKeeperAttempt(public, ask.names, ask.ttl, ask.lock_delay, ask.holder)
             self._remember(mine)
         elif mine.names and (mine.names, mine.ttl) != (ask.names, ask.ttl):
-            raise Misuse("the same attempt was used before with other names or another ttl")
+            raise reused_attempt()
         home = self._session(ask.ttl)
         try:
             return await home.request(lambda: self._asked(home, mine, ask.wait, start, until), until)
@@ -245,9 +249,7 @@ class ZooKeeperAuthority(Entering):
             self._drop(mine, "withdrawn")
             self._forget(mine)
             await session.exchange(until=until)
-            raise Misconfigured(
-                f"{self.url}: the tokens of this namespace are used up; start a new namespace"
-            )
+            raise tokens_used_up()
         return TOKEN_MAX
 
     async def _turn_away(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fenced.authorities.shared.rules import reused_attempt
 from fenced.authorities.zookeeper.errors import refused
 from fenced.authorities.zookeeper.operating import Operating
 from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.authorities.zookeeper.tree import NamespaceView, NodeRecord, Queue, ZooKeeperAttempt, record_text
-from fenced.errors import Misuse
 from fenced.model import AskAnswer, Busy, Ended, Granted, HeldBy, Waiting
 from fenced.wire import jute
 
@@ -122,7 +122,7 @@ class Entering(Operating):
             return Ended("withdrawn")
         if (record.names, record.asked) != (mine.names, mine.ttl):
             self._forget(mine)
-            raise Misuse("the same attempt was used before with other names or another ttl")
+            raise reused_attempt()
         queues, space = await self._look(home, mine.names, until)
         owner = self._owner(mine, record)
         if owner is None:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 from fenced import timing
+from fenced.authorities.shared.rules import no_namespace, tokens_used_up
 from fenced.authorities.zookeeper.base import _inherited
 from fenced.authorities.zookeeper.errors import refused
 from fenced.authorities.zookeeper.moving import Moving
@@ -21,7 +22,7 @@ from fenced.authorities.zookeeper.tree import (
     space_of,
     tomb_seconds,
 )
-from fenced.errors import Indeterminate, Misconfigured
+from fenced.errors import Indeterminate
 from fenced.model import TOKEN_MAX, NameView, Standing, Waiter, check_floor, check_name
 from fenced.wire import jute
 
@@ -43,7 +44,7 @@ class Operating(Moving):
                 if reply.error != jute.NO_NODE:
                     raise refused(reply.error, self.url)
                 if not create:
-                    raise Misconfigured(f"{self.url} has no namespace {self._namespace!r}")
+                    raise no_namespace(self.url, self._namespace)
                 await self._create(session, until)
 
         return await session.request(work, until)
@@ -63,8 +64,10 @@ class Operating(Moving):
 
     # Looking.
 
-    async def survey(self, *, after: str = "", limit: int = 1000) -> list[NameView]:
-        until = timing.call_until(self._runtime.now(), None)
+    async def survey(
+        self, *, after: str = "", limit: int = 1000, until: float | None = None
+    ) -> list[NameView]:
+        until = timing.call_until(self._runtime.now(), until)
         await self._settle(self._runtime.now(), until)
         session = self._any_session()
 
@@ -86,8 +89,8 @@ class Operating(Moving):
 
         return await session.request(work, until)
 
-    async def observe(self, name: str) -> NameView:
-        until = timing.call_until(self._runtime.now(), None)
+    async def observe(self, name: str, until: float | None = None) -> NameView:
+        until = timing.call_until(self._runtime.now(), until)
         await self._settle(self._runtime.now(), until)
         session, names = self._any_session(), (check_name(name),)
 
@@ -141,8 +144,8 @@ class Operating(Moving):
 
     # Operating.
 
-    async def force_release(self, name: str) -> int | None:
-        until = timing.call_until(self._runtime.now(), None)
+    async def force_release(self, name: str, until: float | None = None) -> int | None:
+        until = timing.call_until(self._runtime.now(), until)
         await self._settle(self._runtime.now(), until)
         session, name = self._any_session(), check_name(name)
         # A second time it would hit the next holder.
@@ -160,9 +163,7 @@ class Operating(Moving):
             (reply,) = await session.exchange(jute.get_data(self._paths.attempt(public)), until=until)
             record = self._record(reply)
             if reply.zxid + space.added(reply.zxid) >= TOKEN_MAX - 1:
-                raise Misconfigured(
-                    f"{self.url}: the tokens of this namespace are used up; start a new namespace"
-                )
+                raise tokens_used_up()
             names = record.names if record is not None else (name,)
             forced = ZooKeeperAttempt(public, names, 0.0)
             queues, _ = await self._look(session, names, until)
@@ -187,9 +188,9 @@ class Operating(Moving):
                 raise refused(failed[1], self.url)
         raise Indeterminate(f"{self.url}: {name} changes hands too quickly")
 
-    async def raise_floor(self, above: int) -> int:
+    async def raise_floor(self, above: int, until: float | None = None) -> int:
         above = check_floor(above)
-        until = timing.call_until(self._runtime.now(), None)
+        until = timing.call_until(self._runtime.now(), until)
         session = self._any_session()
 
         async def work() -> int:
@@ -213,9 +214,9 @@ class Operating(Moving):
 
         return await session.request(work, until)
 
-    async def tidy(self) -> int:
+    async def tidy(self, until: float | None = None) -> int:
         now = self._runtime.now()
-        until = now + 12 * timing.CALL_SECONDS
+        until = now + 12 * timing.CALL_SECONDS if until is None else until
         await self._settle(now, until)
         session = self._any_session()
 

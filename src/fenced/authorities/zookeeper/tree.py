@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from fenced import timing
+from fenced.authorities.shared.rules import NOBODY, holder_fields, holder_of
 from fenced.contracts import Wakeup
 from fenced.errors import Misconfigured
 from fenced.model import TOKEN_MAX, Holder
@@ -130,7 +131,7 @@ class ZooKeeperAttempt:
     names: tuple[str, ...]
     ttl: float
     lock_delay: float = 0.0
-    holder: Holder = field(default_factory=lambda: Holder("", "", "", 0))
+    holder: Holder = NOBODY
     state: str = "waiting"  # waiting, granted, or how it ended
     places: dict[str, str] = field(default_factory=dict)
     """By name, the node that stands in its queue."""
@@ -198,27 +199,26 @@ class NodeRecord(NamedTuple):
 
 def record_text(attempt: ZooKeeperAttempt, ttl: float) -> bytes:
     """On take-over the zxid is written explicitly, because the node's own mzxid changes."""
-    holder = attempt.holder
     told = {
         "names": attempt.names,
         "ttl": ttl,
         "asked": attempt.ttl,
         "delay": attempt.lock_delay,
-        "holder": [holder.id, holder.label, holder.host, holder.pid],
+        "holder": holder_fields(attempt.holder),
     }
     return _dump({**told, "zxid": attempt.zxid} if attempt.zxid else told)
 
 
 def record_of(data: bytes, stat: Stat) -> NodeRecord:
     if not stat.ephemeral_owner:
-        return NodeRecord((), 0.0, 0.0, 0.0, Holder("", "", "", 0), stat.mzxid, 0, stat.version)
+        return NodeRecord((), 0.0, 0.0, 0.0, NOBODY, stat.mzxid, 0, stat.version)
     told = json.loads(data)
     return NodeRecord(
         tuple(told["names"]),
         told["ttl"],
         told["asked"],
         told["delay"],
-        Holder(*told["holder"]),
+        holder_of(told["holder"]),
         told.get("zxid", stat.mzxid),
         stat.ephemeral_owner,
         stat.version,

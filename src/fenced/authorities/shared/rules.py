@@ -1,0 +1,53 @@
+"""Rules that are the same on every authority: limits, the sentences of common errors, a holder as JSON."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from fenced.contracts import Trait
+from fenced.errors import Misconfigured, Misuse
+from fenced.model import Holder
+
+QUEUE_MAX = 10_000
+"""How many waiters one name may have; a further ask is answered with Busy."""
+
+NOBODY = Holder("", "", "", 0)
+"""The holder of a tombstone: an attempt that was withdrawn before it arrived."""
+
+NAMESPACE_ORDER = Trait(
+    "namespace-order",
+    "A token is minted at the grant: it is greater than every token of the namespace that was handed out before the "
+    "request that granted it was sent.",
+)
+
+
+def reused_attempt() -> Misuse:
+    return Misuse("the same attempt was used before with other names or another ttl")
+
+
+def tokens_used_up() -> Misconfigured:
+    return Misconfigured("the tokens of this namespace are used up; start a new namespace")
+
+
+def no_namespace(where: object, namespace: str) -> Misconfigured:
+    return Misconfigured(f"{where} has no namespace {namespace!r}")
+
+
+def holder_fields(holder: Holder) -> list[str | int]:
+    """A holder as a JSON array; `holder_of` reads it."""
+    return [holder.id, holder.label, holder.host, holder.pid]
+
+
+def holder_of(fields: list[Any]) -> Holder:
+    return Holder(*fields)
+
+
+@lru_cache(maxsize=64)
+def holder_text(holder: Holder) -> str:
+    return json.dumps(holder_fields(holder), separators=(",", ":"))
+
+
+def holder_from(text: str) -> Holder:
+    return holder_of(json.loads(text))

@@ -1,0 +1,41 @@
+"""Every registered class satisfies its protocol. Nothing here runs: `mypy --strict` reads it, as `make lint` does."""
+
+from __future__ import annotations
+
+from fenced.authorities.etcd.authority import EtcdAuthority
+from fenced.authorities.memory import MemoryAuthority
+from fenced.authorities.postgresql.authority import PostgresqlAuthority
+from fenced.authorities.redis.authority import RedisAuthority
+from fenced.authorities.sqlite.authority import SqliteAuthority
+from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
+from fenced.contracts import Authority, Guard, Runtime
+from fenced.guards.memory import MemoryGuard
+from fenced.guards.postgresql.values import PostgresqlGuard
+from fenced.guards.sqlite.values import SqliteGuard
+from fenced.registry import AuthorityType, GuardType
+from fenced.runtime.aio import AioRuntime
+from fenced.runtime.blocking import BlockingRuntime
+from fenced.runtime.simulated import SimulatedRuntime
+from fenced.testing.simulation import SimulatedAuthority
+
+AUTHORITIES: list[type[Authority]] = [
+    EtcdAuthority,
+    MemoryAuthority,
+    PostgresqlAuthority,
+    RedisAuthority,
+    SimulatedAuthority,
+    SqliteAuthority,
+    ZooKeeperAuthority,
+]
+GUARDS: list[type[Guard]] = [MemoryGuard, PostgresqlGuard, SqliteGuard]
+RUNTIMES: list[type[Runtime]] = [AioRuntime, BlockingRuntime, SimulatedRuntime]
+
+AUTHORITY_TYPES: list[AuthorityType] = [
+    EtcdAuthority,
+    MemoryAuthority,
+    PostgresqlAuthority,
+    RedisAuthority,
+    SqliteAuthority,
+    ZooKeeperAuthority,
+]
+GUARD_TYPES: list[GuardType] = [MemoryGuard, PostgresqlGuard, SqliteGuard]
