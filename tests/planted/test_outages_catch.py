@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fenced.authorities.redis.authority import RedisAuthority
 from fenced.core.acquiring import LeaseEngine
 from fenced.testing import outages
 from fenced.testing.servers import RedisServer
@@ -37,3 +38,10 @@ def test_a_planted_bug_is_caught(
     monkeypatch.setattr("fenced.testing.kit.LeaseEngine", bug)
     monkeypatch.setattr(outages, "SOON", 2.0)  # what does not come in the end need not be waited for so long
     assert is_caught(check, lambda runtime: Harness(runtime, server))
+
+
+def test_a_call_without_a_deadline_is_caught(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator's call that drops its caller's deadline takes as long as the default."""
+    observe = RedisAuthority.observe
+    monkeypatch.setattr(RedisAuthority, "observe", lambda self, name, until=None: observe(self, name))
+    assert is_caught(CHECKS["every_call_ends_by_its_deadline"], lambda runtime: Harness(runtime, server))

@@ -102,6 +102,9 @@ def test_a_locked_file_keeps_no_call_beyond_its_deadline(path: Path, colour: Col
             lambda until: one.release(ask.secret, until),
             lambda until: one.withdraw(ask.secret, until),
             lambda until: other.open(until=until),
+            lambda until: one.force_release("orders", until),
+            lambda until: one.raise_floor(10, until),
+            one.tidy,
         )
         with locked(path):
             for call in calls:

@@ -8,8 +8,9 @@ twice; a holder that nobody can reach stops believing in time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from fenced import timing
@@ -435,3 +436,31 @@ async def a_silent_server_keeps_nobody_past_its_wait(h: OutageHarness) -> None:
     h.proxy.reset()
     await client.acquire(LeaseRequest.of(["orders"], wait=SOON))
     await client.close()
+
+
+@check()
+async def every_call_ends_by_its_deadline(h: OutageHarness) -> None:
+    """The server is silent: every method, also those for operators, ends by the deadline that its caller gave."""
+    a = await h.authority()
+    held = asking(h.runtime, "orders")
+    await granted(a, held)
+    await a.renew([held.secret])
+    calls: dict[str, Callable[[float], Awaitable[object]]] = {
+        "open": lambda limit: a.open(until=limit),
+        "ask": lambda limit: a.ask(asking(h.runtime, "another"), limit),
+        "renew": lambda limit: a.renew([held.secret], limit),
+        "release": lambda limit: a.release(held.secret, limit),
+        "withdraw": lambda limit: a.withdraw(held.secret, limit),
+        "survey": lambda limit: a.survey(until=limit),
+        "observe": lambda limit: a.observe("orders", limit),
+        "force_release": lambda limit: a.force_release("orders", limit),
+        "raise_floor": lambda limit: a.raise_floor(10, limit),
+        "tidy": a.tidy,
+    }
+    h.proxy.black_hole(drop=True)
+    for name, call in calls.items():
+        limit = h.runtime.now() + 0.3
+        with contextlib.suppress(Indeterminate, Unavailable):  # etcd's `tidy` has nothing to send
+            await call(limit)
+        late = h.runtime.now() - limit
+        ensure(late < timing.CALL_SECONDS / 2, f"{name} ended {late:.1f} s late")
