@@ -24,6 +24,7 @@ from psycopg import IsolationLevel
 from fenced.authorities.memory import MemoryStore
 from fenced.authorities.postgresql import answers
 from fenced.authorities.postgresql.queries import HERE, SQL
+from fenced.authorities.shared.rules import holder_text
 from fenced.model import Ask, Busy, Granted, Holder, Kept, NameView, Unknown, Waiting, grant_id
 from fenced.testing.interleaving import (
     COMMIT,
@@ -96,7 +97,7 @@ def ask(attempt: str, *names: str, ttl: float = TTL) -> Call:
             "10 s",
             "600 s",
         ),
-        *("t", "10000", "woken", answers.holder_text(wish.holder).decode()),
+        *("t", "10000", "woken", holder_text(wish.holder)),
     )
     label = f"ask {attempt} {','.join(names)}"
     return Call(label, "ask", parameters, lambda model: model.ask(wish), attempt, names, ttl)
