@@ -16,14 +16,12 @@ from fenced.registry import AuthorityType, GuardType
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime
 from fenced.runtime.simulated import SimulatedRuntime
-from fenced.testing.simulation import SimulatedAuthority
 
 AUTHORITIES: list[type[Authority]] = [
     EtcdAuthority,
     MemoryAuthority,
     PostgresqlAuthority,
     RedisAuthority,
-    SimulatedAuthority,
     SqliteAuthority,
     ZooKeeperAuthority,
 ]
