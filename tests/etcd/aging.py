@@ -20,11 +20,9 @@ from fenced.authorities.etcd.wire import EtcdWire
 from fenced.contracts import Runtime
 from fenced.model import Ask, AskAnswer, HeldBy, NameView, RenewAnswer
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.wire.protobuf import fields, raw, whole
 from tests.shifted import Shifted
 
 LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
-LEASE_LEASES = "/etcdserverpb.Lease/LeaseLeases"
 SCALE = 10
 CALL_SECONDS = 5.0
 
@@ -36,10 +34,14 @@ class AgingLeases(Leases):
         super().__init__(wire, runtime)
         self._ages = ages
 
+    async def grant(self, seconds: int, until: float) -> EtcdLease:
+        lease = await super().grant(seconds, until)
+        self._ages[lease.id] = 0.0
+        return lease
+
     async def keep_alive(self, leases: Iterable[EtcdLease], until: float) -> set[int]:
         alive = await super().keep_alive(leases, until)
-        for lease in alive:
-            self._ages.pop(lease, None)
+        self._ages.update(dict.fromkeys(alive, 0.0))
         return alive
 
     async def left(self, lease: int, until: float) -> int:
@@ -47,13 +49,12 @@ class AgingLeases(Leases):
 
 
 class Time:
-    """The time of all leases under a prefix of keys."""
+    """The time of all leases that its authorities have made."""
 
-    def __init__(self, url: str, prefix: bytes, clock: Shifted) -> None:
+    def __init__(self, url: str, clock: Shifted) -> None:
         self.ages: dict[int, float] = {}
         self._clock = clock
         self._url = url
-        self._prefix = prefix
 
     def bind(self, authority: EtcdAuthority, runtime: Runtime) -> EtcdAuthority:
         leases = AgingLeases(authority._wire, runtime, self.ages)
@@ -69,14 +70,13 @@ class Time:
         runtime = BlockingRuntime()
         wire = EtcdWire(EtcdAddress(self._url), runtime)
         until = runtime.now() + 4 * CALL_SECONDS
-        reply = await wire.call(LEASE_LEASES, b"", until)
-        for lease in [whole(dict(fields(raw(value)))[1]) for field, value in fields(reply) if field == 2]:
-            request = messages.time_to_live(lease, keys=True)
-            reply = await wire.call(messages.LEASE_TIME_TO_LIVE, request, until)
+        for lease in list(self.ages):
+            reply = await wire.call(messages.LEASE_TIME_TO_LIVE, messages.time_to_live(lease), until)
             left = messages.lease_reply(reply)[1]
-            if left >= 0 and any(key.startswith(self._prefix) for key in messages.attached_keys(reply)):
-                self.ages[lease] = self.ages.get(lease, 0) + seconds
-                if left < self.ages[lease]:  # it is told in whole seconds, rounded down
+            self.ages[lease] += seconds
+            if left < self.ages[lease]:  # the server rounds what is left down to whole seconds
+                del self.ages[lease]
+                if left >= 0:
                     await wire.call(LEASE_REVOKE, messages.lease_id(lease), until)
         wire.close()
 

@@ -8,6 +8,7 @@ import secrets
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,8 @@ from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
 from fenced.wire import protobuf
-from tests.etcd.aging import LEASE_REVOKE
+from tests.etcd.aging import LEASE_REVOKE, Time
+from tests.shifted import Shifted
 
 RUNTIME = BlockingRuntime()
 
@@ -436,3 +438,23 @@ def test_an_unknown_grant_is_found_by_its_attempt(etcd_server: EtcdServer) -> No
     assert step(one.ask(waiter)) == Ended("withdrawn")
     for each in (one, two):
         step(each.close())
+
+
+@pytest.mark.parametrize("tidied", [False, True])
+def test_an_attempt_that_etcd_has_forgotten_may_be_used_again(tidied: bool, etcd_server: EtcdServer) -> None:
+    """What the client remembers of it decides nothing, although nobody has renewed or released it."""
+    runtime = Shifted(RUNTIME)
+    time_of_etcd = Time(etcd_server.url(), runtime)
+    authority = EtcdAuthority.at(etcd_server.url(), runtime, secrets.token_hex(8))
+    time_of_etcd.bind(authority, runtime)
+    step(authority.open())
+    attempt = asking(runtime, "a")
+    first = step(granted(authority, attempt))
+    with pytest.raises(Misuse, match="used before"):
+        step(authority.ask(replace(attempt, names=("b",))))
+    time_of_etcd.pass_by(700)
+    if tidied:
+        step(authority.tidy())
+    again = step(granted(authority, replace(attempt, names=("b",))))
+    assert again.token > first.token
+    step(authority.close())

@@ -167,7 +167,7 @@ class EtcdAgainstTheModel(AgainstTheModel):
         return super().same(real, model)
 
     def open(self) -> Authority:
-        self.time = Time(self.url, f"fenced/{self.namespace}\0".encode(), self.runtime)
+        self.time = Time(self.url, self.runtime)
         return self.time.bind(EtcdAuthority.at(self.url, self.runtime, self.namespace), self.runtime)
 
     def teardown(self) -> None:

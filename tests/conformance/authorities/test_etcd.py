@@ -27,7 +27,7 @@ class Harness:
         self.runtime = Shifted(runtime)
         self._server = server
         self._prefix = secrets.token_hex(8)
-        self._time = Time(server.url(), f"fenced/{self._prefix}/".encode(), self.runtime)
+        self._time = Time(server.url(), self.runtime)
         self._opened: list[EtcdAuthority] = []
 
     async def authority(self, namespace: str = "default") -> Authority:

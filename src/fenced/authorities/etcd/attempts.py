@@ -32,8 +32,8 @@ class Attempts(Ending):
         public, doubts, prolonged = grant_id(ask.secret), self._space.doubts, self._sessions.prolonged
         if (known := self.signs.get(public)) is not None and known.is_due(self._now()):
             await self.end_late(known, until)
-        if (mine := self.live.get(public)) is not None:
-            _check_same(ask, mine.record)  # before its sign of life changes: the attempt goes on as it is
+        if (mine := self.live.get(public)) is not None and not _is_same(ask, mine.record):
+            await self._refuse_other_use(ask, mine, until)
         sign = self.signs.asked(public, timing.waiter_ttl(ask.ttl) if ask.wait else ask.ttl, until)
         try:
             try:
@@ -58,6 +58,13 @@ class Attempts(Ending):
         if self._sessions.prolonged != prolonged:
             await self.settle(until)
         return answer
+
+    async def _refuse_other_use(self, ask: Ask, mine: EtcdAttempt, until: float) -> None:
+        """Misuse, unless etcd has forgotten the attempt. Its sign of life stays: the attempt goes on as it is."""
+        _, record = await self._stored_now(mine.public, until)
+        if record is not None and record.names:
+            _check_same(ask, record)
+        self.forget(mine)
 
     async def _granted_despite(self, error: NoSpace, public: str, until: float) -> AskAnswer:
         """Our own write may have used the last space: read the record, and answer with the grant if there is one."""
@@ -283,7 +290,11 @@ class Attempts(Ending):
         return all(self._held.get(name) == mine.public for name in names)
 
 
+def _is_same(ask: Ask, record: KeyRecord) -> bool:
+    return (record.names, record.ttl) == (ask.names, ask.ttl)
+
+
 def _check_same(ask: Ask, record: KeyRecord) -> None:
     """Misuse if the attempt was used before for something else."""
-    if (record.names, record.ttl) != (ask.names, ask.ttl):
+    if not _is_same(ask, record):
         raise reused_attempt()

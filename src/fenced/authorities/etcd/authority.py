@@ -72,7 +72,7 @@ class EtcdAuthority:
         self.url = address.url
         self._runtime = runtime
         self._wire = EtcdWire(address, runtime)
-        self._space = Namespace(self._wire, check_name(namespace))
+        self._space = Namespace(self._wire, check_name(namespace), runtime.secret)
         self._leases = Leases(self._wire, runtime)
         self._sessions = Sessions(self._leases, runtime)
         self._looker = QueueReader(self._space, self._leases)

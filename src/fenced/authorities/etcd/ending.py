@@ -226,6 +226,8 @@ class Ending(Known):
         """Nobody asked for it or renewed it for its ttl. Its record in etcd decides, not what this client remembers."""
         mine, record = await self._stored_now(sign.public, until)
         if record is None:
+            if (known := self.live.get(sign.public)) is not None:
+                self.forget(known)  # etcd has forgotten it, too
             if not sign.stored:  # its first ask may still be under way: the tombstone stops it
                 await self._tombstone(sign.public, EXPIRED, until)
         elif mine is not None and mine.lease in self._sessions.made:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fenced.authorities.etcd import messages
 from fenced.authorities.etcd.keys import Keys, Meta
@@ -20,12 +19,13 @@ WENT_BACK = "!"
 class Namespace:
     """Transactions in one namespace. Every reply is looked at: whose history it is, and whether it went back."""
 
-    def __init__(self, wire: EtcdWire, name: str) -> None:
+    def __init__(self, wire: EtcdWire, name: str, secret: Callable[[], str]) -> None:
         self.name = name
         self.keys = Keys(name)
         self.meta = Meta("", "", 0)
         self.raw = b""
         self._wire = wire
+        self._secret = secret
         self._seen = 0
 
     @property
@@ -110,7 +110,7 @@ class Namespace:
         if found is None:
             if not create:
                 raise no_namespace(self._wire.url, self.name)
-            new = Meta(secrets.token_hex(8), str(reply.header.cluster), 0).written()
+            new = Meta(self._secret()[:16], str(reply.header.cluster), 0).written()
             nothing = absent(self.keys.start, self.keys.end)
             reply = await self.run(messages.txn([nothing], [put(key, new), get(key)], [get(key)]), until)
             found = reply.found[0].first
