@@ -74,7 +74,7 @@ def guard_storms() -> dict[str, Any]:
             options = ("--authority", authority, "--guard", url, *STORM_SIZE)
             guarded.append(_storm(STORM_SECONDS, *options, seed=len(guarded) + 1))
         url = server.url(server.create_database())
-        with fenced.Guard(url) as observing:
+        with fenced.Values(url) as observing:
             observing.set_mode("observe")
         control = _storm(STORM_SECONDS, "--authority", authority, "--guard", url, *STORM_SIZE)
     totals = {

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from fenced.errors import Unavailable as Unavailable
     from fenced.errors import Uncovered as Uncovered
     from fenced.errors import Unsupported as Unsupported
-    from fenced.guarding import AsyncGuard as AsyncGuard
-    from fenced.guarding import Guard as Guard
+    from fenced.guarding import AsyncValues as AsyncValues
+    from fenced.guarding import Values as Values
     from fenced.model import HeldBy as HeldBy
     from fenced.model import Stamp as Stamp
 
@@ -58,8 +58,8 @@ _HOME = {
     "AsyncClient": "fenced.client",
     "Lease": "fenced.client",
     "AsyncLease": "fenced.client",
-    "Guard": "fenced.guarding",
-    "AsyncGuard": "fenced.guarding",
+    "Values": "fenced.guarding",
+    "AsyncValues": "fenced.guarding",
     "State": "fenced.core.holding",
     "HeldBy": "fenced.model",
     "Stamp": "fenced.model",

@@ -1,4 +1,4 @@
-"""What the parts expect of each other: Runtime, Authority, Guard.
+"""What the parts expect of each other: Runtime, Authority, and guards by what they can do.
 
 Core, authorities and guards are written once, as `async def`, and await only their Runtime and their
 driver. Under the blocking runtime nothing ever suspends and the coroutine is stepped once to its end;
@@ -7,21 +7,34 @@ under asyncio the leaves suspend; in the simulation they yield to a seeded sched
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from fenced.decision import Mark, Ruling, Verdict
+from fenced.decision import Mark
+from fenced.errors import Unsupported
 from fenced.model import (
     Ask,
     AskAnswer,
+    Credential,
     NameView,
     ReleaseAnswer,
     RenewAnswer,
-    Stamp,
     Standing,
 )
+from fenced.rollout import (
+    QUIET_SECONDS,
+    Change,
+    DatabaseStatus,
+    Decision,
+    DecisionCount,
+    KeyView,
+    Override,
+)
+
+if TYPE_CHECKING:
+    from fenced.proofs import VerifyingKey
 
 if TYPE_CHECKING:
     import ssl
@@ -157,6 +170,19 @@ class Trait:
     sentence: str
 
 
+MANY_NAMES = Trait("many-names", "Several names are written in one atomic step: all admitted, or none.")
+SEVERAL_LEASES = Trait("several-leases", "One operation may carry the stamps of several leases.")
+PROOFS = Trait("proofs", "A stamp may carry a proof; if proofs are required, a stamp without one is refused.")
+STILL_HELD = Trait(
+    "still-held",
+    "An authority in the same database can be asked, in the same step, whether the lease is still held.",
+)
+ANNOUNCES_SEPARATELY = Trait(
+    "announces-separately",
+    "A new token is announced and committed before its first write, so the mark stays if that write fails.",
+)
+
+
 class Authority(Protocol):
     """Grants leases and mints tokens.
 
@@ -245,59 +271,37 @@ class Authority(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One decision of a guard, for the audit."""
-
-    time: float
-    name: str | None
-    stamp: Stamp | None
-    mark: Mark | None
-    verdict: Verdict
-    ruling: Ruling
-    mode: str
-
-
-@dataclass(frozen=True, slots=True)
 class Versioned:
-    """A value and its version, for `expect`."""
+    """A value and its version, for `expect`. None and 0: nothing was written yet."""
 
-    value: str | None
+    value: bytes | None
     version: int
 
 
-class Guard(Protocol):
-    """Sits at a resource of named values and decides with `decision.judge`, atomically with the effect.
+class Marks(Protocol):
+    """What every guard can do: keep the highest token of each name, and refuse lower ones.
 
-    SQL guards protect the user's own tables instead (`fenced.sql.Guard`); their values under names
-    are one guarded table of their own.
+    A guard decides as `decision.judge` does, in the same atomic step as the effect. The id that it gives to an
+    operation is unique for ever, also after a restart of its process or its store: `judge` takes two operations with
+    the same id for one.
+
+    Every method that is fenced takes a whole `Credential`. A guard that cannot use a part of it (a proof, a second
+    stamp, `still_held`) raises Unsupported: nothing of a credential is dropped.
     """
 
-    traits: ClassVar[tuple[Trait, ...]]
+    @property
+    def traits(self) -> tuple[Trait, ...]:
+        """What this instance promises, its limits, and its abilities. The kit runs the checks that they name."""
 
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """Where it is, without secrets."""
 
-    async def open(self) -> None: ...
+    async def open(self) -> None:
+        """Connect, and create what is missing. A guard that exists keeps its rule and its modes."""
 
-    async def announce(self, stamp: Stamp, *names: str) -> None:
-        """Raise the marks to this stamp's token, on its own, durably, before anything is read."""
-
-    async def read(self, stamp: Stamp, name: str) -> Versioned:
-        """Announce, then read."""
-
-    async def peek(self, name: str, at_least: int = 0) -> Versioned:
-        """Read without a lease; Contended when the mark is still below `at_least`."""
-
-    async def write(self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None) -> int:
-        """Write if admitted; returns the new version. `expect`: only if the version is still that."""
-
-    async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:
-        """Write several names in one atomic step: all admitted, or none."""
-
-    async def set_mode(self, mode: str, pattern: str = "*") -> None: ...
-
-    async def adopt(self, realm: str) -> None:
-        """Trust this authority from now on, and no other."""
+    async def announce(self, credential: Credential) -> None:
+        """Raise the marks to the credential's tokens, separately from any write, durably, before anything is read."""
 
     async def mark(self, name: str) -> Mark | None: ...
 
@@ -307,9 +311,124 @@ class Guard(Protocol):
         May be asked before `open`, and creates nothing: Misconfigured where there is no guard.
         """
 
-    async def records(self) -> list[Record]: ...
+    async def set_mode(self, mode: str, pattern: str = "*") -> None:
+        """Set the mode, the stage of the rollout, of the names that match."""
 
-    async def tally(self) -> dict[tuple[str, str], int]:
-        """How many operations met each (verdict, mode) that was not plainly admitted."""
+    async def modes(self) -> dict[str, str]:
+        """The mode of each pattern that has one."""
+
+    async def adopt(self, realm: str) -> None:
+        """Trust this authority from now on, and no other."""
+
+    async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
+        """Run `work` with what operators do here: `guard.operate(lambda operator: operator.status())`.
+
+        May be used before `open`, and creates nothing: Misconfigured where there is no guard.
+        """
 
     async def close(self) -> None: ...
+
+
+class UnitOfWork(Protocol):
+    """A guard around the caller's own transaction, request or message."""
+
+    async def enter(self, credential: Credential) -> None:
+        """Begin, and announce before the caller reads or writes anything."""
+
+    async def leave(self, error: BaseException | None) -> None:
+        """End it: commit, or undo if the caller's body raised `error`. Raises the typed refusal if there was one."""
+
+
+class NamedValues(Marks, Protocol):
+    """Small values under names, for drills and for programs without a store of their own."""
+
+    async def read(self, credential: Credential, name: str) -> Versioned:
+        """Announce, then read."""
+
+    async def peek(self, name: str, at_least: int = 0) -> Versioned:
+        """Read without a lease; Contended when the mark is still below `at_least`."""
+
+    async def write(
+        self, credential: Credential | None, name: str, value: bytes, *, expect: int | None = None
+    ) -> int:
+        """Write if admitted; returns the new version. `expect`: only if the version is still that."""
+
+    async def write_many(self, credential: Credential | None, values: dict[str, bytes]) -> None:
+        """Write several names in one atomic step: all admitted, or none. Unsupported without the trait `many-names`."""
+
+
+class Operator:
+    """What operators do with a guard. Every method raises Unsupported until a guard has it.
+
+    `table` says which guarded table is meant; None means all, and guards that guard no tables take None alone.
+    """
+
+    kind = "this guard"
+    """The subject of the sentence that says what is lacking."""
+
+    async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
+        """How far the rollout is; a next stage is called safe after `quiet_for` quiet seconds."""
+        raise self._lacks("status")
+
+    async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
+        """The newest decisions of the audit, the newest last."""
+        raise self._lacks("audit")
+
+    async def counts(self, table: str | None = None) -> list[DecisionCount]:
+        """The decisions that were not plainly admitted, counted."""
+        return [count for guard in (await self.status(table)).guards for count in guard.counts]
+
+    async def history(self, table: str | None = None, limit: int = 100) -> list[Change]:
+        """What operators did, the newest last."""
+        raise self._lacks("history of changes")
+
+    async def pending(self, table: str, wait: float = 0.0) -> tuple[str, ...]:
+        """The transactions that the last mode change does not bind, after up to `wait` seconds for them to end."""
+        return ()
+
+    async def unset_mode(self, table: str | None, pattern: str) -> bool:
+        """Forget the mode of a pattern; False when it had none."""
+        raise self._lacks("modes that can be unset")
+
+    async def override(self, table: str, pattern: str, seconds: float, why: str) -> Override:
+        """Let the names that match through for a while, whatever their mode."""
+        raise self._lacks("overrides")
+
+    async def end_overrides(self, table: str, pattern: str | None) -> int:
+        """End overrides now; returns how many."""
+        raise self._lacks("overrides")
+
+    async def reset(self, name: str, why: str) -> int | None:
+        """Forget the mark of a name; returns its token, None if it had none."""
+        raise self._lacks("reset of a mark")
+
+    async def drop_marks(self, realm: str, below: int) -> int:
+        """Delete the marks below a token, and refuse every lower token from now on; returns how many were deleted."""
+        raise self._lacks("floor below which marks can be dropped")
+
+    async def trust(self, change: dict[str, float | None]) -> None:
+        """Change what the guard accepts: `max_jump`, `sample`, `patience`."""
+        raise self._lacks("settings of trust")
+
+    async def tidy(self, keep: int = 10_000) -> dict[str, int]:
+        """Add up all but the newest `keep` records, and delete what has expired; returns how much."""
+        raise self._lacks("tidying")
+
+    async def keys(self) -> list[KeyView]:
+        """The keys that may sign stamps, and those that were revoked."""
+        raise self._lacks("proofs")
+
+    async def add_key(self, key: VerifyingKey) -> None:
+        """Accept proofs that this key made."""
+        raise self._lacks("proofs")
+
+    async def revoke_key(self, key_id: str) -> None:
+        """Accept proofs that this key made no longer."""
+        raise self._lacks("proofs")
+
+    async def require_proofs(self, required: bool) -> None:
+        """Refuse stamps without a proof, or stop refusing them."""
+        raise self._lacks("proofs")
+
+    def _lacks(self, what: str) -> Unsupported:
+        return Unsupported(f"{self.kind} has no {what}")

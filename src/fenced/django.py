@@ -30,11 +30,12 @@ from django.utils.deprecation import MiddlewareMixin
 
 from fenced.decision import Mode, Rule
 from fenced.errors import Conflict, Contended, Misconfigured, Overtaken, Refused, Unavailable
+from fenced.guarding import Fences
 from fenced.guards.postgresql import install
 from fenced.guards.postgresql.django import DjangoSession
 from fenced.guards.shared.spec import Spec, literal
 from fenced.runtime.blocking import step
-from fenced.sql import Fences, Guard, refusal
+from fenced.sql import Guard, refusal
 
 __all__ = ["InstallGuard", "RefusalMiddleware", "atomic"]
 

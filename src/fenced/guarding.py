@@ -1,14 +1,15 @@
-"""Guard and AsyncGuard: the guards of named values, by URL. Thin twins over the contract."""
+"""Values and AsyncValues: small values under names, behind a guard, by URL. Twins over the contract."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fenced import registry
 from fenced.client import AsyncLease, Lease
 from fenced.contracts import Versioned
 from fenced.errors import Misuse, shown
-from fenced.model import Stamp, check_realm
+from fenced.model import Credential, Stamp, check_name, check_realm
 from fenced.proofs import Proof
 from fenced.runtime.blocking import BlockingRuntime, step
 
@@ -16,29 +17,51 @@ if TYPE_CHECKING:
     from fenced.runtime.aio import AioRuntime
 
 Fence = Lease | AsyncLease | Stamp | Proof
-"""What an operation is fenced with: the lease that makes the next stamp, or a stamp as it is, or proven."""
+"""What an operation is fenced with: the lease that makes the next stamp, or a stamp as it is, or a proven one."""
+Fences = Fence | Sequence[Fence]
+"""One of these, or several at once."""
+_LEASES = (Lease, AsyncLease)
 
 
-def write_stamp(fence: object) -> Stamp:
-    """The stamp of a write: a lease makes its next one, a stamp is sent as it is."""
-    if isinstance(fence, (Lease, AsyncLease)):
-        return fence.next_stamp()
-    if isinstance(fence, Stamp):
-        return fence
-    if isinstance(fence, Proof):
-        return fence.stamp
-    raise _no_fence(fence)
+def credential(
+    fence: Fences, names: tuple[str, ...] = (), *, announcing: bool = False, still_held: bool = False
+) -> Credential:
+    """What this operation carries to a guard: the stamps of the fences, and the proofs if there are any.
+
+    A lease makes its next stamp; `announcing`, it makes one with seq 0. Leases are renewed while a transaction runs,
+    so only `max_hold` limits how long it may idle.
+    """
+    chosen = tuple(check_name(name) for name in names)
+    if isinstance(fence, _LEASES):  # nearly always
+        return Credential((_stamp(fence, announcing),), chosen, _hold_left(fence), still_held)
+    several = isinstance(fence, Sequence) and not isinstance(fence, Stamp)
+    fences: Sequence[Fence] = fence if several else (fence,)  # type: ignore[assignment]
+    if not fences:
+        raise Misuse("give a guard the lease that hold() returned, or a list of at least one")
+    limits = [_hold_left(one) for one in fences if isinstance(one, _LEASES)]
+    left = [limit for limit in limits if limit is not None]
+    proofs = tuple(one.text if isinstance(one, Proof) else "-" for one in fences)
+    return Credential(
+        tuple(_stamp(one, announcing) for one in fences),
+        chosen,
+        min(left) if left else None,
+        still_held,
+        proofs if any(isinstance(one, Proof) for one in fences) else (),
+    )
 
 
-def announcement(fence: object) -> Stamp:
-    """The stamp of an announcement by this fence."""
-    if isinstance(fence, Stamp):
-        return fence.announcing()
-    if isinstance(fence, Lease | AsyncLease):
-        return fence.announcement()
-    if isinstance(fence, Proof):
-        return fence.stamp.announcing()
-    raise _no_fence(fence)
+def _stamp(fence: object, announcing: bool) -> Stamp:
+    if isinstance(fence, _LEASES):
+        return fence.announcement() if announcing else fence.next_stamp()
+    stamp = fence.stamp if isinstance(fence, Proof) else fence
+    if not isinstance(stamp, Stamp):
+        raise _no_fence(fence)
+    return stamp.announcing() if announcing else stamp
+
+
+def _hold_left(lease: Lease | AsyncLease) -> float | None:
+    hold = lease._hold
+    return None if hold.give_up is None else hold.give_up - hold.runtime.now()
 
 
 def _no_fence(fence: object) -> Misuse:
@@ -47,11 +70,11 @@ def _no_fence(fence: object) -> Misuse:
         hint = " (did try_hold give None?)"
     elif hasattr(fence, "__enter__") or hasattr(fence, "__aenter__"):
         hint = "; enter it first: with client.hold(...) as lease"
-    return Misuse(f"a guard is told the lease that hold() gave, or a stamp, not {shown(fence)}{hint}")
+    return Misuse(f"give a guard the lease that hold() returned, or a stamp, not {shown(fence)}{hint}")
 
 
-class Guard:
-    """Named values behind a guard. Opens at first use."""
+class Values:
+    """Small values under names, behind a guard. Opens at first use."""
 
     def __init__(self, url: str) -> None:
         self._guard = registry.guard(url, BlockingRuntime())
@@ -62,33 +85,33 @@ class Guard:
             step(self._guard.open())
             self._opened = True
 
-    def announce(self, fence: Fence, *names: str) -> None:
+    def announce(self, fence: Fences, *names: str) -> None:
         """Raise the marks to this fence's token, durably, before anything is read."""
         self._ready()
-        step(self._guard.announce(announcement(fence), *names))
+        step(self._guard.announce(credential(fence, names, announcing=True)))
 
-    def read(self, fence: Fence, name: str) -> Versioned:
+    def read(self, fence: Fences, name: str) -> Versioned:
         """Announce, then read."""
         self._ready()
-        return step(self._guard.read(announcement(fence), name))
+        return step(self._guard.read(credential(fence, announcing=True), name))
 
     def peek(self, name: str, at_least: int = 0) -> Versioned:
         """Read without a lease; Contended while no token as high as `at_least` has been seen."""
         self._ready()
         return step(self._guard.peek(name, at_least))
 
-    def write(self, fence: Fence, name: str, value: str, expect: int | None = None) -> int:
+    def write(self, fence: Fences, name: str, value: bytes, expect: int | None = None) -> int:
         """Write if admitted, and only over version `expect` if given; returns the new version."""
         self._ready()
-        return step(self._guard.write(write_stamp(fence), name, value, expect=expect))
+        return step(self._guard.write(credential(fence), name, value, expect=expect))
 
-    def write_many(self, fence: Fence, values: dict[str, str]) -> None:
+    def write_many(self, fence: Fences, values: dict[str, bytes]) -> None:
         """Write several names in one atomic step: all admitted, or none."""
         self._ready()
-        step(self._guard.write_many(write_stamp(fence), values))
+        step(self._guard.write_many(credential(fence), values))
 
     def set_mode(self, mode: str, pattern: str = "*") -> None:
-        """Switch the stage of the rollout for the names that match."""
+        """Set the mode, the stage of the rollout, of the names that match."""
         self._ready()
         step(self._guard.set_mode(mode, pattern))
 
@@ -100,15 +123,15 @@ class Guard:
     def close(self) -> None:
         step(self._guard.close())
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> Values:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
 
-class AsyncGuard:
-    """Named values behind a guard, for asyncio. Opens at first use."""
+class AsyncValues:
+    """Small values under names, behind a guard, for asyncio. Opens at first use."""
 
     def __init__(self, url: str) -> None:
         from fenced.runtime.aio import AioRuntime
@@ -122,33 +145,33 @@ class AsyncGuard:
             await self._guard.open()
             self._opened = True
 
-    async def announce(self, fence: Fence, *names: str) -> None:
+    async def announce(self, fence: Fences, *names: str) -> None:
         """Raise the marks to this fence's token, durably, before anything is read."""
         await self._ready()
-        await self._guard.announce(announcement(fence), *names)
+        await self._guard.announce(credential(fence, names, announcing=True))
 
-    async def read(self, fence: Fence, name: str) -> Versioned:
+    async def read(self, fence: Fences, name: str) -> Versioned:
         """Announce, then read."""
         await self._ready()
-        return await self._guard.read(announcement(fence), name)
+        return await self._guard.read(credential(fence, announcing=True), name)
 
     async def peek(self, name: str, at_least: int = 0) -> Versioned:
         """Read without a lease; Contended while no token as high as `at_least` has been seen."""
         await self._ready()
         return await self._guard.peek(name, at_least)
 
-    async def write(self, fence: Fence, name: str, value: str, expect: int | None = None) -> int:
+    async def write(self, fence: Fences, name: str, value: bytes, expect: int | None = None) -> int:
         """Write if admitted, and only over version `expect` if given; returns the new version."""
         await self._ready()
-        return await self._guard.write(write_stamp(fence), name, value, expect=expect)
+        return await self._guard.write(credential(fence), name, value, expect=expect)
 
-    async def write_many(self, fence: Fence, values: dict[str, str]) -> None:
+    async def write_many(self, fence: Fences, values: dict[str, bytes]) -> None:
         """Write several names in one atomic step: all admitted, or none."""
         await self._ready()
-        await self._guard.write_many(write_stamp(fence), values)
+        await self._guard.write_many(credential(fence), values)
 
     async def set_mode(self, mode: str, pattern: str = "*") -> None:
-        """Switch the stage of the rollout for the names that match."""
+        """Set the mode, the stage of the rollout, of the names that match."""
         await self._ready()
         await self._guard.set_mode(mode, pattern)
 
@@ -161,7 +184,7 @@ class AsyncGuard:
         await self._guard.close()
         self._runtime.close()
 
-    async def __aenter__(self) -> AsyncGuard:
+    async def __aenter__(self) -> AsyncValues:
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Literal, Protocol, cast
 
-from fenced.contracts import Authority, Guard, Runtime
+from fenced.contracts import Authority, NamedValues, Runtime
 from fenced.errors import Misconfigured, Misuse, redacted, shown
 
 Kind = Literal["fenced.authorities", "fenced.guards"]
@@ -37,7 +37,7 @@ class AuthorityType(Protocol):
 
 
 class GuardType(Protocol):
-    def at(self, url: str, runtime: Runtime) -> Guard: ...
+    def at(self, url: str, runtime: Runtime) -> NamedValues: ...
 
 
 def authority(url: str, runtime: Runtime, namespace: str = "default") -> Authority:
@@ -45,7 +45,7 @@ def authority(url: str, runtime: Runtime, namespace: str = "default") -> Authori
     return cast(AuthorityType, _find("fenced.authorities", url)).at(url, runtime, namespace)
 
 
-def guard(url: str, runtime: Runtime) -> Guard:
+def guard(url: str, runtime: Runtime) -> NamedValues:
     """The guard behind a URL, not yet opened."""
     return cast(GuardType, _find("fenced.guards", url)).at(url, runtime)
 

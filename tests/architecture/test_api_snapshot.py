@@ -141,7 +141,7 @@ def test_the_public_api_is_as_written_down() -> None:
 TWINS = [
     (fenced.Client, fenced.AsyncClient),
     (fenced.Lease, fenced.AsyncLease),
-    (fenced.Guard, fenced.AsyncGuard),
+    (fenced.Values, fenced.AsyncValues),
     (client.LeaseContext, client.AsyncLeaseContext),
     (client.TryLeaseContext, client.AsyncTryLeaseContext),
     (sql.Guard, sql.AsyncGuard),

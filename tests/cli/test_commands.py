@@ -83,7 +83,7 @@ def test_raising_the_floor(fenced: Any) -> None:
     seen = old.acquire("x").announcement()._replace(token=1000)
     old.close()
     url = f"sqlite:///{fenced.folder}/guarded data.db"
-    guard = library.Guard(url)
+    guard = library.Values(url)
     guard.announce(seen)
     guard.close()
     ended = fenced("authority", "raise", "--above-guards", url, "--json")

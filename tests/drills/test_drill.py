@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 
-from fenced import Guard
+from fenced import Values
 from fenced.drills.command import drill
 from fenced.drills.history import History, Operation, check
 from fenced.drills.outcome import DrillOutcome
@@ -101,7 +101,7 @@ def test_without_the_guard_the_late_write_lands() -> None:
 
 def test_a_guard_that_only_observes_is_caught(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'values.db'}"
-    guard = Guard(url)
+    guard = Values(url)
     guard.set_mode("observe")
     guard.close()
     authority = f"sqlite:///{tmp_path / 'leases.db'}"

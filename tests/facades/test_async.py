@@ -209,14 +209,14 @@ def test_decorator_and_several_names(tmp_path: Path) -> None:
 
 def test_a_guard_is_told_at_grant_time(tmp_path: Path) -> None:
     async def story() -> None:
-        guard = fenced.AsyncGuard(f"sqlite:///{tmp_path}/values.db")
+        guard = fenced.AsyncValues(f"sqlite:///{tmp_path}/values.db")
         async with fenced.AsyncClient(url(tmp_path)) as one:
             await (await one.acquire("first")).release()
             async with one.hold("a", guards=[guard]) as lease:
                 with pytest.raises(fenced.StaleToken):
-                    await guard.write(lease.next_stamp()._replace(token=lease.token - 1), "a", "old")
+                    await guard.write(lease.next_stamp()._replace(token=lease.token - 1), "a", b"old")
                 found = await guard.read(lease, "a")
-                version = await guard.write(lease, "a", "new", expect=found.version)
+                version = await guard.write(lease, "a", b"new", expect=found.version)
                 assert (await guard.peek("a", at_least=lease.token)).version == version
             newer = stamp(lease.token + 1, 0, "a", realm=lease_realm(lease))
             await guard.announce(newer)
@@ -234,9 +234,9 @@ def lease_realm(lease: fenced.AsyncLease) -> str:
 
 
 class _Fixed:
-    """A guard that is always told the same old stamp."""
+    """A guard that is always announced the same old stamp."""
 
-    def __init__(self, guard: fenced.AsyncGuard, newer: fenced.Stamp) -> None:
+    def __init__(self, guard: fenced.AsyncValues, newer: fenced.Stamp) -> None:
         self._guard, self._newer = guard, newer
 
     async def announce(self, fence: object, *names: str) -> None:

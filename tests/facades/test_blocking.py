@@ -194,7 +194,7 @@ def test_errors_in_callbacks_are_the_programs_own(tmp_path: Path, monkeypatch: p
 
 
 def test_what_would_run_without_its_lease_is_refused(tmp_path: Path) -> None:
-    guard = fenced.AsyncGuard(f"sqlite:///{tmp_path}/values.db")
+    guard = fenced.AsyncValues(f"sqlite:///{tmp_path}/values.db")
     with fenced.Client(url(tmp_path)) as client:
         with pytest.raises(fenced.Misuse, match="other kind of client"), client.hold("a", guards=[guard]):
             raise AssertionError("not reached")
@@ -246,14 +246,14 @@ def test_coroutines_of_another_runtime_are_noticed() -> None:
 
 
 def test_named_values_behind_a_guard(tmp_path: Path) -> None:
-    guard = fenced.Guard(f"sqlite:///{tmp_path}/values.db")
+    guard = fenced.Values(f"sqlite:///{tmp_path}/values.db")
     with fenced.Client(url(tmp_path)) as client, client.hold_all(["a", "b"], guards=[guard]) as lease:
-        version = guard.write(lease, "a", "1")
+        version = guard.write(lease, "a", b"1")
         with pytest.raises(fenced.Conflict):
-            guard.write(lease, "a", "2", expect=version + 1)
-        guard.write_many(lease, {"a": "3", "b": "3"})
-        assert guard.read(lease, "b").value == guard.peek("a", at_least=lease.token).value == "3"
+            guard.write(lease, "a", b"2", expect=version + 1)
+        guard.write_many(lease, {"a": b"3", "b": b"3"})
+        assert guard.read(lease, "b").value == guard.peek("a", at_least=lease.token).value == b"3"
         guard.set_mode("require")
         with pytest.raises(fenced.Misuse):
-            guard.write("not a fence", "a", "4")  # type: ignore[arg-type]
+            guard.write("not a fence", "a", b"4")  # type: ignore[arg-type]
     guard.close()

@@ -19,6 +19,7 @@ from fenced.guards.memory import MemoryGuard
 from fenced.model import (
     Ask,
     AskAnswer,
+    Credential,
     Ended,
     Granted,
     Kept,
@@ -268,7 +269,7 @@ class MarkIsOnlyRead(MemoryGuard):
 class AnnouncingDoesNothing(MemoryGuard):
     """Writes alone are fenced: B reads, A wakes and writes, B writes back what it read."""
 
-    async def announce(self, stamp: Stamp, *names: str) -> None:
+    async def announce(self, credential: Credential) -> None:
         return
 
 
@@ -305,9 +306,12 @@ class NamesByPrefix(MemoryGuard):
 class ObserveRaisesTheMark(MemoryGuard):
     """What is let through against its verdict moves the mark."""
 
-    async def write(self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None) -> int:
-        version = await super().write(stamp, name, value, expect=expect)
-        if stamp is not None:
+    async def write(
+        self, credential: Credential | None, name: str, value: bytes, *, expect: int | None = None
+    ) -> int:
+        version = await super().write(credential, name, value, expect=expect)
+        if credential is not None:
+            (stamp,) = credential.stamps
             self.marks[name] = Mark(stamp.token, stamp.grant, stamp.seq or 0)
         return version
 
@@ -315,9 +319,9 @@ class ObserveRaisesTheMark(MemoryGuard):
 class FirstNameDecides(MemoryGuard):
     """Of several names only the first is judged."""
 
-    async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:
+    async def write_many(self, credential: Credential | None, values: dict[str, bytes]) -> None:
         first = next(iter(values))
-        await self.write(stamp, first, values[first])
+        await self.write(credential, first, values[first])
         for name, value in values.items():
             if name != first:
                 self.values[name] = self._value(name).__class__(value, self._value(name).version + 1)

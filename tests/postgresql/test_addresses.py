@@ -187,8 +187,8 @@ def test_a_silent_address_of_a_name_does_not_use_up_the_time_of_the_next(
 
 def test_the_short_scheme_is_taken_by_clients_guards_and_commands(server: PostgresqlServer) -> None:
     url = f"postgres://postgres@127.0.0.1:{server.port}/shop"
-    with fenced.Client(url) as client, client.hold("orders") as lease, fenced.Guard(url) as guard:
-        guard.write(lease, "orders", "1")
+    with fenced.Client(url) as client, client.hold("orders") as lease, fenced.Values(url) as guard:
+        guard.write(lease, "orders", b"1")
     with connected(url) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
@@ -196,7 +196,7 @@ def test_the_short_scheme_is_taken_by_clients_guards_and_commands(server: Postgr
 @pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgres+asyncpg", "sqlite+aiosqlite"])
 def test_what_sqlalchemy_writes_is_told_what_to_write_instead(scheme: str) -> None:
     plain = scheme.partition("+")[0]
-    for use in (fenced.Client, fenced.Guard):
+    for use in (fenced.Client, fenced.Values):
         with pytest.raises(FencedError, match=rf"write {plain}://") as caught:
             use(f"{scheme}://app:hunter2@db.internal/shop")
         assert "hunter2" not in str(caught.value)

@@ -151,14 +151,14 @@ def test_a_restored_dump_is_noticed(tmp_path: Path) -> None:
 # proves authority postgresql: copy-unnoticed
 def test_restored_files_repeat_tokens_until_raised_and_guards_notice(tmp_path: Path) -> None:
     """Without `raise` the guard refuses whoever carries a token of the other history; with it all is well."""
-    guard = fenced.Guard(f"sqlite:///{tmp_path / 'guarded.db'}")
+    guard = fenced.Values(f"sqlite:///{tmp_path / 'guarded.db'}")
     with PostgresqlServer() as server:
         with fenced.Client(server.url()) as client:
             client.acquire("warm-up").release()
             server.backup(tmp_path / "backup")
             for _ in range(40):
                 with client.hold("orders") as lease:
-                    guard.write(lease, "orders", "of the lost history")
+                    guard.write(lease, "orders", b"of the lost history")
             highest = lease.token
         server.stop()
         with PostgresqlServer.restored(tmp_path / "backup") as restored:
@@ -166,7 +166,7 @@ def test_restored_files_repeat_tokens_until_raised_and_guards_notice(tmp_path: P
                 refused = 0
                 while (lease := client.acquire("orders")).token <= highest:
                     with pytest.raises((StaleToken, ReusedToken)):
-                        guard.write(lease, "orders", "of the wrong history")
+                        guard.write(lease, "orders", b"of the wrong history")
                     refused += 1
                     lease.release()
                 lease.release()
@@ -175,7 +175,7 @@ def test_restored_files_repeat_tokens_until_raised_and_guards_notice(tmp_path: P
             step(authority.raise_floor(highest + 1000))
             with fenced.Client(restored.url()) as client, client.hold("orders") as lease:
                 assert lease.token > highest + 1000
-                guard.write(lease, "orders", "after the floor was raised")
+                guard.write(lease, "orders", b"after the floor was raised")
 
 
 def test_weak_settings_are_told() -> None:

@@ -13,7 +13,7 @@ import pytest
 from fenced.errors import Contended, Misconfigured, Misuse, StaleToken
 from fenced.guards.postgresql.operating import PostgresqlOperator
 from fenced.guards.postgresql.sessions import AsyncpgSession, PsycopgSession
-from fenced.guards.shared.rollout import Count, DatabaseStatus, GuardStatus, Override, Stage, advised
+from fenced.rollout import DatabaseStatus, DecisionCount, GuardStatus, Override, Stage, advised
 from fenced.runtime.blocking import step
 from fenced.sql import Guard
 from fenced.testing.kit import stamp
@@ -258,8 +258,8 @@ def test_the_same_on_asyncpg(shop: Shop) -> None:
     assert name == "orders/44"
 
 
-def _count(verdict: str, ruling: str, mode: str, recent: int = 1, pattern: str | None = "*") -> Count:
-    return Count(verdict, ruling, mode, 1, recent, NOW, "app", "cron", pattern)
+def _count(verdict: str, ruling: str, mode: str, recent: int = 1, pattern: str | None = "*") -> DecisionCount:
+    return DecisionCount(verdict, ruling, mode, 1, recent, NOW, "app", "cron", pattern)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def _count(verdict: str, ruling: str, mode: str, recent: int = 1, pattern: str |
     ],
 )
 def test_when_the_next_stage_is_safe(
-    mode: str, counts: list[Count], following: str | None, safe: bool
+    mode: str, counts: list[DecisionCount], following: str | None, safe: bool
 ) -> None:
     def next_after(days: float, **facts: object) -> tuple[str | None, bool]:
         stage = Stage("*", mode, NOW - timedelta(days=days))

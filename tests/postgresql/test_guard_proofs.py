@@ -63,8 +63,8 @@ class Shop:
 
     def require(self, *keys: HmacKey | Ed25519Public) -> None:
         for key in keys:
-            step(self.keys.add(key))
-        step(self.keys.require(True))
+            step(self.keys.add_key(key))
+        step(self.keys.require_proofs(True))
 
     def write(self, fence: Stamp | Proof | fenced.Lease, statement: str = WRITE) -> None:
         with self.guard.transaction(self.connection, fence) as tx:
@@ -208,7 +208,9 @@ def test_a_setting_written_by_hand_is_not_believed(shop: Shop) -> None:
             assert (told.value.sqlstate or "")[:2] == "ZF", what
     assert (shop.total(), shop.value(f"SELECT token FROM {LAST}")) == (10, 5)
     shop.write(stamp(5, 2, NAME))
-    step(shop.keys.require(False))  # where callers are trusted, the setting is: the test above can fail
+    step(
+        shop.keys.require_proofs(False)
+    )  # where callers are trusted, the setting is: the test above can fail
     with shop.connection.transaction():
         _by_hand(shop.connection, "#/orders/1")
         shop.connection.execute(WRITE)
@@ -334,28 +336,28 @@ def _believing(shop: Shop) -> int:
 def test_keys_come_and_go(shop: Shop) -> None:
     new = HmacKey("shop-2", b"n" * 32)
     with pytest.raises(Misconfigured, match="no key"):
-        step(shop.keys.require(True))
+        step(shop.keys.require_proofs(True))
     before = _believing(shop)
     shop.require(HMAC)
     assert before == 3 and _believing(shop) == 0
     with pytest.raises(Misconfigured, match="last key"):
-        step(shop.keys.revoke(HMAC.id))
-    step(shop.keys.add(new))
+        step(shop.keys.revoke_key(HMAC.id))
+    step(shop.keys.add_key(new))
     shop.write(HMAC.sign(stamp(5, 1, NAME)))
     shop.write(new.sign(stamp(6, 1, NAME)))
-    step(shop.keys.revoke(HMAC.id))
+    step(shop.keys.revoke_key(HMAC.id))
     with pytest.raises(ForgedStamp):
         shop.write(HMAC.sign(stamp(7, 1, NAME)))
     shop.write(new.sign(stamp(7, 1, NAME)))
     for wrong in (HMAC, new):
         with pytest.raises(Misconfigured, match="take another id"):
-            step(shop.keys.add(wrong))
+            step(shop.keys.add_key(wrong))
     with pytest.raises(Misconfigured, match="no live key"):
-        step(shop.keys.revoke(HMAC.id))
+        step(shop.keys.revoke_key(HMAC.id))
     off_curve = next(y for y in range(2, 100) if not _is_point(shop, y.to_bytes(32, "little")))
     with pytest.raises(Misconfigured, match="valid public key"):
-        step(shop.keys.add(Ed25519Public("k", off_curve.to_bytes(32, "little"))))
-    step(shop.keys.require(False))
+        step(shop.keys.add_key(Ed25519Public("k", off_curve.to_bytes(32, "little"))))
+    step(shop.keys.require_proofs(False))
     assert _believing(shop) == before
     told = [line for line in shop.history() if line[0] in ("key added", "key revoked", "proofs")]
     assert told == [
@@ -377,13 +379,13 @@ def _is_point(shop: Shop, point: bytes) -> bool:
 
 def test_requiring_proofs_does_not_keep_writers_waiting(shop: Shop) -> None:
     """All tables or none: one that is busy for too long, and nothing has changed."""
-    step(shop.keys.add(HMAC))
+    step(shop.keys.add_key(HMAC))
     shop.connection.execute("CREATE TABLE busy (id int)")
     fenced.sql.Guard(table="busy", name="busy").install(shop.connection)
     with shop.connect() as writer, writer.transaction():
         writer.execute("LOCK TABLE orders IN ROW EXCLUSIVE MODE")  # as a long transaction that writes
         with pytest.raises(Contended):
-            step(shop.keys.require(True))
+            step(shop.keys.require_proofs(True))
     assert _believing(shop) == 6 and shop.value("SELECT NOT proof FROM fenced_guard.trust")
 
 

@@ -148,8 +148,8 @@ def test_first_announcements_keep_no_operator_waiting(db: Db, connect: Callable[
     db.execute("SET lock_timeout = '2s'")
     keys = KeyOperator(PsycopgSession(db))
     for name in ("one", "two"):
-        step(keys.add(HmacKey(name, b"x" * 32)))
-    step(keys.revoke("one"))
+        step(keys.add_key(HmacKey(name, b"x" * 32)))
+    step(keys.revoke_key("one"))
     step(keys.trust({"max_jump": 1000}))
     step(keys.tidy())
     early.execute("COMMIT")

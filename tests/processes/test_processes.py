@@ -185,12 +185,13 @@ def test_optimised_python_is_as_strict(client: fenced.Client) -> None:
     script = """
 import sys, fenced
 from fenced.guards.memory import MemoryGuard
+from fenced.model import Credential
 from fenced.runtime.blocking import step
 from fenced.testing.kit import stamp
 guard = MemoryGuard()
-step(guard.write(stamp(5), 'orders/42', 'A'))
+step(guard.write(Credential((stamp(5),)), 'orders/42', b'A'))
 try:
-    step(guard.write(stamp(4), 'orders/42', 'B'))
+    step(guard.write(Credential((stamp(4),)), 'orders/42', b'B'))
 except fenced.StaleToken:
     print('refused')
 with fenced.Client(sys.argv[1]).hold('a') as lease:

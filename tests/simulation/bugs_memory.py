@@ -72,7 +72,7 @@ class CheckThenApply(Site):
 
     def _apply(self, name: str, value: str) -> None:
         held = self.guard.values[name]
-        self.guard.values[name] = type(held)(value, held.version)
+        self.guard.values[name] = type(held)(value.encode(), held.version)
 
 
 class NothingAnnounced(Site):

@@ -13,6 +13,7 @@ import pytest
 import fenced
 from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.guards.sqlite.values import SqliteGuard
+from fenced.model import Credential
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.sql import AsyncGuard, Guard
 from fenced.testing.kit import stamp
@@ -165,12 +166,12 @@ def test_a_forked_child_writes_on_a_connection_of_its_own(path: Path) -> None:
     """Else its acknowledged writes may go into a log that another process has deleted."""
     guard = SqliteGuard(path, BlockingRuntime())
     step(guard.open())
-    step(guard.write(stamp(5), "orders/42", "parent"))
+    step(guard.write(Credential((stamp(5),)), "orders/42", b"parent"))
     inherited = list(guard._idle)
     child = os.fork()
     if child == 0:
         fresh = all(connection not in inherited for connection in guard._idle)
-        step(guard.write(stamp(9), "orders/42", "child"))
+        step(guard.write(Credential((stamp(9),)), "orders/42", b"child"))
         os._exit(0 if fresh and guard._idle[0] not in inherited else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     mark = step(guard.mark("orders/42"))
@@ -300,9 +301,9 @@ def test_an_invalid_stamp_does_not_spoil_the_audit(path: Path) -> None:
     guard = SqliteGuard(path, BlockingRuntime())
     step(guard.open())
     with pytest.raises(fenced.InvalidStamp):
-        step(guard.write(stamp(1)._replace(token=2**53), "orders/42", "x"))
-    (record,) = step(guard.records())
-    assert (record.verdict, record.stamp) == ("invalid", None)
+        step(guard.write(Credential((stamp(2**53),)), "orders/42", b"x"))
+    (record,) = step(guard.operate(lambda operator: operator.records()))
+    assert (record.verdict, record.stamp, record.token) == ("invalid", str(stamp(2**53)), None)
     step(guard.close())
 
 
@@ -312,5 +313,5 @@ def test_a_cooperative_file_opened_as_mandatory_gets_its_triggers(path: Path) ->
         step(guard.open())
         step(guard.close())
     with sqlite3.connect(path) as plain, pytest.raises(sqlite3.IntegrityError, match="fenced:missing"):
-        plain.execute("INSERT INTO fenced_value VALUES ('a', 'b', 1)")
+        plain.execute("INSERT INTO fenced_value VALUES ('a', x'62', 1)")
     plain.close()

@@ -19,7 +19,7 @@ from fenced.contracts import Versioned
 from fenced.decision import Mark
 
 
-def leases(client: fenced.Client, other: fenced.Guard) -> None:
+def leases(client: fenced.Client, other: fenced.Values) -> None:
     with client.hold("orders/42", ttl=15, wait=timedelta(seconds=5), guards=[other]) as lease:
         assert_type(lease, fenced.Lease)
         assert_type(lease.name, str)
@@ -69,13 +69,13 @@ def decorated(client: fenced.Client) -> None:
 
 
 def guards(lease: fenced.Lease, stamp: fenced.Stamp) -> None:
-    values = fenced.Guard("sqlite:///values.db")
+    values = fenced.Values("sqlite:///values.db")
     values.announce(lease, "orders/42")
     assert_type(values.read(lease, "orders/42"), Versioned)
     assert_type(values.peek("orders/42", at_least=7), Versioned)
-    assert_type(values.write(stamp, "orders/42", "shipped", expect=3), int)
-    values.write_many(lease, {"orders/42": "shipped", "stock/7": "0"})
-    values.write("orders/42", "orders/42", "shipped")  # type: ignore[arg-type]
+    assert_type(values.write(stamp, "orders/42", b"shipped", expect=3), int)
+    values.write_many(lease, {"orders/42": b"shipped", "stock/7": b"0"})
+    values.write("orders/42", "orders/42", b"shipped")  # type: ignore[arg-type]
     values.set_mode("enforce", "orders/*")
     values.close()
 
@@ -143,7 +143,7 @@ def failures(client: fenced.Client) -> None:
     assert_type(fenced.Stamp.parse("1:..."), fenced.Stamp)
 
 
-async def async_leases(client: fenced.AsyncClient, other: fenced.AsyncGuard) -> None:
+async def async_leases(client: fenced.AsyncClient, other: fenced.AsyncValues) -> None:
     async with client.hold("orders/42", ttl=15, wait=5, guards=[other]) as lease:
         assert_type(lease, fenced.AsyncLease)
         assert_type(lease.token, int)
@@ -174,10 +174,10 @@ async def async_decorated(client: fenced.AsyncClient) -> None:
 
 
 async def async_guards(connection: aiosqlite.Connection, lease: fenced.AsyncLease) -> None:
-    values = fenced.AsyncGuard("sqlite:///values.db")
+    values = fenced.AsyncValues("sqlite:///values.db")
     await values.announce(lease)
     assert_type(await values.read(lease, "orders/42"), Versioned)
-    assert_type(await values.write(lease, "orders/42", "shipped"), int)
+    assert_type(await values.write(lease, "orders/42", b"shipped"), int)
     await values.close()
 
     orders = sql.AsyncGuard(table="orders", name="orders/{id}", connect=lambda: aiosqlite.connect("shop.db"))

@@ -8,7 +8,7 @@ from fenced.authorities.postgresql.authority import PostgresqlAuthority
 from fenced.authorities.redis.authority import RedisAuthority
 from fenced.authorities.sqlite.authority import SqliteAuthority
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.contracts import Authority, Guard, Runtime
+from fenced.contracts import Authority, NamedValues, Runtime
 from fenced.guards.memory import MemoryGuard
 from fenced.guards.postgresql.values import PostgresqlGuard
 from fenced.guards.sqlite.values import SqliteGuard
@@ -25,7 +25,7 @@ AUTHORITIES: list[type[Authority]] = [
     SqliteAuthority,
     ZooKeeperAuthority,
 ]
-GUARDS: list[type[Guard]] = [MemoryGuard, PostgresqlGuard, SqliteGuard]
+GUARDS: list[type[NamedValues]] = [MemoryGuard, PostgresqlGuard, SqliteGuard]
 RUNTIMES: list[type[Runtime]] = [AioRuntime, BlockingRuntime, SimulatedRuntime]
 
 AUTHORITY_TYPES: list[AuthorityType] = [

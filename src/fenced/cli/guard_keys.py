@@ -75,7 +75,7 @@ def add(words: tuple[str, str], hmac_file: Path | None, public_file: Path | None
         assert public_file is not None
         made = Ed25519Public.read(key_id, public_file)
     with connected(dsn) as connection:
-        step(_operator(connection).add(made))
+        step(_operator(connection).add_key(made))
     if as_json:
         write_json({"key": key_id, "kind": made.kind})
     else:
@@ -94,7 +94,7 @@ def revoke(words: tuple[str, str], as_json: bool) -> None:
     """
     dsn, key_id = words
     with connected(dsn) as connection:
-        step(_operator(connection).revoke(key_id))
+        step(_operator(connection).revoke_key(key_id))
     if as_json:
         write_json({"key": key_id, "revoked": True})
     else:
@@ -141,7 +141,7 @@ def require(words: tuple[str, str], as_json: bool) -> None:
     if wanted not in ("on", "off"):
         raise click.UsageError(f"proofs are required on or off, not {wanted}")
     with connected(dsn) as connection:
-        step(_operator(connection).require(wanted == "on"))
+        step(_operator(connection).require_proofs(wanted == "on"))
     if as_json:
         write_json({"proof": wanted == "on"})
     else:

@@ -19,9 +19,9 @@ from fenced.cli.guard_options import (
 )
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
-from fenced.guards.shared.rollout import (
-    Count,
+from fenced.rollout import (
     DatabaseStatus,
+    DecisionCount,
     GuardStatus,
     Stage,
     ago,
@@ -158,14 +158,14 @@ def _next(stage: Stage) -> list[str]:
     return [f"{stage.next.stage}{names}: {answer}", *(f"- {reason}" for reason in stage.next.reasons)]
 
 
-def _verdicts(counts: Iterable[Count]) -> str:
+def _verdicts(counts: Iterable[DecisionCount]) -> str:
     sums: Counter[str] = Counter()
     for count in counts:
         sums[count.verdict.replace("_", " ")] += count.count
     return ", ".join(f"{number:,} {verdict}" for verdict, number in sums.most_common()) or "none"
 
 
-def _last(counts: list[Count], found: DatabaseStatus) -> str:
+def _last(counts: list[DecisionCount], found: DatabaseStatus) -> str:
     (who, _, last), *_ = by_writer(counts)
     return f"; last {ago(last, found.now)} by {who}" if last else ""
 

@@ -22,8 +22,8 @@ from fenced.cli.options import authority_option, json_option, namespace_option, 
 from fenced.cli.output import plain, write_json, write_table
 from fenced.contracts import Authority
 from fenced.errors import Contended
-from fenced.guards.shared.rollout import Change, Entry, several
 from fenced.guards.shared.spec import Spec
+from fenced.rollout import Change, Decision, several
 from fenced.runtime.blocking import step
 
 
@@ -100,8 +100,7 @@ def records(words: tuple[str], table: str | None, limit: int, as_json: bool) -> 
 _DONE = {"refuse": "refused", "admit": "admitted"}
 
 
-def _entry(entry: Entry) -> list[str]:
-    token = entry.stamp.split(":")[2] if entry.stamp and entry.stamp.count(":") == 5 else "-"
+def _entry(entry: Decision) -> list[str]:
     return [
         clock(entry.at),
         entry.guard or "-",
@@ -109,7 +108,7 @@ def _entry(entry: Entry) -> list[str]:
         entry.verdict.replace("_", " "),
         _DONE.get(entry.ruling, "let through"),
         entry.mode,
-        token,
+        "-" if entry.token is None else str(entry.token),
         "-" if entry.mark is None else str(entry.mark),
         entry.who or "-",
         entry.application or "-",

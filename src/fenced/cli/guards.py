@@ -26,8 +26,8 @@ from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
 from fenced.decision import RULES, Rule
 from fenced.errors import Misuse
-from fenced.guards.shared.rollout import several
 from fenced.guards.shared.spec import Spec
+from fenced.rollout import several
 from fenced.runtime.blocking import step
 
 names_option = click.option(

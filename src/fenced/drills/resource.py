@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fenced import registry
-from fenced.contracts import Guard, Versioned
+from fenced.contracts import NamedValues, Versioned
 from fenced.errors import Contended, Misconfigured, Unavailable
-from fenced.model import Stamp
+from fenced.model import Credential, Stamp
 from fenced.runtime.blocking import BlockingRuntime, step
 
 STOCK_FIRST = 10
@@ -23,7 +23,7 @@ Orders = dict[str, int]
 """Sold amounts by order id."""
 
 
-def orders_in(value: str | None) -> Orders:
+def orders_in(value: bytes | None) -> Orders:
     orders: Orders = json.loads(value) if value else {}
     return orders
 
@@ -43,7 +43,7 @@ class Resource(Protocol):
     def open(self) -> None: ...
     def announce(self, stamp: Stamp) -> None: ...
     def read(self, stamp: Stamp, name: str) -> Versioned: ...
-    def write(self, stamp: Stamp, name: str, value: str) -> int: ...
+    def write(self, stamp: Stamp, name: str, value: bytes) -> int: ...
     def peek(self, name: str) -> Versioned: ...
     def close(self) -> None: ...
 
@@ -54,7 +54,7 @@ class GuardedResource:
     guarded = True
 
     def __init__(self, url: str) -> None:
-        self.guard: Guard = registry.guard(url, BlockingRuntime())
+        self.guard: NamedValues = registry.guard(url, BlockingRuntime())
 
     @property
     def url(self) -> str:
@@ -64,13 +64,13 @@ class GuardedResource:
         step(self.guard.open())
 
     def announce(self, stamp: Stamp) -> None:
-        step(self.guard.announce(stamp))
+        step(self.guard.announce(Credential((stamp,))))
 
     def read(self, stamp: Stamp, name: str) -> Versioned:
-        return step(self.guard.read(stamp, name))
+        return step(self.guard.read(Credential((stamp,)), name))
 
-    def write(self, stamp: Stamp, name: str, value: str) -> int:
-        return step(self.guard.write(stamp, name, value))
+    def write(self, stamp: Stamp, name: str, value: bytes) -> int:
+        return step(self.guard.write(Credential((stamp,)), name, value))
 
     def peek(self, name: str) -> Versioned:
         return step(self.guard.peek(name))
@@ -114,12 +114,12 @@ class Plain:
     def read(self, stamp: Stamp, name: str) -> Versioned:
         return self.peek(name)
 
-    def write(self, stamp: Stamp, name: str, value: str) -> int:
-        return int(self._run(_WRITE, name, value)[0][0])
+    def write(self, stamp: Stamp, name: str, value: bytes) -> int:
+        return int(self._run(_WRITE, name, value.decode())[0][0])
 
     def peek(self, name: str) -> Versioned:
         rows = self._run(_READ, name)
-        return Versioned(*rows[0]) if rows else Versioned(None, 0)
+        return Versioned(rows[0][0].encode(), rows[0][1]) if rows else Versioned(None, 0)
 
     def close(self) -> None:
         if self._connection is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fenced import registry, timing
-from fenced.contracts import Authority, Guard
+from fenced.contracts import Authority, NamedValues
 from fenced.drills.crew import CouldNotRun, Crew, Member
 from fenced.drills.history import History
 from fenced.drills.resource import GuardedResource, Orders, Resource, orders_in, resource
@@ -121,7 +121,7 @@ class DrillStage:
         step(self.authority.close())
 
 
-def _check_shared(party: Authority | Guard, what: str) -> None:
+def _check_shared(party: Authority | NamedValues, what: str) -> None:
     if any(trait.key == "one-process" for trait in party.traits):
         raise CouldNotRun(
             f"{without_secrets(party.url)} lives in one process, and a drill's holders are several: "

@@ -152,7 +152,7 @@ class Worker:
         orders = {**self._seen, update: amount}
         stamp = right.next_stamp()
         say("writing", name=name, token=right.token, amount=amount, stock=stock_of(orders), time=now())
-        value = json.dumps(orders)
+        value = json.dumps(orders).encode()
         return self._operate(
             "write", stamp, lambda: {"version": self._resource.write(stamp, name, value)}, update=update
         )

@@ -5,20 +5,32 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import TypeVar
 
-from fenced.contracts import Record, Runtime, Trait, Versioned
+from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule, Ruling, Verdict, judge, rule_on
 from fenced.errors import Conflict, Contended
-from fenced.guards.shared.answers import RECORDS_MAX, check_pattern, error_for, mode_of
-from fenced.model import Stamp, check_name
+from fenced.guards.shared.answers import (
+    RECORDS_MAX,
+    check_pattern,
+    check_value,
+    error_for,
+    mode_of,
+    one_stamp,
+)
+from fenced.model import Credential, Stamp, check_name
+from fenced.rollout import Decision, DecisionCount
+
+T = TypeVar("T")
 
 
 class MemoryGuard:
     """Values under names, in one process."""
 
-    traits: ClassVar[tuple[Trait, ...]] = (
+    traits: tuple[Trait, ...] = (
+        MANY_NAMES,
         Trait("one-process", "Values and marks live in one process; nothing survives it."),
         Trait("mandatory", "Every write goes through the guard; there is no other door."),
     )
@@ -32,8 +44,8 @@ class MemoryGuard:
         self.marks: dict[str, Mark] = {}
         self.realm: str | None = None
         self._modes: dict[str, Mode] = {"*": Mode.parse(mode)}
-        self._records: deque[Record] = deque(maxlen=RECORDS_MAX)
-        self._tally: Counter[tuple[str, str]] = Counter()
+        self._records: deque[Decision] = deque(maxlen=RECORDS_MAX)
+        self._tally: Counter[tuple[str, str, str]] = Counter()
         self._clock = clock
         self._operations = 0
         self._lock = threading.Lock()
@@ -45,11 +57,13 @@ class MemoryGuard:
     async def open(self) -> None:
         return
 
-    async def announce(self, stamp: Stamp, *names: str) -> None:
+    async def announce(self, credential: Credential) -> None:
+        stamp = one_stamp(credential, "a memory guard")
         with self._lock:
-            self._admit(stamp, names or stamp.names, announce=True)
+            self._admit(stamp, credential.names or stamp.names, announce=True)
 
-    async def read(self, stamp: Stamp, name: str) -> Versioned:
+    async def read(self, credential: Credential, name: str) -> Versioned:
+        stamp = one_stamp(credential, "a memory guard")
         with self._lock:
             self._admit(stamp, (name,), announce=True)
             return self._value(name)
@@ -62,8 +76,12 @@ class MemoryGuard:
                 raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
             return self._value(name)
 
-    async def write(self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None) -> int:
+    async def write(
+        self, credential: Credential | None, name: str, value: bytes, *, expect: int | None = None
+    ) -> int:
         check_name(name)
+        check_value(value)
+        stamp = one_stamp(credential, "a memory guard") if credential else None
         with self._lock:
             before = self._value(name)
             risen = self._judge(stamp, (name,), announce=False)
@@ -73,11 +91,12 @@ class MemoryGuard:
             self.values[name] = Versioned(value, before.version + 1)
             return before.version + 1
 
-    async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:
+    async def write_many(self, credential: Credential | None, values: dict[str, bytes]) -> None:
+        stamp = one_stamp(credential, "a memory guard") if credential else None
         with self._lock:
             self._admit(stamp, tuple(values), announce=False)
             for name, value in values.items():
-                self.values[name] = Versioned(value, self._value(name).version + 1)
+                self.values[name] = Versioned(check_value(value), self._value(name).version + 1)
 
     def _value(self, name: str) -> Versioned:
         return self.values.get(check_name(name), Versioned(None, 0))
@@ -125,9 +144,11 @@ class MemoryGuard:
         ruling: Ruling,
         mode: Mode,
     ) -> None:
-        self._tally[verdict.value, str(mode)] += 1
+        self._tally[verdict.value, ruling.value, str(mode)] += 1
+        at = datetime.fromtimestamp(self._clock(), UTC)
+        text, token = str(stamp) if stamp else None, mark.token if mark else None
         if ruling is not Ruling.COUNT:
-            self._records.append(Record(self._clock(), name, stamp, mark, verdict, ruling, str(mode)))
+            self._records.append(Decision(at, self.url, name, text, token, verdict, ruling, str(mode)))
 
     async def set_mode(self, mode: str, pattern: str = "*") -> None:
         parsed, checked = Mode.parse(mode), check_pattern(pattern)
@@ -145,13 +166,30 @@ class MemoryGuard:
         with self._lock:
             return max((mark.token for mark in self.marks.values()), default=0)
 
-    async def records(self) -> list[Record]:
+    async def modes(self) -> dict[str, str]:
         with self._lock:
-            return list(self._records)
+            return {pattern: str(mode) for pattern, mode in self._modes.items()}
 
-    async def tally(self) -> dict[tuple[str, str], int]:
-        with self._lock:
-            return dict(self._tally)
+    async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
+        return await work(MemoryOperator(self))
 
     async def close(self) -> None:
         return
+
+
+class MemoryOperator(Operator):
+    """What operators do with a memory guard."""
+
+    kind = "a memory guard"
+
+    def __init__(self, guard: MemoryGuard) -> None:
+        self._guard = guard
+
+    async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
+        return list(self._guard._records)[-limit:]
+
+    async def counts(self, table: str | None = None) -> list[DecisionCount]:
+        return [
+            DecisionCount(verdict, ruling, mode, count, count)
+            for (verdict, ruling, mode), count in self._guard._tally.items()
+        ]

@@ -12,15 +12,15 @@ it is: `sqlite3` and psycopg for Guard, `aiosqlite`, psycopg and asyncpg for Asy
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from fenced.client import AsyncLease, Lease
+from fenced.client import Lease
 from fenced.decision import Mark, Rule
 from fenced.errors import AlreadyApplied, Misuse, Refused, Unsupported
-from fenced.guarding import Fence, announcement, write_stamp
+from fenced.guarding import Fence, Fences, credential
 from fenced.guards.postgresql.refusals import refusal_in
 from fenced.guards.shared.answers import error_for
 from fenced.guards.shared.spec import Spec, check_identifier
@@ -33,9 +33,6 @@ from fenced.sql.clauses import AsyncClause, PlainClause
 from fenced.sql.engines import BLOCKING, SUSPENDING, TableGuard, table_on
 
 C = TypeVar("C")
-_LEASES = (Lease, AsyncLease)
-Fences = Fence | Sequence[Fence]
-"""One lease or stamp, or several at once."""
 
 __all__ = ["AsyncGuard", "Guard", "refusal"]
 
@@ -67,35 +64,10 @@ class _GuardBase:
     def _clause_parts(self, fence: Fence, column: str) -> tuple[Stamp, Spec, str]:
         if self._spec.rule == "sequenced":
             raise Unsupported("a clause knows the token alone; rule sequenced needs transaction()")
-        return write_stamp(fence), self._spec, check_identifier(column, "column")
-
-
-def _announcement(
-    fence: Fences, names: tuple[str, ...], make: Callable[[object], Stamp], still_held: bool = False
-) -> Credential:
-    """The announcement for these fences. Leases are renewed while a transaction runs, so only `max_hold` limits it."""
-    if isinstance(fence, _LEASES):  # nearly always
-        return Credential((make(fence),), _named(names), _hold_left(fence), still_held)
-    several = isinstance(fence, Sequence) and not isinstance(fence, Stamp)
-    fences: Sequence[Fence] = fence if several else (fence,)  # type: ignore[assignment]
-    if not fences:
-        raise Misuse("give a guard the lease that hold() returned, or a list of at least one")
-    limits = [_hold_left(one) for one in fences if isinstance(one, _LEASES)]
-    left = [limit for limit in limits if limit is not None]
-    return Credential(
-        tuple(make(one) for one in fences),
-        _named(names),
-        min(left) if left else None,
-        still_held,
-        tuple(one.text if isinstance(one, Proof) else "-" for one in fences)
-        if any(isinstance(one, Proof) for one in fences)
-        else (),
-    )
-
-
-def _hold_left(lease: Lease | AsyncLease) -> float | None:
-    hold = lease._hold
-    return None if hold.give_up is None else hold.give_up - hold.runtime.now()
+        carried = credential(fence)
+        if carried.proofs or len(carried.stamps) != 1:
+            raise Unsupported("a clause carries the token of one lease and no proof; use transaction()")
+        return carried.stamps[0], self._spec, check_identifier(column, "column")
 
 
 class Guard(_GuardBase):
@@ -159,8 +131,8 @@ class Guard(_GuardBase):
             and not isinstance(fence, list | Proof)
         ):
             return self._sqlite_transaction(connection, fence, names)  # type: ignore[return-value]
-        announcement = _announcement(fence, names, write_stamp, still_held)
-        return Transaction(connection, self._on(connection), announcement)
+        carried = credential(fence, names, still_held=still_held)
+        return Transaction(connection, self._on(connection), carried)
 
     def _sqlite_transaction(
         self, connection: sqlite3.Connection, fence: Fences, names: tuple[str, ...]
@@ -168,10 +140,11 @@ class Guard(_GuardBase):
         guard = SqliteFence(self.table, self._mandatory)
         if isinstance(fence, Lease):
             hold = fence._hold
-            covered = _named(names) if names else hold.names
+            covered = tuple(check_name(name) for name in names) if names else hold.names
             return SqliteTransaction(guard, connection, hold, hold.next_seq(), covered)
-        stamp = write_stamp(fence)
-        return SqliteTransaction(guard, connection, stamp, stamp.seq, _named(names) or stamp.names)
+        carried = credential(fence, names)
+        (stamp,) = carried.stamps
+        return SqliteTransaction(guard, connection, stamp, stamp.seq, carried.names or stamp.names)
 
     def announce(self, fence: Fences, *names: str) -> None:
         """Raise the marks on a connection of its own, and commit: reads that follow are fenced."""
@@ -179,7 +152,7 @@ class Guard(_GuardBase):
             raise Misuse("announce() needs Guard(connect=...): a function that opens a connection")
         connection = self._connect()
         try:
-            step(self._on(connection).announce(_announcement(fence, names, announcement)))
+            step(self._on(connection).announce(credential(fence, names, announcing=True)))
         finally:
             connection.close()
 
@@ -187,9 +160,9 @@ class Guard(_GuardBase):
         self, connection: C, fence: Fences, *names: str, still_held: bool = False
     ) -> Announced[C]:
         """Announce in the transaction that the program began itself; `clear()` before its COMMIT."""
-        table, announcement = self._on(connection), _announcement(fence, names, write_stamp, still_held)
-        step(table.announce_on(announcement))
-        return Announced(connection, table, announcement)
+        table, carried = self._on(connection), credential(fence, names, still_held=still_held)
+        step(table.announce_on(carried))
+        return Announced(connection, table, carried)
 
     def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:
         """The mark of a name; Contended while no token as high as `at_least` has been seen.
@@ -206,13 +179,13 @@ class Guard(_GuardBase):
 class Transaction(Generic[C]):
     """A guarded transaction on the program's own connection."""
 
-    def __init__(self, connection: C, table: TableGuard, announcement: Credential) -> None:
+    def __init__(self, connection: C, table: TableGuard, credential: Credential) -> None:
         self._connection = connection
         self._table = table
-        self._announcement = announcement
+        self._credential = credential
 
     def __enter__(self) -> C:
-        step(self._table.enter(self._announcement))
+        step(self._table.enter(self._credential))
         return self._connection
 
     def __exit__(
@@ -284,14 +257,14 @@ class SqliteTransaction:
 class Announced(Generic[C]):
     """Stamps in a transaction that the program commits itself."""
 
-    def __init__(self, connection: C, table: TableGuard, announcement: Credential) -> None:
+    def __init__(self, connection: C, table: TableGuard, credential: Credential) -> None:
         self._connection = connection
         self._table = table
-        self._announcement = announcement
+        self._credential = credential
 
     def clear(self) -> None:
         """Take its stamps out; SQLite's COMMIT fails while they are in."""
-        step(self._table.clear(self._announcement))
+        step(self._table.clear(self._credential))
 
     def __enter__(self) -> C:
         return self._connection
@@ -355,8 +328,8 @@ class AsyncGuard(_GuardBase):
 
         `still_held`: refused unless the authority, in the same database, says that the lease is held.
         """
-        announcement = _announcement(fence, names, write_stamp, still_held)
-        return AsyncTransaction(connection, self._on(connection), announcement)
+        carried = credential(fence, names, still_held=still_held)
+        return AsyncTransaction(connection, self._on(connection), carried)
 
     async def announce(self, fence: Fences, *names: str) -> None:
         """Raise the marks on a connection of its own, and commit: reads that follow are fenced."""
@@ -364,7 +337,7 @@ class AsyncGuard(_GuardBase):
             raise Misuse("announce() needs AsyncGuard(connect=...): a coroutine function that connects")
         connection = await self._connect()
         try:
-            await self._on(connection).announce(_announcement(fence, names, announcement))
+            await self._on(connection).announce(credential(fence, names, announcing=True))
         finally:
             await connection.close()
 
@@ -372,9 +345,9 @@ class AsyncGuard(_GuardBase):
         self, connection: C, fence: Fences, *names: str, still_held: bool = False
     ) -> AsyncAnnounced[C]:
         """Announce in the transaction that the program began itself; `clear()` before its COMMIT."""
-        table, announcement = self._on(connection), _announcement(fence, names, write_stamp, still_held)
-        await table.announce_on(announcement)
-        return AsyncAnnounced(connection, table, announcement)
+        table, carried = self._on(connection), credential(fence, names, still_held=still_held)
+        await table.announce_on(carried)
+        return AsyncAnnounced(connection, table, carried)
 
     async def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:
         """The mark of a name; Contended while no token as high as `at_least` has been seen.
@@ -391,13 +364,13 @@ class AsyncGuard(_GuardBase):
 class AsyncTransaction(Generic[C]):
     """A guarded transaction on the program's own connection."""
 
-    def __init__(self, connection: C, table: TableGuard, announcement: Credential) -> None:
+    def __init__(self, connection: C, table: TableGuard, credential: Credential) -> None:
         self._connection = connection
         self._table = table
-        self._announcement = announcement
+        self._credential = credential
 
     async def __aenter__(self) -> C:
-        await self._table.enter(self._announcement)
+        await self._table.enter(self._credential)
         return self._connection
 
     async def __aexit__(
@@ -409,21 +382,17 @@ class AsyncTransaction(Generic[C]):
 class AsyncAnnounced(Generic[C]):
     """Stamps in a transaction that the program commits itself."""
 
-    def __init__(self, connection: C, table: TableGuard, announcement: Credential) -> None:
+    def __init__(self, connection: C, table: TableGuard, credential: Credential) -> None:
         self._connection = connection
         self._table = table
-        self._announcement = announcement
+        self._credential = credential
 
     async def clear(self) -> None:
         """Take its stamps out; SQLite's COMMIT fails while they are in."""
-        await self._table.clear(self._announcement)
+        await self._table.clear(self._credential)
 
     async def __aenter__(self) -> C:
         return self._connection
 
     async def __aexit__(self, *exc: object) -> None:
         await self.clear()
-
-
-def _named(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(check_name(name) for name in names)

@@ -6,12 +6,12 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from fenced.contracts import Authority, Colour, Guard, Runtime
+from fenced.contracts import Authority, Colour, NamedValues, Runtime, Trait
 from fenced.core.acquiring import LeaseEngine
 from fenced.decision import Rule
-from fenced.model import Ask, Granted, Holder, Stamp
+from fenced.model import Ask, Credential, Granted, Holder, Stamp
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
 
@@ -61,23 +61,29 @@ class AuthorityHarness(Protocol):
 
 
 class GuardHarness(Protocol):
-    """How the kit handles one guard: a fresh resource, and a way to write round the guard."""
+    """How the kit handles one guard: a fresh resource, and a way to write to it without the guard."""
 
     runtime: Runtime
-    mandatory: bool
-    announces_apart: bool
-    """Whether a new token is announced and committed on its own before its first write, and so outlives its failure."""
 
-    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> Guard:
+    @property
+    def traits(self) -> tuple[Trait, ...]:
+        """The traits of the guards that it makes. They choose the checks."""
+
+    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> NamedValues:
         """The guard on this harness's resource, opened."""
 
-    async def reopen(self) -> Guard:
-        """The same resource after a restart of everything that can be restarted."""
+    async def reopen(self) -> NamedValues:
+        """A new guard object on the same resource, after a restart of everything that can be restarted."""
 
-    async def write_raw(self, name: str, value: str) -> bool:
+    async def write_raw(self, name: str, value: bytes) -> bool:
         """Write without a stamp and without the wrapper; False when the resource refused."""
 
     async def close(self) -> None: ...
+
+
+def has(harness: GuardHarness, key: str) -> bool:
+    """Whether the harness's guards have this trait."""
+    return any(trait.key == key for trait in harness.traits)
 
 
 class Harness(Protocol):
@@ -87,6 +93,7 @@ class Harness(Protocol):
 
 
 H = TypeVar("H", bound=Harness)
+Body = Callable[[H], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -95,20 +102,20 @@ class Check(Generic[H]):
 
     name: str
     promise: str
-    body: Callable[[H], Coroutine[Any, Any, None]]
+    body: Body[H]
     trait: str | None = None
+    """The ability that it needs; a backend that does not declare it must pass `lacking` instead."""
+    lacking: Body[H] | None = None
 
 
 class Checks(list[Check[H]]):
     """A kit: its checks in the order they are written."""
 
     def __call__(
-        self, *, trait: str | None = None
-    ) -> Callable[[Callable[[H], Coroutine[Any, Any, None]]], Callable[[H], Coroutine[Any, Any, None]]]:
-        def register(
-            body: Callable[[H], Coroutine[Any, Any, None]],
-        ) -> Callable[[H], Coroutine[Any, Any, None]]:
-            self.append(Check(body.__name__, (body.__doc__ or "").strip(), body, trait))
+        self, *, trait: str | None = None, lacking: Body[H] | None = None
+    ) -> Callable[[Body[H]], Body[H]]:
+        def register(body: Body[H]) -> Body[H]:
+            self.append(Check(body.__name__, (body.__doc__ or "").strip(), body, trait, lacking))
             return body
 
         return register
@@ -133,7 +140,8 @@ async def _run_asyncio(check: Check[H], make: Callable[[Runtime], H]) -> None:
 async def _run(check: Check[H], make: Callable[[Runtime], H], runtime: Runtime) -> None:
     harness = make(runtime)
     try:
-        await check.body(harness)
+        lacks = check.lacking is not None and not has(cast("GuardHarness", harness), check.trait or "")
+        await (check.lacking if lacks and check.lacking else check.body)(harness)
     finally:
         await harness.close()
 
@@ -169,13 +177,28 @@ def desk(authority: Authority, runtime: Runtime, **options: Any) -> LeaseEngine:
 
 
 REALM = "00000000000000aa"
+NAME = "orders/42"
 
 
 def stamp(
     token: int, seq: int | None = 1, *names: str, grant: str | None = None, realm: str = REALM
 ) -> Stamp:
     """A stamp as a lease with this token would make it."""
-    return Stamp(realm, tuple(sorted(names or ("orders/42",))), token, seq, grant or f"{token:032x}")
+    return Stamp(realm, tuple(sorted(names or (NAME,))), token, seq, grant or f"{token:032x}")
+
+
+def by(
+    token: int, seq: int | None = 1, *names: str, grant: str | None = None, realm: str = REALM
+) -> Credential:
+    """What an operation under that stamp carries."""
+    return Credential((stamp(token, seq, *names, grant=grant, realm=realm),))
+
+
+async def is_at(guard: NamedValues, name: str, value: bytes | None, token: int | None) -> None:
+    """Ensure that the value and the mark are these."""
+    found, mark = await guard.peek(name), await guard.mark(name)
+    ensure(found.value == value, f"the value of {name} is {value!r}, not {found.value!r}")
+    ensure((mark.token if mark else None) == token, f"the mark of {name} is {token}, not {mark}")
 
 
 async def until(runtime: Runtime, condition: Callable[[], bool], seconds: float, what: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fenced.contracts import Guard, Runtime
+from fenced.contracts import NamedValues, Runtime, Trait
 from fenced.decision import Rule
 from fenced.errors import MissingStamp
 from fenced.guards.memory import MemoryGuard
@@ -12,23 +12,24 @@ BACKEND = "memory"
 
 
 class Harness:
-    mandatory = True
-    announces_apart = False
-
     def __init__(self, runtime: Runtime, guard_type: type[MemoryGuard] = MemoryGuard) -> None:
         self.runtime = runtime
         self._guard_type = guard_type
         self._guard = guard_type()
 
-    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> Guard:
+    @property
+    def traits(self) -> tuple[Trait, ...]:
+        return self._guard.traits
+
+    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> NamedValues:
         self._guard = self._guard_type(rule=rule, mode=mode)
         return self._guard
 
-    async def reopen(self) -> Guard:
+    async def reopen(self) -> NamedValues:
         """A dictionary lasts as long as its process."""
         return self._guard
 
-    async def write_raw(self, name: str, value: str) -> bool:
+    async def write_raw(self, name: str, value: bytes) -> bool:
         try:
             await self._guard.write(None, name, value)
         except MissingStamp:
@@ -39,7 +40,7 @@ class Harness:
         return
 
 
-# proves guard memory: one-process, mandatory
+# proves guard memory: one-process, mandatory, many-names
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
 def test_memory(check: Check[GuardHarness], colour: Colour) -> None:

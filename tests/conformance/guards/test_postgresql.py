@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from fenced.contracts import Guard, Runtime
+from fenced.contracts import NamedValues, Runtime, Trait
 from fenced.decision import Rule
 from fenced.guards.postgresql.values import PostgresqlGuard
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
@@ -18,24 +18,30 @@ class Harness:
         self, runtime: Runtime, server: PostgresqlServer, mandatory: bool, isolation: IsolationLevel | None
     ) -> None:
         self.runtime = runtime
-        self.mandatory = mandatory
-        self.announces_apart = isolation is not None
+        self._mandatory = mandatory
         self._server = server
         self._isolation = isolation
         self._databases: dict[Rule, str] = {}
         self._rule: Rule = "retry"
         self._opened: list[PostgresqlGuard] = []
 
-    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> Guard:
+    @property
+    def traits(self) -> tuple[Trait, ...]:
+        return self._made("postgresql:", "retry", "enforce").traits
+
+    def _made(self, url: str, rule: Rule, mode: str) -> PostgresqlGuard:
+        return PostgresqlGuard(
+            url, self.runtime, rule=rule, mode=mode, mandatory=self._mandatory, isolation=self._isolation
+        )
+
+    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> NamedValues:
         self._rule = rule
         if rule not in self._databases:
             self._databases[rule] = self._server.create_database()
         return await self._open(rule, mode)
 
-    async def _open(self, rule: Rule, mode: str) -> Guard:
-        guard = PostgresqlGuard(
-            self._url, self.runtime, rule=rule, mode=mode, mandatory=self.mandatory, isolation=self._isolation
-        )
+    async def _open(self, rule: Rule, mode: str) -> NamedValues:
+        guard = self._made(self._url, rule, mode)
         await guard.open()
         self._opened.append(guard)
         return guard
@@ -44,11 +50,11 @@ class Harness:
     def _url(self) -> str:
         return self._server.url(self._databases[self._rule])
 
-    async def reopen(self) -> Guard:
+    async def reopen(self) -> NamedValues:
         await self._close_guards()
         return await self._open("retry", "observe")  # what is there keeps its own rule and mode
 
-    async def write_raw(self, name: str, value: str) -> bool:
+    async def write_raw(self, name: str, value: bytes) -> bool:
         """As psql would do it: a plain connection, a plain statement."""
         with psycopg.connect(self._url, autocommit=True) as connection:
             try:
@@ -73,6 +79,7 @@ class Harness:
             self._server.drop_database(name)
 
 
+# proves guard postgresql: many-names, several-leases, proofs, still-held, announces-separately
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize(
     "form", ["mandatory", "cooperative", "mandatory-repeatable_read", "mandatory-serializable"]

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fenced.contracts import Guard, Runtime
+from fenced.contracts import NamedValues, Runtime, Trait
 from fenced.decision import Rule
 from fenced.guards.sqlite.values import SqliteGuard
+from fenced.model import Credential
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.testing.kit import stamp
@@ -18,18 +19,24 @@ BACKEND = "sqlite"
 class Harness:
     def __init__(self, runtime: Runtime, folder: Path, mandatory: bool) -> None:
         self.runtime = runtime
-        self.mandatory = mandatory
-        self.announces_apart = False
+        self._mandatory = mandatory
         self._folder = folder
         self._rule: Rule = "retry"
         self._opened: list[SqliteGuard] = []
 
-    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> Guard:
+    @property
+    def traits(self) -> tuple[Trait, ...]:
+        return self._made("retry", "enforce").traits
+
+    def _made(self, rule: Rule, mode: str) -> SqliteGuard:
+        return SqliteGuard(self._path, self.runtime, rule=rule, mode=mode, mandatory=self._mandatory)
+
+    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> NamedValues:
         self._rule = rule
         return await self._open(rule, mode)
 
-    async def _open(self, rule: Rule, mode: str) -> Guard:
-        guard = SqliteGuard(self._path, self.runtime, rule=rule, mode=mode, mandatory=self.mandatory)
+    async def _open(self, rule: Rule, mode: str) -> NamedValues:
+        guard = self._made(rule, mode)
         await guard.open()
         self._opened.append(guard)
         return guard
@@ -38,11 +45,11 @@ class Harness:
     def _path(self) -> Path:
         return self._folder / f"{self._rule}.db"
 
-    async def reopen(self) -> Guard:
+    async def reopen(self) -> NamedValues:
         await self.close()
         return await self._open("retry", "observe")  # what is there keeps its own rule and mode
 
-    async def write_raw(self, name: str, value: str) -> bool:
+    async def write_raw(self, name: str, value: bytes) -> bool:
         """As the sqlite3 shell would do it: a plain connection, a plain statement."""
         with sqlite3.connect(self._path) as connection:
             try:
@@ -63,6 +70,7 @@ class Harness:
             await self._opened.pop().close()
 
 
+# proves guard sqlite: many-names
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("form", ["mandatory", "cooperative"])
 @pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
@@ -78,7 +86,7 @@ def test_marks_and_values_are_synced_together(tmp_path: Path) -> None:
     seen: list[str] = []
     connection = guard._idle[-1]
     connection.set_trace_callback(seen.append)
-    step(guard.write(stamp(5), "orders/42", "A"))
+    step(guard.write(Credential((stamp(5),)), "orders/42", b"A"))
     connection.set_trace_callback(None)
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)

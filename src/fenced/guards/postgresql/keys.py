@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
-
 from fenced.guards.postgresql import install
 from fenced.guards.postgresql.install import LOCK_TIMEOUT
 from fenced.guards.postgresql.operating import PostgresqlOperator
 from fenced.guards.shared.spec import Spec
 from fenced.proofs import HmacKey, VerifyingKey, check_key_id
+from fenced.rollout import KeyView
 
 _LIMIT = f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyView:
-    """A key as it may be shown."""
-
-    id: str
-    kind: str
-    added: datetime
-    revoked: datetime | None
 
 
 class KeyOperator(PostgresqlOperator):
     """The keys of one database, on a psycopg connection."""
 
-    async def add(self, key: VerifyingKey) -> None:
+    async def add_key(self, key: VerifyingKey) -> None:
         """From now on stamps that it signed are proven. The secret travels as a parameter, in no statement's text."""
         secret = key.secret if isinstance(key, HmacKey) else key.public
         call = "SELECT fenced_guard.add_key(%s, %s, %s)"
         await self._within(_LIMIT, lambda: self._session.run(call, (key.id, key.kind, secret)), commit=True)
 
-    async def revoke(self, key_id: str) -> None:
+    async def revoke_key(self, key_id: str) -> None:
         """From now on its proofs count no more."""
         await self._change(f"SELECT fenced_guard.revoke_key('{check_key_id(key_id)}')")
 
@@ -43,7 +31,7 @@ class KeyOperator(PostgresqlOperator):
         rows = await self._within("SET TRANSACTION READ ONLY", lambda: self._session.run(select))
         return [KeyView(*row) for row in rows]
 
-    async def require(self, required: bool) -> None:
+    async def require_proofs(self, required: bool) -> None:
         """Require proofs, or stop requiring them; the same transaction replaces the triggers of every guard."""
         await self._within(_LIMIT, lambda: self._require(required), commit=True)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fenced import sqlfile
+from fenced.contracts import Operator
 from fenced.errors import Misconfigured, Misuse
 from fenced.guards.postgresql.install import LOCK_TIMEOUT, is_there
 from fenced.guards.postgresql.sessions import PostgresqlSession
@@ -22,19 +23,19 @@ from fenced.guards.postgresql.tables import (
 )
 from fenced.guards.postgresql.triggers import guard_of
 from fenced.guards.shared.answers import check_pattern
-from fenced.guards.shared.rollout import (
+from fenced.guards.shared.spec import Spec
+from fenced.model import check_name, check_realm
+from fenced.rollout import (
     QUIET_SECONDS,
     Change,
-    Count,
     DatabaseStatus,
-    Entry,
+    Decision,
+    DecisionCount,
     GuardStatus,
     Override,
     Stage,
     advised,
 )
-from fenced.guards.shared.spec import Spec
-from fenced.model import check_name, check_realm
 
 SQL = sqlfile.load(Path(__file__).with_name("operating.sql"))
 OVERRIDE_SECONDS = (1.0, 86_400.0)
@@ -47,8 +48,10 @@ T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
 
 
-class PostgresqlOperator:
+class PostgresqlOperator(Operator):
     """The guards of one database."""
+
+    kind = "a PostgreSQL guard"
 
     def __init__(self, session: PostgresqlSession) -> None:
         self._session = session
@@ -94,7 +97,7 @@ class PostgresqlOperator:
                     marks,
                     highest,
                     refused,
-                    tuple(Count(*row) for row in counts[guard] if row[1] != "admit"),
+                    tuple(DecisionCount(*row) for row in counts[guard] if row[1] != "admit"),
                     (*gone, *_wrong(guard, triggers[guard])),
                     tuple(f"{role} ({why})" for role, why in bypass[guard]),
                     tuple(who for (who,) in await self._run("pending", guard=text_literal(guard))),
@@ -109,11 +112,11 @@ class PostgresqlOperator:
             return "false"
         return "has_parameter_privilege(r.oid, 'session_replication_role', 'SET')"
 
-    async def records(self, table: str | None, limit: int) -> list[Entry]:
+    async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
         """The newest lines of the audit, the newest last."""
-        return [Entry(*row) for row in await self._newest("records", table, limit)]
+        return [Decision.of(row) for row in await self._newest("records", table, limit)]
 
-    async def history(self, table: str | None, limit: int) -> list[Change]:
+    async def history(self, table: str | None = None, limit: int = 100) -> list[Change]:
         """What operators did, the newest last."""
         rows = await self._newest("history", table, limit)
         return [
@@ -128,8 +131,10 @@ class PostgresqlOperator:
         )
         return newest[::-1]
 
-    async def unset_mode(self, table: str, pattern: str) -> bool:
+    async def unset_mode(self, table: str | None, pattern: str) -> bool:
         """Forget the mode of a pattern; False when it had none."""
+        if table is None:
+            raise Misuse("say which table: its modes are its own")
         if check_pattern(pattern) == "*":
             raise Misuse("the mode of * is the table's own: set another one")
         call = f"fenced_guard.unset_mode({_literal(table)}, {text_literal(pattern)})"

@@ -164,7 +164,7 @@ CREATE TABLE fenced_guard.tally (
 -- Values under names, for programs without tables of their own. Guarded like any other table.
 CREATE TABLE fenced_guard.value (
   name    text COLLATE "C" PRIMARY KEY,
-  value   text,
+  value   bytea,
   version bigint NOT NULL
 );
 

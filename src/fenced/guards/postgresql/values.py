@@ -6,20 +6,32 @@ Programs with tables use `fenced.sql.Guard`, which works on their own connection
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
-from fenced.contracts import Record, Runtime, Trait, Versioned
+from fenced.contracts import (
+    ANNOUNCES_SEPARATELY,
+    MANY_NAMES,
+    PROOFS,
+    SEVERAL_LEASES,
+    STILL_HELD,
+    Operator,
+    Runtime,
+    Trait,
+    Versioned,
+)
 from fenced.decision import Mark, Mode, Rule
 from fenced.errors import Conflict, Contended, Misuse, redacted, shown
 from fenced.guards.postgresql.install import OWN_TABLE, is_there
+from fenced.guards.postgresql.keys import KeyOperator
 from fenced.guards.postgresql.refusals import LOCK_TIMEOUT, sqlstate_of, typed
 from fenced.guards.postgresql.sessions import AsyncPsycopgSession, PsycopgSession
 from fenced.guards.postgresql.tables import PostgresqlTable
-from fenced.guards.shared.answers import record_of
+from fenced.guards.shared.answers import check_value
 from fenced.guards.shared.spec import Spec
-from fenced.model import Credential, Stamp, check_name
+from fenced.model import Credential, check_name
 from fenced.runtime import forking
 from fenced.runtime.blocking import step
 
@@ -44,22 +56,20 @@ _MARK = "SELECT token, grant_id, seq FROM fenced_guard.mark WHERE name = %s"
 _HIGHEST = (
     "SELECT greatest((SELECT max(token) FROM fenced_guard.mark), (SELECT floor FROM fenced_guard.trust))"
 )
-_RECORDS = """
-SELECT extract(epoch FROM at)::float8, name, stamp, token, grant_id, seq, verdict, ruling, mode
-FROM fenced_guard.record WHERE guard = %s AND ruling IN ('record', 'refuse') ORDER BY id"""
-_TALLY = """
-SELECT verdict, mode, sum(count)::bigint FROM (
-  SELECT verdict, mode, count FROM fenced_guard.tally WHERE guard = %(guard)s AND ruling <> 'admit'
-  UNION ALL SELECT verdict, mode, count FROM fenced_guard.record WHERE guard = %(guard)s AND ruling <> 'admit'
-) AS counted GROUP BY 1, 2"""
+_MODES = "SELECT pattern, mode FROM fenced_guard.mode WHERE guard = %s"
 
 
 class PostgresqlGuard:
     """Values under names in one PostgreSQL table. `mandatory` has triggers, else only our own writes decide."""
 
-    traits: ClassVar[tuple[Trait, ...]] = (
+    traits: tuple[Trait, ...] = (
         Trait("durable-marks", "Marks and values are committed together, as durably as the server commits."),
         Trait("mandatory", "Triggers decide every write to the table, also one typed into psql."),
+        MANY_NAMES,
+        SEVERAL_LEASES,
+        PROOFS,
+        STILL_HELD,
+        ANNOUNCES_SEPARATELY,
         Trait(
             "bounded-pause",
             "A successor that has waited five seconds for a transaction of an older token makes the server end it; "
@@ -94,6 +104,8 @@ class PostgresqlGuard:
         isolation: IsolationLevel | None = None,
     ) -> None:
         self.url = str(redacted(url))
+        lacks = {"mandatory": mandatory, "announces-separately": isolation is not None}
+        self.traits = tuple(trait for trait in self.traits if lacks.get(trait.key, True))
         self._address = url
         self._runtime = runtime
         self._spec = Spec(OWN_TABLE, "{name}", rule)
@@ -168,17 +180,17 @@ class PostgresqlGuard:
         blocking.isolation_level = self._isolation
         return PsycopgSession(blocking)
 
-    async def announce(self, stamp: Stamp, *names: str) -> None:
-        await self._on_session(self._announce, stamp, names)
+    async def announce(self, credential: Credential) -> None:
+        await self._on_session(self._announce, credential)
 
-    async def _announce(self, session: _Session, stamp: Stamp, names: tuple[str, ...]) -> None:
-        await self._on(session).announce(Credential((stamp,), names))
+    async def _announce(self, session: _Session, credential: Credential) -> None:
+        await self._on(session).announce(credential)
 
-    async def read(self, stamp: Stamp, name: str) -> Versioned:
-        return await self._on_session(self._read, stamp, check_name(name))
+    async def read(self, credential: Credential, name: str) -> Versioned:
+        return await self._on_session(self._read, credential, check_name(name))
 
-    async def _read(self, session: _Session, stamp: Stamp, name: str) -> Versioned:
-        await self._announce(session, stamp, (name,))
+    async def _read(self, session: _Session, credential: Credential, name: str) -> Versioned:
+        await self._announce(session, replace(credential, names=(name,)))
         return await self._value(session, name)
 
     async def peek(self, name: str, at_least: int = 0) -> Versioned:
@@ -189,17 +201,24 @@ class PostgresqlGuard:
             await self._on(session).peek(name, at_least)
         return await self._value(session, name)
 
-    async def write(self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None) -> int:
-        (version,) = await self._repeated(stamp, {check_name(name): value}, expect)
+    async def write(
+        self, credential: Credential | None, name: str, value: bytes, *, expect: int | None = None
+    ) -> int:
+        (version,) = await self._repeated(credential, {check_name(name): value}, expect)
         return version
 
-    async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:
-        await self._repeated(stamp, {check_name(name): values[name] for name in values}, None)
+    async def write_many(self, credential: Credential | None, values: dict[str, bytes]) -> None:
+        await self._repeated(credential, values, None)
 
-    async def _repeated(self, stamp: Stamp | None, values: dict[str, str], expect: int | None) -> list[int]:
+    async def _repeated(
+        self, credential: Credential | None, values: dict[str, bytes], expect: int | None
+    ) -> list[int]:
+        values = {check_name(name): check_value(value) for name, value in values.items()}
+        if credential is not None:
+            credential = replace(credential, names=tuple(values), left=IDLE_SECONDS)
         for tried in range(1, TRIES + 1):
             try:
-                return await self._on_session(self._write, stamp, values, expect)
+                return await self._on_session(self._write, credential, values, expect)
             except (Contended, Conflict) as error:
                 # Do not retry a wrong version, which has no cause: no other commit interfered. Nor a lock timeout,
                 # which has already used up the guard's patience.
@@ -209,16 +228,20 @@ class PostgresqlGuard:
         raise AssertionError
 
     async def _write(
-        self, session: _Session, stamp: Stamp | None, values: dict[str, str], expect: int | None
+        self,
+        session: _Session,
+        credential: Credential | None,
+        values: dict[str, bytes],
+        expect: int | None,
     ) -> list[int]:
         """One guarded transaction."""
         table = self._on(session)
-        if stamp is None:
+        if credential is None:
             await session.begin("SELECT 1")
         else:
-            await table.enter(Credential((stamp,), tuple(values), IDLE_SECONDS))
+            await table.enter(credential)
         try:
-            if stamp is None and not self._mandatory:
+            if credential is None and not self._mandatory:
                 for name in values:
                     await session.run(_MISS, (name,))
             versions = [
@@ -230,7 +253,7 @@ class PostgresqlGuard:
         await table.leave(None)
         return versions
 
-    async def _put(self, session: _Session, name: str, value: str, expect: int | None) -> int:
+    async def _put(self, session: _Session, name: str, value: bytes, expect: int | None) -> int:
         """Write, and look only then what was there: whether the stamp is refused comes first."""
         ((version,),) = await session.run(_WRITE, (name, value))
         if expect is not None and version != expect + 1:
@@ -265,12 +288,11 @@ class PostgresqlGuard:
         ((token,),) = await self._on_session(_run, _HIGHEST, ())
         return int(token)
 
-    async def records(self) -> list[Record]:
-        return [record_of(row) for row in await self._on_session(_run, _RECORDS, (OWN_TABLE,))]
+    async def modes(self) -> dict[str, str]:
+        return dict(await self._on_session(_run, _MODES, (OWN_TABLE,)))
 
-    async def tally(self) -> dict[tuple[str, str], int]:
-        rows = await self._on_session(_run, _TALLY, {"guard": OWN_TABLE})
-        return {(verdict, mode): count for verdict, mode, count in rows}
+    async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
+        return await self._on_session(lambda session: work(KeyOperator(session)))
 
     async def close(self) -> None:
         self._before_fork()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
 
-from fenced.contracts import Record
-from fenced.decision import Mark, Mode, Ruling, Verdict
-from fenced.errors import REFUSALS, AlreadyApplied, FencedError, InvalidStamp, Misuse, shown
-from fenced.model import Stamp
+from fenced.decision import Mark, Mode, Verdict
+from fenced.errors import REFUSALS, AlreadyApplied, FencedError, InvalidStamp, Misuse, Unsupported, shown
+from fenced.model import Credential, Stamp
 
 RECORDS_MAX = 10_000
 """How many audit records a guard keeps; the oldest go first."""
@@ -109,8 +107,19 @@ def stamp_in(text: str | None) -> Stamp | None:
         return None
 
 
-def record_of(row: tuple[Any, ...]) -> Record:
-    """A record as SQL guards keep it: time, name, stamp, the mark's token, grant and seq, verdict, ruling, mode."""
-    at, name, stamp, token, grant, seq, verdict, ruling, mode = row
-    mark = Mark(token, grant, seq) if token is not None else None
-    return Record(at, name, stamp_in(stamp), mark, Verdict(verdict), Ruling(ruling), mode)
+def one_stamp(credential: Credential, guard: str) -> Stamp:
+    """The stamp of a credential, for a guard that takes one lease at a time and cannot check anything else."""
+    if len(credential.stamps) != 1:
+        raise Unsupported(f"{guard} takes one lease at a time; hold_all() takes one lease over several names")
+    if credential.still_held:
+        raise Unsupported(f"{guard} has no still_held: it cannot ask the authority in the same step")
+    if credential.proofs:
+        raise Unsupported(f"{guard} has no proofs: it cannot check one, and does not ignore it")
+    return credential.stamps[0]
+
+
+def check_value(value: object) -> bytes:
+    """A value is bytes; a text has more than one form as bytes, so the program chooses it."""
+    if not isinstance(value, bytes):
+        raise Misuse(f"a value is bytes, such as text.encode(), not {shown(value)}")
+    return value

@@ -7,21 +7,22 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from fenced.contracts import Operator
 from fenced.decision import Mode
 from fenced.errors import Misconfigured, Misuse
 from fenced.guards.shared.answers import check_pattern
-from fenced.guards.shared.rollout import (
+from fenced.guards.shared.spec import Spec
+from fenced.guards.sqlite import install
+from fenced.guards.sqlite.fencing import SqliteSession, translate
+from fenced.rollout import (
     QUIET_SECONDS,
-    Count,
     DatabaseStatus,
-    Entry,
+    Decision,
+    DecisionCount,
     GuardStatus,
     Stage,
     advised,
 )
-from fenced.guards.shared.spec import Spec
-from fenced.guards.sqlite import install
-from fenced.guards.sqlite.fencing import SqliteSession, translate
 
 _GUARDS = """
 SELECT guard, template, rule, triggers, realm, (
@@ -39,8 +40,10 @@ WHERE guard = coalesce(?1, guard) ORDER BY id DESC LIMIT ?2"""
 _UNSET = "DELETE FROM fenced_mode WHERE guard = ? AND pattern = ? RETURNING 1"
 
 
-class SqliteOperator:
+class SqliteOperator(Operator):
     """The guards of one file."""
+
+    kind = "an SQLite guard"
 
     def __init__(self, session: SqliteSession) -> None:
         self._session = session
@@ -63,7 +66,7 @@ class SqliteOperator:
         pattern = "".join("*" if column else piece for piece, column in spec.pieces)
         ((marks, highest),) = await self._run(_MARKS, (install.glob_of(pattern), pattern.count("/")))
         counts = [
-            Count(verdict, _ruling(verdict, mode), mode, count, count if mode in current else 0)
+            DecisionCount(verdict, _ruling(verdict, mode), mode, count, count if mode in current else 0)
             for verdict, mode, count in await self._run(_TALLY, (guard,))
         ]
         wrong = ("triggers are missing: install the guard again",) if there != triggers else ()
@@ -82,16 +85,12 @@ class SqliteOperator:
             bypass=("whoever may write the file",),
         )
 
-    async def records(self, table: str | None, limit: int) -> list[Entry]:
+    async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
         """The newest lines of the audit, the newest last."""
         rows = await self._run(_RECORDS, (table, limit))
-        return [Entry(datetime.fromtimestamp(at, UTC), *rest) for at, *rest in reversed(rows)]
+        return [Decision.of((datetime.fromtimestamp(at, UTC), *rest)) for at, *rest in reversed(rows)]
 
-    async def pending(self, table: str, wait: float = 0.0) -> tuple[str, ...]:
-        """Always empty: a change takes the one write lock, so no writing transaction is older than the change."""
-        return ()
-
-    async def unset_mode(self, table: str, pattern: str) -> bool:
+    async def unset_mode(self, table: str | None, pattern: str) -> bool:
         """Forget the mode of a pattern; False when it had none."""
         if check_pattern(pattern) == "*":
             raise Misuse("the mode of * is the table's own: set another one")

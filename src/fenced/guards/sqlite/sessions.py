@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from fenced.model import Stamp
+from fenced.model import TOKEN_MAX, Stamp
 
 
 class Source(Protocol):
@@ -61,9 +61,12 @@ def reenter(
     """Begin, and put the stamp in where its mark stands already; returns the names where it does not."""
     execute = connection.execute
     execute("BEGIN IMMEDIATE")
+    token = (
+        source.token if source.token <= TOKEN_MAX else 0
+    )  # no mark is 0; SQLite could not hold more than 2**63
     left = []
     for name in names:
-        mine = (seq or 0, name, source.token, source.grant, guard, source.realm)
+        mine = (seq or 0, name, token, source.grant, guard, source.realm)
         if execute(_AGAIN, mine).rowcount != 1:
             left.append(name)
     return left

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from fenced.contracts import Record, Runtime, Trait, Versioned
+from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule
 from fenced.errors import Conflict, Contended, Misconfigured, Misuse, redacted, shown
-from fenced.guards.shared.answers import check_pattern, record_of
+from fenced.guards.shared.answers import check_pattern, check_value, one_stamp
 from fenced.guards.shared.spec import Spec
 from fenced.guards.sqlite import install
 from fenced.guards.sqlite.fencing import GuardedConnection, SqliteFence, translate
 from fenced.guards.sqlite.keys import Run
+from fenced.guards.sqlite.operating import SqliteOperator
 from fenced.guards.sqlite.sessions import PlainSession
-from fenced.model import Stamp, check_name
+from fenced.model import Credential, Stamp, check_name
 from fenced.runtime import forking
 from fenced.runtime.blocking import step
 
@@ -30,19 +31,17 @@ _URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
 _TABLE = install.OWN_TABLE
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS {_TABLE} (
-  name TEXT PRIMARY KEY, value TEXT, version INTEGER NOT NULL
+  name TEXT PRIMARY KEY, value BLOB, version INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID"""
+_TEXTS = f"SELECT 1 FROM pragma_table_info('{_TABLE}') WHERE name = 'value' AND type = 'TEXT'"
 _READ = f"SELECT value, version FROM {_TABLE} WHERE name = ?"
 _WRITE = f"""
 INSERT INTO {_TABLE} (name, value, version) VALUES (?, ?, 1)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value, version = version + 1
 RETURNING version"""
 _ADOPT = "UPDATE fenced_guard SET realm = ?"
-_RECORDS = """
-SELECT time, name, stamp, token, grant_id, seq, verdict, ruling, mode
-FROM fenced_record WHERE guard = ? ORDER BY id"""
 _HIGHEST = "SELECT coalesce(max(token), 0) FROM fenced_mark"
-_TALLY = "SELECT verdict, mode, count FROM fenced_tally WHERE guard = ?"
+_MODES = "SELECT pattern, mode FROM fenced_mode WHERE guard = ?"
 BUSY_SECONDS = 10.0
 
 T = TypeVar("T")
@@ -51,12 +50,13 @@ T = TypeVar("T")
 class SqliteGuard:
     """Values under names in one SQLite file. `mandatory` has triggers, else only our own writes decide."""
 
-    traits: ClassVar[tuple[Trait, ...]] = (
+    traits: tuple[Trait, ...] = (
         Trait("durable-marks", "Marks and values are synced to the disk together (synchronous=FULL)."),
         Trait(
             "mandatory",
             "Triggers decide every SQL write to the table, also one typed into the sqlite3 shell.",
         ),
+        MANY_NAMES,
         Trait("single-writer", "A holder stopped inside its transaction blocks its successor."),
         Trait(
             "shell-unrecorded",
@@ -75,6 +75,8 @@ class SqliteGuard:
         mandatory: bool = True,
     ) -> None:
         self.url = f"sqlite:///{path}"
+        if not mandatory:
+            self.traits = tuple(trait for trait in self.traits if trait.key != "mandatory")
         self._path = path
         self._runtime = runtime
         self._spec = Spec(_TABLE, "{name}", rule)
@@ -107,6 +109,7 @@ class SqliteGuard:
         known = await session.run(
             "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'"
         )
+        texts = await session.run(_TEXTS)
         there = known and await session.run(
             "SELECT rule, triggers FROM fenced_guard WHERE guard = ?", (_TABLE,)
         )
@@ -114,7 +117,20 @@ class SqliteGuard:
             await self._install(session, self._spec, self._mode)
         elif self._fence.mandatory and there[0][1] == 0:  # it was opened as cooperative before
             await self._install(session, Spec(_TABLE, self._spec.name, there[0][0]), None)
+        if texts:
+            await self._turn_into_bytes(session)
         await session.run("COMMIT")
+
+    async def _turn_into_bytes(self, session: PlainSession) -> None:
+        """Values were texts in 0.1: make the table again, with the same values as bytes, and its triggers."""
+        await session.run(f"ALTER TABLE {_TABLE} RENAME TO fenced_value_texts")
+        await session.run(_CREATE)
+        columns = "name, CAST(value AS BLOB), version"
+        await session.run(f"INSERT INTO {_TABLE} SELECT {columns} FROM fenced_value_texts")
+        await session.run("DROP TABLE fenced_value_texts")
+        if self._fence.mandatory:
+            ((rule,),) = await session.run("SELECT rule FROM fenced_guard WHERE guard = ?", (_TABLE,))
+            await self._install(session, Spec(_TABLE, self._spec.name, rule), None)
 
     async def _install(self, session: PlainSession, spec: Spec, mode: Mode | None) -> None:
         for statement in await install.script(spec, mode, session.run, mandatory=self._fence.mandatory):
@@ -158,15 +174,17 @@ class SqliteGuard:
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
-    async def announce(self, stamp: Stamp, *names: str) -> None:
-        await self._on_session(self._announce, stamp, names or stamp.names)
+    async def announce(self, credential: Credential) -> None:
+        stamp = one_stamp(credential, "an SQLite guard")
+        await self._on_session(self._announce, stamp, credential.names or stamp.names)
 
     async def _announce(self, session: PlainSession, stamp: Stamp, names: Sequence[str]) -> None:
         guarded = GuardedConnection(self._fence, session, stamp, names, stamping=False)
         await guarded.enter()
         await guarded.leave(None)
 
-    async def read(self, stamp: Stamp, name: str) -> Versioned:
+    async def read(self, credential: Credential, name: str) -> Versioned:
+        stamp = one_stamp(credential, "an SQLite guard")
         return await self._on_session(self._read, stamp, check_name(name))
 
     async def _read(self, session: PlainSession, stamp: Stamp, name: str) -> Versioned:
@@ -183,15 +201,24 @@ class SqliteGuard:
                 raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
         return await self._value(session, name)
 
-    async def write(self, stamp: Stamp | None, name: str, value: str, *, expect: int | None = None) -> int:
-        (version,) = await self._on_session(self._write, stamp, {check_name(name): value}, expect)
+    async def write(
+        self, credential: Credential | None, name: str, value: bytes, *, expect: int | None = None
+    ) -> int:
+        (version,) = await self._stamped(credential, {check_name(name): value}, expect)
         return version
 
-    async def write_many(self, stamp: Stamp | None, values: dict[str, str]) -> None:
-        await self._on_session(self._write, stamp, {check_name(name): values[name] for name in values}, None)
+    async def write_many(self, credential: Credential | None, values: dict[str, bytes]) -> None:
+        await self._stamped(credential, values, None)
+
+    async def _stamped(
+        self, credential: Credential | None, values: dict[str, bytes], expect: int | None
+    ) -> list[int]:
+        stamp = None if credential is None else one_stamp(credential, "an SQLite guard")
+        checked = {check_name(name): check_value(value) for name, value in values.items()}
+        return await self._on_session(self._write, stamp, checked, expect)
 
     async def _write(
-        self, session: PlainSession, stamp: Stamp | None, values: dict[str, str], expect: int | None
+        self, session: PlainSession, stamp: Stamp | None, values: dict[str, bytes], expect: int | None
     ) -> list[int]:
         """One guarded transaction."""
         guarded = GuardedConnection(self._fence, session, stamp, tuple(values))
@@ -204,7 +231,7 @@ class SqliteGuard:
         await guarded.leave(None)
         return versions
 
-    async def _put(self, session: PlainSession, name: str, value: str, expect: int | None) -> int:
+    async def _put(self, session: PlainSession, name: str, value: bytes, expect: int | None) -> int:
         if expect is not None:
             before = await self._value(session, name)
             if before.version != expect:
@@ -236,12 +263,13 @@ class SqliteGuard:
             raise Misconfigured(f"the marks in {self._path} cannot be read: {error}") from error
         return int(highest)
 
-    async def records(self) -> list[Record]:
-        return [record_of(row) for row in await self._on_session(_run, _RECORDS, (_TABLE,))]
+    async def modes(self) -> dict[str, str]:
+        return dict(await self._on_session(_run, _MODES, (_TABLE,)))
 
-    async def tally(self) -> dict[tuple[str, str], int]:
-        rows = await self._on_session(_run, _TALLY, (_TABLE,))
-        return {(verdict, mode): count for verdict, mode, count in rows}
+    async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
+        if not self._path.is_file():
+            raise Misconfigured(f"there is no file {self._path}")
+        return await self._on_session(_operate, work)
 
     async def close(self) -> None:
         while self._idle:
@@ -250,6 +278,10 @@ class SqliteGuard:
 
 async def _run(session: PlainSession, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
     return await session.run(sql, parameters)
+
+
+async def _operate(session: PlainSession, work: Callable[[Operator], Awaitable[T]]) -> T:
+    return await work(SqliteOperator(session))
 
 
 async def _set_mode(session: PlainSession, mode: Mode, pattern: str) -> None:

@@ -220,7 +220,7 @@ class Judge:
     def settle(self, values: dict[str, Versioned]) -> None:
         """I5: every acknowledged update is in the final value."""
         for name, items in self.acknowledged.items():
-            final = set((values[name].value or "").split(","))
+            final = set((values[name].value or b"").decode().split(","))
             lost = [item for item in items if item not in final]
             if lost:
                 self.broken("I5", f"{name}: acknowledged and lost: {', '.join(lost)}")

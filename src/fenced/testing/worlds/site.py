@@ -22,7 +22,7 @@ from fenced.errors import (
     Unavailable,
 )
 from fenced.guards.memory import MemoryGuard
-from fenced.model import Holder, Stamp
+from fenced.model import Credential, Holder, Stamp
 from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process, World
 from fenced.testing.worlds.backend import AuthorityBackend, WatchedAuthority
@@ -87,9 +87,9 @@ class Site:
         announce = value is None
         try:
             if value is None:
-                _now(self.guard.announce(stamp, name))
+                _now(self.guard.announce(Credential((stamp,), (name,))))
             else:
-                _now(self.guard.write(stamp, name, value))
+                _now(self.guard.write(Credential((stamp,)), name, value.encode()))
         except AlreadyApplied:
             self.judge.decided(stamp, name, announce, True, True, operation)
             raise
@@ -157,7 +157,10 @@ class Site:
         for name in self.resource_names:
             probe = Stamp(self.judge.realm, (name,), token, 1, f"{token:032x}")
             for seq in (1, 2):
-                if _outcome(self.guard.write(probe._replace(seq=seq), name, "probe")) is not None:
+                if (
+                    _outcome(self.guard.write(Credential((probe._replace(seq=seq),)), name, b"probe"))
+                    is not None
+                ):
                     self.judge.broken("L4", f"{name} is wedged: token {token} is refused")
 
 
@@ -263,7 +266,7 @@ class SimulatedClient:
         await self._sleep(site.world.rng.random() ** 2 * longest * site.pace)
         site.judge.believes(hold)
         item = f"{self.process.name.removeprefix('client-')}.{next(site._items)}"
-        value = ",".join(filter(None, (found.value, item)))
+        value = ",".join(filter(None, ((found.value or b"").decode(), item)))
         stamp = hold.next_stamp()
         try:
             await self._reach(lambda: site.write(stamp, name, value))

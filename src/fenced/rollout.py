@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
-from fenced.decision import Mode
+from fenced.decision import Mode, Ruling, Verdict
+from fenced.errors import InvalidStamp
+from fenced.model import Stamp
 
 QUIET_SECONDS = 86_400.0
 """How long a stage must have been quiet before the next one is called safe, unless somebody says otherwise."""
@@ -15,7 +18,41 @@ _NEXT = {"observe": "shadow", "shadow": "canary", "canary": "enforce", "enforce"
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class Decision:
+    """One decision of a guard, for the audit: the same shape at every guard."""
+
+    at: datetime
+    guard: str
+    """The guarded table; of a guard that guards no tables, its address."""
+    name: str | None
+    stamp: str | None
+    """What the operation carried, as a text: it may be no stamp that can be read."""
+    mark: int | None
+    """The highest token that was seen for the name."""
+    verdict: Verdict
+    ruling: Ruling
+    mode: str
+    who: str | None = None
+    application: str | None = None
+    query: str | None = None
+
+    @property
+    def token(self) -> int | None:
+        """The token that was carried; None if there was none that can be read."""
+        try:
+            return Stamp.parse(self.stamp).token if self.stamp else None
+        except InvalidStamp:
+            return None
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Decision:
+        """A decision as SQL guards keep it: the fields in their order, the verdict and the ruling as texts."""
+        at, guard, name, stamp, mark, verdict, ruling, *rest = row
+        return cls(at, guard, name, stamp, mark, Verdict(verdict), Ruling(ruling), *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionCount:
     """Decisions of one kind by one writer: how many, and when the last one was."""
 
     verdict: str
@@ -90,7 +127,7 @@ class GuardStatus:
     highest: int = 0
     refused: int | None = None
     """Every refusal, also one that nobody recorded; None where the store cannot count those."""
-    counts: tuple[Count, ...] = ()
+    counts: tuple[DecisionCount, ...] = ()
     wrong: tuple[str, ...] = ()
     """What keeps the guard from seeing every write."""
     bypass: tuple[str, ...] = ()
@@ -120,20 +157,13 @@ class DatabaseStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the audit."""
+class KeyView:
+    """A key that signs stamps, as it may be shown."""
 
-    at: datetime
-    guard: str
-    name: str | None
-    stamp: str | None
-    mark: int | None
-    verdict: str
-    ruling: str
-    mode: str
-    who: str | None = None
-    application: str | None = None
-    query: str | None = None
+    id: str
+    kind: str
+    added: datetime
+    revoked: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,20 +212,20 @@ def _next(stage: Stage, status: GuardStatus, now: datetime, quiet_for: float) ->
     return Next(following, tuple(reasons))
 
 
-def _stopped(count: Count, mode: str) -> bool:
+def _stopped(count: DecisionCount, mode: str) -> bool:
     """Whether the stage after `mode` would have stopped it, or this one has, among the names that it takes."""
     if mode == "enforce":
         return count.unstamped
     return count.would_refuse or (count.refused and count.verdict != "missing")
 
 
-def _concerns(count: Count, stage: Stage) -> bool:
+def _concerns(count: DecisionCount, stage: Stage) -> bool:
     if count.pattern is None:
         return count.recent > 0 and count.mode in (stage.mode, "override")
     return count.recent > 0 and count.pattern == stage.pattern
 
 
-def _summed(counts: Sequence[Count], now: datetime, quiet_for: float) -> list[str]:
+def _summed(counts: Sequence[DecisionCount], now: datetime, quiet_for: float) -> list[str]:
     kinds = (
         ("unstamped write", [c for c in counts if c.unstamped]),
         ("would-be refusal", [c for c in counts if c.would_refuse]),
@@ -208,7 +238,7 @@ def _summed(counts: Sequence[Count], now: datetime, quiet_for: float) -> list[st
     ]
 
 
-def _when(counts: Sequence[Count], now: datetime, quiet_for: float) -> str:
+def _when(counts: Sequence[DecisionCount], now: datetime, quiet_for: float) -> str:
     timed = [count for count in counts if count.last is not None]
     if not timed:
         return "in this mode"
@@ -218,7 +248,7 @@ def _when(counts: Sequence[Count], now: datetime, quiet_for: float) -> str:
     return f"in the last {span(quiet_for)}, last {ago(last, now)} by {who}{others}"
 
 
-def by_writer(counts: Iterable[Count]) -> list[tuple[str, int, datetime | None]]:
+def by_writer(counts: Iterable[DecisionCount]) -> list[tuple[str, int, datetime | None]]:
     """Who, how many, and when the last one was; the one who was there last comes first."""
     found: dict[str, tuple[int, datetime | None]] = {}
     for count in counts:
