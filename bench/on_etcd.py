@@ -21,11 +21,11 @@ from bench.contending import WARM_UP, AsyncLock, Kind, Lock, crew_of, drains
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from bench.peers import CYCLES, NAME, Contest, compare, ourselves, ourselves_apart
-from fenced.authorities.etcd import messages
-from fenced.authorities.etcd.address import EtcdAddress
-from fenced.authorities.etcd.wire import EtcdWire
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.servers import EtcdServer
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.address import EtcdAddress
+from fenced.wire.etcd.cluster import EtcdWire
 from fenced.wire.protobuf import data, fields, integer, raw
 
 TTL_SECONDS = 600

@@ -15,11 +15,11 @@ from bench.contending import WARM_UP, Kind, Lock, crew_of
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from bench.peers import NAME, compare, ourselves
-from fenced.authorities.zookeeper.address import ZooKeeperAddress
-from fenced.authorities.zookeeper.wire import dial
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.servers import ZooKeeperServer
 from fenced.wire import jute
+from fenced.wire.zookeeper.address import ZooKeeperAddress
+from fenced.wire.zookeeper.connection import dial
 
 SETTINGS = {"tickTime": "2000", "minSessionTimeout": "4000", "maxSessionTimeout": "40000"}
 """ZooKeeper's own defaults; the servers of the tests are quicker to give up."""

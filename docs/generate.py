@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))  # the planted bugs are told about in docs/testing
 from fenced import errors, testing  # noqa: E402 (the line above comes first)
 from fenced.cli import exits  # noqa: E402
 from fenced.contracts import Trait  # noqa: E402
-from fenced.registry import BUILT_IN, Kind  # noqa: E402
+from fenced.registry import BUILT_IN, Kind, one_per_class  # noqa: E402
 from tests.planted import bugs  # noqa: E402
 from tests.simulation.planting import planted  # noqa: E402
 
@@ -174,11 +174,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"api {path}": partial(api_table, path) for path in API},
     "errors": error_table,
     "exits": exit_table,
-    **{
-        f"traits {kind} {scheme}": partial(trait_table, kind, scheme)
-        for kind, schemes in BUILT_IN.items()
-        for scheme in schemes
-    },
+    **{f"traits {kind} {scheme}": partial(trait_table, kind, scheme) for kind, scheme in one_per_class()},
     "authority checks": lambda: check_table(testing.AUTHORITY_CHECKS),
     "guard checks": lambda: check_table(testing.GUARD_CHECKS),
     "outage checks": lambda: check_table(testing.OUTAGE_CHECKS),

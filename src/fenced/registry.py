@@ -19,7 +19,9 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "redis": "fenced.authorities.redis.authority:RedisAuthority",
         "rediss": "fenced.authorities.redis.authority:RedisAuthority",
         "sqlite": "fenced.authorities.sqlite.authority:SqliteAuthority",
+        "unix": "fenced.authorities.redis.authority:RedisAuthority",
         "zookeeper": "fenced.authorities.zookeeper.authority:ZooKeeperAuthority",
+        "zookeepers": "fenced.authorities.zookeeper.authority:ZooKeeperAuthority",
     },
     "fenced.guards": {
         "memory": "fenced.guards.memory:MemoryGuard",
@@ -30,6 +32,15 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
 
 ALIASES = {"postgres": "postgresql"}
 """Other spellings of a scheme, which mean the same."""
+
+
+def one_per_class() -> list[tuple[Kind, str]]:
+    """Each class once, by the first of its schemes: the others differ in how its server is reached."""
+    first: dict[tuple[Kind, str], str] = {}
+    for kind, table in BUILT_IN.items():
+        for scheme, target in table.items():
+            first.setdefault((kind, target), scheme)
+    return [(kind, scheme) for (kind, _), scheme in first.items()]
 
 
 class AuthorityType(Protocol):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fenced.contracts import Trait
-from fenced.registry import BUILT_IN, Kind
+from fenced.registry import BUILT_IN, Kind, one_per_class
 
 TESTS = Path(__file__).parents[1]
 PROVES = re.compile(r"^# proves (\w+) (\w+): ([\w, -]+)$", re.MULTILINE)
@@ -30,7 +30,7 @@ def test_a_registered_backend_has_a_binding(kind: Kind, scheme: str) -> None:
     assert bound, f"{kind} {scheme} is registered, but no file in {folder.name} binds it to the kit"
 
 
-@pytest.mark.parametrize(("kind", "scheme"), backends())
+@pytest.mark.parametrize(("kind", "scheme"), one_per_class())
 def test_every_trait_is_proven(kind: Kind, scheme: str) -> None:
     """A line `# proves authority sqlite: trait, trait` stands above the test that shows it."""
     what = "authority" if kind == "fenced.authorities" else "guard"

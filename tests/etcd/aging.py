@@ -12,14 +12,14 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fenced.authorities.etcd import messages
-from fenced.authorities.etcd.address import EtcdAddress
 from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.authorities.etcd.leases import EtcdLease, Leases
-from fenced.authorities.etcd.wire import EtcdWire
 from fenced.contracts import Runtime
 from fenced.model import Ask, AskAnswer, HeldBy, NameView, RenewAnswer
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.address import EtcdAddress
+from fenced.wire.etcd.cluster import EtcdWire
 from tests.shifted import Shifted
 
 LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fenced
-from fenced.authorities.etcd import messages, probe
-from fenced.authorities.etcd.address import EtcdAddress
+from fenced.authorities.etcd import probe
 from fenced.authorities.etcd.authority import EtcdAuthority, _warned
 from fenced.authorities.etcd.keys import ClaimInfo, KeyRecord, Keys
 from fenced.errors import Misconfigured, Misuse, Unsupported
@@ -26,6 +25,8 @@ from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
 from fenced.wire import protobuf
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.address import EtcdAddress
 from tests.etcd.aging import LEASE_REVOKE, Time
 from tests.shifted import Shifted
 
@@ -150,7 +151,7 @@ def test_addresses() -> None:
         "etcd://h1:99999999",
         "etcd://h1?ssl_ca_certs=x",
         "etcds://h1?unknown=x",
-        "etcds://h1?ssl_certfile=x",
+        "etcds://h1?ssl_keyfile=x",
         "etcd://root:secret@h1:port",
     ],
 )
@@ -187,7 +188,6 @@ def test_users_and_their_tokens() -> None:
             step(refused.close())
 
 
-# proves authority etcds: quorum, sessions, ttl, whole-seconds, pushed, restart-prolongs, lineage-noticed, version-floor
 @pytest.mark.xdist_group("serial")
 def test_a_client_certificate_is_asked_for() -> None:
     """The two schemes differ in the connection only; without a certificate this server takes nobody, and says so."""

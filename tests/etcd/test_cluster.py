@@ -10,7 +10,6 @@ import pytest
 
 import fenced
 from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.authorities.etcd.wire import TRY_SECONDS
 from fenced.contracts import Authority
 from fenced.core.holding import State
 from fenced.errors import Indeterminate, Misconfigured, NotGranted, Unavailable
@@ -18,6 +17,7 @@ from fenced.model import Busy, Ended, Granted, Kept, Released, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdCluster, EtcdServer
+from fenced.wire.etcd.cluster import TRY_SECONDS
 
 pytestmark = pytest.mark.xdist_group("serial")
 RUNTIME = BlockingRuntime()
@@ -158,7 +158,7 @@ def test_more_callers_than_connections_leave_a_frozen_member(
     cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those who wait for a connection still have time for the next member, when those who have one give up."""
-    monkeypatch.setattr("fenced.authorities.etcd.wire.CONNECTIONS_MAX", 1)
+    monkeypatch.setattr("fenced.wire.etcd.cluster.CONNECTIONS_MAX", 1)
     follower = cluster.followers()[0]
     authority = opened(cluster.url())
     at_member(authority, cluster, follower)

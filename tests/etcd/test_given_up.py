@@ -12,10 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 import fenced
-from fenced.authorities.etcd import messages
-from fenced.authorities.etcd.address import EtcdAddress
 from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.authorities.etcd.wire import EtcdWire, NoSpace
 from fenced.contracts import Authority, Readable
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting
@@ -23,6 +20,9 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.faults import Fault
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.address import EtcdAddress
+from fenced.wire.etcd.cluster import EtcdWire, NoSpace
 from fenced.wire.protobuf import integer
 from tests.etcd.test_outages import Harness
 from tests.shifted import Shifted

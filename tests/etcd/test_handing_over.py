@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import fenced
-from fenced.authorities.etcd import messages
 from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.authorities.etcd.leases import EtcdLease
 from fenced.authorities.etcd.progress import TICKET_SECONDS
@@ -20,6 +19,7 @@ from fenced.runtime.blocking import step
 from fenced.testing.faults import Fault, Proxy, http2_reply
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
+from fenced.wire.etcd import messages
 from tests.etcd.aging import LEASE_REVOKE
 from tests.etcd.test_authority import RUNTIME, opened, received
 

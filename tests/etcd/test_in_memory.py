@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.etcd import messages
-from fenced.authorities.etcd.messages import delete, get, put, txn
 from fenced.testing.servers import EtcdServer
 from fenced.testing.worlds.etcd_cluster import InMemoryEtcd
 from fenced.wire import http2
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.messages import delete, get, put, txn
 from fenced.wire.http2 import GrpcConnection, Status
 from fenced.wire.protobuf import data, fields, integer, message, raw, signed, whole
 

@@ -10,12 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.etcd import messages
-from fenced.authorities.etcd.address import EtcdAddress
 from fenced.authorities.etcd.authority import EtcdAuthority
-from fenced.authorities.etcd.calls import EtcdConnection, Stream
 from fenced.authorities.etcd.watching import REOPEN_SECONDS, EtcdWakeups, Target
-from fenced.authorities.etcd.wire import EtcdWire
 from fenced.contracts import Readable
 from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable
 from fenced.runtime.aio import AioRuntime
@@ -23,6 +19,10 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdServer
 from fenced.wire import http2, protobuf
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.address import EtcdAddress
+from fenced.wire.etcd.cluster import EtcdWire
+from fenced.wire.etcd.connection import EtcdConnection, Stream
 
 RUNTIME = BlockingRuntime()
 TARGET = Target(b"watched", 1)
@@ -217,7 +217,7 @@ def test_an_answer_that_cannot_be_read_says_nothing_of_the_request() -> None:
 
 
 def test_more_callers_than_connections(etcd_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fenced.authorities.etcd.wire.CONNECTIONS_MAX", 2)
+    monkeypatch.setattr("fenced.wire.etcd.cluster.CONNECTIONS_MAX", 2)
     authority = EtcdAuthority.at(etcd_url, RUNTIME, secrets.token_hex(8))
     step(authority.open())
     tokens: list[int] = []

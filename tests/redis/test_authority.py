@@ -293,13 +293,13 @@ def test_options_of_redis_py_that_are_ours_are_let_be(redis_server: RedisServer)
 
 @pytest.mark.xdist_group("serial")
 def test_a_socket_file_and_a_certificate_of_nobody() -> None:
-    with RedisServer({"unixsocket": "redis.sock"}) as server:
-        made = RedisAuthority.at(f"unix://{server.data}/redis.sock?db=3", RUNTIME, "any")
-        step(made.open())
-        step(granted(made, asking(RUNTIME, "orders")))
-        assert made.url == f"unix://{server.data}/redis.sock?db=3"
+    with (
+        RedisServer({"unixsocket": "redis.sock"}) as server,
+        fenced.Client(f"unix://{server.data}/redis.sock?db=3") as client,
+    ):
+        client.acquire("orders")
+        assert client.url == f"unix://{server.data}/redis.sock?db=3"
         assert server.execute("DBSIZE") == 0, "in database 3"
-        step(made.close())
     with RedisServer(tls=True) as server:
         untrusted = server.url().partition("?")[0]
         with fenced.Client(untrusted) as client, pytest.raises(Misconfigured, match="ssl_ca_certs"):

@@ -6,10 +6,10 @@ import socket
 import struct
 from typing import Self
 
-from fenced.authorities.zookeeper.address import ZooKeeperAddress
-from fenced.authorities.zookeeper.wire import dial
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.wire import jute
+from fenced.wire.zookeeper.address import ZooKeeperAddress
+from fenced.wire.zookeeper.connection import dial
 
 OPEN = jute.acl([("world", "anyone")])
 NEW = jute.Connected(10_000, 0, b"\0" * 16)

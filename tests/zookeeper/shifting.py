@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterable
 from typing import TypeVar
 
-from fenced.authorities.zookeeper.address import ZooKeeperAddress
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.errors import Unavailable
 from fenced.wire import jute
+from fenced.wire.zookeeper.address import ZooKeeperAddress
 from tests.shifted import Shifted
 from tests.zookeeper.raw import Raw
 

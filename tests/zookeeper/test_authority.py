@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fenced
-from fenced.authorities.zookeeper.address import ZooKeeperAddress
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.authorities.zookeeper.tree import Paths, name_of
@@ -25,6 +24,7 @@ from fenced.testing.inputs import ODD_NAMES
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
 from fenced.wire import jute
+from fenced.wire.zookeeper.address import ZooKeeperAddress
 from tests.shifted import Shifted
 from tests.zookeeper.acting import RUNTIME, Pair, opened, places, woken
 from tests.zookeeper.raw import Raw
@@ -361,8 +361,9 @@ def places_path(authority: ZooKeeperAuthority) -> list[str]:
         "zookeeper://h/a/../b",
         "zookeeper://h/zookeeper",
         "zookeeper://h?timeout=5",
-        "zookeeper://h?tls=perhaps",
-        "zookeeper://h?tls=off&ssl_ca_certs=x",
+        "zookeepers://h?ssl_check_hostname=perhaps",
+        "zookeeper://h?ssl_ca_certs=x",
+        "zookeeper://h?tls=true",
         f"zookeeper://app:{SECRET}@h:x",
     ],
 )
@@ -376,7 +377,7 @@ def test_an_address_names_members_and_shows_no_secret() -> None:
     address = ZooKeeperAddress("zookeeper://app:pass%3Aword@a,b:2182,[::1]:2183/x/y")
     assert address.members == [("a", 2181), ("b", 2182), ("::1", 2183)]
     assert (address.chroot, address.credentials) == ("/x/y", "app:pass:word")
-    assert str(address) == repr(address) == "Address('zookeeper://a:2181,b:2182,[::1]:2183/x/y')"
+    assert str(address) == repr(address) == "<ZooKeeperAddress zookeeper://a:2181,b:2182,[::1]:2183/x/y>"
 
 
 def test_nobody_there_is_unavailable() -> None:
@@ -398,7 +399,7 @@ def test_tls_and_a_certificate_of_nobody() -> None:
 
         asyncio.run(both())
         bare = server.url().partition("?")[0]
-        for url in (f"{bare}?tls=true", bare):
+        for url in (bare, bare.replace("zookeepers:", "zookeeper:")):
             with pytest.raises(FencedError), fenced.Client(url) as client:
                 client.acquire("orders", wait=0)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.zookeeper.wire import Hub, ZooKeeperWire
 from fenced.contracts import Colour, Readable, Runtime, SocketLike
 from fenced.errors import Indeterminate
 from fenced.model import Busy, Ended, Kept
@@ -20,6 +19,7 @@ from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
+from fenced.wire.zookeeper.connection import Hub, ZooKeeperWire
 from tests.outage_harness import ProxiedHarness, every_outage
 from tests.shifted import Shifted
 from tests.zookeeper.acting import WORDS, opened

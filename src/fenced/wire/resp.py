@@ -1,14 +1,25 @@
-"""Replies of the Redis protocol (RESP2), read from bytes."""
+"""The Redis protocol (RESP2): requests to bytes, replies from bytes. Nothing here does I/O."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from fenced.wire.pool import ConnectionBroken
+LINE_BYTES_MAX = 2**16
+"""A line that is longer is not Redis's: an error or a status is a sentence, a length a number."""
+BULK_BYTES_MAX = 2**29
+"""The longest value that Redis stores."""
+DEPTH_MAX = 32
+
+_BULK, _ARRAY, _NUMBER, _STATUS, _ERROR = b"$*:+-"
 
 
 class Incomplete(Exception):
     """More bytes are needed."""
+
+
+class MalformedResp(ValueError):
+    """This is not how a Redis server answers."""
 
 
 class ErrorReply(str):
@@ -21,29 +32,115 @@ class ErrorReply(str):
         return self.partition(" ")[0]
 
 
-def parse(data: bytes, at: int) -> tuple[Any, int]:
-    """The reply that begins at `at`, and where it ends."""
-    end = data.find(b"\r\n", at)
-    if end < 0:
-        raise Incomplete
-    kind, line, at = data[at : at + 1], data[at + 1 : end], end + 2
-    if kind == b":":
-        return int(line), at
-    if kind == b"$":
-        end = at + int(line)
-        if line == b"-1":
-            return None, at
-        if len(data) < end + 2:
+# Requests.
+
+
+def bulk(value: str | bytes | int) -> bytes:
+    """One argument of a request."""
+    raw = value if isinstance(value, bytes) else str(value).encode()
+    return b"$%d\r\n%b\r\n" % (len(raw), raw)
+
+
+def bulks(words: Iterable[str | bytes | int]) -> bytes:
+    return b"".join([bulk(word) for word in words])
+
+
+def command(*words: str | bytes | int) -> bytes:
+    return b"*%d\r\n%b" % (len(words), bulks(words))
+
+
+# Replies.
+
+
+class RespReader:
+    """Replies from bytes that arrive in any pieces. No byte is read twice, except those of an unfinished line."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._at = 0
+        self._arrays: list[tuple[list[Any], int]] = []
+        """Arrays that are under way, from the outermost, each with the number of items that it will have."""
+
+    def feed(self, data: bytes) -> None:
+        if self._at:
+            del self._data[: self._at]
+            self._at = 0
+        self._data += data
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether bytes were fed that belong to no reply yet."""
+        return len(self._data) > self._at or bool(self._arrays)
+
+    def next(self) -> Any:
+        """The next reply. Incomplete: feed more bytes, and ask again."""
+        while True:
+            value = self._element()
+            if value is _OPENED:
+                continue
+            while self._arrays:
+                items, count = self._arrays[-1]
+                items.append(value)
+                if len(items) < count:
+                    break
+                self._arrays.pop()
+                value = items
+            else:
+                return value
+
+    def _element(self) -> Any:
+        """The next value that is no array, or _OPENED: an array begins, and its items follow."""
+        data, at = self._data, self._at
+        end = data.find(b"\r\n", at)
+        if end < 0 or end - at > LINE_BYTES_MAX:
+            if len(data) - at > LINE_BYTES_MAX:
+                raise MalformedResp("this is not a Redis server: it sends a line without an end")
             raise Incomplete
-        return data[at:end], end + 2
-    if kind == b"*":
-        items = []
-        for _ in range(int(line)):
-            item, at = parse(data, at)
-            items.append(item)
-        return None if line == b"-1" else items, at
-    if kind == b"+":
-        return line, at
-    if kind == b"-":
-        return ErrorReply(line.decode("utf-8", "replace")), at
-    raise ConnectionBroken("this is not a Redis server: it answers in another protocol")
+        kind, line, after = data[at], bytes(data[at + 1 : end]), end + 2
+        value: Any
+        if kind == _BULK:
+            if (size := _count(line, BULK_BYTES_MAX)) < 0:
+                value = None
+            else:
+                at, after = after, after + size + 2
+                if len(data) < after:
+                    raise Incomplete
+                if data[after - 2 : after] != b"\r\n":
+                    raise MalformedResp("this is not a Redis server: a value has another length than it says")
+                value = bytes(data[at : after - 2])
+        elif kind == _ARRAY:
+            if (count := _count(line, BULK_BYTES_MAX)) > 0:
+                if len(self._arrays) >= DEPTH_MAX:
+                    raise MalformedResp("this is not a Redis server: its replies have no end")
+                self._arrays.append(([], count))
+                value = _OPENED
+            else:
+                value = None if count < 0 else []
+        elif kind == _NUMBER:
+            value = _number(line)
+        elif kind == _STATUS:
+            value = line
+        elif kind == _ERROR:
+            value = ErrorReply(line.decode("utf-8", "replace"))
+        else:
+            raise MalformedResp("this is not a Redis server: it answers in another protocol")
+        self._at = after
+        return value
+
+
+_OPENED = object()
+
+
+def _number(line: bytes) -> int:
+    try:
+        return int(line)
+    except ValueError:
+        raise MalformedResp("this is not a Redis server: a number that is none") from None
+
+
+def _count(line: bytes, most: int) -> int:
+    """A length; -1 stands for a value that is not there."""
+    count = _number(line)
+    if not -1 <= count <= most:
+        raise MalformedResp("this is not a Redis server: a length that cannot be")
+    return count

@@ -89,7 +89,6 @@ def test_etcd_cluster(check: Check[AuthorityHarness], colour: Colour, cluster: E
     run(check, lambda runtime: Harness(runtime, cluster), colour)
 
 
-# proves authority etcds: namespace-order
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", CHANNEL_CHECKS, ids=lambda check: check.name)
 def test_etcds(check: Check[AuthorityHarness], colour: Colour, tls_server: EtcdServer) -> None:

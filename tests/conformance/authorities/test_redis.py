@@ -5,16 +5,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenced.authorities.redis.address import RedisAddress
 from fenced.authorities.redis.authority import RedisAuthority
 from fenced.contracts import Authority, Runtime
 from fenced.registry import BUILT_IN
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
 from fenced.testing.servers import RedisServer
+from fenced.wire.redis.address import RedisAddress
 from tests.colours import CHANNEL_CHECKS
 
 BACKEND = "redis"
 TLS_BACKEND = "rediss"
+FILE_BACKEND = "unix"
 
 PASS_TIME = """
 local back = tonumber(ARGV[1])
@@ -76,8 +77,13 @@ def test_rediss(check: Check[AuthorityHarness], colour: Colour, tls_server: Redi
     run(check, lambda runtime: Harness(runtime, tls_server), colour)
 
 
-# proves authority rediss: namespace-order, synced-grants, settings-watched, wall-clock, pushed
-# proves authority rediss: promotion-noticed, replicas, one-slot, restore-unnoticed
+def test_unix_is_the_same_authority_over_a_socket_file() -> None:
+    """That a lease is granted over one: tests/redis/test_authority.py."""
+    table = BUILT_IN["fenced.authorities"]
+    assert table[FILE_BACKEND] == table[BACKEND]
+    assert RedisAddress("unix:///run/redis.sock").endpoint == "/run/redis.sock"
+
+
 def test_rediss_is_the_same_authority_over_tls() -> None:
     """What is shown of the one is shown of the other: they differ in the socket only."""
     table = BUILT_IN["fenced.authorities"]

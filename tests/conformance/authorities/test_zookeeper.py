@@ -7,13 +7,16 @@ import pytest
 
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.contracts import Authority, Runtime
+from fenced.registry import BUILT_IN
 from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, Colour, run
 from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
+from fenced.wire.zookeeper.address import ZooKeeperAddress
 from tests.colours import alternating
 from tests.shifted import Shifted
 from tests.zookeeper.shifting import pass_time
 
 BACKEND = "zookeeper"
+TLS_BACKEND = "zookeepers"
 
 
 class Harness:
@@ -66,3 +69,12 @@ def test_zookeeper_ensemble(
     check: Check[AuthorityHarness], colour: Colour, ensemble: ZooKeeperEnsemble
 ) -> None:
     run(check, lambda runtime: Harness(runtime, ensemble), colour)
+
+
+def test_zookeepers_is_the_same_authority_over_tls() -> None:
+    """That a lease is granted over TLS: tests/zookeeper/test_authority.py."""
+    table = BUILT_IN["fenced.authorities"]
+    assert table[TLS_BACKEND] == table[BACKEND]
+    plain, tls = ZooKeeperAddress("zookeeper://host"), ZooKeeperAddress("zookeepers://host")
+    assert plain.context is None
+    assert tls.context is not None and tls.context.check_hostname

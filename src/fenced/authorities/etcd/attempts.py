@@ -13,12 +13,12 @@ from fenced.authorities.etcd.keys import GRANTED, WAITING, ClaimInfo, KeyRecord
 from fenced.authorities.etcd.known import EtcdAttempt
 from fenced.authorities.etcd.leases import EtcdLease, EtcdSession
 from fenced.authorities.etcd.looking import QueueView
-from fenced.authorities.etcd.messages import KeyValue, TxnReply, get, txn
 from fenced.authorities.etcd.watching import Target
-from fenced.authorities.etcd.wire import LeaseGone, NoSpace
 from fenced.authorities.shared.rules import QUEUE_MAX, reused_attempt
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.model import Ask, AskAnswer, Busy, Ended, Granted, Waiting, grant_id
+from fenced.wire.etcd.cluster import LeaseGone, NoSpace
+from fenced.wire.etcd.messages import KeyValue, TxnReply, get, txn
 
 ROUNDING_SECONDS = 1.0
 """etcd floors TimeToLive to whole seconds and expires a lease slightly late: add one second."""

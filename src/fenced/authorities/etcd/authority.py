@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from fenced import timing
-from fenced.authorities.etcd import messages, probe
-from fenced.authorities.etcd.address import EtcdAddress
+from fenced.authorities.etcd import probe
 from fenced.authorities.etcd.attempts import Attempts
 from fenced.authorities.etcd.leases import Leases, Sessions
 from fenced.authorities.etcd.looking import QueueReader
 from fenced.authorities.etcd.namespace import Namespace
 from fenced.authorities.etcd.renewing import EtcdRenewal
 from fenced.authorities.etcd.watching import EtcdWakeups
-from fenced.authorities.etcd.wire import EtcdWire
 from fenced.authorities.shared.rules import NAMESPACE_ORDER
 from fenced.contracts import Runtime, Trait
 from fenced.errors import Misconfigured
@@ -30,6 +28,9 @@ from fenced.model import (
     check_name,
     grant_id,
 )
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.address import EtcdAddress
+from fenced.wire.etcd.cluster import EtcdWire
 
 SCHEMA = 1
 

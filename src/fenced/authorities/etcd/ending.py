@@ -8,7 +8,11 @@ from fenced.authorities.etcd import transactions
 from fenced.authorities.etcd.keys import EXPIRED, ClaimInfo, KeyRecord
 from fenced.authorities.etcd.known import EtcdAttempt, Known, PendingGrant
 from fenced.authorities.etcd.leases import EtcdLease
-from fenced.authorities.etcd.messages import (
+from fenced.authorities.etcd.signs import Sign
+from fenced.errors import FencedError, Indeterminate
+from fenced.model import Ended, Gone, ReleaseAnswer, Released, grant_id
+from fenced.wire.etcd.cluster import LeaseGone, NoSpace
+from fenced.wire.etcd.messages import (
     TXN_OPS_MAX,
     TxnReply,
     absent,
@@ -19,10 +23,6 @@ from fenced.authorities.etcd.messages import (
     txn,
     valued,
 )
-from fenced.authorities.etcd.signs import Sign
-from fenced.authorities.etcd.wire import LeaseGone, NoSpace
-from fenced.errors import FencedError, Indeterminate
-from fenced.model import Ended, Gone, ReleaseAnswer, Released, grant_id
 
 
 class Ending(Known):

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from fenced.authorities.etcd.keys import GRANTED, WAITING, KeyRecord
 from fenced.authorities.etcd.leases import EtcdLease, EtcdSession, Sessions
 from fenced.authorities.etcd.looking import QueueReader
-from fenced.authorities.etcd.messages import TXN_OPS_MAX, KeyValue, TxnReply, get
 from fenced.authorities.etcd.namespace import Namespace
 from fenced.authorities.etcd.progress import QueueProgress
 from fenced.authorities.etcd.signs import Signs
 from fenced.authorities.etcd.watching import EtcdWakeups
 from fenced.contracts import Runtime
 from fenced.errors import Unsupported
+from fenced.wire.etcd.messages import TXN_OPS_MAX, KeyValue, TxnReply, get
 
 
 @dataclass(slots=True, eq=False)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fenced import timing
-from fenced.authorities.etcd import messages
-from fenced.authorities.etcd.wire import EtcdWire, LeaseExists
 from fenced.contracts import Runtime
 from fenced.model import Holder
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.cluster import EtcdWire, LeaseExists
 
 BUCKET_SECONDS = 10
 """Ended attempts are forgotten together, by so many seconds' worth of them. They all hang on one lease."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from fenced.authorities.etcd.keys import CLAIM, DELAY, PLACE, ClaimInfo, KeyRecord
 from fenced.authorities.etcd.leases import Leases
-from fenced.authorities.etcd.messages import TXN_OPS_MAX, Found, KeyValue, get
 from fenced.authorities.etcd.namespace import Namespace
 from fenced.model import HeldBy, NameView, Waiter
+from fenced.wire.etcd.messages import TXN_OPS_MAX, Found, KeyValue, get
 
 PAGE = 500
 LOOK_OPS = 3

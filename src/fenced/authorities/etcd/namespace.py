@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fenced.authorities.etcd import messages
 from fenced.authorities.etcd.keys import Keys, Meta
-from fenced.authorities.etcd.messages import Header, KeyValue, TxnReply, absent, get, put, valued
-from fenced.authorities.etcd.wire import EtcdWire
 from fenced.authorities.shared.rules import no_namespace, tokens_used_up
 from fenced.errors import Misconfigured
 from fenced.model import TOKEN_MAX
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.cluster import EtcdWire
+from fenced.wire.etcd.messages import Header, KeyValue, TxnReply, absent, get, put, valued
 
 WENT_BACK = "!"
 """In front of a lineage: somebody saw its revision fall."""

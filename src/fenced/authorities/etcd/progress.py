@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fenced.authorities.etcd.messages import KeyValue
+from fenced.wire.etcd.messages import KeyValue
 
 NAMES_MAX = 10_000
 TELL_STEP = 300

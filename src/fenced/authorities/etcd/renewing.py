@@ -12,11 +12,11 @@ from fenced.authorities.etcd.attempts import Attempts
 from fenced.authorities.etcd.keys import ClaimInfo, KeyRecord, Keys
 from fenced.authorities.etcd.known import EtcdAttempt
 from fenced.authorities.etcd.leases import Sessions
-from fenced.authorities.etcd.messages import TXN_OPS_MAX, get
 from fenced.authorities.etcd.namespace import Namespace
 from fenced.authorities.etcd.watching import EtcdWakeups
 from fenced.errors import FencedError
 from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting
+from fenced.wire.etcd.messages import TXN_OPS_MAX, get
 
 _WAITER_OPS = 2
 

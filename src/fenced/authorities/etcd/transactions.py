@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fenced.authorities.etcd.keys import EXPIRED, GRANTED, ClaimInfo, KeyRecord, Keys
-from fenced.authorities.etcd.messages import (
+from fenced.wire.etcd.messages import (
     TXN_OPS_MAX,
     KeyValue,
     absent,

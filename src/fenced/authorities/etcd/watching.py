@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from fenced.authorities.etcd import keys, messages
-from fenced.authorities.etcd.calls import Stream
-from fenced.authorities.etcd.wire import EtcdWire
+from fenced.authorities.etcd import keys
 from fenced.contracts import Runtime, Selector
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.cluster import EtcdWire
+from fenced.wire.etcd.connection import Stream
 
 OVER_MAX = 1000
 """After so many ended watches the stream is reopened: cancelling each of them would cost a message."""

@@ -9,11 +9,9 @@ from typing import Any, ClassVar
 from weakref import WeakSet
 
 from fenced import timing
-from fenced.authorities.redis import replies
-from fenced.authorities.redis.address import RedisAddress
+from fenced.authorities.redis import probe, replies
 from fenced.authorities.redis.listening import RedisWakeups
-from fenced.authorities.redis.scripts import RedisScript, bulks, command, scripts_of, us
-from fenced.authorities.redis.wire import Promise, RedisWire
+from fenced.authorities.redis.scripts import RedisScript, scripts_of, us
 from fenced.authorities.shared.rules import NAMESPACE_ORDER, no_namespace, reused_attempt
 from fenced.contracts import Runtime, Trait
 from fenced.errors import FencedError, Misconfigured
@@ -32,7 +30,9 @@ from fenced.model import (
     grant_id,
 )
 from fenced.wire.pool import Pool
-from fenced.wire.resp import ErrorReply
+from fenced.wire.redis.address import RedisAddress
+from fenced.wire.redis.connection import RedisWire
+from fenced.wire.resp import ErrorReply, bulks, command
 
 WAIT_SECONDS = 1.0
 """How long a replica may take to confirm a grant."""
@@ -108,7 +108,7 @@ class RedisAuthority:
         self._namespace = check_name(namespace)
         self._scripts = scripts_of(self._namespace)
         self._realm = ""
-        self._promise = Promise()
+        self._promise = probe.SettingsPromise(self.url)
         self._wires: WeakSet[RedisWire] = WeakSet()
         self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
@@ -172,6 +172,12 @@ class RedisAuthority:
 
         return await self._pool.request(work, until, repeatable=not mints)
 
+    async def _look(self, wire: RedisWire, until: float) -> tuple[str, ...]:
+        """How tokens could repeat on this server, by its current settings."""
+        found = await wire.pipeline(probe.REQUESTS, until)
+        wire.objection = None  # the caller judges what it gets; the next connection reads the settings again
+        return probe.doubts(found, self.url)
+
     async def _confirmed(self, wire: RedisWire, until: float) -> None:
         """A replica has this connection's last write, or the grant is unknown."""
         patience = min(WAIT_SECONDS, until - self._runtime.now() - ANSWER_SECONDS)
@@ -203,7 +209,7 @@ class RedisAuthority:
         if schema > SCHEMA:
             raise Misconfigured(f"{self.url} has schema {schema}, this fenced knows {SCHEMA}: upgrade fenced")
         self._realm = realm.decode()
-        doubts = await self._pool.request(lambda wire: wire.look(until), until)
+        doubts = await self._pool.request(lambda wire: self._look(wire, until), until)
         self._promise.given = not doubts
         return Standing(self._realm, token, doubts)
 

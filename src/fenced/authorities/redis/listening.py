@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Callable
 
 from fenced.authorities.redis.replies import refused
-from fenced.authorities.redis.scripts import command, tag
-from fenced.authorities.redis.wire import RedisWire
+from fenced.authorities.redis.scripts import tag
 from fenced.errors import Unavailable
 from fenced.wire.pool import ConnectionBroken
-from fenced.wire.resp import ErrorReply
+from fenced.wire.redis.connection import RedisWire
+from fenced.wire.resp import ErrorReply, command
 
 
 class RedisWakeups:
@@ -52,7 +52,7 @@ class RedisWakeups:
         if wire is None:
             return []
         try:
-            message = await wire.heard(until)
+            message = await wire.next_message(until)
         except ConnectionBroken:
             self.close()
             return []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fenced.authorities.redis.replies import refused
-from fenced.authorities.redis.scripts import command
-from fenced.wire.resp import ErrorReply
+from fenced.authorities.redis.replies import refused, weakened
+from fenced.errors import FencedError
+from fenced.wire.resp import ErrorReply, command
 
 SETTINGS = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory", "maxmemory-policy")
 REQUESTS = (
@@ -17,6 +17,21 @@ REQUESTS = (
 )
 _DENIED = ("NOPERM", "ERR")
 """The user may not run the command, or it was disabled. Any other error means that the server cannot answer now."""
+
+
+class SettingsPromise:
+    """`given`: `open` found settings without doubts. Then each new connection reads the settings again."""
+
+    def __init__(self, where: str) -> None:
+        self.given = False
+        self._where = where
+
+    def requests(self) -> Sequence[bytes]:
+        return REQUESTS if self.given else ()
+
+    def objection(self, replies: Sequence[Any]) -> FencedError | None:
+        found = doubts(replies, self._where)
+        return weakened(found, self._where) if found else None
 
 
 def doubts(replies: Sequence[Any], where: str) -> tuple[str, ...]:

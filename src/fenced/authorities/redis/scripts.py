@@ -12,6 +12,7 @@ from urllib.parse import quote
 from fenced import timing
 from fenced.authorities.shared.rules import QUEUE_MAX
 from fenced.model import TOKEN_MAX
+from fenced.wire.resp import bulk, bulks, command
 
 HERE = Path(__file__).parent
 SCRIPTS = ("open", "ask", "renew", "release", "force_release", "raise_floor", "tidy", "survey")
@@ -34,20 +35,6 @@ def _constants() -> str:
         "SWEEP_EVERY": SWEEP_EVERY,
     }
     return f"local {', '.join(values)} = {', '.join(map(str, values.values()))}\n"
-
-
-def bulk(value: str | bytes | int) -> bytes:
-    """One argument as the protocol wants it."""
-    raw = value if isinstance(value, bytes) else str(value).encode()
-    return b"$%d\r\n%b\r\n" % (len(raw), raw)
-
-
-def bulks(words: Iterable[str | bytes | int]) -> bytes:
-    return b"".join([bulk(word) for word in words])
-
-
-def command(*words: str | bytes | int) -> bytes:
-    return b"*%d\r\n%b" % (len(words), bulks(words))
 
 
 def tag(namespace: str) -> str:

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from fenced import timing
 from fenced.authorities.shared.rules import QUEUE_MAX, reused_attempt, tokens_used_up
-from fenced.authorities.zookeeper.address import ZooKeeperAddress
 from fenced.authorities.zookeeper.entering import Entering
 from fenced.authorities.zookeeper.errors import refused
 from fenced.authorities.zookeeper.session import ZooKeeperSession
@@ -43,6 +42,7 @@ from fenced.model import (
 )
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
+from fenced.wire.zookeeper.address import ZooKeeperAddress
 
 
 class ZooKeeperAuthority(Entering):

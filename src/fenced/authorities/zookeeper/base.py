@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Sequence
 
 from fenced import timing
-from fenced.authorities.zookeeper.address import ZooKeeperAddress
 from fenced.authorities.zookeeper.errors import refused
 from fenced.authorities.zookeeper.session import LEASE_SHARE, ZooKeeperSession
 from fenced.authorities.zookeeper.tree import (
@@ -23,11 +22,12 @@ from fenced.authorities.zookeeper.tree import (
     record_of,
     space_of,
 )
-from fenced.authorities.zookeeper.wire import Hub
 from fenced.contracts import Runtime
 from fenced.errors import FencedError
 from fenced.model import Ended, HeldBy, check_name
 from fenced.wire import jute
+from fenced.wire.zookeeper.address import ZooKeeperAddress
+from fenced.wire.zookeeper.connection import Hub
 
 REMEMBERED_MAX = 16_384
 """How many attempts are remembered at most. Only their own client can repeat one that is over."""

@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from fenced import timing
-from fenced.authorities.zookeeper.address import ZooKeeperAddress
 from fenced.authorities.zookeeper.tree import NamespaceView, ZooKeeperAttempt, owner_of
-from fenced.authorities.zookeeper.wire import Hub, Then, ZooKeeperWire, dial
 from fenced.contracts import Runtime, Wakeup
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
+from fenced.wire.zookeeper.address import ZooKeeperAddress
+from fenced.wire.zookeeper.connection import Hub, Then, ZooKeeperWire, dial
 
 T = TypeVar("T")
 

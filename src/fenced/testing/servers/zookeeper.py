@@ -83,7 +83,8 @@ class ZooKeeperServer(Server):
 
     def url(self, chroot: str = "") -> str:
         options = f"?ssl_ca_certs={self.ca_path}" if self.tls else ""
-        return f"zookeeper://{self.host}:{self.port}{chroot}{options}"
+        scheme = "zookeepers" if self.tls else "zookeeper"
+        return f"{scheme}://{self.host}:{self.port}{chroot}{options}"
 
     def tell(self, word: str) -> str:
         """What it answers to a four-letter word."""

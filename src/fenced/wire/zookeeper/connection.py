@@ -13,12 +13,12 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from fenced.authorities.zookeeper.address import ZooKeeperAddress
 from fenced.contracts import Runtime, SocketLike, Wakeup
 from fenced.errors import Misconfigured, Unavailable
 from fenced.runtime import sockets
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
+from fenced.wire.zookeeper.address import ZooKeeperAddress
 
 FRAME_MAX = 64 * 2**20
 Then = Callable[[jute.Reply], None]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 
-from fenced.authorities.etcd import messages
-from fenced.authorities.etcd.address import EtcdAddress
-from fenced.authorities.etcd.calls import EtcdConnection, Failed, Stream
 from fenced.contracts import Runtime, SocketLike
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.wire import http2
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.address import EtcdAddress
+from fenced.wire.etcd.connection import EtcdConnection, Failed, Stream
 from fenced.wire.http2 import Status
 from fenced.wire.pool import ConnectionBroken, Pool
 

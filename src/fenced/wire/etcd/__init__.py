@@ -1,0 +1,1 @@
+"""How an etcd cluster is spoken to: its address, its messages, connections and calls."""

@@ -1,0 +1,139 @@
+"""One connection to the server, in either colour: bytes out, one reply in, never later than a deadline.
+
+The pool decides whether a request may be sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from fenced.contracts import ByteStream, Runtime, SocketLike
+from fenced.errors import FencedError
+from fenced.runtime.sockets import Late
+from fenced.wire.pool import ConnectionBroken
+from fenced.wire.redis.address import RedisAddress
+from fenced.wire.redis.refusals import connect_failed, login_refused, refused
+from fenced.wire.resp import ErrorReply, Incomplete, RespReader, command
+
+
+class SettingsCheck(Protocol):
+    """What is asked on every new connection, in the round trip of the login, and what the replies mean."""
+
+    def requests(self) -> Sequence[bytes]: ...
+    def objection(self, replies: Sequence[Any]) -> FencedError | None:
+        """Why nothing may be minted on this connection; None: nothing speaks against it."""
+
+
+class RedisWire:
+    """Takes one request at a time. If its connection was lost, it reconnects before the next request."""
+
+    def __init__(self, address: RedisAddress, runtime: Runtime, check: SettingsCheck | None = None) -> None:
+        self._address = address
+        self._where = address.url
+        self._runtime = runtime
+        self._check = check
+        self._stream: ByteStream | None = None
+        self._reader = RespReader()
+        self.objection: FencedError | None = None
+        """What the check says of this connection."""
+
+    async def connect(self, until: float) -> ByteStream:
+        """Connect. Unavailable or Misconfigured if that fails; no request was sent then."""
+        self.close()
+        address = self._address
+        made: SocketLike | ByteStream | None = None
+        try:
+            made = link = await self._runtime.connect(address.endpoint, until, address.context)
+            made = stream = self._runtime.stream(link)
+            await self._introduce(stream, until)
+        except BaseException as error:
+            if made is not None:
+                made.close()
+            if isinstance(error, OSError | ConnectionBroken | ValueError):
+                raise connect_failed(error, self._where) from error
+            raise
+        self._stream = stream
+        return stream
+
+    async def _introduce(self, stream: ByteStream, until: float) -> None:
+        """Authenticate, select the database and read the settings, all in one round trip."""
+        address = self._address
+        words: list[tuple[str, ...]] = []
+        if address.user or address.password:
+            words.append(("AUTH", *([address.user] if address.user else []), address.password))
+        if address.db:
+            words.append(("SELECT", str(address.db)))
+        if address.client_name:
+            words.append(("CLIENT", "SETNAME", address.client_name))
+        extra = list(self._check.requests()) if self._check is not None else []
+        requests = [command(*each) for each in words] + extra
+        if not requests:
+            return
+        replies = await self._replies(stream, requests, until)
+        for word, reply in zip(words, replies, strict=False):
+            if isinstance(reply, ErrorReply):
+                raise login_refused(reply, self._where) if word[0] == "AUTH" else refused(reply, self._where)
+        if self._check is not None and extra:
+            self.objection = self._check.objection(replies[len(words) :])
+
+    async def _replies(self, stream: ByteStream, requests: Sequence[bytes], until: float) -> list[Any]:
+        await stream.send(b"".join(requests), until)
+        return [await self._reply(stream, until) for _ in requests]
+
+    async def _reply(self, stream: ByteStream, until: float) -> Any:
+        while True:
+            if self._reader.has_bytes:
+                with contextlib.suppress(Incomplete):
+                    return self._reader.next()
+            self._reader.feed(await stream.receive(until))
+
+    async def pipeline(self, requests: Sequence[bytes], until: float) -> list[Any]:
+        """The replies to several requests, in one round trip."""
+        stream = self._stream or await self.connect(until)
+        try:
+            return await self._replies(stream, requests, until)
+        except (OSError, ValueError) as error:
+            raise ConnectionBroken(f"{self._where}: {error}") from error
+
+    async def exchange(self, request: bytes, until: float, *, mints: bool = False) -> Any:
+        """The reply; a refusal of the server is an ErrorReply. Broken: the request may have been carried out.
+
+        A request that `mints` tokens is not sent if there is an objection to this connection.
+        """
+        stream = self._stream or await self.connect(until)
+        if mints and self.objection is not None:
+            objection = self.objection
+            self.close()  # the next connection is checked again
+            raise objection
+        if self._reader.has_bytes:  # or they would be taken for the reply to this request
+            raise ConnectionBroken(f"{self._where}: it sent more than one reply to a request")
+        try:
+            await stream.send(request, until)
+            return await self._reply(stream, until)
+        except (OSError, ValueError) as error:  # no answer in time, connection closed, or another protocol
+            raise ConnectionBroken(f"{self._where}: {error}") from error
+
+    async def next_message(self, until: float) -> Any:
+        """The next message that the server pushes, or None if none comes until `until`."""
+        stream = self._stream
+        if stream is None:
+            raise ConnectionBroken(f"{self._where}: not connected")
+        try:
+            return await self._reply(stream, until)
+        except Late:
+            return None
+        except (OSError, ValueError) as error:
+            raise ConnectionBroken(f"{self._where}: {error}") from error
+
+    def close(self) -> None:
+        stream, self._stream = self._stream, None
+        self._reader, self.objection = RespReader(), None
+        if stream is not None:
+            stream.close()
+
+    def interrupt(self) -> None:
+        """Shut the socket down: a thread that waits for the server wakes and finds it closed. Safe from any thread."""
+        if (stream := self._stream) is not None:
+            stream.interrupt()

@@ -1,0 +1,1 @@
+"""How a ZooKeeper ensemble is spoken to: its address, and connections that many callers share."""
