@@ -8,10 +8,14 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from fenced.contracts import Authority, Runtime
+from fenced.model import Waiting, grant_id
 from fenced.registry import authority
 from fenced.testing import COLOURS, OUTAGE_CHECKS
 from fenced.testing.faults import Proxy
+from fenced.testing.kit import asking, granted
 from fenced.testing.servers.base import Server
+from fenced.wire import heartbeat
+from tests.shifted import Shifted
 
 IN_ONE_COLOUR = {"a_dead_waiter_keeps_its_place_for_ten_seconds"}
 """They take ten seconds and look at the server alone, whatever client there is."""
@@ -61,3 +65,36 @@ class ProxiedHarness:
         for opened in self._opened:
             await opened.close()
         self.proxy.stop()
+
+
+async def a_stream_that_died_silently_is_opened_again(harness: ProxiedHarness, runtime: Shifted) -> None:
+    """A middlebox forgets the stream of wake-ups, and nobody says so. The client notices, and misses no wake-up."""
+    one, other = await harness.authority(), await harness.direct()
+    held, wanted = asking(runtime, "orders", ttl=600), asking(runtime, "orders", ttl=600, wait=True)
+    await granted(other, held)
+    assert isinstance(await one.ask(wanted), Waiting)
+
+    async def listen() -> list[str]:
+        return await one.next_wakeups(runtime.now() + 0.2)
+
+    assert await listen() == []
+    while (connections := harness.proxy.connections) < 2:  # one for requests, one to listen
+        await listen()
+    harness.proxy.black_hole(drop=True)
+    runtime.ahead += heartbeat.IDLE_SECONDS
+    assert await listen() == [], "the ping is lost, and with it the connection"
+    await other.release(held.secret)  # this wake-up, too
+    harness.proxy.heal()
+    runtime.ahead += heartbeat.ANSWER_SECONDS
+    heard: list[str] = []
+    end = runtime.now() + 30
+    while not heard and runtime.now() < end:
+        heard = await listen()
+    assert heard == [grant_id(wanted.secret)] and harness.proxy.connections > connections
+    connections = harness.proxy.connections
+    for seconds in (heartbeat.IDLE_SECONDS, heartbeat.ANSWER_SECONDS, heartbeat.IDLE_SECONDS):
+        runtime.ahead += seconds
+        for _ in range(5):
+            await listen()
+    assert harness.proxy.connections == connections, "a stream that answers is left as it is"
+    await harness.close()

@@ -6,9 +6,11 @@ import pytest
 
 from fenced.authorities.redis.scripts import RedisScript
 from fenced.contracts import Colour, Runtime
-from fenced.testing import Check, OutageHarness, run
+from fenced.testing import COLOURS, Check, OutageHarness, run
 from fenced.testing.servers import RedisServer
-from tests.outage_harness import ProxiedHarness, every_outage
+from tests.colours import play
+from tests.outage_harness import ProxiedHarness, a_stream_that_died_silently_is_opened_again, every_outage
+from tests.shifted import Shifted
 
 pytestmark = pytest.mark.xdist_group("serial")
 
@@ -29,3 +31,12 @@ def server() -> Iterator[RedisServer]:
 @every_outage
 def test_outages(check: Check[OutageHarness], colour: Colour, server: RedisServer) -> None:
     run(check, lambda runtime: Harness(runtime, server), colour)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_stream_that_died_silently_is_opened_again(colour: Colour, server: RedisServer) -> None:
+    async def story(runtime: Runtime) -> None:
+        shifted = Shifted(runtime)
+        await a_stream_that_died_silently_is_opened_again(Harness(shifted, server), shifted)
+
+    play(story, colour)

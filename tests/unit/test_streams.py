@@ -11,6 +11,7 @@ import pytest
 from fenced.contracts import Runtime
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.runtime.sockets import KEEP_ALIVE
 
 NOWHERE = "255.255.255.255"
 """To connect there fails at once: the network is unreachable."""
@@ -113,6 +114,15 @@ def test_who_never_answers_is_left_in_time(colour: str, port: int) -> None:
             line.close()
 
     run(colour, talk)
+
+
+@pytest.mark.parametrize("colour", ["blocking", "asyncio"])
+def test_the_kernel_probes_idle_connections(colour: str, port: int) -> None:
+    link = run(colour, lambda runtime: runtime.connect(("127.0.0.1", port), runtime.now() + 5))
+    assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    for name, value in KEEP_ALIVE.items():
+        assert link.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+    link.close()
 
 
 @pytest.mark.parametrize("colour", ["blocking", "asyncio"])

@@ -24,6 +24,9 @@ AddressInfo = Any
 READ_BYTES = 65_536
 UNREQUESTED_BYTES_MAX = 2**24
 """A server that sends more than this without a request is not one that we support; its connection is closed."""
+KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+"""After 15 idle seconds a probe each 5; after three without an answer, or 30 seconds (in milliseconds) in which nothing
+that was sent is acknowledged, the kernel ends the connection: a dead peer is noticed within 30 seconds."""
 FULL_BACKLOG_RETRY_SECONDS = 0.01
 _LATE = "no answer in time"
 CLOSED = "the server closed the connection"
@@ -85,6 +88,7 @@ async def _connect_address(place: AddressInfo, runtime: Runtime, until: float) -
     try:
         link.setblocking(False)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(link)
         error = link.connect_ex(address)
         if error == errno.EINPROGRESS:
             await _ready(runtime.writable(link, until))
@@ -95,6 +99,14 @@ async def _connect_address(place: AddressInfo, runtime: Runtime, until: float) -
         link.close()
         raise
     return link
+
+
+def _keep_alive(link: socket.socket) -> None:
+    """Let the kernel probe an idle connection, so that middleboxes remember it and a dead peer is noticed."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:  # systems without it use their own times
+            link.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def _connect_path(path: str, runtime: Runtime, until: float) -> socket.socket:

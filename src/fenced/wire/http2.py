@@ -58,6 +58,9 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return _FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
 
 
+PING_FRAME = frame(PING, 0, 0, b"fenced..")
+
+
 # Headers (HPACK). Those of a request are written literally: they are the same bytes each time.
 
 

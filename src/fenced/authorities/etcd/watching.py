@@ -10,6 +10,7 @@ from fenced.contracts import Runtime, Selector
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.cluster import EtcdWire
 from fenced.wire.etcd.connection import Stream
+from fenced.wire.heartbeat import ANSWER_SECONDS
 
 OVER_MAX = 1000
 """After so many ended watches the stream is reopened: cancelling each of them would cost a message."""
@@ -99,13 +100,17 @@ class EtcdWakeups:
         stream = self._stream
         if stream is not None and (stream.turn, stream.token) != (self._wire.turn, self._wire.token):
             self._drop()  # calls go to another member now; or the login token has changed, and no watch can be added
+        if self._stream is not None:
+            await self._beat(self._stream)
         now = self._runtime.now()
         if self._stream is None and self._targets and now >= self._opens:
             self._opens = now + REOPEN_SECONDS
             await self._open(bell, max(until, now + OPEN_SECONDS))
         while not self._heard and not self._rung:
             try:
-                ready = await bell.wait(until)
+                # No longer than to the next heartbeat: the next call sees to that.
+                due = until if self._stream is None else min(until, self._stream.heartbeat.due)
+                ready = await bell.wait(due)
             except (OSError, ValueError):  # closed meanwhile
                 break
             if ready is None:
@@ -118,6 +123,18 @@ class EtcdWakeups:
         for public in heard:
             self._heard.pop(public, None)
         return heard
+
+    async def _beat(self, stream: Stream) -> None:
+        """Ping the stream if it has been silent for long, and drop it if it does not answer."""
+        now = self._runtime.now()
+        if now < stream.heartbeat.due:
+            return
+        if not stream.heartbeat.pinged:
+            await stream.ping(now + ANSWER_SECONDS)
+            return
+        await self._read(stream, now)
+        if self._stream is stream and stream.heartbeat.is_dead(now):
+            self._drop()
 
     async def _open(self, bell: Selector, until: float) -> None:
         stream = await self._wire.stream(messages.WATCH, until)

@@ -113,7 +113,7 @@ class RedisAuthority:
         self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
         self._waiting: set[str] = set()
-        self._ears = RedisWakeups(self._make, self._namespace, self.url)
+        self._ears = RedisWakeups(self._make, runtime, self._namespace, self.url)
         self._ask, self._release = self._scripts["ask"], self._scripts["release"]
         self._ask_opening, self._release_opening = self._ask.opening(6), self._release.opening(2) + b"$32\r\n"
 

@@ -1,29 +1,35 @@
-"""Hearing wake-ups: one connection that is subscribed to a channel of this client's own."""
+"""Receiving wake-ups: one connection per client, subscribed to a channel of its own."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 from fenced.authorities.redis.replies import refused
 from fenced.authorities.redis.scripts import tag
+from fenced.contracts import Runtime
 from fenced.errors import Unavailable
+from fenced.wire.heartbeat import Heartbeat
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.redis.connection import RedisWire
 from fenced.wire.resp import ErrorReply, command
 
+_PING = command("PING")
+
 
 class RedisWakeups:
-    """Subscribed from the first time on that somebody waits; who begins to listen looks at all waiters once."""
+    """Subscribes when the first waiter comes. After every subscribing the authority checks all waiters once."""
 
-    def __init__(self, make: Callable[[], RedisWire], namespace: str, where: str) -> None:
+    def __init__(self, make: Callable[[], RedisWire], runtime: Runtime, namespace: str, where: str) -> None:
         self._make = make
+        self._runtime = runtime
         self._prefix = f"fenced:{{{tag(namespace)}}}:wake:"
         self._where = where
         self.forked()
 
     def forked(self) -> None:
-        """An address of our own, and nobody listens there yet; a parent's connection is left as it is."""
+        """Take a new channel and start without a connection; a parent's connection is left as it is."""
         self.address = secrets.token_hex(8)
         self._wire: RedisWire | None = None
 
@@ -32,7 +38,7 @@ class RedisWakeups:
         return self._wire is not None
 
     async def listen(self, until: float) -> None:
-        """Connect and subscribe. Only the one who hears does that."""
+        """Connect and subscribe. Only the task that calls `next_wakeups` does that."""
         wire = self._make()
         await wire.connect(until)
         try:
@@ -45,6 +51,7 @@ class RedisWakeups:
         except BaseException:
             wire.close()
             raise
+        self._heartbeat = Heartbeat(self._runtime.now())
         self._wire = wire
 
     async def next_wakeups(self, until: float) -> list[str]:
@@ -52,16 +59,29 @@ class RedisWakeups:
         if wire is None:
             return []
         try:
-            message = await wire.next_message(until)
+            message = await self._message(wire, until)
         except ConnectionBroken:
             self.close()
             return []
         except BaseException:
             self.close()
             raise
-        if message is None or message[0] != b"message":
-            return []
+        if not isinstance(message, list) or message[:1] != [b"message"]:
+            return []  # nothing, or an answer to a ping
         return [message[2].decode("ascii", "replace")]
+
+    async def _message(self, wire: RedisWire, until: float) -> Any:
+        """The next message, or None. ConnectionBroken also if a ping of an idle connection is not answered."""
+        heartbeat, now = self._heartbeat, self._runtime.now()
+        if now >= heartbeat.due and not heartbeat.pinged:
+            heartbeat.ping_sent(now)
+            await wire.send(_PING, heartbeat.due)
+        message = await wire.next_message(min(until, heartbeat.due))
+        if message is not None:  # also an error, if the user may not ping
+            heartbeat.received(self._runtime.now())
+        elif heartbeat.is_dead(self._runtime.now()):
+            raise ConnectionBroken(f"{self._where}: no answer to a ping")
+        return message
 
     def interrupt(self) -> None:
         if (wire := self._wire) is not None:

@@ -36,7 +36,8 @@ _GONE = b"-"
 
 RIGHTS = (
     "~fenced:* &fenced:* +evalsha +script|load +time +info +type +hget +hmget +hset +hsetnx +hincrby +hdel "
-    "+zadd +zrem +zrangebylex +zrevrangebylex +zlexcount +zrangebyscore +publish +subscribe +wait +select +config|get"
+    "+zadd +zrem +zrangebylex +zrevrangebylex +zlexcount +zrangebyscore +publish +subscribe +ping +wait +select "
+    "+config|get"
 )
 """What an ACL user needs, as ACL SETUSER takes it."""
 

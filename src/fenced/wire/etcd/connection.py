@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fenced.contracts import Runtime, SocketLike
 from fenced.runtime import sockets
 from fenced.wire import http2
+from fenced.wire.heartbeat import Heartbeat
 from fenced.wire.http2 import GrpcConnection, Malformed, Status
 from fenced.wire.pool import ConnectionBroken
 
@@ -124,6 +125,7 @@ class Stream:
         self.token = token
         self.over = False
         """Nothing more will come of it."""
+        self.heartbeat = Heartbeat(runtime.now())
         self._talk = talk
         self._out = out
         self._runtime = runtime
@@ -134,6 +136,13 @@ class Stream:
         """If that is not possible in time, the stream is over, and who receives is told."""
         with self._lock:
             self._out += self._talk.say((request,))
+        await self._flush(until)
+
+    async def ping(self, until: float) -> None:
+        """Ask for a sign of life; `heartbeat` says whether one came."""
+        self.heartbeat.ping_sent(self._runtime.now())
+        with self._lock:
+            self._out += http2.PING_FRAME
         await self._flush(until)
 
     async def _flush(self, until: float) -> None:
@@ -193,6 +202,7 @@ class Stream:
                 return True
             if not data:
                 return False
+            self.heartbeat.received(self._runtime.now())
             self._out += self._talk.receive(data) + self._talk.pings
             self._talk.pings = b""
         return False

@@ -115,6 +115,16 @@ class RedisWire:
         except (OSError, ValueError) as error:  # no answer in time, connection closed, or another protocol
             raise ConnectionBroken(f"{self._where}: {error}") from error
 
+    async def send(self, request: bytes, until: float) -> None:
+        """Send a request whose reply comes as a message."""
+        stream = self._stream
+        if stream is None:
+            raise ConnectionBroken(f"{self._where}: not connected")
+        try:
+            await stream.send(request, until)
+        except OSError as error:
+            raise ConnectionBroken(f"{self._where}: {error}") from error
+
     async def next_message(self, until: float) -> Any:
         """The next message that the server pushes, or None if none comes until `until`."""
         stream = self._stream
