@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fenced.model import HeldBy as HeldBy
     from fenced.model import Stamp as Stamp
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Client": "fenced.client",

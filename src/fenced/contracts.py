@@ -410,6 +410,10 @@ class Operator:
         """Change what the guard accepts: `max_jump`, `sample`, `patience`."""
         raise self._lacks("settings of trust")
 
+    async def upgrade(self) -> list[str]:
+        """Bring what is installed to this version of fenced; returns the guarded tables."""
+        raise self._lacks("schema to upgrade")
+
     async def tidy(self, keep: int = 10_000) -> dict[str, int]:
         """Add up all but the newest `keep` records, and delete what has expired; returns how much."""
         raise self._lacks("tidying")

@@ -10,6 +10,7 @@ from typing import Any
 from fenced.decision import Mode, Ruling, Verdict
 from fenced.errors import InvalidStamp
 from fenced.model import Stamp
+from fenced.schema import Schema
 
 QUIET_SECONDS = 86_400.0
 """How long a stage must have been quiet before the next one is called safe, unless somebody says otherwise."""
@@ -150,6 +151,7 @@ class DatabaseStatus:
     """Decisions that could not be written down."""
     patience: float | None = None
     """Seconds that a successor waits for an older transaction; None if the guard has no such setting."""
+    schema: Schema | None = None
 
     @property
     def wrong(self) -> bool:

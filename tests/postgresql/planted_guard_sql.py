@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from psycopg import IsolationLevel
 
-from fenced.guards.postgresql.install import SCHEMA
+from fenced.guards.postgresql import schema
 
 READ_COMMITTED, REPEATABLE_READ = IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ
 
@@ -27,8 +27,8 @@ def changed(text: str, changes: Changes, name: str) -> str:
 
 def functions() -> dict[str, str]:
     """The statements that replace the schema's functions, by name. The short wait is shorter still in stories."""
-    pattern = r"^CREATE (FUNCTION fenced_guard\.(\w+)\((?:(?!\n\n).)*?\$\$.*?\$\$);\n"
-    found = re.finditer(pattern, SCHEMA.read_text(), re.DOTALL | re.MULTILINE)
+    pattern = r"^CREATE OR REPLACE (FUNCTION fenced_guard\.(\w+)\((?:(?!\n\n).)*?\$\$.*?\$\$);\n"
+    found = re.finditer(pattern, schema.functions(), re.DOTALL | re.MULTILINE)
     statements = {match[2]: f"CREATE OR REPLACE {match[1]}" for match in found}
     short = changed(
         statements["admit_with_short_wait"],

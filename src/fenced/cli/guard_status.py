@@ -30,6 +30,7 @@ from fenced.rollout import (
     span,
 )
 from fenced.runtime.blocking import step
+from fenced.schema import Schema
 
 WRITERS_SHOWN = 5
 """How many writers without a stamp are named; `--json` has all of them."""
@@ -95,6 +96,8 @@ def _lines(found: DatabaseStatus) -> Iterator[str]:
         yield from (line for label, texts in _facts(guard, found) for line in _fact(label, texts))
         yield ""
     yield plain(f"trusts {_trust(found)}")
+    if found.schema is not None:
+        yield plain(f"schema {_schema(found.schema)}")
     if found.unrecorded:
         what = several(found.unrecorded, "decision")
         yield click.style(f"{what} could not be recorded; fenced guard tidy takes note of it", fg="red")
@@ -168,6 +171,11 @@ def _verdicts(counts: Iterable[DecisionCount]) -> str:
 def _last(counts: list[DecisionCount], found: DatabaseStatus) -> str:
     (who, _, last), *_ = by_writer(counts)
     return f"; last {ago(last, found.now)} by {who}" if last else ""
+
+
+def _schema(stored: Schema) -> str:
+    readable = f", readable by clients that know {stored.readable_by} or later"
+    return f"{stored.version}, installed by fenced {stored.release}{readable}"
 
 
 def _trust(found: DatabaseStatus) -> str:

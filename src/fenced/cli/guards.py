@@ -122,6 +122,34 @@ def install(
 
 @guard.command()
 @addressed()
+@json_option
+def upgrade(words: tuple[str], as_json: bool) -> None:
+    """Upgrade the guards of a database.
+
+    Schema, functions and triggers become those of this version of fenced. Marks, modes and records stay.
+    Clients of the version before go on working, so run this before you upgrade them. Writers wait while a
+    table's triggers are replaced. If their locks are not free within 2 seconds, nothing changes: run it again.
+
+    \b
+    Example:
+      fenced guard upgrade postgresql://owner@db.internal/shop
+    """
+    with connected(words[0]) as connection:
+        operator = operator_on(connection)
+        tables = step(operator.upgrade())
+        stored = step(operator.status()).schema if tables else None
+    if as_json:
+        write_json({"tables": tables, "schema": jsonable(stored)})
+    else:
+        click.echo(
+            plain(
+                f"schema {stored.version if stored else 'unchanged'}: {', '.join(tables) or 'no table is guarded'}"
+            )
+        )
+
+
+@guard.command()
+@addressed()
 @table_option
 @json_option
 def uninstall(words: tuple[str], table: str, as_json: bool) -> None:

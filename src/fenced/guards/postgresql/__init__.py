@@ -1,1 +1,1 @@
-"""The guard of PostgreSQL tables: the database itself decides, in triggers (`schema_1.sql`, `install`)."""
+"""The guard of PostgreSQL tables: the database itself decides, in triggers (`schema`, `triggers`)."""

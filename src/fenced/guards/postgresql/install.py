@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fenced.decision import Mode
 from fenced.errors import Misconfigured, Misuse, Unsupported
+from fenced.guards.postgresql import schema
+from fenced.guards.postgresql.schema import Runs
 from fenced.guards.postgresql.triggers import (
+    DIGEST,
     PLAIN,
     TEXTS,
     Names,
@@ -21,19 +23,12 @@ from fenced.guards.postgresql.triggers import (
 )
 from fenced.guards.shared.spec import Spec, literal, may_meet
 
-SCHEMA = Path(__file__).with_name("schema_1.sql")
-ED25519 = Path(__file__).with_name("ed25519.sql")
-SCHEMA_VERSION = 1
 OWN_TABLE = "fenced_guard.value"
 LOCK_TIMEOUT = "2s"
 """How long an installation waits for the lock of a table. Writers of the table queue behind it meanwhile."""
 
 
 Run = Callable[..., Awaitable[list[tuple[Any, ...]]]]
-
-
-class Runs(Protocol):
-    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
 
 async def look_at(spec: Spec, session: Runs) -> TableShape:
@@ -103,39 +98,15 @@ def _check_columns(spec: Spec, table: TableShape) -> None:
         raise Misconfigured(f"the epoch column {spec.epoch!r} must be a bigint")
 
 
-async def schema(session: Runs) -> list[str]:
-    """The statements that create the schema; none if it exists."""
-    if await is_there(session):
-        return []
-    ((encoding, version),) = await session.run(
-        "SELECT current_setting('server_encoding'), current_setting('server_version_num')::int"
-    )
-    if encoding != "UTF8":
-        raise Misconfigured(f"a guarded database must be encoded in UTF8; this one is in {encoding}")
-    if version < 140000:
-        raise Unsupported("a guard needs PostgreSQL 14 or later")
-    return [SCHEMA.read_text(), ED25519.read_text()]
-
-
-async def is_there(session: Runs) -> bool:
-    """Whether the guards' schema is in this database. Misconfigured if its version is not ours."""
-    if not await session.run("SELECT 1 WHERE to_regprocedure('fenced_guard.version()') IS NOT NULL"):
-        return False
-    ((version,),) = await session.run("SELECT fenced_guard.version()")
-    if version != SCHEMA_VERSION:
-        raise Misconfigured(f"the guards here have schema {version}, this fenced knows {SCHEMA_VERSION}")
-    return True
-
-
 async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: bool) -> list[str]:
     """The statements that install the guard on the database that `session` is connected to.
 
     `mode` None: an installed guard keeps its mode, a new guard gets observe.
     """
-    created = await schema(session)
-    value_is_made = bool(created) and guard_of(spec) == OWN_TABLE
+    there = await schema.look(session) is not None
+    value_is_made = not there and guard_of(spec) == OWN_TABLE
     if value_is_made:
-        table = TableShape({"name": "text", "value": "text", "version": "int8"}, {}, ())
+        table = TableShape({"name": "text", "content": "bytea", "version": "int8"}, {}, ())
     else:
         table = await look_at(spec, session)
     if table.children:
@@ -143,13 +114,13 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
             f"tables inherit from {guard_of(spec)}, and triggers on it do not see their rows; use partitions instead"
         )
     proof = False
-    if not created:
+    if there:
         await _refuse_mixed_rules(spec, session)
         ((proof,),) = await session.run("SELECT proof FROM fenced_guard.trust")
     guard = guard_of(spec)
     makes_epoch = spec.epoch is not None and spec.epoch not in table.kinds
     adopts_epoch = spec.epoch is not None and not makes_epoch and mandatory and not value_is_made
-    if adopts_epoch and not created:
+    if adopts_epoch and there:
         known = f"SELECT 1 FROM fenced_guard.guard WHERE guard = {literal(guard)} AND mandatory AND epoch = "
         adopts_epoch = not await session.run(known + literal(spec.epoch or ""))
     columns = (
@@ -157,8 +128,8 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
     )
     return [
         "SET LOCAL search_path = pg_catalog, pg_temp",  # so that a trigger's condition names only pg_catalog
-        *created,
-        f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
+        f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",  # before a migration locks the guards' own tables
+        *await schema.upgrade(session),
         *columns,
         *_registration(spec, mandatory, makes_epoch, mode),
         *(triggers(Names(spec, table), table, proof) if mandatory else without_triggers(guard)),
@@ -205,7 +176,7 @@ def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | N
     epoch = "NULL" if spec.epoch is None else literal(spec.epoch)
     values = (
         f"{literal(guard)}, {literal(spec.name)}, '{spec.rule}', {mandatory}, {epoch}, {makes_epoch}, "
-        f"{literal(counter)}"
+        f"{literal(counter)}, '{DIGEST}'"
     )
     first = (
         f"SELECT fenced_guard.set_mode({literal(guard)}, '{mode or 'observe'}') WHERE {bool(mode)} OR NOT EXISTS "
@@ -215,9 +186,10 @@ def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | N
         f"CREATE SEQUENCE IF NOT EXISTS {counter}",
         (
             "INSERT INTO fenced_guard.guard AS g "
-            f"(guard, template, rule, mandatory, epoch, epoch_made, refused) VALUES ({values}) "
+            f"(guard, template, rule, mandatory, epoch, epoch_made, refused, triggers) VALUES ({values}) "
             "ON CONFLICT (guard) DO UPDATE SET template = excluded.template, rule = excluded.rule, "
-            "mandatory = excluded.mandatory, epoch = excluded.epoch, epoch_made = excluded.epoch_made OR g.epoch_made"
+            "mandatory = excluded.mandatory, epoch = excluded.epoch, epoch_made = excluded.epoch_made OR g.epoch_made, "
+            "triggers = excluded.triggers"
         ),
         (
             "INSERT INTO fenced_guard.history (guard, what, detail) SELECT guard, 'install', jsonb_build_object("
@@ -231,7 +203,7 @@ def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | N
 async def uninstall(spec: Spec, session: Runs) -> list[str]:
     """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders."""
     guard = guard_of(spec)
-    if not await is_there(session):
+    if not await schema.is_there(session):
         raise Misconfigured("no guard is installed in this database")
     found = await session.run(
         f"SELECT epoch, epoch_made FROM fenced_guard.guard WHERE guard = {literal(guard)}"

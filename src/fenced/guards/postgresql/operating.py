@@ -6,22 +6,25 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fenced import sqlfile
 from fenced.contracts import Operator
 from fenced.errors import Misconfigured, Misuse
-from fenced.guards.postgresql.install import LOCK_TIMEOUT, is_there
+from fenced.guards.postgresql import schema
+from fenced.guards.postgresql.install import LOCK_TIMEOUT
 from fenced.guards.postgresql.sessions import PostgresqlSession
 from fenced.guards.postgresql.tables import (
     BIND_SECONDS,
+    PostgresqlTable,
     older_than_change,
     rollback_quietly,
     text_literal,
     wrapped,
 )
-from fenced.guards.postgresql.triggers import guard_of
+from fenced.guards.postgresql.triggers import DIGEST, guard_of
 from fenced.guards.shared.answers import check_pattern
 from fenced.guards.shared.spec import Spec
 from fenced.model import check_name, check_realm
@@ -64,7 +67,9 @@ class PostgresqlOperator(Operator):
     async def _status(self, only: str | None, quiet_for: float) -> DatabaseStatus:
         ((now, realm, *trust),) = await self._run("database")
         guards = [advised(guard, now, quiet_for) for guard in await self._guards(quiet_for, only)]
-        return DatabaseStatus(now, realm, tuple(guards), *trust)
+        found = await schema.look(self._session)
+        status = DatabaseStatus(now, realm, tuple(guards), *trust)
+        return replace(status, schema=found.schema if found else None)
 
     async def _guards(self, quiet_for: float, only: str | None) -> list[GuardStatus]:
         rows = await self._run("guards")
@@ -78,9 +83,11 @@ class PostgresqlOperator(Operator):
         children = _by_guard(await self._run("children"))
         bypass = _by_guard(await self._run("bypass", may_replicate=await self._may_replicate()))
         found = []
-        for guard, template, rule, mandatory, epoch, refused, oid in chosen:
+        for guard, template, rule, mandatory, epoch, refused, made, oid in chosen:
             ((marks, highest),) = await self._run("marks", names=text_literal(_names(template)))
             gone = ["the table is gone, or has another name now"] if oid is None else []
+            if mandatory and made != DIGEST:
+                gone.append(f"its triggers are those of another version of fenced: {schema.UPGRADE}")
             gone += [
                 f"table {child} inherits from it, and its rows are not guarded"
                 for (child,) in children[guard]
@@ -111,6 +118,26 @@ class PostgresqlOperator(Operator):
         if version < 150000:
             return "false"
         return "has_parameter_privilege(r.oid, 'session_replication_role', 'SET')"
+
+    async def upgrade(self) -> list[str]:
+        """Bring the schema, its functions and every guard's triggers to this version. Returns the tables.
+
+        Each table has a transaction of its own, so that no two tables are locked at once. In between, old triggers call
+        the new functions.
+        """
+        try:
+            if await schema.look(self._session) is None:
+                raise Misconfigured("no guard is installed in this database: fenced guard install")
+            guards = await self._session.run(
+                "SELECT guard, template, rule, epoch, mandatory FROM fenced_guard.guard ORDER BY guard"
+            )
+        except Exception as error:
+            raise wrapped(error) from error
+        finally:
+            await rollback_quietly(self._session)
+        for table, template, rule, epoch, mandatory in guards:
+            await PostgresqlTable(Spec(table, template, rule, epoch), self._session, mandatory).install(None)
+        return [guard for guard, *_ in guards]
 
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
         """The newest lines of the audit, the newest last."""
@@ -208,7 +235,7 @@ class PostgresqlOperator(Operator):
             raise Misuse("this connection is closed, or in a transaction")
         try:
             await self._session.begin(first)
-            if not await is_there(self._session):
+            if not await schema.is_there(self._session):
                 raise Misconfigured("no guard is installed in this database: fenced guard install")
             answer = await work()
             if commit:

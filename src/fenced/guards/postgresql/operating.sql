@@ -3,7 +3,7 @@ SELECT clock_timestamp(), realm, max_jump, sample, proof, fenced_guard.unrecorde
 
 -- guards: The guarded tables. The oid is NULL for a table that was dropped or renamed.
 SELECT g.guard, g.template, g.rule, g.mandatory, g.epoch,
-  coalesce(pg_catalog.pg_sequence_last_value(to_regclass(g.refused)), 0),
+  coalesce(pg_catalog.pg_sequence_last_value(to_regclass(g.refused)), 0), g.triggers,
   to_regclass(format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2)))::oid::bigint
 FROM fenced_guard.guard g ORDER BY 1
 

@@ -80,7 +80,13 @@ class PostgresqlTable:
         return await self._session.run(sql, parameters)
 
     async def install(self, mode: str | None) -> None:
-        await self._alone(await self.statements(mode))
+        for last in (*[False] * REPEATS, True):
+            try:
+                await self._alone(await self.statements(mode))
+                break
+            except Conflict:  # another session has upgraded the schema since `statements` looked: look again
+                if last:
+                    raise
         for caution in await self._looking(install.cautions(self._session)):
             warnings.warn(caution, stacklevel=4)
 

@@ -24,7 +24,8 @@ from fenced.contracts import (
 )
 from fenced.decision import Mark, Mode, Rule
 from fenced.errors import Conflict, Contended, Misuse, redacted, shown
-from fenced.guards.postgresql.install import OWN_TABLE, is_there
+from fenced.guards.postgresql import schema
+from fenced.guards.postgresql.install import OWN_TABLE
 from fenced.guards.postgresql.keys import KeyOperator
 from fenced.guards.postgresql.refusals import LOCK_TIMEOUT, sqlstate_of, typed
 from fenced.guards.postgresql.sessions import AsyncPsycopgSession, PsycopgSession
@@ -45,10 +46,10 @@ IDLE_SECONDS = 5.0
 """Our own transactions never wait for the program: one that idles this long belongs to a process that was stopped."""
 TRIES = 50
 """How often an operation of ours is made again that met another one at the same rows."""
-_READ = f"SELECT value, version FROM {OWN_TABLE} WHERE name = %s"
+_READ = f"SELECT content, version FROM {OWN_TABLE} WHERE name = %s"
 _WRITE = f"""
-INSERT INTO {OWN_TABLE} AS v (name, value, version) VALUES (%s, %s, 1)
-ON CONFLICT (name) DO UPDATE SET value = excluded.value, version = v.version + 1
+INSERT INTO {OWN_TABLE} AS v (name, content, version) VALUES (%s, %s, 1)
+ON CONFLICT (name) DO UPDATE SET content = excluded.content, version = v.version + 1
 RETURNING version"""
 _MISS = f"SELECT fenced_guard.decide('{OWN_TABLE}', %s)"
 _INSTALLED = "SELECT rule, mandatory FROM fenced_guard.guard WHERE guard = %s"
@@ -135,14 +136,17 @@ class PostgresqlGuard:
         await self._on_session(self._open)
 
     async def _open(self, session: _Session) -> None:
-        there = await session.run(_INSTALLED, (OWN_TABLE,)) if await is_there(session) else []
-        if not there:
+        found = await schema.look(session)
+        there = await session.run(_INSTALLED, (OWN_TABLE,)) if found else []
+        if not found or not there:
             await self._on(session).install(self._mode)
             return
-        self._spec = Spec(OWN_TABLE, "{name}", there[0][0])
-        if self._mandatory and not there[0][1]:  # it was opened as cooperative before
+        rule, mandatory = there[0]
+        self._spec = Spec(OWN_TABLE, "{name}", rule)
+        cooperative = self._mandatory and not mandatory  # it was opened as cooperative before
+        self._mandatory = self._mandatory or mandatory
+        if cooperative or found.schema.version < schema.VERSION:
             await self._on(session).install(None)
-        self._mandatory = self._mandatory or there[0][1]
 
     def _on(self, session: _Session) -> PostgresqlTable:
         return PostgresqlTable(self._spec, session, self._mandatory)

@@ -16,6 +16,7 @@ from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.guards.shared.answers import check_pattern
 from fenced.guards.shared.spec import Spec, check_identifier, literal, may_meet
 from fenced.guards.sqlite.keys import Key, Run, look_at
+from fenced.schema import RELEASE, Schema, check_readable
 
 HERE = Path(__file__).parent
 TABLES = (HERE / "tables.sql").read_text()
@@ -24,6 +25,13 @@ AUTHORITY_APPLICATION_ID = 0x46454E43
 
 OWN_TABLE = "fenced_value"
 
+SCHEMA_VERSION = 2
+_VERSION = (
+    f"INSERT INTO fenced_schema (one, version, readable_by, release) VALUES (1, {SCHEMA_VERSION}, 1, '{RELEASE}') "
+    "ON CONFLICT (one) DO UPDATE SET version = excluded.version, readable_by = excluded.readable_by, "
+    "release = excluded.release WHERE version < excluded.version"
+)
+"""Version 2 added the table `fenced_schema`. A later fenced may have stored a later version; then that stays."""
 # The realm that the guards of this database trust, or that its marks remember.
 _REALM = (
     "coalesce((SELECT realm FROM fenced_guard WHERE realm IS NOT NULL LIMIT 1), "
@@ -71,6 +79,7 @@ async def script(spec: Spec, mode: Mode | None, run: Run, *, mandatory: bool) ->
             "this database is an authority's; keep guarded data in a file of its own, or a holder "
             "stopped inside its transaction blocks every lease"
         )
+    await stored_schema(run)
     triggers = await _triggers(spec, run)
     await _refuse_mixed_rules(spec, run)
     table = literal(spec.table)
@@ -87,7 +96,27 @@ async def script(spec: Spec, mode: Mode | None, run: Run, *, mandatory: bool) ->
         f"ON CONFLICT (guard, pattern) DO {known}"
     )
     dropped = await drop_triggers(spec, run)
-    return [*sqlfile.statements(TABLES), guard, observing, *dropped, *(triggers if mandatory else ())]
+    return [
+        *sqlfile.statements(TABLES),
+        _VERSION,
+        guard,
+        observing,
+        *dropped,
+        *(triggers if mandatory else ()),
+    ]
+
+
+async def stored_schema(run: Run) -> Schema | None:
+    """The schema of the guards in this file; None if it has none. Misconfigured if this client is too old for it."""
+    tables = await run(
+        "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name IN ('fenced_schema', 'fenced_guard')"
+    )
+    if ("fenced_schema",) not in tables:
+        return Schema(1, 1, "0.1") if tables else None
+    rows = await run("SELECT version, readable_by, release FROM fenced_schema")
+    found = Schema(*rows[0])
+    check_readable("the guard of this file", found, SCHEMA_VERSION)
+    return found
 
 
 async def _triggers(spec: Spec, run: Run) -> list[str]:

@@ -55,7 +55,24 @@ class SqliteOperator(Operator):
         if not rows:
             raise Misconfigured(f"no guard is installed for {table or 'any table'}")
         guards = [advised(await self._guard(*row), now, quiet_for) for row in rows]
-        return DatabaseStatus(now, rows[0][4], tuple(guards))
+        return DatabaseStatus(now, rows[0][4], tuple(guards), schema=await install.stored_schema(self._run))
+
+    async def upgrade(self) -> list[str]:
+        """Bring the tables and every guard's triggers to this version. Returns the guarded tables."""
+        if await install.stored_schema(self._run) is None:
+            raise Misconfigured("no guard is installed in this file: fenced guard install")
+        await self._run("BEGIN IMMEDIATE")
+        try:
+            rows = await self._run(_GUARDS)
+            for guard, template, rule, triggers, *_ in rows:
+                spec = Spec(guard, template, rule)
+                for statement in await install.script(spec, None, self._run, mandatory=triggers > 0):
+                    await self._run(statement)
+            await self._run("COMMIT")
+        except BaseException:
+            await self._session.rollback()
+            raise
+        return [guard for guard, *_ in rows]
 
     async def _guard(
         self, guard: str, template: str, rule: str, triggers: int, realm: str | None, there: int

@@ -1,5 +1,13 @@
 -- What fenced keeps in a guarded SQLite database. The program's own tables get triggers, nothing else.
 
+-- Which version the tables below have, and by which clients they can be read. 0.1, which was version 1, had no such table.
+CREATE TABLE IF NOT EXISTS fenced_schema (
+  one         INTEGER PRIMARY KEY CHECK (one = 1),
+  version     INTEGER NOT NULL,
+  readable_by INTEGER NOT NULL,        -- the oldest version that a client must know
+  release     TEXT NOT NULL            -- the fenced that installed it
+) STRICT;
+
 -- The highest stamp admitted for each name. Never falls, never deleted.
 CREATE TABLE IF NOT EXISTS fenced_mark (
   name     TEXT PRIMARY KEY,

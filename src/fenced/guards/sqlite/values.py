@@ -109,6 +109,7 @@ class SqliteGuard:
         known = await session.run(
             "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'"
         )
+        await install.stored_schema(session.run)  # Misconfigured if this client is too old
         texts = await session.run(_TEXTS)
         there = known and await session.run(
             "SELECT rule, triggers FROM fenced_guard WHERE guard = ?", (_TABLE,)

@@ -1,10 +1,46 @@
--- Verification of Ed25519 signatures (RFC 8032, section 5.1.7), for proofs between trust domains. Part of schema 1.
+-- Proofs: whether a key that is trusted here has signed a stamp.
+
+-- Verify a proof, `KEY:SIGNATURE`. `fenced.proofs` makes it: the hexadecimal signature covers the stamp without its seq.
+CREATE OR REPLACE FUNCTION fenced_guard.proven(s fenced_guard.stamp, p_proof text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  k fenced_guard.key;
+  v_parts text[] := regexp_match(p_proof, '^([A-Za-z0-9_-]{1,32}):([0-9a-f]{64}|[0-9a-f]{128})$');
+  v_signature bytea := decode(v_parts[2], 'hex');
+  v_signed bytea := convert_to(
+    E'fenced proof 1\n' || regexp_replace(s.text, '^((?:[^:]*:){3})[^:]*', E'\\1-'), 'UTF8');
+BEGIN
+  SELECT * INTO k FROM fenced_guard.key WHERE id = v_parts[1] AND revoked IS NULL;
+  IF k.kind = 'hmac' AND length(v_signature) = 32 THEN
+    -- Compare MACs of both, so that the time of the comparison tells nothing about the right signature.
+    RETURN fenced_guard.hmac_sha256(k.secret, fenced_guard.hmac_sha256(k.secret, v_signed))
+      = fenced_guard.hmac_sha256(k.secret, v_signature);
+  END IF;
+  RETURN coalesce(k.kind = 'ed25519' AND length(v_signature) = 64
+    AND fenced_guard.ed25519_verifies(k.secret, v_signed, v_signature), false);
+END $$;
+
+CREATE OR REPLACE FUNCTION fenced_guard.hmac_sha256(p_key bytea, p_message bytea) RETURNS bytea
+LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_key   bytea := CASE WHEN length(p_key) > 64 THEN sha256(p_key) ELSE p_key END;
+  v_inner bytea := decode(repeat('36', 64), 'hex');
+  v_outer bytea := decode(repeat('5c', 64), 'hex');
+BEGIN
+  FOR i IN 0 .. length(v_key) - 1 LOOP
+    v_inner := set_byte(v_inner, i, get_byte(v_inner, i) # get_byte(v_key, i));
+    v_outer := set_byte(v_outer, i, get_byte(v_outer, i) # get_byte(v_key, i));
+  END LOOP;
+  RETURN sha256(v_outer || sha256(v_inner || p_message));
+END $$;
+
+-- Verification of Ed25519 signatures (RFC 8032, section 5.1.7), for proofs between trust domains.
 --
 -- Strict: nothing is accepted that is not written in its one canonical way, no key and no R of small order, and the
 -- equation is the one without cofactor. Secrets play no part here, so nothing has to take the same time always.
 
 -- Bytes as a number, the lowest first.
-CREATE FUNCTION fenced_guard.ed25519_number(p_bytes bytea) RETURNS numeric
+CREATE OR REPLACE FUNCTION fenced_guard.ed25519_number(p_bytes bytea) RETURNS numeric
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_number numeric := 0;
@@ -16,7 +52,7 @@ BEGIN
 END $$;
 
 -- p_base to the power of 2 ** p_bits - p_less, modulo 2 ** 255 - 19. Every power that is needed has this form.
-CREATE FUNCTION fenced_guard.ed25519_power(p_base numeric, p_bits integer, p_less integer) RETURNS numeric
+CREATE OR REPLACE FUNCTION fenced_guard.ed25519_power(p_base numeric, p_bits integer, p_less integer) RETURNS numeric
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   p CONSTANT numeric := 57896044618658097711785492504343953926634992332820282019728792003956564819949;
@@ -33,7 +69,7 @@ BEGIN
 END $$;
 
 -- The x of a point by its 32 bytes; NULL if they are not those of a point.
-CREATE FUNCTION fenced_guard.ed25519_x(p_point bytea) RETURNS numeric
+CREATE OR REPLACE FUNCTION fenced_guard.ed25519_x(p_point bytea) RETURNS numeric
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   p CONSTANT numeric := 57896044618658097711785492504343953926634992332820282019728792003956564819949;
@@ -65,7 +101,7 @@ BEGIN
 END $$;
 
 -- Whether 32 bytes are a point of small order: any message would have a signature by such a key. Told by its y.
-CREATE FUNCTION fenced_guard.ed25519_is_small(p_point bytea) RETURNS boolean
+CREATE OR REPLACE FUNCTION fenced_guard.ed25519_is_small(p_point bytea) RETURNS boolean
 LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
   SELECT fenced_guard.ed25519_number(set_bit(p_point, 255, 0)) IN (
     0, 1, 57896044618658097711785492504343953926634992332820282019728792003956564819948,
@@ -73,7 +109,7 @@ LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
     55188659117513257062467267217118295137698188065244968500265048394206261417927)
 $$;
 
-CREATE FUNCTION fenced_guard.ed25519_verifies(p_public bytea, p_message bytea, p_signature bytea) RETURNS boolean
+CREATE OR REPLACE FUNCTION fenced_guard.ed25519_verifies(p_public bytea, p_message bytea, p_signature bytea) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   p  CONSTANT numeric := 57896044618658097711785492504343953926634992332820282019728792003956564819949;
@@ -161,7 +197,3 @@ BEGIN
   y := (y * z % p + p) % p;
   RETURN y = fenced_guard.ed25519_number(set_bit(v_r, 255, 0)) AND x % 2 = get_bit(v_r, 255);
 END $$;
-
-REVOKE ALL ON FUNCTION fenced_guard.ed25519_number(bytea), fenced_guard.ed25519_power(numeric, integer, integer),
-  fenced_guard.ed25519_x(bytea), fenced_guard.ed25519_is_small(bytea),
-  fenced_guard.ed25519_verifies(bytea, bytea, bytea) FROM PUBLIC;
