@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from fenced import timing
 from fenced.authorities.memory import MemoryAttempt, MemoryStore
 from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState
-from fenced.decision import Mark
+from fenced.decision import Judgement, Mark, Verdict
 from fenced.errors import FencedError
 from fenced.guards.memory import MemoryGuard
+from fenced.guards.shared.cells import Cell, Config
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -232,38 +234,51 @@ AUTHORITY_BUGS: tuple[type[MemoryStore], ...] = (
 class NoFence(MemoryGuard):
     """Everything is admitted."""
 
-    def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
-        if stamp is None:
-            return {}
-        return {name: Mark(stamp.token, stamp.grant, stamp.seq or 0) for name in names}
+    def _decide(
+        self,
+        mark: Mark | None,
+        stamp: Stamp | None,
+        name: str,
+        config: Config,
+        announce: bool,
+        operation: str,
+    ) -> Judgement:
+        return Judgement(Verdict.ADMIT, Mark(stamp.token, stamp.grant, stamp.seq or 0) if stamp else mark)
 
 
 class StrictlyGreater(MemoryGuard):
     """`>` for `>=`: the holder's second operation is taken for a stale one."""
 
-    def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
-        from fenced.decision import Verdict
-        from fenced.guards.shared.answers import error_for
-
-        for name in names:
-            mark = self.marks.get(name)
-            if (
-                stamp is not None
-                and not announce
-                and mark is not None
-                and mark.seq
-                and stamp.token <= mark.token
-            ):
-                raise error_for(Verdict.STALE, name=name, stamp=stamp, mark=mark)
-        risen = super()._judge(stamp, names, announce=announce)
-        return {name: Mark(m.token, m.grant, m.seq or 1) for name, m in risen.items()}
+    def _decide(
+        self,
+        mark: Mark | None,
+        stamp: Stamp | None,
+        name: str,
+        config: Config,
+        announce: bool,
+        operation: str,
+    ) -> Judgement:
+        if stamp is not None and not announce and mark is not None and mark.seq and stamp.token <= mark.token:
+            return Judgement(Verdict.STALE, mark)
+        judged = super()._decide(mark, stamp, name, config, announce, operation)
+        risen = judged.mark
+        return Judgement(judged.verdict, risen and replace(risen, seq=risen.seq or 1))
 
 
 class MarkIsOnlyRead(MemoryGuard):
     """The mark is compared but never raised."""
 
-    def _raise_marks(self, stamp: Stamp | None, risen: dict[str, Mark]) -> None:
-        super()._raise_marks(stamp, {name: mark for name, mark in risen.items() if name not in self.marks})
+    def _decide(
+        self,
+        mark: Mark | None,
+        stamp: Stamp | None,
+        name: str,
+        config: Config,
+        announce: bool,
+        operation: str,
+    ) -> Judgement:
+        judged = super()._decide(mark, stamp, name, config, announce, operation)
+        return Judgement(judged.verdict, mark or judged.mark)
 
 
 class AnnouncingDoesNothing(MemoryGuard):
@@ -276,31 +291,46 @@ class AnnouncingDoesNothing(MemoryGuard):
 class EqualTokenOfAnybody(MemoryGuard):
     """The grant is not compared: two holders of one token are both admitted."""
 
-    def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
-        for name in names:
-            mark = self.marks.get(name)
-            if stamp is not None and mark is not None and mark.token == stamp.token:
-                self.marks[name] = Mark(mark.token, stamp.grant, mark.seq)
-        return super()._judge(stamp, names, announce=announce)
+    def _decide(
+        self,
+        mark: Mark | None,
+        stamp: Stamp | None,
+        name: str,
+        config: Config,
+        announce: bool,
+        operation: str,
+    ) -> Judgement:
+        if stamp is not None and mark is not None and mark.token == stamp.token:
+            mark = replace(mark, grant=stamp.grant)
+        return super()._decide(mark, stamp, name, config, announce, operation)
 
 
 class RefusalRaisesTheMark(MemoryGuard):
     """The mark rises before it is known whether the write happens."""
 
-    def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
-        risen = super()._judge(stamp, names, announce=announce)
-        self._raise_marks(stamp, risen)
-        return risen
+    async def write(
+        self, credential: Credential | None, name: str, value: bytes, *, expect: int | None = None
+    ) -> int:
+        if credential is not None and name in credential.stamps[0].names:
+            await self.announce(replace(credential, names=(name,)))
+        return await super().write(credential, name, value, expect=expect)
 
 
 class NamesByPrefix(MemoryGuard):
     """`orders` covers `orders/42`."""
 
-    def _judge(self, stamp: Stamp | None, names: tuple[str, ...], *, announce: bool) -> dict[str, Mark]:
-        if stamp is not None:
-            covered = [n for n in names if any(n.startswith(own) for own in stamp.names)]
-            stamp = stamp._replace(names=tuple({*stamp.names, *covered}))
-        return super()._judge(stamp, names, announce=announce)
+    def _decide(
+        self,
+        mark: Mark | None,
+        stamp: Stamp | None,
+        name: str,
+        config: Config,
+        announce: bool,
+        operation: str,
+    ) -> Judgement:
+        if stamp is not None and any(name.startswith(own) for own in stamp.names):
+            stamp = stamp._replace(names=(*stamp.names, name))
+        return super()._decide(mark, stamp, name, config, announce, operation)
 
 
 class ObserveRaisesTheMark(MemoryGuard):
@@ -312,7 +342,7 @@ class ObserveRaisesTheMark(MemoryGuard):
         version = await super().write(credential, name, value, expect=expect)
         if credential is not None:
             (stamp,) = credential.stamps
-            self.marks[name] = Mark(stamp.token, stamp.grant, stamp.seq or 0)
+            put(self, name, mark=Mark(stamp.token, stamp.grant, stamp.seq or 0))
         return version
 
 
@@ -324,14 +354,49 @@ class FirstNameDecides(MemoryGuard):
         await self.write(credential, first, values[first])
         for name, value in values.items():
             if name != first:
-                self.values[name] = self._value(name).__class__(value, self._value(name).version + 1)
+                put(self, name, value=value)
 
 
 class HighestIsTheLatest(MemoryGuard):
     """The highest mark is taken to be the one that was set last."""
 
     async def highest(self) -> int:
-        return next((mark.token for mark in reversed(self.marks.values())), 0)
+        return next((mark.token for mark in reversed(await self.marks())), 0)
+
+
+class OperationsAreCounted(MemoryGuard):
+    """An operation's id is a number that begins again with the guard object: two operations have one id."""
+
+    _operations = 0
+
+    def _new_id(self) -> str:
+        self._operations += 1
+        return str(self._operations)
+
+
+class ProofsAreDropped(MemoryGuard):
+    """A proof that nobody can check is taken away, and the stamp counts without it."""
+
+    async def write(
+        self, credential: Credential | None, name: str, value: bytes, *, expect: int | None = None
+    ) -> int:
+        bare = credential and replace(credential, proofs=())
+        return await super().write(bare, name, value, expect=expect)
+
+
+class ModesAreRemembered(MemoryGuard):
+    """The modes are read once: what another process sets is never seen."""
+
+    async def _config(self, *, fresh: bool = False) -> Any:
+        if self._known is None:
+            return await super()._config(fresh=fresh)
+        return self._known
+
+
+def put(guard: MemoryGuard, name: str, **changed: Any) -> None:
+    """Change a cell from behind the guard's back."""
+    version, blob = guard.cells.blobs.get(f"n/{name}", (0, None))
+    guard.cells.blobs[f"n/{name}"] = version + 1, replace(Cell.unpacked(name, blob), **changed).packed()
 
 
 GUARD_BUGS: tuple[type[MemoryGuard], ...] = (
@@ -345,6 +410,9 @@ GUARD_BUGS: tuple[type[MemoryGuard], ...] = (
     ObserveRaisesTheMark,
     FirstNameDecides,
     HighestIsTheLatest,
+    OperationsAreCounted,
+    ProofsAreDropped,
+    ModesAreRemembered,
 )
 
 

@@ -58,7 +58,9 @@ class MarksAreNotDurable(Restarts):
         self.resource = ForgetfulServer(self.resource, self._forget)
 
     def _forget(self) -> None:
-        self.guard.marks.clear()
+        for name in self.resource_names:
+            if f"n/{name}" in self.guard.cells.blobs:
+                bugs.put(self.guard, name, mark=None)
 
 
 class CheckThenApply(Site):
@@ -71,8 +73,7 @@ class CheckThenApply(Site):
         return result
 
     def _apply(self, name: str, value: str) -> None:
-        held = self.guard.values[name]
-        self.guard.values[name] = type(held)(value.encode(), held.version)
+        bugs.put(self.guard, name, value=value.encode())
 
 
 class NothingAnnounced(Site):

@@ -24,7 +24,7 @@ from fenced.errors import (
 from fenced.model import Credential
 from fenced.proofs import HmacKey
 from fenced.rollout import Decision
-from fenced.testing.kit import NAME, REALM, Checks, GuardHarness, by, ensure, is_at, raises, stamp
+from fenced.testing.kit import NAME, REALM, Checks, GuardHarness, by, ensure, has, is_at, raises, stamp
 
 check: Checks[GuardHarness] = Checks()
 CHECKS = check
@@ -169,6 +169,27 @@ async def modes_go_by_name_pattern(h: GuardHarness) -> None:
             await work
     for bad in ("", "canary", "canary(5)", "canary(-1%)", "canary(101%)", "canary(nan%)", "ENFORCE", None, 5):
         await raises(Misuse, guard.set_mode(bad))  # type: ignore[arg-type]
+
+
+@check()
+async def a_new_mode_binds_every_guard_object(h: GuardHarness) -> None:
+    """What one process sets, another process finds: at once, or with the trait `mode-lag` a little later."""
+    guard, other = await h.guard(), await h.guard()
+    await guard.write(by(5), NAME, b"A")
+    for mode, refuses in (("shadow", False), ("enforce", True), ("observe", False)):
+        await guard.set_mode(mode)
+        limit = h.runtime.now() + 30.0
+        while await _is_refused(other) is not refuses:
+            ensure(has(h, "mode-lag") and h.runtime.now() < limit, f"{mode} is found by the other")
+            await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.05)
+
+
+async def _is_refused(guard: NamedValues) -> bool:
+    try:
+        await guard.write(by(4), NAME, b"zombie")
+    except StaleToken:
+        return True
+    return False
 
 
 async def _a_plain_write_goes_through(h: GuardHarness) -> None:

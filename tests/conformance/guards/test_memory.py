@@ -5,7 +5,7 @@ import pytest
 from fenced.contracts import NamedValues, Runtime, Trait
 from fenced.decision import Rule
 from fenced.errors import MissingStamp
-from fenced.guards.memory import MemoryGuard
+from fenced.guards.memory import MemoryCells, MemoryGuard
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 
 BACKEND = "memory"
@@ -15,6 +15,7 @@ class Harness:
     def __init__(self, runtime: Runtime, guard_type: type[MemoryGuard] = MemoryGuard) -> None:
         self.runtime = runtime
         self._guard_type = guard_type
+        self._cells: dict[Rule, MemoryCells] = {}
         self._guard = guard_type()
 
     @property
@@ -22,12 +23,13 @@ class Harness:
         return self._guard.traits
 
     async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> NamedValues:
-        self._guard = self._guard_type(rule=rule, mode=mode)
+        cells = self._cells.setdefault(rule, MemoryCells())
+        self._guard = self._guard_type(rule=rule, mode=mode, cells=cells, runtime=self.runtime)
         return self._guard
 
     async def reopen(self) -> NamedValues:
-        """A dictionary lasts as long as its process."""
-        return self._guard
+        """Another guard object on the same dictionary, which lasts as long as its process."""
+        return self._guard_type(cells=self._guard.cells, runtime=self.runtime)
 
     async def write_raw(self, name: str, value: bytes) -> bool:
         try:
@@ -40,7 +42,7 @@ class Harness:
         return
 
 
-# proves guard memory: one-process, mandatory, many-names
+# proves guard memory: one-process, mandatory, many-names, audit-local
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
 def test_memory(check: Check[GuardHarness], colour: Colour) -> None:

@@ -1,0 +1,103 @@
+"""Cells: what a store supplies to be guarded, and what a guard keeps in them.
+
+A cell holds the mark, the value and its version of one name, so that one swap decides and writes. The rule, the
+modes and the realm are in a cell of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from fenced.decision import Mark, Mode, Rule
+from fenced.errors import Misconfigured, shown
+from fenced.guards.shared.answers import mode_of
+
+CONFIG = "config"
+"""The key of the configuration; the cells of names begin with `n/`."""
+KEPT = 8
+"""How many operations a cell remembers, so that one whose reply was lost finds out whether it happened."""
+
+
+class Cells(Protocol):
+    """What a store supplies. A version is whatever the store compares; it must never come back."""
+
+    async def get(self, key: str) -> tuple[Any, bytes | None]:
+        """The version and the blob of a cell; None if there is none, with the version that makes `swap` create it."""
+
+    async def swap(self, changes: Sequence[tuple[str, Any, bytes | None]]) -> bool:
+        """Replace each blob if every version is still that, all or none; None compares and writes nothing.
+
+        False: nothing was replaced. Indeterminate: that is unknown. Only a guard with the trait `many-names` passes
+        more than one change.
+        """
+
+    async def keys(self) -> list[str]:
+        """The keys of all cells."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is kept under a name."""
+
+    mark: Mark | None = None
+    value: bytes | None = None
+    version: int = 0
+    swaps: int = 0
+    written: tuple[str, ...] = ()
+    """The ids of the newest operations that changed the cell, the newest last."""
+
+    def packed(self) -> bytes:
+        mark = self.mark and [self.mark.token, self.mark.grant, self.mark.seq, self.mark.operation]
+        header = [self.version, self.swaps, mark, self.written, self.value is not None]
+        return json.dumps(header, separators=(",", ":")).encode() + b"\n" + (self.value or b"")
+
+    @classmethod
+    def unpacked(cls, key: str, blob: bytes | None) -> Cell:
+        if blob is None:
+            return cls()
+        header, _, value = blob.partition(b"\n")
+        try:
+            version, swaps, mark, written, there = json.loads(header)
+            return cls(
+                Mark(*mark) if mark else None, value if there else None, version, swaps, tuple(written)
+            )
+        except (ValueError, TypeError) as error:
+            raise Misconfigured(f"{shown(key)} is not a guard's cell: something else wrote to it") from error
+
+    def changed(self, operation: str, mark: Mark | None, value: bytes | None) -> Cell:
+        """The cell after an operation; `value` None leaves the value as it is."""
+        if value is None:
+            if mark == self.mark:
+                return self
+            return replace(self, mark=mark, **self._swapped(operation))
+        return replace(self, mark=mark, value=value, version=self.version + 1, **self._swapped(operation))
+
+    def _swapped(self, operation: str) -> dict[str, Any]:
+        return {"swaps": self.swaps + 1, "written": (*self.written, operation)[-KEPT:]}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What decides about all names of a guard."""
+
+    rule: Rule
+    modes: dict[str, str]
+    realm: str | None = None
+
+    def packed(self) -> bytes:
+        return json.dumps([self.rule, self.modes, self.realm]).encode()
+
+    def mode_of(self, name: str) -> Mode:
+        return mode_of(name, ((pattern, Mode.parse(mode)) for pattern, mode in self.modes.items()))
+
+    @classmethod
+    def unpacked(cls, blob: bytes) -> Config:
+        try:
+            return cls(*json.loads(blob))
+        except (ValueError, TypeError) as error:
+            raise Misconfigured("the configuration is not a guard's: something else wrote to it") from error
