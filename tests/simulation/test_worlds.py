@@ -7,8 +7,8 @@ from fenced.testing.worlds.judge import PromiseBroken
 from fenced.testing.worlds.site import Site
 from tests.simulation.planting import planted
 
-SEEDS = {"memory": 3200, "redis": 600, "etcd": 600, "zookeeper": 600}
-CHUNK = 200
+SEEDS = {"memory": 3500, "redis": 600, "etcd": 600, "zookeeper": 300}
+CHUNK = 100
 WORLDS = [(authority, first) for authority in BACKENDS for first in range(0, SEEDS[authority], CHUNK)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ class RedisWakeups:
 
     def forked(self) -> None:
         """Take a new channel and start without a connection; a parent's connection is left as it is."""
-        self.address = self._runtime.secret()[:16]
+        self.address = secrets.token_hex(8)
         self._wire: RedisWire | None = None
 
     @property

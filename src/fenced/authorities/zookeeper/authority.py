@@ -344,9 +344,11 @@ class ZooKeeperAuthority(Entering):
         self, batches: dict[ZooKeeperSession, list[ZooKeeperAttempt]], until: float
     ) -> None:
         """Confirm the lease sessions that our waiters will move into: a silent one could not grant at once."""
-        homes = {self._session(mine.ttl) for batch in batches.values() for mine in batch if mine.away}
-        for home in homes - batches.keys():
-            if home.needs_confirming:
+        homes = dict.fromkeys(
+            self._session(mine.ttl) for batch in batches.values() for mine in batch if mine.away
+        )
+        for home in homes:
+            if home not in batches and home.needs_confirming:
                 limit = self._runtime.now() + (until - self._runtime.now()) / 4
                 work = functools.partial(home.exchange, jute.sync(self._paths.keep), until=limit)
                 with contextlib.suppress(FencedError):  # if this fails, it is confirmed when it grants

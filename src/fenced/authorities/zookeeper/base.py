@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from fenced import timing
 from fenced.authorities.zookeeper.errors import refused
@@ -49,6 +50,8 @@ _inherited: list[object] = []
 class Base:
     """One client of one namespace."""
 
+    session_type: ClassVar[type[ZooKeeperSession]] = ZooKeeperSession
+
     def __init__(self, address: ZooKeeperAddress, runtime: Runtime, namespace: str = "default") -> None:
         self.url = address.url
         self._address = address
@@ -77,7 +80,7 @@ class Base:
         session = self._sessions.get(ttl)
         if session is None:
             places = ttl == PLACES
-            session = ZooKeeperSession(
+            session = self.session_type(
                 self._address,
                 self._runtime,
                 self._hub,

@@ -91,7 +91,7 @@ class Moving(Base):
         """
         if mine.state != "granted" or mine.lock_delay:
             return None
-        mine_all = set(mine.places.values())
+        mine_all = dict.fromkeys(mine.places.values())
         for path in mine_all:
             following = self._followers.get(path)
             if (
@@ -100,7 +100,7 @@ class Moving(Base):
                 and following.state == "waiting"
                 and not (following.moving or following.vanished)
                 and self._session(following.ttl) is home
-                and {ahead for ahead, _ in following.behind.values()} <= mine_all
+                and all(ahead in mine_all for ahead, _ in following.behind.values())
             ):
                 return following
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 from fenced import timing
@@ -52,7 +51,7 @@ class Operating(Moving):
     async def _create(self, session: ZooKeeperSession, until: float) -> None:
         paths, acl = self._paths, self._acl
         parents = [jute.create(path, b"", acl) for path in paths.parents]
-        nodes = [jute.create(paths.root, new_space(secrets.token_hex(8)), acl)]
+        nodes = [jute.create(paths.root, new_space(self._runtime.secret()[:16]), acl)]
         nodes += [
             jute.create(path, b"", acl) for path in (paths.attempts, paths.names, paths.tombs, paths.clock)
         ]

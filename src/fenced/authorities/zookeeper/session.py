@@ -16,7 +16,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from itertools import chain
+from typing import ClassVar, TypeVar
 
 from fenced import timing
 from fenced.authorities.zookeeper.tree import NamespaceView, ZooKeeperAttempt, owner_of
@@ -45,6 +46,8 @@ class Over(Exception):
 class ZooKeeperSession:
     """The session that now serves leases of one ttl, and the attempts that it carries."""
 
+    wire_type: ClassVar[type[ZooKeeperWire]] = ZooKeeperWire
+
     def __init__(
         self,
         address: ZooKeeperAddress,
@@ -69,7 +72,7 @@ class ZooKeeperSession:
         """No attempt expires before."""
         self.leftovers: list[bytes] = []
         """Deletions that are due; they go ahead of the next requests, whatever is answered."""
-        self._watched: dict[str, set[str]] = {}
+        self._watched: dict[str, dict[str, None]] = {}
         """Which attempts want to know when this node is gone."""
         self._address = address
         self._runtime = runtime
@@ -206,7 +209,7 @@ class ZooKeeperSession:
         self.ttl = self.asked if session.timeout == asked else self.seconds * LEASE_SHARE
         self.confirmed = sent
         where = f"{member[0]}:{member[1]}"
-        self._wire = wire = ZooKeeperWire(link, self._hub, self._runtime, where, self._told)
+        self._wire = wire = self.wire_type(link, self._hub, self._runtime, where, self._told)
         return wire
 
     # The namespace, as far as it is watched.
@@ -241,10 +244,10 @@ class ZooKeeperSession:
         """
         new = []
         for path in paths:
-            told = self._watched.setdefault(path, set())
+            told = self._watched.setdefault(path, {})
             if not told or (path in mine.places.values() and mine.public not in told):
                 new.append(path)
-            told.add(mine.public)
+            told[mine.public] = None
         return new
 
     def seen(self, path: str, stat: jute.Stat) -> None:
@@ -268,7 +271,7 @@ class ZooKeeperSession:
         if event is None:  # the connection is gone, and with it all that was watched
             self._forget_space()
             watched, self._watched = self._watched, {}
-            for public in set().union(*list(watched.values())):
+            for public in dict.fromkeys(chain.from_iterable(list(watched.values()))):
                 if (mine := self._known(public)) is not None:
                     mine.watched = False
                     if mine.state == "waiting":

@@ -235,16 +235,20 @@ class ZooKeeperWire:
             if xid == jute.XID_EVENT:
                 events.append(jute.event(reply.body))
                 continue
-            if not self._pending or self._pending[0][0] != xid:
-                raise jute.MalformedJute("a reply that nobody waits for")
+            call = self._call_of(xid)
             self.zxid = max(self.zxid, reply.zxid)
             self._answers += 1
-            call = self._pending.popleft()[1]
             call.replies.append(reply)
             call.left -= 1
             if not call.left:
                 done.append(call)
         del self._in[:at]
+
+    def _call_of(self, xid: int) -> _Call:
+        """The call that this reply is for. The server answers in order: any other reply belongs to nobody."""
+        if not self._pending or self._pending[0][0] != xid:
+            raise jute.MalformedJute("a reply that nobody waits for")
+        return self._pending.popleft()[1]
 
     def close(self, why: str = "closed") -> None:
         """Let go of the connection, not of the session. May be repeated, and called from any thread."""

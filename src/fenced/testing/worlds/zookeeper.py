@@ -1,0 +1,164 @@
+"""The shipped ZooKeeper authority in a world: its own client code, over simulated streams, to an ensemble in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
+from fenced.authorities.zookeeper.tree import Paths
+from fenced.contracts import Authority
+from fenced.runtime.network import SimulatedNetwork
+from fenced.runtime.simulated import SimulatedRuntime
+from fenced.runtime.world import Process
+from fenced.testing.worlds.backend import AuthorityBackend
+from fenced.testing.worlds.faults import NEVER
+from fenced.testing.worlds.zookeeper_ensemble import Ensemble, Replica
+
+if TYPE_CHECKING:
+    from fenced.testing.worlds.site import Site
+
+NAMESPACE = "default"
+
+
+class ZooKeeperBackend(AuthorityBackend):
+    """One member, or three. Members restart, freeze, are cut off and lag; streams stall, and are cut within a frame."""
+
+    name = "zookeeper"
+    tokens_per_name = True
+    lateness = 1.0  # a session lasts a third longer than its leases, and ends on a tick
+    authority_type: type[ZooKeeperAuthority] = ZooKeeperAuthority
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        rng = self.world.rng
+        self.workers = rng.choice((1, 1, 2))
+        self.ensemble = Ensemble(self.world, rng.choice((1, 3, 3)), sync_limit=rng.choice((5, 12)))
+        self.streams = SimulatedNetwork(self.world)
+        self.streams.delay = self._delay
+        self._clients: list[Process] = []
+        for replica in self.ensemble.replicas:
+            self._listen(replica)
+        self.url = f"zookeeper://{','.join(replica.process.name for replica in self.ensemble.replicas)}"
+        site._plan(rng.choice((0.6, 2.5, NEVER)), self._cut_a_stream)
+        site._plan(rng.choice((1.0, 2.5, NEVER)), self._isolate_a_client)
+        site._plan(rng.choice((1.5, 5.0, NEVER)), self._break_a_member)
+
+    def _listen(self, replica: Replica) -> None:
+        self.streams.listen(replica.process, (replica.process.name, 2181), replica.member)
+
+    def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
+        self._clients.append(process)
+        return self.authority_type.at(self.url, SimulatedRuntime(process, self.streams), NAMESPACE)
+
+    def _delay(self, _source: Process, _target: Process) -> float:
+        rng, faults = self.world.rng, self.site.faults
+        if self.site.network.healed:
+            return 0.0005 + rng.random() * 0.001
+        longest = min(faults.delay_max, 0.2 * self.site.pace)
+        lost = rng.random() < faults.loss / 4  # what is lost is sent again
+        return (
+            0.0005 + rng.random() ** 3 * longest + (rng.uniform(0.1, 0.3) * self.site.pace if lost else 0.0)
+        )
+
+    def holds(self, grant: str, names: tuple[str, ...]) -> bool | None:
+        """Whether its nodes are there, in the newest state that a majority has."""
+        newest = max(self.ensemble.replicas, key=lambda replica: replica.tree.zxid)
+        return Paths("", NAMESPACE).attempt(grant) in newest.tree.nodes
+
+    # Faults.
+
+    def faults(self) -> Sequence[Callable[[], None]]:
+        everywhere = (self._restart, self._freeze)
+        if len(self.ensemble.replicas) == 1:
+            return everywhere
+        return (*everywhere, self._cut_off_some, self._change_leader, self._freeze_leader, self._lag)
+
+    def _break_a_member(self) -> None:
+        self.world.rng.choice(self.faults())()
+
+    def _some(self) -> Replica:
+        return self.world.rng.choice(self.ensemble.replicas)
+
+    def _seconds(self) -> float:
+        return self.world.rng.uniform(0.1, 2.0) * self.site.pace
+
+    def _say(self, text: str) -> None:
+        self.site.judge.say(text)
+
+    def _restart(self) -> None:
+        replica = self._some()
+        if replica.process.alive:
+            self._say(f"{replica.process.name} restarts")
+            replica.crash()
+            self.world.after(self._seconds(), lambda: self._start(replica))
+
+    def _start(self, replica: Replica) -> None:
+        replica.restart()
+        self._listen(replica)
+
+    def _freeze(self) -> None:
+        self._pause(self._some())
+
+    def _freeze_leader(self) -> None:
+        self._pause(self.ensemble.leader() or self._some())
+
+    def _pause(self, replica: Replica) -> None:
+        seconds = self._seconds()
+        self._say(f"{replica.process.name} freezes for {seconds:.2f} s")
+        replica.process.pause(seconds)
+
+    def _cut_off_some(self) -> None:
+        self._cut_off(self._some())
+
+    def _cut_off(self, replica: Replica) -> None:
+        self._say(f"{replica.process.name} is cut off from the other members")
+        replica.cut = True
+        self.world.after(self._seconds(), lambda: self._join(replica))
+
+    def _join(self, replica: Replica) -> None:
+        replica.cut = False
+
+    def _change_leader(self) -> None:
+        if (leader := self.ensemble.leader()) is not None:
+            self._say(f"{leader.process.name} leads no more")
+            leader.leave()
+
+    def _lag(self) -> None:
+        self.ensemble.lag = self.world.rng.choice((0.05, 0.4 * self.site.pace))
+        self._say(f"followers lag by {self.ensemble.lag:.2f} s")
+        self.world.after(self._seconds(), self._catch_up)
+
+    def _catch_up(self) -> None:
+        self.ensemble.lag = 0.0
+
+    def _a_client(self) -> Process | None:
+        living = [process for process in self._clients if process.alive]
+        return self.world.rng.choice(living) if living else None
+
+    def _cut_a_stream(self) -> None:
+        if (client := self._a_client()) is not None:
+            pair = [client, self._some().process]
+            self.world.rng.shuffle(pair)
+            self._say(f"what {pair[0].name} sends to {pair[1].name} next is cut")
+            self.streams.cut_next(*pair)
+
+    def _isolate_a_client(self) -> None:
+        """It reaches no member, or only one, which may be cut off from the others itself."""
+        if (client := self._a_client()) is None:
+            return
+        rng, seconds = self.world.rng, self._seconds()
+        left = rng.choice((None, *self.ensemble.replicas))
+        self._say(
+            f"{client.name} reaches {left.process.name if left else 'nobody'} alone for {seconds:.2f} s"
+        )
+        for replica in self.ensemble.replicas:
+            if replica is not left:
+                self.streams.stall(client, replica.process, seconds)
+        if left is not None and len(self.ensemble.replicas) > 1 and rng.random() < 0.7:
+            self._cut_off(left)
+
+    def heal(self) -> None:
+        self._catch_up()
+        for replica in self.ensemble.replicas:
+            replica.cut = False

@@ -1,0 +1,234 @@
+"""One member of a ZooKeeper ensemble, as its clients see it: connections, sessions, watches, replies.
+
+Reads are answered from the member's own tree, which may lag behind the leader's. Writes and syncs go to the leader.
+The requests of a connection are answered in order.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from fenced.testing.worlds.zookeeper_tree import (
+    AUTH,
+    CLOSE_SESSION,
+    CREATE_SESSION,
+    GET_CHILDREN,
+    GET_DATA,
+    NO_IDS,
+    SESSION_MOVED,
+    SYNC,
+    UNIMPLEMENTED,
+    WRITES,
+    Denied,
+    Entry,
+    Ids,
+    Outcome,
+    Reader,
+    packed,
+)
+
+if TYPE_CHECKING:
+    from fenced.testing.worlds.zookeeper_ensemble import Replica
+
+XID_EVENT, XID_AUTH = -1, -4
+CONNECTED = 3
+PASSWORD_BYTES = 16
+
+
+class Connection(Protocol):
+    """The server's end of a stream."""
+
+    def send(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Request:
+    """A request that is not answered yet."""
+
+    __slots__ = ("body", "client", "kind", "outcome", "xid")
+
+    def __init__(self, client: ClientConnection, xid: int, kind: int, body: bytes) -> None:
+        self.client = client
+        self.xid = xid
+        self.kind = kind
+        self.body = body
+        self.outcome: Outcome | None = None
+        """What the leader and the log say; a read needs neither."""
+
+
+class ClientConnection:
+    """What a member knows of one connection."""
+
+    def __init__(self, member: Member, stream: Connection) -> None:
+        self.member = member
+        self.stream = stream
+        self.data = b""
+        self.session = 0
+        self.greeted = False
+        self.ids: Ids = NO_IDS
+        self.requests: deque[Request] = deque()
+        self.watches: set[str] = set()
+
+    def frame(self, payload: bytes) -> None:
+        self.stream.send(packed(payload))
+
+
+class Member:
+    """Serves clients while its replica has a leader; otherwise it closes their connections."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.clients: dict[Connection, ClientConnection] = {}
+
+    # Connections.
+
+    def on_open(self, stream: Connection) -> None:
+        if self.replica.serving:
+            self.clients[stream] = ClientConnection(self, stream)
+        else:
+            stream.close()
+
+    def on_close(self, stream: Connection) -> None:
+        self.clients.pop(stream, None)
+
+    def drop(self, client: ClientConnection) -> None:
+        if self.clients.pop(client.stream, None) is not None:
+            client.stream.close()
+
+    def drop_all(self) -> None:
+        for client in list(self.clients.values()):
+            self.drop(client)
+
+    def on_bytes(self, stream: Connection, data: bytes) -> None:
+        client = self.clients.get(stream)
+        if client is None:
+            return
+        client.data += data
+        while stream in self.clients and len(client.data) >= 4:
+            size = struct.unpack_from(">i", client.data)[0]
+            if len(client.data) < 4 + size:
+                break
+            payload, client.data = client.data[4 : 4 + size], client.data[4 + size :]
+            if client.greeted:
+                self._request(client, payload)
+            else:
+                self._greet(client, payload)
+
+    # Sessions.
+
+    def _greet(self, client: ClientConnection, payload: bytes) -> None:
+        reader = Reader(payload)
+        _, seen, timeout, session = reader.take(">iqiq")
+        password = reader.buffer()
+        client.greeted = True
+        if seen > self.replica.tree.zxid:  # this client has seen what this member has not
+            self.drop(client)
+            return
+        timeout = self.replica.negotiated(timeout)
+        if not session:
+            request = Request(client, 0, CREATE_SESSION, struct.pack(">i", timeout))
+            session, password = self.replica.new_session()
+            request.body += packed(password)
+            client.session = session
+            client.requests.append(request)
+            self.replica.forward(request, session, NO_IDS)
+            return
+        for other in list(self.clients.values()):
+            if other.session == session:
+                self.drop(other)
+        client.session = session
+        client.requests.append(Request(client, 0, CREATE_SESSION, packed(password)))
+        self.replica.revalidate(
+            session, password, lambda valid: self._joined(client, timeout, password, valid)
+        )
+
+    def _joined(self, client: ClientConnection, timeout: int, password: bytes, valid: bool) -> None:
+        """Tell the client that its session goes on here, or that it is over."""
+        told = (timeout, client.session, password) if valid else (0, 0, b"\0" * PASSWORD_BYTES)
+        client.frame(struct.pack(">iiq", 0, *told[:2]) + packed(told[2]) + b"\0")
+        if not valid:
+            self.drop(client)
+        elif client.requests:
+            client.requests.popleft()
+            self._answer(client)
+
+    # Requests.
+
+    def _request(self, client: ClientConnection, payload: bytes) -> None:
+        xid, kind = struct.unpack_from(">ii", payload)
+        self.replica.touch(client.session)
+        if kind == AUTH:
+            reader = Reader(payload[12:])
+            scheme, secret = reader.string(), reader.buffer()
+            digest = base64.b64encode(hashlib.sha1(secret, usedforsecurity=False).digest()).decode()
+            client.ids |= {(scheme, f"{secret.decode().partition(':')[0]}:{digest}")}
+            client.frame(struct.pack(">iqi", XID_AUTH, 0, 0))
+            return
+        request = Request(client, xid, kind, payload[8:])
+        client.requests.append(request)
+        if kind in WRITES or kind == SYNC:
+            self.replica.forward(request, client.session, client.ids)
+        self._answer(client)
+
+    def _answer(self, client: ClientConnection) -> None:
+        """Answer what can be answered, in order: a read waits for the writes before it on the same connection."""
+        while client.requests and client.stream in self.clients:
+            request = client.requests[0]
+            if request.outcome is None and request.kind in (*WRITES, SYNC):
+                return
+            client.requests.popleft()
+            outcome = request.outcome or self._read(client, request)
+            if outcome.error == SESSION_MOVED:
+                self.drop(client)
+                return
+            head = struct.pack(">iqi", request.xid, self.replica.tree.zxid, outcome.error)
+            client.frame(head + (outcome.body if not outcome.error else b""))
+            if request.kind == CLOSE_SESSION:
+                self.drop(client)
+
+    def _read(self, client: ClientConnection, request: Request) -> Outcome:
+        if request.kind not in (GET_DATA, GET_CHILDREN):
+            return Outcome(UNIMPLEMENTED)
+        reader = Reader(request.body)
+        path, (watch,) = reader.string(), reader.take(">?")
+        try:
+            body = self.replica.tree.read(request.kind, path, client.ids)
+        except Denied as denied:
+            return Outcome(denied.error)
+        if watch:
+            client.watches.add(path)
+        return Outcome(0, body)
+
+    # What the replica reports.
+
+    def applied(self, entry: Entry, outcome: Outcome) -> None:
+        """Send events before the reply, and before any reply that could show the change."""
+        for kind, path in outcome.events:
+            event = struct.pack(">iqiii", XID_EVENT, -1, 0, kind, CONNECTED) + packed(path.encode())
+            for client in list(self.clients.values()):
+                if path in client.watches:
+                    client.watches.discard(path)
+                    client.frame(event)
+        request = entry.origin
+        if isinstance(request, Request) and request.client.member is self:
+            self.answered(request, outcome)
+        if entry.kind == CLOSE_SESSION:
+            for client in list(self.clients.values()):
+                if client.session == entry.session:
+                    self.drop(client)
+
+    def answered(self, request: Request, outcome: Outcome) -> None:
+        client = request.client
+        if client.stream not in self.clients:
+            return
+        if request.kind == CREATE_SESSION:
+            reader = Reader(request.body)
+            self._joined(client, reader.number(), reader.buffer(), not outcome.error)
+            return
+        request.outcome = outcome
+        self._answer(client)

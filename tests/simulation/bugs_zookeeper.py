@@ -1,0 +1,78 @@
+"""Bugs in the shipped ZooKeeper client that a world must find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
+from fenced.authorities.zookeeper.session import ZooKeeperSession
+from fenced.authorities.zookeeper.tree import ZooKeeperAttempt
+from fenced.model import Kept, RenewAnswer
+from fenced.testing.worlds.site import Site
+from fenced.testing.worlds.zookeeper import ZooKeeperBackend
+from fenced.wire import jute
+from fenced.wire.zookeeper.connection import Then, ZooKeeperWire
+from tests.simulation.planting import with_authority
+
+
+def with_session(bug: type[ZooKeeperSession]) -> type[Site]:
+    made = type(bug.__name__, (ZooKeeperAuthority,), {"session_type": bug, "__doc__": bug.__doc__})
+    return with_authority(made, ZooKeeperBackend)
+
+
+def with_wire(bug: type[ZooKeeperWire]) -> type[Site]:
+    return with_session(type(bug.__name__, (ZooKeeperSession,), {"wire_type": bug, "__doc__": bug.__doc__}))
+
+
+class WatchesAreLostAtReconnect(ZooKeeperSession):
+    """When its connection ends, nobody tells the waiters that nothing is watched any more."""
+
+    def _told(self, event: jute.WatchEvent | None) -> None:
+        if event is not None:
+            super()._told(event)
+
+
+class OpenConnectionsAreBelieved(ZooKeeperAuthority):
+    """While its connection is open, a session is taken for alive, and its leases are renewed without a request."""
+
+    async def _keep(
+        self, session: ZooKeeperSession, batch: list[ZooKeeperAttempt], until: float
+    ) -> dict[str, RenewAnswer]:
+        if session._wire is None or session._wire.closed or any(mine.state != "granted" for mine in batch):
+            return await super()._keep(session, batch, until)
+        for mine in batch:
+            mine.expires = self._runtime.now() + session.ttl
+        return {mine.public: Kept(session.ttl) for mine in batch}
+
+
+class AnyMemberConfirms(ZooKeeperSession):
+    """A session is kept alive by reads, which a member that has lost its leader answers, too."""
+
+    async def exchange(self, *requests: bytes, until: float, then: Then | None = None) -> list[jute.Reply]:
+        sent = self._runtime.now()
+        read = jute.get_data(self._root)
+        asked = [request if request[:4] != jute.sync("")[:4] else read for request in requests]
+        replies = await super().exchange(*asked, until=until, then=then)
+        self.confirmed = max(self.confirmed, sent)
+        return replies
+
+
+class RepliesAreNotMatched(ZooKeeperWire):
+    """A caller that got no reply in time keeps the connection, and its late reply is taken for the next caller's."""
+
+    def _call_of(self, xid: int) -> Any:
+        return self._pending.popleft()[1] if self._pending else super()._call_of(xid)
+
+    def close(self, why: str = "closed") -> None:
+        if why == "no answer in time":
+            self._pending.clear()
+        else:
+            super().close(why)
+
+
+PLANTED = [
+    with_session(WatchesAreLostAtReconnect),
+    with_authority(OpenConnectionsAreBelieved, ZooKeeperBackend),
+    with_session(AnyMemberConfirms),
+    with_wire(RepliesAreNotMatched),
+]
