@@ -37,12 +37,12 @@ def guarded(guard: sql.Guard, connection: sqlite3.Connection, lease: fenced.Leas
 
 def by_clause(guard: sql.Guard, connection: sqlite3.Connection, lease: fenced.Lease) -> Action:
     def write() -> None:
-        clause = guard.clause(lease)
+        clause = guard.clause(connection, lease)
         connection.execute("BEGIN IMMEDIATE")
         done = connection.execute(
             f"UPDATE orders SET qty = qty + 1, {clause.assign} WHERE id = 42 AND {clause.where}"
         )
-        clause.admitted(connection, done.rowcount, "id = ?", (42,))
+        clause.admitted(done.rowcount, "id = ?", (42,))
         connection.execute("COMMIT")
 
     return write

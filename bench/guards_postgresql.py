@@ -95,11 +95,11 @@ def guarded(
 
 def _by_clause(guard: sql.Guard, connection: Connection, lease: fenced.Lease) -> Action:
     def write() -> None:
-        clause = guard.clause(lease)
+        clause = guard.clause(connection, lease)
         connection.execute(b"BEGIN")
         statement = f"UPDATE clause SET qty = qty + 1, {clause.assign} WHERE id = %s AND {clause.where}"
         done = connection.execute(statement.encode(), [42])
-        clause.admitted(connection, done.rowcount, "id = %s", (42,))
+        clause.admitted(done.rowcount, "id = %s", (42,))
         connection.execute(b"COMMIT")
 
     return write

@@ -382,19 +382,33 @@ class Operator:
         """What operators did, the newest last."""
         raise self._lacks("history of changes")
 
-    async def pending(self, table: str, wait: float = 0.0) -> tuple[str, ...]:
+    async def pending(self, table: str | None, wait: float = 0.0) -> tuple[str, ...]:
         """The transactions that the last mode change does not bind, after up to `wait` seconds for them to end."""
         return ()
+
+    async def modes(self, table: str | None = None) -> dict[str, str]:
+        """The mode of each pattern that has one."""
+        raise self._lacks("modes")
+
+    async def set_mode(
+        self, table: str | None, mode: str, pattern: str = "*", wait: float = 0.0
+    ) -> tuple[str, ...]:
+        """Set the mode of the names that match; returns what `pending` returns after that."""
+        raise self._lacks("modes")
+
+    async def adopt(self, realm: str) -> None:
+        """Trust this authority from now on, and no other."""
+        raise self._lacks("realm to adopt")
 
     async def unset_mode(self, table: str | None, pattern: str) -> bool:
         """Forget the mode of a pattern; False when it had none."""
         raise self._lacks("modes that can be unset")
 
-    async def override(self, table: str, pattern: str, seconds: float, why: str) -> Override:
+    async def override(self, table: str | None, pattern: str, seconds: float, why: str) -> Override:
         """Let the names that match through for a while, whatever their mode."""
         raise self._lacks("overrides")
 
-    async def end_overrides(self, table: str, pattern: str | None) -> int:
+    async def end_overrides(self, table: str | None, pattern: str | None) -> int:
         """End overrides now; returns how many."""
         raise self._lacks("overrides")
 

@@ -1,4 +1,4 @@
-"""Guarded transactions in Django, over PostgreSQL.
+"""Guarded transactions in Django, over the databases whose engine declares Django's connections (PostgreSQL).
 
     orders = fenced.sql.Guard(table="shop_order", name="orders/{id}")
 
@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,11 +31,11 @@ from django.utils.deprecation import MiddlewareMixin
 from fenced.decision import Mode, Rule
 from fenced.errors import Conflict, Contended, Misconfigured, Overtaken, Refused, Unavailable
 from fenced.guarding import Fences
-from fenced.guards.postgresql import install
-from fenced.guards.postgresql.django import DjangoSession
-from fenced.guards.shared.spec import Spec, literal
+from fenced.guards.shared.engine import TableGuard
+from fenced.guards.shared.spec import Spec
 from fenced.runtime.blocking import step
 from fenced.sql import Guard, refusal
+from fenced.sql.engines import on
 
 __all__ = ["InstallGuard", "RefusalMiddleware", "atomic"]
 
@@ -87,18 +87,18 @@ class InstallGuard(Operation):  # type: ignore[misc]
         epoch: str | None = None,
     ) -> None:
         self.spec = Spec(table, name, rule, epoch)
-        self.mode = Mode.parse(mode) if mode is not None else None
+        self.mode = None if mode is None else str(Mode.parse(mode))
 
     def state_forwards(self, app_label: str, state: Any) -> None:
         """Models know nothing of guards."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if router.allow_migrate(schema_editor.connection.alias, app_label):
-            _run(schema_editor, lambda looking: install.script(self.spec, self.mode, looking, mandatory=True))
+            _run(schema_editor, _table(schema_editor, self.spec).statements(self.mode))
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if router.allow_migrate(schema_editor.connection.alias, app_label):
-            _run(schema_editor, lambda looking: install.uninstall(self.spec, looking))
+            _run(schema_editor, _table(schema_editor, self.spec).removal())
 
     def describe(self) -> str:
         return f"Guard {self.spec.table} under {self.spec.name}"
@@ -108,22 +108,19 @@ class InstallGuard(Operation):  # type: ignore[misc]
         return f"guard_{self.spec.table.replace('.', '_')}"
 
 
-def _run(schema_editor: Any, make: Callable[[DjangoSession], Coroutine[Any, Any, list[str]]]) -> None:
-    """Run statements as a part of the migration, or print them; the settings they need do not outlive them."""
-    session = DjangoSession(schema_editor.connection)
-    kept = "SELECT current_setting('search_path'), current_setting('lock_timeout')"
+def _table(schema_editor: Any, spec: Spec) -> TableGuard:
+    return on(schema_editor.connection, "blocking").table(spec, True)
+
+
+def _run(schema_editor: Any, look: Coroutine[Any, Any, list[str]]) -> None:
+    """Run the statements that `look` returns as a part of the migration, or print them."""
     try:
-        statements = step(make(session))
+        statements = step(look)
     except Misconfigured as error:
         if not schema_editor.collect_sql:
             raise
-        schema_editor.collected_sql.append(
-            f"-- Cannot be told before the migrations ahead of it ran: {error}"
-        )
+        schema_editor.collected_sql.append(f"-- Not known before the earlier migrations have run: {error}")
         return
-    ((path, timeout),) = step(session.run(kept))
     with transaction.atomic(using=schema_editor.connection.alias):
         for statement in statements:
             schema_editor.execute(statement, params=None)
-        for setting, value in (("search_path", path), ("lock_timeout", timeout)):
-            schema_editor.execute(f"SELECT set_config('{setting}', {literal(value)}, true)", params=None)

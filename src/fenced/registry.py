@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Literal, Protocol, cast
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from fenced.contracts import Authority, NamedValues, Runtime
 from fenced.errors import Misconfigured, Misuse, redacted, shown
+
+if TYPE_CHECKING:
+    from fenced.guards.shared.engine import Engine
 
 Kind = Literal["fenced.authorities", "fenced.guards"]
 
@@ -29,6 +34,12 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "sqlite": "fenced.guards.sqlite.values:SqliteGuard",
     },
 }
+
+ENGINES = {
+    "postgresql": "fenced.guards.postgresql.engine:ENGINE",
+    "sqlite": "fenced.guards.sqlite.engine:ENGINE",
+}
+"""The SQL databases whose tables can be guarded; others are registered under the entry point `fenced.engines`."""
 
 ALIASES = {"postgres": "postgresql"}
 """Other spellings of a scheme, which mean the same."""
@@ -53,37 +64,69 @@ class GuardType(Protocol):
 
 def authority(url: str, runtime: Runtime, namespace: str = "default") -> Authority:
     """The authority behind a URL, not yet opened."""
-    return cast(AuthorityType, _find("fenced.authorities", url)).at(url, runtime, namespace)
+    return cast(
+        AuthorityType, _find("authority", "fenced.authorities", BUILT_IN["fenced.authorities"], url)
+    ).at(url, runtime, namespace)
 
 
 def guard(url: str, runtime: Runtime) -> NamedValues:
     """The guard behind a URL, not yet opened."""
-    return cast(GuardType, _find("fenced.guards", url)).at(url, runtime)
+    return cast(GuardType, _find("guard", "fenced.guards", BUILT_IN["fenced.guards"], url)).at(url, runtime)
 
 
-def _find(kind: Kind, url: object) -> Any:
+def is_engine(url: str) -> bool:
+    """Whether a URL names a SQL database, whose tables are guarded."""
+    scheme = url.partition(":")[0]
+    built_in = ALIASES.get(scheme, scheme) in ENGINES
+    return built_in or any(engine.name == scheme for engine in _other_engines())
+
+
+def engine(url: str) -> Engine:
+    """The SQL engine behind a URL."""
+    return cast("Engine", _find("SQL engine", "fenced.engines", ENGINES, url))
+
+
+def engines() -> Iterator[Engine]:
+    """All SQL engines: the built-in ones first, because looking for others takes milliseconds."""
+    for target in ENGINES.values():
+        yield cast("Engine", _load(target))
+    yield from _other_engines()
+
+
+@lru_cache(maxsize=1)
+def _other_engines() -> tuple[Engine, ...]:
+    from importlib.metadata import entry_points
+
+    return tuple(cast("Engine", entry.load()) for entry in entry_points(group="fenced.engines"))
+
+
+def needs_driver(scheme: str, extra: str, error: ImportError) -> Misconfigured:
+    return Misconfigured(f"{scheme}: needs a driver ({error}): pip install 'fenced[{extra}]'")
+
+
+def _load(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _find(what: str, group: str, built_in: dict[str, str], url: object) -> Any:
     if not isinstance(url, str) or ":" not in url:
         raise Misuse(f"an address looks like sqlite:///leases.db, not {shown(redacted(url))}")
     spelled = url.partition(":")[0]
     scheme = ALIASES.get(spelled, spelled)
-    if (target := BUILT_IN[kind].get(scheme)) is not None:
-        module, _, name = target.partition(":")
+    if (target := built_in.get(scheme)) is not None:
         try:
-            return getattr(importlib.import_module(module), name)
+            return _load(target)
         except ImportError as error:
-            extra = module.split(".")[2]
-            raise Misconfigured(
-                f"{scheme}: needs a driver ({error}): pip install 'fenced[{extra}]'"
-            ) from error
+            raise needs_driver(scheme, target.split(".")[2], error) from error
     from importlib.metadata import entry_points  # slow to import, and rarely needed
 
-    for entry in entry_points(group=kind, name=scheme):
+    for entry in entry_points(group=group, name=scheme):
         return entry.load()
     plain, plus, _ = scheme.partition("+")
-    if plus and ALIASES.get(plain, plain) in BUILT_IN[kind]:
+    if plus and ALIASES.get(plain, plain) in built_in:
         raise Misconfigured(
             f"{shown(scheme)} is SQLAlchemy's way to name a driver; write {plain}://, and the rest as it is"
         )
-    known = ", ".join(sorted(BUILT_IN[kind]))
-    what = "authority" if kind == "fenced.authorities" else "guard"
+    known = ", ".join(sorted(built_in))
     raise Misconfigured(f"no {what} for {shown(scheme)}; known: {known}")

@@ -146,7 +146,7 @@ TWINS = [
     (client.TryLeaseContext, client.AsyncTryLeaseContext),
     (sql.Guard, sql.AsyncGuard),
     (sql.Announced, sql.AsyncAnnounced),
-    (clauses.PlainClause, clauses.AsyncClause),
+    (clauses.Clause, clauses.AsyncClause),
 ]
 
 

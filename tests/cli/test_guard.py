@@ -225,8 +225,10 @@ def test_on_a_file(fenced: Any) -> None:
         (["status", "--quiet-for", "soon"], 64, "such as 15m"),
         (["status", "postgresql://127.0.0.1:1/x"], 69, "cannot be reached"),
         (["status", "sqlite:////nothing/here.db"], 78, "no file"),
-        (["status", "memory://"], 78, "postgresql:// and sqlite:///"),
+        (["reset", "memory://", "x", "--why", "y"], 78, "a memory guard has no reset of a mark"),
         (["install", "--table", "nothing", "--name", "x"], 78, "no table public.nothing"),
+        (["install", "memory://", "--table", "t", "--name", "x"], 78, "no SQL engine for 'memory'"),
+        (["mode", "enforce"], 64, "which table? Pass --table TABLE"),
         (["mode", "--table", "orders"], 64, "say the MODE"),
         (["mode", "--table", "orders", "strict"], 64, "not 'strict'"),
         (["mode", "--table", "orders", "observe", "shadow"], 64, "extra argument (shadow)"),
@@ -247,6 +249,15 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert ended.returncode == status, ended.stderr
     assert message in ended.stderr
     assert ended.stderr.startswith("fenced: ") and ended.stderr.count("\n") == 1
+
+
+def test_a_guard_without_tables_needs_no_table(fenced: Any) -> None:
+    assert told(fenced, "mode", "memory://", "shadow") == {
+        "table": None,
+        "names": "*",
+        "mode": "shadow",
+        "pending": [],
+    }
 
 
 def test_without_a_database_both_ways_to_name_one_are_told(fenced: Any) -> None:

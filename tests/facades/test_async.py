@@ -266,9 +266,9 @@ def test_the_guard_on_aiosqlite(tmp_path: Path) -> None:
                 async with orders.transaction(db, stamp(6, 1)) as tx:
                     await tx.execute("INSERT INTO orders VALUES (43, 0, NULL)")
             await orders.set_mode(db, "enforce")
-            clause = orders.clause(stamp(6, 2))
+            clause = orders.clause(db, stamp(6, 2))
             cursor = await db.execute(f"UPDATE orders SET {clause.assign} WHERE id = 42 AND {clause.where}")
-            assert await clause.admitted(db, cursor.rowcount, "id = ?", (42,))
+            assert await clause.admitted(cursor.rowcount, "id = ?", (42,))
             await db.execute("BEGIN IMMEDIATE")
             async with await orders.announce_on(db, stamp(6, 3)) as tx:
                 await tx.execute("UPDATE orders SET qty = qty + 10 WHERE id = 42")

@@ -189,7 +189,7 @@ def test_the_short_scheme_is_taken_by_clients_guards_and_commands(server: Postgr
     url = f"postgres://postgres@127.0.0.1:{server.port}/shop"
     with fenced.Client(url) as client, client.hold("orders") as lease, fenced.Values(url) as guard:
         guard.write(lease, "orders", b"1")
-    with connected(url) as connection:
+    with connected(url) as (_, connection):
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
 

@@ -311,7 +311,7 @@ def test_sqlmigrate_prints_what_can_be_run(database: dict[str, Any]) -> None:
     create, install = made.operations
     with connection.schema_editor(collect_sql=True) as editor:
         made.apply(ProjectState(), editor, collect_sql=True)
-    assert editor.collected_sql[-1].startswith("-- Cannot be told before")
+    assert editor.collected_sql[-1].startswith("-- Not known before")
     made.operations = [create]
     with connection.schema_editor() as editor:
         made.apply(ProjectState(), editor)

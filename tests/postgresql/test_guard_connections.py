@@ -443,14 +443,14 @@ def test_clause(db: Db, postgresql_url: str, driver: str) -> None:
 
         async def update(token: int, row: int) -> bool:
             if driver == "psycopg":
-                plain = PLAIN.clause(stamp(token))
+                plain = PLAIN.clause(writer.connection, stamp(token))
                 text = f"UPDATE orders SET qty = qty + 1, {plain.assign} WHERE id = %s AND {plain.where}"
                 done = writer.connection.execute(text, (row,))
-                return plain.admitted(writer.connection, done.rowcount, "id = %s", (row,))
-            clause = SUSPENDING.clause(stamp(token))
+                return plain.admitted(done.rowcount, "id = %s", (row,))
+            clause = SUSPENDING.clause(writer.connection, stamp(token))
             text = f"UPDATE orders SET qty = qty + 1, {clause.assign} WHERE id = $1 AND {clause.where}"
             tag = await writer.connection.execute(text, row)
-            return await clause.admitted(writer.connection, int(tag.split()[1]), "id = $1", (row,))
+            return await clause.admitted(int(tag.split()[1]), "id = $1", (row,))
 
         assert await update(5, 42)
         assert await update(5, 42)

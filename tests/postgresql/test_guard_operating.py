@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from fenced.errors import Contended, Misconfigured, Misuse, StaleToken
-from fenced.guards.postgresql.operating import PostgresqlOperator
+from fenced.guards.postgresql.operator import PostgresqlOperator
 from fenced.guards.postgresql.sessions import AsyncpgSession, PsycopgSession
 from fenced.rollout import DatabaseStatus, DecisionCount, GuardStatus, Override, Stage, advised
 from fenced.runtime.blocking import step

@@ -21,8 +21,7 @@ import fenced
 from fenced.cli.guard_keys import key as key_command
 from fenced.decision import Rule
 from fenced.errors import Contended, DuplicateStamp, ForgedStamp, Misconfigured, StaleToken
-from fenced.guards.postgresql.keys import KeyOperator
-from fenced.guards.postgresql.operating import PostgresqlOperator
+from fenced.guards.postgresql.operator import PostgresqlOperator
 from fenced.guards.postgresql.sessions import PsycopgSession
 from fenced.model import TOKEN_MAX, Stamp
 from fenced.proofs import Ed25519Key, Ed25519Public, HmacKey, Proof, verify
@@ -58,8 +57,8 @@ class Shop:
         return psycopg.connect(self.url, autocommit=True)
 
     @property
-    def keys(self) -> KeyOperator:
-        return KeyOperator(PsycopgSession(self.connection))
+    def keys(self) -> PostgresqlOperator:
+        return PostgresqlOperator(PsycopgSession(self.connection))
 
     def require(self, *keys: HmacKey | Ed25519Public) -> None:
         for key in keys:

@@ -9,8 +9,7 @@ import psycopg
 import pytest
 
 import fenced
-from fenced.guards.postgresql.keys import KeyOperator
-from fenced.guards.postgresql.operating import PostgresqlOperator
+from fenced.guards.postgresql.operator import PostgresqlOperator
 from fenced.guards.postgresql.sessions import PsycopgSession
 from fenced.proofs import HmacKey
 from fenced.runtime.blocking import step
@@ -146,7 +145,7 @@ def test_first_announcements_keep_no_operator_waiting(db: Db, connect: Callable[
     early.execute("BEGIN")
     ORDERS.announce_on(early, stamp(7, 1, TWO))
     db.execute("SET lock_timeout = '2s'")
-    keys = KeyOperator(PsycopgSession(db))
+    keys = PostgresqlOperator(PsycopgSession(db))
     for name in ("one", "two"):
         step(keys.add_key(HmacKey(name, b"x" * 32)))
     step(keys.revoke_key("one"))

@@ -14,7 +14,7 @@ import pytest
 
 import fenced
 from fenced.errors import Unsupported
-from fenced.guards.postgresql.operating import PostgresqlOperator
+from fenced.guards.postgresql.operator import PostgresqlOperator
 from fenced.guards.postgresql.sessions import PsycopgSession
 from fenced.runtime.blocking import step
 from fenced.sql import Guard

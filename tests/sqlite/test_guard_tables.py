@@ -231,11 +231,11 @@ def test_clause(db: sqlite3.Connection) -> None:
     """Pattern A: the token in the program's own UPDATE. "0 rows" is told apart: stale, or no such row."""
 
     def update(token: int, row: int, value: int) -> bool:
-        clause = ORDERS.clause(stamp(token))
+        clause = ORDERS.clause(db, stamp(token))
         cursor = db.execute(
             f"UPDATE orders SET qty = ?, {clause.assign} WHERE id = ? AND {clause.where}", (value, row)
         )
-        return clause.admitted(db, cursor.rowcount, "id = ?", (row,))
+        return clause.admitted(cursor.rowcount, "id = ?", (row,))
 
     assert update(5, 42, 1)
     assert update(5, 42, 2)
@@ -244,12 +244,12 @@ def test_clause(db: sqlite3.Connection) -> None:
         update(5, 42, 99)
     assert update(5, 1000, 1) is False
     assert qty(db) == 3
-    once = Guard(table="orders", name="orders/{id}", rule="once").clause(stamp(7))
+    once = Guard(table="orders", name="orders/{id}", rule="once").clause(db, stamp(7))
     assert once.where.endswith("< 7")
     with pytest.raises(Unsupported):
-        Guard(table="orders", name="orders/{id}", rule="sequenced").clause(stamp(7))
+        Guard(table="orders", name="orders/{id}", rule="sequenced").clause(db, stamp(7))
     with pytest.raises(Misuse):
-        ORDERS.clause(stamp(7), column='epoch" = 1 --')
+        ORDERS.clause(db, stamp(7), column='epoch" = 1 --')
 
 
 def test_names_do_not_collide(db: sqlite3.Connection) -> None:

@@ -91,9 +91,9 @@ def sql_guards(connection: sqlite3.Connection, lease: fenced.Lease) -> None:
     orders.announce(lease)
     assert_type(orders.name_for(id=42), str)
     assert_type(orders.peek(connection, "orders/42"), Mark | None)
-    clause = orders.clause(lease)
+    clause = orders.clause(connection, lease)
     done = connection.execute(f"UPDATE orders SET qty = 1, {clause.assign} WHERE id = 42 AND {clause.where}")
-    assert_type(clause.admitted(connection, done.rowcount, "id = ?", (42,)), bool)
+    assert_type(clause.admitted(done.rowcount, "id = ?", (42,)), bool)
     sql.Guard(table="orders", name="orders", rule="sometimes")  # type: ignore[arg-type]
 
 
@@ -186,5 +186,5 @@ async def async_guards(connection: aiosqlite.Connection, lease: fenced.AsyncLeas
         assert_type(tx, aiosqlite.Connection)
     await orders.announce(lease)
     assert_type(await orders.peek(connection, "orders/42"), Mark | None)
-    clause = orders.clause(lease)
-    assert_type(await clause.admitted(connection, 1, "id = ?", (42,)), bool)
+    clause = orders.clause(connection, lease)
+    assert_type(await clause.admitted(1, "id = ?", (42,)), bool)

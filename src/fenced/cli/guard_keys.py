@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from fenced.cli.guard_options import addressed, clock, connected, jsonable
+from fenced.cli.guard_options import addressed, clock, jsonable, operate
 from fenced.cli.options import json_option
 from fenced.cli.output import write_json, write_table
-from fenced.errors import Unsupported
 from fenced.proofs import Ed25519Public, HmacKey
-from fenced.runtime.blocking import step
-
-if TYPE_CHECKING:
-    from fenced.guards.postgresql.keys import KeyOperator
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-
-
-def _operator(connection: Any) -> KeyOperator:
-    if type(connection).__module__ == "sqlite3":
-        raise Unsupported("an SQLite guard knows no proofs; a PostgreSQL guard does")
-    from fenced.guards.postgresql.keys import KeyOperator
-    from fenced.guards.postgresql.sessions import PsycopgSession
-
-    return KeyOperator(PsycopgSession(connection))
 
 
 @click.group()
@@ -74,8 +59,7 @@ def add(words: tuple[str, str], hmac_file: Path | None, public_file: Path | None
     else:
         assert public_file is not None
         made = Ed25519Public.read(key_id, public_file)
-    with connected(dsn) as connection:
-        step(_operator(connection).add_key(made))
+    operate(dsn, lambda operator: operator.add_key(made))
     if as_json:
         write_json({"key": key_id, "kind": made.kind})
     else:
@@ -93,8 +77,7 @@ def revoke(words: tuple[str, str], as_json: bool) -> None:
       fenced guard key revoke shop-1
     """
     dsn, key_id = words
-    with connected(dsn) as connection:
-        step(_operator(connection).revoke_key(key_id))
+    operate(dsn, lambda operator: operator.revoke_key(key_id))
     if as_json:
         write_json({"key": key_id, "revoked": True})
     else:
@@ -111,8 +94,7 @@ def list_(words: tuple[str], as_json: bool) -> None:
     Example:
       fenced guard key list
     """
-    with connected(words[0]) as connection:
-        keys = step(_operator(connection).keys())
+    keys = operate(words[0], lambda operator: operator.keys())
     if as_json:
         write_json(jsonable(keys))
     elif keys:
@@ -140,8 +122,7 @@ def require(words: tuple[str, str], as_json: bool) -> None:
     dsn, wanted = words
     if wanted not in ("on", "off"):
         raise click.UsageError(f"proofs are required on or off, not {wanted}")
-    with connected(dsn) as connection:
-        step(_operator(connection).require_proofs(wanted == "on"))
+    operate(dsn, lambda operator: operator.require_proofs(wanted == "on"))
     if as_json:
         write_json({"proof": wanted == "on"})
     else:

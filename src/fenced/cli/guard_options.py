@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from fenced import registry
-from fenced.errors import Misconfigured, Unsupported, redacted
-from fenced.runtime.blocking import BlockingRuntime
+from fenced.contracts import Operator
+from fenced.runtime.blocking import BlockingRuntime, step
 
 if TYPE_CHECKING:
-    from fenced.guards.postgresql.operating import PostgresqlOperator
+    from fenced.guards.shared.engine import Engine, TableGuard
     from fenced.guards.shared.spec import Spec
-    from fenced.guards.sqlite.operating import SqliteOperator
-    from fenced.sql.engines import TableGuard
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])", re.ASCII)
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -50,7 +48,12 @@ def addressed(*names: str) -> Callable[[F], F]:
 
 
 table_option = click.option(
-    "--table", required=True, metavar="TABLE", help="The guarded table; schema.table unless it is in public."
+    "--table",
+    metavar="TABLE",
+    help="The guarded table, in a SQL database; schema.table unless it is in public.",
+)
+sql_table_option = click.option(
+    "--table", required=True, metavar="TABLE", help="The table; schema.table unless it is in public."
 )
 only_table_option = click.option("--table", metavar="TABLE", help="Only this table.")
 why_option = click.option("--why", metavar="TEXT", help="Why; it is kept in the history.")
@@ -69,69 +72,33 @@ def in_seconds(context: click.Context, option: click.Parameter, text: str | None
     return float(found[1]) * _UNITS[found[2]]
 
 
-@contextmanager
-def connected(dsn: str) -> Iterator[Any]:
-    """A connection to a guarded database. Nothing is created: a mistyped path is not an empty database."""
-    guard = registry.guard(dsn, BlockingRuntime())  # checks the address, and that there is a driver
-    if dsn.startswith(("postgresql:", "postgres:")):
-        from fenced.guards.postgresql.refusals import typed
-
-        connection = _postgresql(dsn, typed)
-    elif dsn.startswith("sqlite:"):
-        connection = _sqlite(Path(guard.url.removeprefix("sqlite:///")))
-    else:
-        raise Unsupported(f"{redacted(dsn)}: these commands are for postgresql:// and sqlite:///")
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
-def _postgresql(dsn: str, typed: Callable[[BaseException], Exception]) -> Any:
-    import psycopg
-
-    try:
-        return psycopg.connect(dsn, autocommit=True, fallback_application_name="fenced guard")
-    except psycopg.Error as error:
-        raise typed(error) from error
-
-
-def _sqlite(path: Path) -> Any:
-    import sqlite3
-
-    if not path.is_file():
-        raise Misconfigured(f"there is no file {path}")
-    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
-    connection.execute("PRAGMA foreign_keys = ON")
-    return connection
+def operate(dsn: str, work: Callable[[Operator], Coroutine[Any, Any, T]]) -> T:
+    """Do what an operator does with the guards behind an address. Creates nothing: a mistyped path is no database."""
+    if registry.is_engine(dsn):
+        with connected(dsn) as (engine, connection):
+            return step(work(engine.operator(connection)))
+    return step(registry.guard(dsn, BlockingRuntime()).operate(work))
 
 
 def table_on(connection: Any, spec: Spec) -> TableGuard:
     """The mandatory guard of a table on this connection."""
-    from fenced.sql.engines import BLOCKING
-    from fenced.sql.engines import table_on as found_on
+    from fenced.sql.engines import on
 
-    return found_on(connection, spec, True, BLOCKING)
-
-
-def operator_on(connection: Any) -> PostgresqlOperator | SqliteOperator:
-    """What an operator can look at on this connection."""
-    if type(connection).__module__ == "sqlite3":
-        from fenced.guards.sqlite.operating import SqliteOperator
-        from fenced.guards.sqlite.sessions import PlainSession
-
-        return SqliteOperator(PlainSession(connection))
-    return server_operator_on(connection, "")
+    return on(connection, "blocking").table(spec, True)
 
 
-def server_operator_on(connection: Any, what: str) -> PostgresqlOperator:
-    """What an operator can do on a server; Unsupported on a file."""
-    if type(connection).__module__ == "sqlite3":
-        raise Unsupported(f"an SQLite guard has no {what}; a PostgreSQL guard has")
-    from fenced.guards.postgresql.operating import PostgresqlOperator
-    from fenced.guards.postgresql.sessions import PsycopgSession
-
-    return PostgresqlOperator(PsycopgSession(connection))
+@contextmanager
+def connected(dsn: str) -> Iterator[tuple[Engine, Any]]:
+    """A connection to a database whose tables are guarded, and its engine."""
+    engine = registry.engine(dsn)
+    try:
+        connection = engine.connect(dsn)
+    except ImportError as error:
+        raise registry.needs_driver(engine.name, engine.name, error) from error
+    try:
+        yield engine, connection
+    finally:
+        connection.close()
 
 
 def jsonable(value: Any) -> Any:

@@ -11,11 +11,10 @@ import click
 from fenced.cli import exits
 from fenced.cli.guard_options import (
     addressed,
-    connected,
     in_seconds,
     jsonable,
     only_table_option,
-    operator_on,
+    operate,
 )
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
@@ -29,7 +28,6 @@ from fenced.rollout import (
     several,
     span,
 )
-from fenced.runtime.blocking import step
 from fenced.schema import Schema
 
 WRITERS_SHOWN = 5
@@ -64,8 +62,7 @@ def status(words: tuple[str], table: str | None, quiet_for: float, check: bool, 
       fenced guard status --table orders --quiet-for 7d
       fenced guard status --check --json
     """
-    with connected(words[0]) as connection:
-        found = step(operator_on(connection).status(table, quiet_for))
+    found = operate(words[0], lambda operator: operator.status(table, quiet_for))
     if as_json:
         write_json(_full(found))
     else:

@@ -9,21 +9,17 @@ import click
 from fenced.cli.guard_options import (
     addressed,
     clock,
-    connected,
     jsonable,
     limit_option,
     only_table_option,
-    operator_on,
-    server_operator_on,
-    table_on,
+    operate,
     why_option,
 )
 from fenced.cli.options import authority_option, json_option, namespace_option, opened
 from fenced.cli.output import plain, write_json, write_table
-from fenced.contracts import Authority
+from fenced.contracts import Authority, Operator
 from fenced.errors import Contended
-from fenced.guards.shared.spec import Spec
-from fenced.rollout import Change, Decision, several
+from fenced.rollout import Change, DatabaseStatus, Decision, several
 from fenced.runtime.blocking import step
 
 
@@ -39,8 +35,7 @@ def history(words: tuple[str], table: str | None, limit: int, as_json: bool) -> 
     Example:
       fenced guard history --table orders
     """
-    with connected(words[0]) as connection:
-        changes = step(server_operator_on(connection, "history").history(table, limit))
+    changes = operate(words[0], lambda operator: operator.history(table, limit))
     if as_json:
         write_json(jsonable(changes))
     elif changes:
@@ -86,8 +81,7 @@ def records(words: tuple[str], table: str | None, limit: int, as_json: bool) -> 
       fenced guard records --table orders --limit 100
       fenced guard records --json --limit 10000 | jq '.[] | select(.verdict == "stale")'
     """
-    with connected(words[0]) as connection:
-        entries = step(operator_on(connection).records(table, limit))
+    entries = operate(words[0], lambda operator: operator.records(table, limit))
     if as_json:
         write_json(jsonable(entries))
     elif entries:
@@ -132,8 +126,7 @@ def reset(words: tuple[str, str], why: str | None, as_json: bool) -> None:
     if why is None:
         raise click.UsageError("say why: --why TEXT")
     dsn, name = words
-    with connected(dsn) as connection:
-        token = step(server_operator_on(connection, "reset").reset(name, why))
+    token = operate(dsn, lambda operator: operator.reset(name, why))
     if as_json:
         write_json({"name": name, "reset": token is not None, "token": token})
     elif token is None:
@@ -156,8 +149,7 @@ def adopt(words: tuple[str, str], as_json: bool) -> None:
       fenced guard adopt 5d1c9a30b2f4e678
     """
     dsn, realm = words
-    with connected(dsn) as connection:
-        step(table_on(connection, Spec("any", "any")).adopt(realm))
+    operate(dsn, lambda operator: operator.adopt(realm))
     if as_json:
         write_json({"realm": realm})
     else:
@@ -215,20 +207,21 @@ def trust(
         change["sample"] = 0.0 if isinstance(sample, str) else sample / 100
     if patience is not None:
         change["patience"] = patience
-    with connected(words[0]) as connection:
-        operator = server_operator_on(connection, "limits")
-        if change:
-            step(operator.trust(change))
-        found = step(operator.status())
+
+    async def changed(operator: Operator) -> DatabaseStatus:
+        await operator.trust(change)
+        return await operator.status()
+
+    found = operate(words[0], changed)
     if as_json:
-        told = {
+        shown = {
             "realm": found.realm,
             "max_jump": found.max_jump,
             "sample": found.sample,
             "proof": found.proof,
             "patience": found.patience,
         }
-        write_json(told)
+        write_json(shown)
         return
     click.echo(f"realm     {found.realm or '(the first that comes)'}")
     click.echo(f"max jump  {'off' if found.max_jump is None else found.max_jump}")
@@ -254,8 +247,7 @@ def forget(words: tuple[str], url: str, namespace: str, as_json: bool) -> None:
     """
     with opened(url, namespace) as authority:
         realm, below = oldest_live_token(authority)
-    with connected(words[0]) as connection:
-        dropped = step(server_operator_on(connection, "marks to drop").drop_marks(realm, below))
+    dropped = operate(words[0], lambda operator: operator.drop_marks(realm, below))
     if as_json:
         write_json({"below": below, "dropped": dropped})
     else:
@@ -299,8 +291,7 @@ def tidy(words: tuple[str], keep: int, as_json: bool) -> None:
     Example:
       fenced guard tidy --keep 1000
     """
-    with connected(words[0]) as connection:
-        done = step(server_operator_on(connection, "records to add up").tidy(keep))
+    done = operate(words[0], lambda operator: operator.tidy(keep))
     if as_json:
         write_json(done)
         return

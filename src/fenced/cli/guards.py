@@ -14,8 +14,8 @@ from fenced.cli.guard_options import (
     connected,
     in_seconds,
     jsonable,
-    operator_on,
-    server_operator_on,
+    operate,
+    sql_table_option,
     table_on,
     table_option,
     why_option,
@@ -24,11 +24,13 @@ from fenced.cli.guard_status import status
 from fenced.cli.guard_upkeep import adopt, forget, history, records, reset, tidy, trust
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
-from fenced.decision import RULES, Rule
+from fenced.contracts import Operator
+from fenced.decision import RULES, Mode, Rule
 from fenced.errors import Misuse
 from fenced.guards.shared.spec import Spec
 from fenced.rollout import several
 from fenced.runtime.blocking import step
+from fenced.schema import Schema
 
 names_option = click.option(
     "--names", "pattern", metavar="PATTERN", help="Only names like this; * stands for any characters."
@@ -41,11 +43,6 @@ wait_option = click.option(
     metavar="SECONDS",
     help="How long to wait for older transactions.",
 )
-
-
-def _any(table: str) -> Spec:
-    """For what does not depend on how rows are named."""
-    return Spec(table, "any")
 
 
 @click.group()
@@ -70,7 +67,7 @@ for command in (status, history, records, reset, adopt, trust, key, tidy, forget
 
 @guard.command()
 @addressed()
-@table_option
+@sql_table_option
 @click.option(
     "--name", required=True, metavar="TEMPLATE", help="The name that covers a row, such as 'orders/{id}'."
 )
@@ -98,7 +95,7 @@ def install(
       fenced guard install postgresql://owner@db.internal/shop --table orders --name 'orders/{id}'
       fenced guard install --table orders --name 'orders/{id}' --print > migration.sql
     """
-    with connected(words[0]) as connection:
+    with connected(words[0]) as (engine, connection):
         guarded = table_on(connection, Spec(table, name, rule, epoch))
         if as_sql:
             script = step(guarded.script(mode))
@@ -110,10 +107,9 @@ def install(
         with warnings.catch_warnings(record=True) as cautions:
             warnings.simplefilter("always")
             step(guarded.install(mode))
-        (found,) = step(operator_on(connection).status(table)).guards
+        now = str(Mode.parse(mode)) if mode else step(engine.operator(connection).modes(table))["*"]
     for caution in cautions:
         click.echo(f"caution: {caution.message}", err=True)
-    now = next(stage.mode for stage in found.stages if stage.pattern == "*")
     if as_json:
         write_json({"table": table, "name": name, "rule": rule, "epoch": epoch, "mode": now})
     else:
@@ -134,23 +130,22 @@ def upgrade(words: tuple[str], as_json: bool) -> None:
     Example:
       fenced guard upgrade postgresql://owner@db.internal/shop
     """
-    with connected(words[0]) as connection:
-        operator = operator_on(connection)
-        tables = step(operator.upgrade())
-        stored = step(operator.status()).schema if tables else None
+
+    async def upgraded(operator: Operator) -> tuple[list[str], Schema | None]:
+        tables = await operator.upgrade()
+        return tables, (await operator.status()).schema if tables else None
+
+    tables, stored = operate(words[0], upgraded)
     if as_json:
         write_json({"tables": tables, "schema": jsonable(stored)})
     else:
-        click.echo(
-            plain(
-                f"schema {stored.version if stored else 'unchanged'}: {', '.join(tables) or 'no table is guarded'}"
-            )
-        )
+        version = stored.version if stored else "unchanged"
+        click.echo(plain(f"schema {version}: {', '.join(tables) or 'no table is guarded'}"))
 
 
 @guard.command()
 @addressed()
-@table_option
+@sql_table_option
 @json_option
 def uninstall(words: tuple[str], table: str, as_json: bool) -> None:
     """Leave a table as it was. Its marks stay, so that a later guard does not forget them.
@@ -159,8 +154,8 @@ def uninstall(words: tuple[str], table: str, as_json: bool) -> None:
     Example:
       fenced guard uninstall postgresql://owner@db.internal/shop --table orders
     """
-    with connected(words[0]) as connection:
-        step(table_on(connection, _any(table)).uninstall())
+    with connected(words[0]) as (_, connection):
+        step(table_on(connection, Spec(table, "any")).uninstall())
     if as_json:
         write_json({"table": table, "installed": False})
     else:
@@ -175,7 +170,7 @@ def uninstall(words: tuple[str], table: str, as_json: bool) -> None:
 @wait_option
 @json_option
 def mode(
-    words: tuple[str, ...], table: str, pattern: str | None, unset: bool, wait: float, as_json: bool
+    words: tuple[str, ...], table: str | None, pattern: str | None, unset: bool, wait: float, as_json: bool
 ) -> None:
     """Switch the stage of a rollout.
 
@@ -192,19 +187,22 @@ def mode(
     dsn, *modes = words
     if bool(modes) == unset or (unset and pattern is None):
         raise click.UsageError("say the MODE, or --names PATTERN --unset")
-    with connected(dsn) as connection:
+
+    async def changed(operator: Operator) -> tuple[str, ...]:
         if modes:
-            pending = step(table_on(connection, _any(table)).set_mode(modes[0], pattern or "*", wait))
-        elif not step(operator_on(connection).unset_mode(table, str(pattern))):
+            return await operator.set_mode(table, modes[0], pattern or "*", wait)
+        if not await operator.unset_mode(table, str(pattern)):
             raise Misuse(f"{pattern} has no mode of its own")
-        else:
-            pending = step(operator_on(connection).pending(table, wait))
+        return await operator.pending(table, wait)
+
+    pending = operate(dsn, changed)
     if as_json:
-        changed = {"table": table, "names": pattern or "*", "mode": modes[0] if modes else None}
-        write_json({**changed, "pending": list(pending)})
+        shown = {"table": table, "names": pattern or "*", "mode": modes[0] if modes else None}
+        write_json({**shown, "pending": list(pending)})
     else:
         names = f" for {pattern}" if pattern else ""
-        click.echo(plain(f"{table}: {modes[0] if modes else 'no mode of its own'}{names}"))
+        where = f"{table}: " if table else ""
+        click.echo(plain(f"{where}{modes[0] if modes else 'no mode of its own'}{names}"))
         _show_pending(pending)
 
 
@@ -230,7 +228,7 @@ def _show_pending(pending: Sequence[str]) -> None:
 @json_option
 def override(
     words: tuple[str],
-    table: str,
+    table: str | None,
     pattern: str | None,
     seconds: float | None,
     why: str | None,
@@ -251,25 +249,24 @@ def override(
         raise click.UsageError("--end takes neither --for nor --why")
     if not end and (pattern is None or seconds is None or why is None):
         raise click.UsageError("say which names, how long and why: --names PATTERN --for TIME --why TEXT")
-    with connected(words[0]) as connection:
-        operator = server_operator_on(connection, "overrides")
-        if end:
-            ended = step(operator.end_overrides(table, pattern))
-            pending = step(operator.pending(table, wait)) if ended else ()
-        else:
-            assert pattern is not None and seconds is not None and why is not None
-            made = step(operator.override(table, pattern, seconds, why))
-    if end:
+    if pattern is not None and seconds is not None and why is not None:
+        made = operate(words[0], lambda operator: operator.override(table, pattern, seconds, why))
         if as_json:
-            write_json({"table": table, "ended": ended, "pending": list(pending)})
+            write_json({"table": table, **jsonable(made)})
         else:
             click.echo(
-                f"{table}: {several(ended, 'override')} ended"
-                if ended
-                else f"{table}: no override was in force"
+                f"{table}: {plain(made.pattern)} is let through until {clock(made.until)}, and recorded"
             )
-            _show_pending(pending)
-    elif as_json:
-        write_json({"table": table, **jsonable(made)})
+        return
+
+    async def ended(operator: Operator) -> tuple[int, tuple[str, ...]]:
+        number = await operator.end_overrides(table, pattern)
+        return number, await operator.pending(table, wait) if number else ()
+
+    number, pending = operate(words[0], ended)
+    if as_json:
+        write_json({"table": table, "ended": number, "pending": list(pending)})
     else:
-        click.echo(f"{table}: {plain(made.pattern)} is let through until {clock(made.until)}, and recorded")
+        what = f"{several(number, 'override')} ended" if number else "no override was in force"
+        click.echo(f"{table}: {what}")
+        _show_pending(pending)

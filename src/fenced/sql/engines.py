@@ -1,146 +1,75 @@
-"""Which guard works on which of the program's connections."""
+"""Which engine, and which of its drivers, a guard uses on one of the program's connections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from fenced.contracts import UnitOfWork
-from fenced.decision import Mark
+from fenced import registry
+from fenced.contracts import Colour
 from fenced.errors import Unsupported, shown
+from fenced.guards.shared.engine import ConnectionClass, Driver, Engine, TableGuard
 from fenced.guards.shared.spec import Spec
-from fenced.model import Credential
+from fenced.sql.frameworks import FRAMEWORKS, Found
 
 
-class TableGuard(UnitOfWork, Protocol):
-    """A guard on a table of the program's own, on one of its connections."""
+class OnConnection(NamedTuple):
+    """What a guard uses on a connection: its engine, the driver, and the connection itself (of a registry: the one
+    that belongs to this thread or task)."""
 
-    async def install(self, mode: str | None) -> None: ...
-    async def script(self, mode: str | None) -> str: ...
-    async def uninstall(self) -> None: ...
-    async def set_mode(self, mode: str, pattern: str, wait: float = ...) -> tuple[str, ...]: ...
-    async def adopt(self, realm: str) -> None: ...
-    async def peek(self, name: str, at_least: int) -> Mark | None: ...
-    async def announce(self, credential: Credential) -> None: ...
-    async def announce_on(self, credential: Credential) -> None: ...
-    async def clear(self, credential: Credential) -> None: ...
-    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
+    engine: Engine
+    driver: Driver
+    connection: Any
+
+    def table(self, spec: Spec, mandatory: bool) -> TableGuard:
+        return self.driver.table(spec, self.driver.session(self.connection), mandatory)
 
 
-Kind = tuple[Callable[..., Any], Callable[[Any], Any]]
-"""(table factory, session factory)"""
-
-
-def _scoped(kind: Kind) -> Kind:
-    """The session of this thread or task, for a registry of them."""
-    table, session = kind
-    return table, lambda registry: session(registry())
-
-
-def _sqlite() -> Kind:
-    from fenced.guards.sqlite.sessions import PlainSession
-    from fenced.guards.sqlite.tables import SqliteTable
-
-    return SqliteTable, PlainSession
-
-
-def _aiosqlite() -> Kind:
-    from fenced.guards.sqlite.sessions import AioSession
-    from fenced.guards.sqlite.tables import SqliteTable
-
-    return SqliteTable, AioSession
-
-
-def _psycopg() -> Kind:
-    from fenced.guards.postgresql.sessions import PsycopgSession
-    from fenced.guards.postgresql.tables import PostgresqlTable
-
-    return PostgresqlTable, PsycopgSession
-
-
-def _async_psycopg() -> Kind:
-    from fenced.guards.postgresql.sessions import AsyncPsycopgSession
-    from fenced.guards.postgresql.tables import PostgresqlTable
-
-    return PostgresqlTable, AsyncPsycopgSession
-
-
-def _asyncpg() -> Kind:
-    from fenced.guards.postgresql.sessions import AsyncpgSession
-    from fenced.guards.postgresql.tables import PostgresqlTable
-
-    return PostgresqlTable, AsyncpgSession
-
-
-def _alchemy() -> Kind:
-    from fenced.guards.postgresql.alchemy import AlchemySession, AlchemyTable
-
-    return AlchemyTable, AlchemySession
-
-
-def _async_alchemy() -> Kind:
-    from fenced.guards.postgresql.alchemy import AlchemyTable, AsyncAlchemySession
-
-    return AlchemyTable, AsyncAlchemySession
-
-
-def _django() -> Kind:
-    from fenced.guards.postgresql.django import DjangoSession
-    from fenced.guards.postgresql.tables import PostgresqlTable
-
-    return PostgresqlTable, DjangoSession
-
-
-Known = dict[tuple[str, str], Callable[[], Kind]]
-"""By the package and the name of a connection's class, or of one that it inherits from."""
-
-BLOCKING: Known = {
-    ("sqlite3", "Connection"): _sqlite,
-    ("psycopg", "Connection"): _psycopg,
-    ("sqlalchemy", "Connection"): _alchemy,
-    ("sqlalchemy", "Session"): _alchemy,
-    ("sqlalchemy", "scoped_session"): lambda: _scoped(_alchemy()),
-    ("django", "DatabaseWrapper"): _django,
-    ("django", "ConnectionProxy"): _django,
-}
-SUSPENDING: Known = {
-    ("aiosqlite", "Connection"): _aiosqlite,
-    ("psycopg", "AsyncConnection"): _async_psycopg,
-    ("asyncpg", "Connection"): _asyncpg,
-    ("asyncpg", "PoolConnectionProxy"): _asyncpg,
-    ("sqlalchemy", "AsyncConnection"): _async_alchemy,
-    ("sqlalchemy", "AsyncSession"): _async_alchemy,
-    ("sqlalchemy", "async_scoped_session"): lambda: _scoped(_async_alchemy()),
-}
-
-
-def table_on(connection: object, spec: Spec, mandatory: bool, known: Known) -> TableGuard:
-    """The guard on this connection; Unsupported for one that we do not know."""
+def on(connection: object, colour: Colour) -> OnConnection:
+    """Unsupported if no engine declares connections of this class, or its framework's database."""
+    dialect = None
     kind: Any = type(connection)
-    found = _found(kind, known is BLOCKING)
+    ask = _framework(kind)
+    if ask is not None:
+        connection, dialect = ask(connection)
+        kind = type(connection)
+    found = _found(kind, dialect, colour)
     if found is None:
-        raise _unknown(connection, known)
-    table, session = found
-    made: TableGuard = table(spec, session(connection), mandatory)
-    return made
+        raise _unknown(connection, dialect, colour)
+    return OnConnection(*found, connection)
+
+
+def _classes(kind: type[object]) -> Iterator[ConnectionClass]:
+    return ((base.__module__.partition(".")[0], base.__name__) for base in kind.__mro__)
 
 
 @lru_cache(maxsize=64)
-def _found(kind: type[object], blocking: bool) -> Kind | None:
-    known = BLOCKING if blocking else SUSPENDING
-    for base in kind.__mro__:
-        load = known.get((base.__module__.partition(".")[0], base.__name__))
-        if load is not None:
-            return load()
+def _framework(kind: type[object]) -> Callable[[Any], Found] | None:
+    return next((FRAMEWORKS[one] for one in _classes(kind) if one in FRAMEWORKS), None)
+
+
+@lru_cache(maxsize=64)
+def _found(kind: type[object], dialect: str | None, colour: Colour) -> tuple[Engine, Driver] | None:
+    for one in _classes(kind):
+        for engine in registry.engines():
+            load = engine.drivers.get(colour, {}).get(one)
+            if load is not None and (dialect is None or dialect in engine.dialects):
+                return engine, load()
     return None
 
 
-def _unknown(connection: object, known: Known) -> Unsupported:
-    kinds = ", ".join(sorted(f"{package}'s {name}" for package, name in known))
-    other = SUSPENDING if known is BLOCKING else BLOCKING
-    keys = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(connection).__mro__}
+def _unknown(connection: object, dialect: str | None, colour: Colour) -> Unsupported:
+    own: set[ConnectionClass] = {*_classes(type(connection))}
+    declared = [(engine, engine.drivers.get(colour, {})) for engine in registry.engines()]
+    if dialect is not None:
+        able = sorted(engine.name for engine, classes in declared if own & classes.keys())
+        if able:
+            package = type(connection).__module__.partition(".")[0]
+            return Unsupported(f"a guard works on {package} over {', '.join(able)}, not over {dialect}")
+    other: Colour = "asyncio" if colour == "blocking" else "blocking"
     hint = ""
-    if keys & other.keys():
-        hint = f"; that is one for {'AsyncGuard' if known is BLOCKING else 'Guard'}"
+    if any(own & engine.drivers.get(other, {}).keys() for engine, _ in declared):
+        hint = f"; that is one for {'AsyncGuard' if colour == 'blocking' else 'Guard'}"
+    kinds = ", ".join(sorted({f"{package}'s {name}" for _, classes in declared for package, name in classes}))
     return Unsupported(f"a guard works on {kinds}, not on {shown(type(connection))}{hint}")

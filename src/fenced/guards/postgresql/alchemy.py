@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, TextClause, event, text
+from sqlalchemy import Connection, TextClause, event, text
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from fenced.errors import Misuse, Unsupported
+from fenced.errors import Misuse
 from fenced.guards.postgresql.sessions import Aborted, State
 from fenced.guards.postgresql.tables import PostgresqlTable
 
@@ -35,11 +35,7 @@ class AlchemySession:
 
     def __init__(self, target: Session | Connection) -> None:
         self._target = target
-        self._bind = target if isinstance(target, Connection) else _bind_of(target)
-        if self._bind.dialect.name != "postgresql":
-            raise Unsupported(
-                f"a guard works on SQLAlchemy over PostgreSQL, not over {self._bind.dialect.name}"
-            )
+        self._bind = target if isinstance(target, Connection) else target.get_bind()
         self._began: object = None
 
     async def _do(self, work: Callable[[], T]) -> T:
@@ -75,6 +71,10 @@ class AlchemySession:
 
     async def alone(self, statements: Sequence[str]) -> None:
         await self._do(lambda: self._alone(";\n".join(statements)))
+
+    async def rollback_and(self, statement: str) -> None:
+        await self.rollback()
+        await self.alone([statement])
 
     def _alone(self, script: str) -> None:
         with self._apart() as connection, connection.begin():
@@ -151,15 +151,6 @@ class AlchemyTable(PostgresqlTable):
                 await super().leave(failed)  # like any other statement of the program
                 raise
         await super().leave(error)
-
-
-def _bind_of(session: Session) -> Engine | Connection:
-    try:
-        return session.get_bind()
-    except UnboundExecutionError as error:
-        raise Misuse(
-            "this session has no bind of its own; begin, and announce_on(session.connection(bind_arguments=...), lease)"
-        ) from error
 
 
 def _execute(connection: Connection, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from fenced.errors import Misuse, Unsupported
+from fenced.errors import Misuse
 from fenced.guards.postgresql.sessions import Aborted, State
 
 _IN_TRANSACTION = 2
@@ -23,8 +23,6 @@ class DjangoSession:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connections[connection.alias]
-        if self._connection.vendor != "postgresql":
-            raise Unsupported(f"a guard works on Django over PostgreSQL, not over {self._connection.vendor}")
         self._block: Any = None
 
     def state(self) -> State:
@@ -49,6 +47,10 @@ class DjangoSession:
         with transaction.atomic(using=self._connection.alias):
             for statement in statements:
                 await self.run(statement)
+
+    async def rollback_and(self, statement: str) -> None:
+        await self.rollback()
+        await self.alone([statement])
 
     async def commit(self) -> None:
         connection = self._connection

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 from fenced.decision import Mode
 from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.guards.postgresql import schema
@@ -27,8 +24,15 @@ OWN_TABLE = "fenced_guard.value"
 LOCK_TIMEOUT = "2s"
 """How long an installation waits for the lock of a table. Writers of the table queue behind it meanwhile."""
 
-
-Run = Callable[..., Awaitable[list[tuple[Any, ...]]]]
+# Other statements may follow in the same transaction, such as the rest of a migration.
+_KEEP_SETTINGS = (
+    "SELECT set_config('fenced.search_path', current_setting('search_path'), true), "
+    "set_config('fenced.lock_timeout', current_setting('lock_timeout'), true)"
+)
+_RESTORE_SETTINGS = (
+    "SELECT set_config('search_path', current_setting('fenced.search_path'), true), "
+    "set_config('lock_timeout', current_setting('fenced.lock_timeout'), true)"
+)
 
 
 async def look_at(spec: Spec, session: Runs) -> TableShape:
@@ -127,6 +131,7 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
         [f'ALTER TABLE {quoted(guard)} ADD COLUMN "{spec.epoch}" bigint DEFAULT 0'] if makes_epoch else []
     )
     return [
+        _KEEP_SETTINGS,
         "SET LOCAL search_path = pg_catalog, pg_temp",  # so that a trigger's condition names only pg_catalog
         f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",  # before a migration locks the guards' own tables
         *await schema.upgrade(session),
@@ -134,6 +139,7 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
         *_registration(spec, mandatory, makes_epoch, mode),
         *(triggers(Names(spec, table), table, proof) if mandatory else without_triggers(guard)),
         *([_refuse_values(guard, spec.epoch)] if adopts_epoch and spec.epoch else []),
+        _RESTORE_SETTINGS,
     ]
 
 
@@ -213,6 +219,7 @@ async def uninstall(spec: Spec, session: Runs) -> list[str]:
     epoch, made = found[0]
     dropped = [f'ALTER TABLE IF EXISTS {quoted(guard)} DROP COLUMN IF EXISTS "{epoch}"'] if made else []
     return [
+        _KEEP_SETTINGS,
         f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
         *without_triggers(guard),
         *dropped,
@@ -222,6 +229,7 @@ async def uninstall(spec: Spec, session: Runs) -> list[str]:
             f"DELETE FROM fenced_guard.{kept} WHERE guard = {literal(guard)}"
             for kept in ("guard", "mode", "override")
         ),
+        _RESTORE_SETTINGS,
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from fenced.decision import Mark, Verdict
@@ -77,82 +78,99 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             left += [found.__cause__, getattr(found, "orig", None)]
 
 
-def sqlstate_of(error: BaseException) -> str | None:
-    for found in _causes(error):
+@dataclass(frozen=True, slots=True)
+class ServerError:
+    """A driver's error, read once: every driver and framework keeps the parts elsewhere."""
+
+    state: str | None
+    says: str
+    """The server's sentence, or the driver's if the server said nothing."""
+    detail: dict[str, Any]
+    """The JSON detail of a refusal; empty for other errors."""
+    broken: bool
+    """Whether the connection is broken."""
+
+    def refusal(self) -> FencedError | None:
+        """The typed error for a SQLSTATE of class `ZF`; None for other errors."""
+        if self.state is None or not self.state.startswith("ZF"):
+            return None
+        if self.state not in SQLSTATES:
+            return self.typed()
+        detail = self.detail
+        name, table, mark = detail.get("name"), detail.get("guard"), detail.get("mark")
+        where = name or f"a row of {table}"
+        return error_for(
+            SQLSTATES[self.state],
+            name=name,
+            stamp=stamp_in(detail.get("stamp")),
+            mark=Mark(mark, detail.get("holder") or "", detail.get("seq") or 0) if mark is not None else None,
+            table=table,
+            says=self.says.removeprefix(f"{where}: "),
+        )
+
+    def typed(self, *, committing: bool = False) -> FencedError:
+        """The typed error for an error of one of our own statements."""
+        state, says = self.state, self.says
+        if state in SQLSTATES:
+            refused = self.refusal()
+            assert refused is not None
+            return refused
+        if state == NOT_HELD:
+            return LeaseLost(says, reason="expired")
+        if state is not None and state in _MEANING:
+            kind, more = _MEANING[state]
+            return kind(f"{says}{more}")
+        if state is None or state[:2] in ("08", "57", "58", "XX"):
+            # The connection is broken. Before COMMIT was sent the server rolls back; after that the outcome is unknown.
+            if committing:
+                return Indeterminate(f"the connection was lost while it committed: {says}")
+            return Unavailable(f"the guarded database cannot be reached: {says}")
+        return Unavailable(f"the guarded database answered: {says}")
+
+
+def read(error: BaseException) -> ServerError:
+    """Find the server's answer in an error of any driver, also inside a framework's error."""
+    causes = list(_causes(error))
+    for found in causes:
         state = getattr(found, "sqlstate", None) or getattr(found, "pgcode", None)
         if isinstance(state, str):
-            return state
-    return None
+            # psycopg keeps the fields of the answer in `diag`, asyncpg in the error itself.
+            diagnosis = getattr(found, "diag", None)
+            says = getattr(diagnosis, "message_primary", None) or getattr(found, "message", None)
+            detail = getattr(diagnosis, "message_detail", None) or getattr(found, "detail", None)
+            return ServerError(
+                state,
+                _sentence(says if isinstance(says, str) else str(error)),
+                _parsed(detail) if state.startswith("ZF") else {},
+                state[:2] in ("08", "57") or state == "25P03",
+            )
+    # Drivers report some broken connections without a SQLSTATE, by these classes.
+    kinds = {kind.__name__ for found in causes for kind in type(found).__mro__}
+    broken = not kinds.isdisjoint({"OperationalError", "InterfaceError", "OSError"})
+    return ServerError(None, _sentence(str(error)), {}, broken)
 
 
-def broken(error: BaseException) -> bool:
-    """Whether the connection is broken. Drivers report some broken connections without a SQLSTATE, by these classes."""
-    state = sqlstate_of(error)
-    if state is not None:
-        return state[:2] in ("08", "57") or state == "25P03"
-    kinds = {kind.__name__ for found in _causes(error) for kind in type(found).__mro__}
-    return not kinds.isdisjoint({"OperationalError", "InterfaceError", "OSError"})
+def _sentence(text: str) -> str:
+    return text.partition("\n")[0].removeprefix("fenced: ")
 
 
-def detail_of(error: BaseException) -> dict[str, Any]:
-    """The JSON detail of a refusal; empty for other errors."""
-    for found in _causes(error):
-        diagnosis = getattr(found, "diag", None)
-        text = getattr(diagnosis, "message_detail", None) or getattr(found, "detail", None)
-        if isinstance(text, str) and (sqlstate_of(found) or "").startswith("ZF"):
-            try:
-                detail = json.loads(text)
-            except ValueError:
-                return {}
-            return detail if isinstance(detail, dict) else {}
-    return {}
+def _parsed(text: object) -> dict[str, Any]:
+    try:
+        detail = json.loads(text) if isinstance(text, str) else {}
+    except ValueError:
+        return {}
+    return detail if isinstance(detail, dict) else {}
 
 
-def message_of(error: BaseException) -> str:
-    for found in _causes(error):
-        diagnosis = getattr(found, "diag", None)
-        text = getattr(diagnosis, "message_primary", None)
-        if isinstance(text, str):
-            return text.removeprefix("fenced: ")
-    first = str(error).partition("\n")[0]
-    return first.removeprefix("fenced: ")
+def sqlstate_of(error: BaseException) -> str | None:
+    return read(error).state
 
 
 def refusal_in(error: BaseException) -> FencedError | None:
-    """The typed error for a SQLSTATE of class `ZF`; None for other errors."""
-    state = sqlstate_of(error)
-    if state is None or not state.startswith("ZF"):
-        return None
-    if state not in SQLSTATES:
-        return typed(error)
-    detail = detail_of(error)
-    mark = detail.get("mark")
-    return error_for(
-        SQLSTATES[state],
-        name=detail.get("name"),
-        stamp=stamp_in(detail.get("stamp")),
-        mark=Mark(mark, detail.get("holder") or "", detail.get("seq") or 0) if mark is not None else None,
-        table=detail.get("guard"),
-        says=detail.get("says"),
-    )
+    """The typed error for a refusal; None for other errors."""
+    return read(error).refusal()
 
 
-def typed(error: BaseException, *, committing: bool = False) -> FencedError:
+def typed(error: BaseException) -> FencedError:
     """The typed error for an error of one of our own statements."""
-    state = sqlstate_of(error)
-    if state in SQLSTATES:
-        refused = refusal_in(error)
-        assert refused is not None
-        return refused
-    says = message_of(error)
-    if state == NOT_HELD:
-        return LeaseLost(says, reason="expired")
-    if state is not None and state in _MEANING:
-        kind, more = _MEANING[state]
-        return kind(f"{says}{more}")
-    if state is None or state[:2] in ("08", "57", "58", "XX"):
-        # The connection is broken. Before COMMIT was sent the server rolls back; after that the outcome is unknown.
-        if committing:
-            return Indeterminate(f"the connection was lost while it committed: {says}")
-        return Unavailable(f"the guarded database cannot be reached: {says}")
-    return Unavailable(f"the guarded database answered: {says}")
+    return read(error).typed()

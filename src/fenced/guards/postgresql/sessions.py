@@ -28,7 +28,10 @@ class PostgresqlSession(Protocol):
         """Run a statement in the transaction that is open; the rows, if there are any."""
 
     async def alone(self, statements: Sequence[str]) -> None:
-        """Run statements in a transaction of their own."""
+        """Run statements in a transaction of their own, in one message where the driver lets us begin."""
+
+    async def rollback_and(self, statement: str) -> None:
+        """Roll back, and run a statement in a transaction of its own; in one message where the driver can."""
 
     async def commit(self) -> None:
         """Commit; Aborted when the server rolled back instead."""
@@ -48,6 +51,10 @@ _STILL_STAMPED_COMMIT = "SELECT fenced_guard.still_stamped(); COMMIT"
 def _commit_after(first: str) -> str:
     """The COMMIT for a transaction that began with this statement. Only an announced one has a stamp to check."""
     return _STILL_STAMPED_COMMIT if first.startswith("SELECT fenced_guard.announce") else "COMMIT"
+
+
+def _script(*statements: str) -> str:
+    return ";\n".join(statements)
 
 
 def _begin(connection: Any) -> str:
@@ -91,17 +98,24 @@ class PsycopgSession:
         self._commit = _commit_after(announce).encode()
 
     async def alone(self, statements: Sequence[str]) -> None:
-        self._commit = b"COMMIT"
-        if self.connection.autocommit:
-            await self.run("BEGIN")
-        for statement in statements:
-            await self.run(statement)
-        await self.commit()
+        begin = ["BEGIN"] if self.connection.autocommit else []
+        await self._commit_by(_script(*begin, *statements, "COMMIT").encode())
+
+    async def rollback_and(self, statement: str) -> None:
+        if self.state() in ("open", "failed"):
+            # What follows a ROLLBACK in the same message is one transaction, which the server commits.
+            await self._execute(_script("ROLLBACK", statement).encode())
+        else:
+            await self.alone([statement])
 
     async def commit(self) -> None:
         if self.state() == "failed":
             raise Aborted
-        cursor = await self._execute(self._commit)
+        await self._commit_by(self._commit)
+
+    async def _commit_by(self, script: bytes) -> None:
+        """Send statements of which the last one is COMMIT."""
+        cursor = await self._execute(script)
         while cursor.nextset():
             pass
         if cursor.statusmessage != "COMMIT":
@@ -152,13 +166,20 @@ class AsyncpgSession:
         return [tuple(row) for row in await self.connection.fetch(sql, *parameters)]
 
     async def alone(self, statements: Sequence[str]) -> None:
-        self._commit = "COMMIT"
-        await self.connection.execute("; ".join(["BEGIN", *statements]))
-        await self.commit()
+        await self._commit_by(_script("BEGIN", *statements, "COMMIT"))
+
+    async def rollback_and(self, statement: str) -> None:
+        if self.state() == "open":
+            await self.connection.execute(_script("ROLLBACK", statement))
+        else:
+            await self.alone([statement])
 
     async def commit(self) -> None:
+        await self._commit_by(self._commit)
+
+    async def _commit_by(self, script: str) -> None:
         try:
-            done = await self.connection.execute(self._commit)
+            done = await self.connection.execute(script)
         except Exception as error:
             if getattr(error, "sqlstate", None) == "25P02":  # an earlier statement failed
                 raise Aborted from error

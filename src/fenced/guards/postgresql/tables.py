@@ -5,11 +5,12 @@ The database decides. This module begins, announces and commits, and turns the s
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote
 
 from fenced.decision import Mark, Mode
@@ -21,11 +22,9 @@ from fenced.guards.postgresql.refusals import (
     FAILED,
     LOCK_TIMEOUT,
     SERIALIZATION,
-    broken,
-    detail_of,
-    refusal_in,
-    sqlstate_of,
-    typed,
+    SQLSTATES,
+    ServerError,
+    read,
 )
 from fenced.guards.postgresql.sessions import Aborted, PostgresqlSession
 from fenced.guards.postgresql.triggers import guard_of
@@ -44,27 +43,27 @@ LEFT_MIN = 1.0
 """The shortest idle time, in seconds, after which the server may end a transaction."""
 
 
-def _announce(announcement: Credential, guard: str, *, exclusive: bool, repeats: bool) -> str:
+def _announce(credential: Credential, guard: str, *, exclusive: bool, repeats: bool) -> str:
     """The call. Its texts need no quoting. All arguments are given: the server would look up defaults every time."""
-    stamps, names, proofs = _texts(announcement)
-    left = "NULL" if announcement.left is None else int(max(announcement.left, LEFT_MIN) * 1000)
-    options = f"{names}, {exclusive}, {announcement.still_held}, {proofs}, {repeats}"
+    stamps, names, proofs = _texts(credential)
+    left = "NULL" if credential.left is None else int(max(credential.left, LEFT_MIN) * 1000)
+    options = f"{names}, {exclusive}, {credential.still_held}, {proofs}, {repeats}"
     return f"SELECT fenced_guard.announce('{stamps}', {left}, '{guard}', {options})"
 
 
-def _announce_alone(announcement: Credential, guard: str) -> str:
-    stamps, names, proofs = _texts(announcement)
+def _announce_alone(credential: Credential, guard: str) -> str:
+    stamps, names, proofs = _texts(credential)
     return f"SELECT fenced_guard.announce_alone('{stamps}', '{guard}', {names}, {proofs})"
 
 
-def _texts(announcement: Credential) -> tuple[str, str, str]:
+def _texts(credential: Credential) -> tuple[str, str, str]:
     """The stamps, and as literals the names and the proofs. Naming all names of a lease is the same as naming none."""
-    chosen = [check_name(name) for name in announcement.names]
-    if len(announcement.stamps) == 1 and {*chosen} == {*announcement.stamps[0].names}:
+    chosen = [check_name(name) for name in credential.names]
+    if len(credential.stamps) == 1 and {*chosen} == {*credential.stamps[0].names}:
         chosen = []
     names = ",".join(quote(name, safe="/") for name in chosen)
-    proofs = literal(" ".join(announcement.proofs)) if announcement.proofs else "NULL"
-    return " ".join(map(str, announcement.stamps)), f"'{names}'" if names else "NULL", proofs
+    proofs = literal(" ".join(credential.proofs)) if credential.proofs else "NULL"
+    return " ".join(map(str, credential.stamps)), f"'{names}'" if names else "NULL", proofs
 
 
 class PostgresqlTable:
@@ -82,7 +81,7 @@ class PostgresqlTable:
     async def install(self, mode: str | None) -> None:
         for last in (*[False] * REPEATS, True):
             try:
-                await self._alone(await self.statements(mode))
+                await self._alone(await self._looking(self.statements(mode)))
                 break
             except Conflict:  # another session has upgraded the schema since `statements` looked: look again
                 if last:
@@ -92,10 +91,13 @@ class PostgresqlTable:
 
     async def statements(self, mode: str | None) -> list[str]:
         parsed = Mode.parse(mode) if mode is not None else None
-        return await self._looking(install.script(self.spec, parsed, self._session, mandatory=self.mandatory))
+        return await install.script(self.spec, parsed, self._session, mandatory=self.mandatory)
+
+    async def removal(self) -> list[str]:
+        return await install.uninstall(self.spec, self._session)
 
     async def script(self, mode: str | None) -> str:
-        lines = await self.statements(mode)
+        lines = await self._looking(self.statements(mode))
         cautions = "".join(f"-- {line}\n" for line in await self._looking(install.cautions(self._session)))
         return (
             f"{cautions}BEGIN;\n\n"
@@ -104,7 +106,7 @@ class PostgresqlTable:
         )
 
     async def uninstall(self) -> None:
-        await self._alone(await self._looking(install.uninstall(self.spec, self._session)))
+        await self._alone(await self._looking(self.removal()))
 
     async def _looking(self, look: Awaitable[list[str]]) -> list[str]:
         """Read from the database, and leave no transaction open."""
@@ -142,27 +144,27 @@ class PostgresqlTable:
         limit = f"SET LOCAL lock_timeout = '{install.LOCK_TIMEOUT}'"  # other writers queue behind it
         await self._alone([limit, f"SELECT fenced_guard.adopt('{check_realm(realm)}')"])
 
-    async def announce(self, announcement: Credential) -> None:
+    async def announce(self, credential: Credential) -> None:
         """Announce in a separate transaction and commit it: reads that begin afterwards are fenced."""
-        await self._repeated(self._announce, announcement)
+        await self._repeated(self._announce, credential)
 
-    async def _announce(self, announcement: Credential, _: bool) -> None:
+    async def _announce(self, credential: Credential, _: bool) -> None:
         await self._session.alone(
             [
                 "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",  # fewer conflicts; it reads no program rows
-                _announce_alone(announcement, self.guard),
+                _announce_alone(credential, self.guard),
             ]
         )
 
-    async def enter(self, announcement: Credential) -> None:
+    async def enter(self, credential: Credential) -> None:
         """Begin a transaction, with the announcement as its first statement."""
         if self._session.state() != "idle":
             raise Misuse("this connection is in a transaction already: commit it first, or use announce_on")
-        await self._repeated(self._begin, announcement)
+        await self._repeated(self._begin, credential)
 
-    async def _begin(self, announcement: Credential, repeats: bool) -> None:
+    async def _begin(self, credential: Credential, repeats: bool) -> None:
         await self._session.begin(
-            _announce(announcement, self.guard, exclusive=self._exclusive, repeats=repeats)
+            _announce(credential, self.guard, exclusive=self._exclusive, repeats=repeats)
         )
 
     @property
@@ -170,7 +172,7 @@ class PostgresqlTable:
         return self.spec.rule != "retry" or not self.mandatory
 
     async def _repeated(
-        self, work: Callable[[Credential, bool], Awaitable[None]], announcement: Credential
+        self, work: Callable[[Credential, bool], Awaitable[None]], credential: Credential
     ) -> None:
         """Announce, with retries.
 
@@ -182,32 +184,31 @@ class PostgresqlTable:
         for _ in range(REPEATS):
             began = time.monotonic()
             try:
-                await work(announcement, asks)
+                await work(credential, asks)
                 return
             except BaseException as error:
-                await rollback_quietly(self._session)
+                answer = await self._undo(error)
                 if not isinstance(error, Exception):
                     raise
-                state = sqlstate_of(error)
-                if state == ANNOUNCE_FIRST:
+                if answer.state == ANNOUNCE_FIRST:
                     asks = False
-                    await self.announce(announcement)
-                elif state == LOCK_TIMEOUT and waits:
+                    await self.announce(credential)
+                elif answer.state == LOCK_TIMEOUT and waits:
                     waits -= 1
-                    await self._make_way(announcement, time.monotonic() - began, error)
-                elif state not in (SERIALIZATION, DEADLOCK):
-                    await self._refused(error)
+                    await self._make_way(credential, time.monotonic() - began, error)
+                elif answer.state not in (SERIALIZATION, DEADLOCK):
+                    raise wrapped(error, answer) from error
                 last = error
         raise Contended(f"newer commits interfered {REPEATS} times; try again: {last}") from last
 
-    async def _make_way(self, announcement: Credential, waited: float, error: Exception) -> None:
+    async def _make_way(self, credential: Credential, waited: float, error: Exception) -> None:
         """End the older transactions that this announcement waited for; Contended names those that may not be ended."""
-        _, names, _ = _texts(announcement)
-        proofs = announcement.proofs or ("-",) * len(announcement.stamps)
+        _, names, _ = _texts(credential)
+        proofs = credential.proofs or ("-",) * len(credential.stamps)
         stay: list[str] = []
         ends: list[str] = []
         try:
-            for stamp, proof in zip(announcement.stamps, proofs, strict=True):
+            for stamp, proof in zip(credential.stamps, proofs, strict=True):
                 call = f"'{stamp}', {names}, {int(waited * 1000)}"
                 found = await self._session.run(
                     f"SELECT name, who, may_end FROM fenced_guard.in_the_way({call})"
@@ -228,30 +229,48 @@ class PostgresqlTable:
             f"waited {waited:.1f} s{whom}; see 'How long a successor waits' in the guard's documentation"
         ) from error
 
-    async def _refused(self, error: Exception) -> NoReturn:
-        """Raise the typed form of an error of our own statement; a refusal is recorded first."""
-        meaning = wrapped(error)
-        await self._report(error, meaning)
-        raise meaning from error
+    async def _undo(self, error: BaseException) -> ServerError:
+        """Roll back. If the error is a refusal, record it in the same message, and raise its typed form."""
+        answer = read(error)
+        if answer.state not in SQLSTATES or isinstance(error, FencedError):
+            await rollback_quietly(self._session)
+            return answer
+        refused = answer.typed()
+        await self._rollback_and_report(answer.detail, refused)
+        raise refused from error
 
-    async def announce_on(self, announcement: Credential) -> None:
+    async def _rollback_and_report(self, detail: dict[str, Any], refused: FencedError) -> None:
+        if not isinstance(refused, Refused) or not detail.get("guard"):
+            await rollback_quietly(self._session)
+            return
+        try:
+            await self._session.rollback_and(
+                f"SELECT fenced_guard.report({text_literal(json.dumps(detail))})"
+            )
+        except BaseException as failed:
+            await rollback_quietly(self._session)
+            if not isinstance(failed, Exception):
+                raise
+            refused.add_note(f"(this refusal could not be recorded: {failed})")
+
+    async def announce_on(self, credential: Credential) -> None:
         """Announce in the transaction that the program has begun."""
         if self._session.state() != "open":
             raise Misuse("begin a transaction first, or use transaction()")
         try:
             await self._session.run(
-                _announce(announcement, self.guard, exclusive=self._exclusive, repeats=False)
+                _announce(credential, self.guard, exclusive=self._exclusive, repeats=False)
             )
         except Exception as error:
             raise wrapped(error) from error
 
-    async def clear(self, announcement: Credential) -> None:
+    async def clear(self, credential: Credential) -> None:
         """Remove these stamps' lines from the settings; those of an earlier announcement of the same stamps stay."""
         if self._session.state() != "open":
             return
-        names = announcement.names or tuple(name for stamp in announcement.stamps for name in stamp.names)
+        names = credential.names or tuple(name for stamp in credential.stamps for name in stamp.names)
         lines = [f"{before}{name}" for before in ("/", f"|{self.guard}/") for name in names]
-        for stamp in announcement.stamps:
+        for stamp in credential.stamps:
             lines += [f" {stamp}", f"@{stamp.token}", f"#{stamp.grant}"]
         own = ", ".join(map(text_literal, lines))
         kept = ", ".join(
@@ -261,13 +280,13 @@ class PostgresqlTable:
             f"WHERE latest > 1 OR regexp_replace(line, '^[0-9]+', '') NOT IN ({own})), true)"
             for setting in (
                 "fenced.stamp",
-                *{f"fenced.token{stamp.token % 16}" for stamp in announcement.stamps},
+                *{f"fenced.token{stamp.token % 16}" for stamp in credential.stamps},
             )
         )
         try:
             await self._session.run(f"SELECT {kept}")
         except Exception as error:
-            if sqlstate_of(error) != FAILED:  # a failed transaction can write nothing anyway
+            if read(error).state != FAILED:  # a failed transaction can write nothing anyway
                 raise
 
     async def leave(self, error: BaseException | None) -> None:
@@ -275,7 +294,6 @@ class PostgresqlTable:
         if error is None:
             await self._commit()
             return
-        await rollback_quietly(self._session)
         await self._explain(error)
 
     async def _commit(self) -> None:
@@ -291,37 +309,22 @@ class PostgresqlTable:
                 "nothing was committed: a statement failed inside the block, and the program caught its error"
             ) from None
         except BaseException as error:
-            await rollback_quietly(self._session)
-            if isinstance(error, Exception):
-                await self._explain(error)
-                if broken(error):
-                    raise typed(error, committing=True) from error
+            answer = await self._explain(error)
+            if isinstance(error, Exception) and answer.broken:
+                raise answer.typed(committing=True) from error
             raise
 
-    async def _explain(self, error: BaseException) -> None:
-        """If an error of the program's statement is a refusal or a serialization failure, raise its typed form."""
-        if isinstance(error, FencedError):
-            return  # an inner guarded block has raised and recorded it
-        refused = refusal_in(error)
-        if refused is not None:
-            await self._report(error, refused)
-            raise refused from error
-        if sqlstate_of(error) == SERIALIZATION:
-            raise Conflict("a newer commit interfered; run the whole transaction again") from error
-
-    async def _report(self, error: BaseException, refused: FencedError) -> None:
-        """Record a refusal, after its transaction was rolled back."""
-        detail = detail_of(error)
-        if not isinstance(refused, Refused) or not detail.get("guard"):
-            return
-        import json
-
-        text = json.dumps(detail).replace("\\", "\\\\").replace("'", "''")
-        try:
-            await self._session.alone([f"SELECT fenced_guard.report(E'{text}')"])
-        except Exception as failed:  # noqa: BLE001 - the refusal itself matters more
-            refused.add_note(f"(this refusal could not be recorded: {failed})")
-            await rollback_quietly(self._session)
+    async def _explain(self, error: BaseException) -> ServerError:
+        """Roll back after an error of the program's statement. If it is a refusal or a serialization failure, raise its
+        typed form."""
+        answer = await self._undo(error)
+        if not isinstance(error, FencedError):  # an inner guarded block has raised and recorded it
+            meaning = answer.refusal()
+            if meaning is not None:
+                raise meaning from error
+            if answer.state == SERIALIZATION:
+                raise Conflict("a newer commit interfered; run the whole transaction again") from error
+        return answer
 
     async def peek(self, name: str, at_least: int) -> Mark | None:
         ours = self._session.state() == "idle"
@@ -383,11 +386,12 @@ async def rollback_quietly(session: PostgresqlSession) -> None:
         await session.rollback()
 
 
-def wrapped(error: Exception) -> FencedError:
+def wrapped(error: Exception, answer: ServerError | None = None) -> FencedError:
+    """The typed error for an error of one of our own statements; `answer`: if it was read already."""
     if isinstance(error, FencedError):
         return error
     if isinstance(error, (TypeError, AttributeError, NameError)):
         raise error  # a bug in this program, not an answer of the database
     if isinstance(error, Aborted):
         return Misconfigured("the server rolled back instead of committing")
-    return typed(error)
+    return (answer or read(error)).typed()

@@ -26,7 +26,7 @@ from fenced.decision import Mark, Mode, Rule
 from fenced.errors import Conflict, Contended, Misuse, redacted, shown
 from fenced.guards.postgresql import schema
 from fenced.guards.postgresql.install import OWN_TABLE
-from fenced.guards.postgresql.keys import KeyOperator
+from fenced.guards.postgresql.operator import PostgresqlOperator
 from fenced.guards.postgresql.refusals import LOCK_TIMEOUT, sqlstate_of, typed
 from fenced.guards.postgresql.sessions import AsyncPsycopgSession, PsycopgSession
 from fenced.guards.postgresql.tables import PostgresqlTable
@@ -296,7 +296,7 @@ class PostgresqlGuard:
         return dict(await self._on_session(_run, _MODES, (OWN_TABLE,)))
 
     async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
-        return await self._on_session(lambda session: work(KeyOperator(session)))
+        return await self._on_session(lambda session: work(PostgresqlOperator(session)))
 
     async def close(self) -> None:
         self._before_fork()

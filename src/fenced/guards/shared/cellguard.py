@@ -374,6 +374,18 @@ class CellOperator(Operator):
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
         return list(self._guard.records)[-limit:]
 
+    async def modes(self, table: str | None = None) -> dict[str, str]:
+        return await self._guard.modes()
+
+    async def set_mode(
+        self, table: str | None, mode: str, pattern: str = "*", wait: float = 0.0
+    ) -> tuple[str, ...]:
+        await self._guard.set_mode(mode, pattern)
+        return ()
+
+    async def adopt(self, realm: str) -> None:
+        await self._guard.adopt(realm)
+
     async def unset_mode(self, table: str | None, pattern: str) -> bool:
         if check_pattern(pattern) == "*":
             raise Misuse("the mode of * is the guard's own: set another one")

@@ -1,7 +1,7 @@
-"""Announcing and deciding on an SQLite connection, in whichever colour it is.
+"""Announcing and deciding on an SQLite connection, in both colours.
 
 `BEGIN IMMEDIATE` holds the database's one write lock, so what the pure function decides here stays true
-until COMMIT; the triggers only see to it that no row is written round it.
+until COMMIT. The triggers make sure that no row is written without that decision.
 """
 
 from __future__ import annotations
@@ -10,19 +10,12 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
 
 from fenced.decision import Judgement, Mark, Mode, Rule, Ruling, Verdict, judge, rule_on
-from fenced.errors import (
-    Contended,
-    FencedError,
-    Indeterminate,
-    Misconfigured,
-    Misuse,
-    Unavailable,
-)
+from fenced.errors import FencedError, Misconfigured
 from fenced.guards.shared.answers import error_for, mode_of
-from fenced.guards.sqlite.sessions import READY, Source, TransactionEnded
+from fenced.guards.sqlite.refusals import translate, verdict_in
+from fenced.guards.sqlite.sessions import SqliteSession
 from fenced.model import Stamp
 
 _AT_THE_WRITE = (Verdict.ADMIT, Verdict.APPLIED, Verdict.DUPLICATE, Verdict.OUT_OF_ORDER)
@@ -49,27 +42,6 @@ ON CONFLICT (guard, verdict, mode) DO UPDATE SET count = count + 1"""
 _RECORD = """
 INSERT INTO fenced_record (time, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-
-
-class SqliteSession(Protocol):
-    """A connection on which we may run our own statements."""
-
-    @property
-    def in_transaction(self) -> bool: ...
-
-    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
-
-    async def reenter(self, guard: str, stamp: Stamp, names: Sequence[str]) -> Sequence[str]:
-        """`sessions.reenter` on this connection."""
-
-    async def commit(self, names: Sequence[str]) -> None:
-        """`sessions.commit` on this connection."""
-
-    async def rollback(self) -> None:
-        """Roll back, if there is a transaction."""
-
-    async def make_ready(self) -> None:
-        """Remember on the connection itself that it enforces foreign keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,146 +260,3 @@ class SqliteFence:
         except sqlite3.Error as error:
             refused.add_note(f"(this refusal could not be recorded: {error})")
             await session.rollback()
-
-
-class GuardedConnection:
-    """One guarded transaction on a connection: begun, announced, and ended by us."""
-
-    __slots__ = ("_fence", "_session", "_stamp", "_stamping", "names")
-
-    def __init__(
-        self,
-        fence: SqliteFence,
-        session: SqliteSession,
-        stamp: Stamp | None,
-        names: Sequence[str],
-        stamping: bool = True,
-    ) -> None:
-        self._fence = fence
-        self._session = session
-        self._stamp = stamp
-        self.names = names
-        self._stamping = stamping
-
-    async def enter(self) -> None:
-        """Begin and announce. Who comes again with the mark's own stamp is through in two statements."""
-        self.refuse_nesting()
-        stamp, session = self._stamp, self._session
-        left: Sequence[str] = self.names
-        try:
-            if stamp is not None and self._stamping and covers(stamp, self.names):
-                left = await self._reenter(stamp)
-            else:
-                await self._fence.begin(session)
-                if stamp is not None and self._stamping:
-                    await self._fence.make_ready(session)
-        except BaseException:
-            await session.rollback()
-            raise
-        if left and (stamp is not None or not self._fence.mandatory):
-            await self.announce(left)
-
-    def refuse_nesting(self) -> None:
-        if self._session.in_transaction:
-            raise Misuse(
-                "this connection is in a transaction already: commit it first, or use announce_on "
-                "(a connection with autocommit=False always is; it can only use announce_on)"
-            )
-
-    async def _reenter(self, stamp: Stamp) -> Sequence[str]:
-        try:
-            return await self._session.reenter(self._fence.guard, stamp, self.names)
-        except sqlite3.Error as error:
-            return await self.recover(error)
-
-    async def recover(self, error: sqlite3.Error) -> Sequence[str]:
-        """The fast path failed: find out whether the long way is open."""
-        try:
-            if not str(error).startswith("no such"):
-                raise translate(error) from error
-            if READY in str(error):
-                await self._fence.make_ready(self._session)
-        except BaseException:
-            await self._session.rollback()
-            raise
-        return self.names  # or no guard is there, which announcing finds out
-
-    async def announce(self, names: Sequence[str]) -> None:
-        try:
-            if self._stamp is None:
-                await self._fence.miss(self._session, names)
-            else:
-                await self._fence.announce(self._session, self._stamp, names, stamping=self._stamping)
-        except BaseException as error:
-            await self.leave(error)
-            if isinstance(error, sqlite3.Error):
-                raise translate(error) from error
-            raise
-
-    async def leave(self, error: BaseException | None) -> None:
-        """Commit, or roll back; a refusal leaves as its typed error, anything else as it is."""
-        if error is None:
-            await self._commit()
-            return
-        await self._session.rollback()
-        refused = await self._fence.refusal(self._session, error, self._stamp, self.names)
-        if refused is not None:
-            raise refused from (None if isinstance(error, RefusalPending) else error)
-
-    async def _commit(self) -> None:
-        stamped = self.names if self._stamp is not None and self._stamping else ()
-        try:
-            if not self._session.in_transaction:
-                raise TransactionEnded
-            await self._session.commit(stamped)
-        except BaseException as error:  # noqa: BLE001 - raised again, as what it means
-            await self.commit_failed(error)
-
-    async def commit_failed(self, error: BaseException) -> NoReturn:
-        """Leave no transaction behind, and no stamp, and say what happened."""
-        await self._session.rollback()
-        if isinstance(error, TransactionEnded):
-            for statement in ("BEGIN IMMEDIATE", "DELETE FROM fenced_stamp", "COMMIT"):
-                await self._session.run(statement)
-            raise Misuse(
-                "the transaction was ended inside the guarded block; let the block commit or roll back"
-            ) from None
-        if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.IntegrityError):
-            raise translate(error) from error
-        raise error  # a deferred constraint of the program's own tables, a cancellation
-
-
-def covers(source: Source, names: Sequence[str]) -> bool:
-    """Whether the fast path may be tried: it looks at marks, not at what a stamp covers."""
-    return names is source.names or set(names) <= set(source.names)
-
-
-def verdict_in(error: BaseException) -> tuple[Verdict, str] | None:
-    """The verdict that one of our triggers raised, and its table; None when the error is none of ours."""
-    if not isinstance(error, sqlite3.IntegrityError):
-        return None
-    head, _, rest = str(error).partition(":")
-    word, _, table = rest.partition(":")
-    return (Verdict(word), table) if head == "fenced" and word in set(Verdict) else None
-
-
-def translate(error: sqlite3.Error) -> FencedError:
-    """What an error of one of our own statements means."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if isinstance(error, sqlite3.ProgrammingError):
-        return Misuse(f"this connection cannot be used here: {error}")
-    if "statements in progress" in str(error):
-        return Misuse(f"{error}: fetch all rows of every statement (RETURNING, SELECT) before the block ends")
-    if "no such table: fenced_" in str(error):
-        return Misconfigured("no guard is installed in this database; run its install()")
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Contended(f"the guarded database is locked by another writer: {error}")
-    if code == sqlite3.SQLITE_FULL:
-        return Unavailable("the disk under the guarded database is full; free some space")
-    if code == sqlite3.SQLITE_IOERR:
-        return Indeterminate(f"the disk under the guarded database failed: {error}")
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return Misconfigured(f"the guarded database cannot be written: {error}")
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return Misconfigured(f"the guarded database is damaged: {error}")
-    return Unavailable(f"the guarded database answered: {error}")

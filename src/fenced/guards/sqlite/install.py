@@ -15,7 +15,7 @@ from fenced.decision import Mode
 from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.guards.shared.answers import check_pattern
 from fenced.guards.shared.spec import Spec, check_identifier, literal, may_meet
-from fenced.guards.sqlite.keys import Key, Run, look_at
+from fenced.guards.sqlite.unique import Key, Run, look_at
 from fenced.schema import RELEASE, Schema, check_readable
 
 HERE = Path(__file__).parent
@@ -66,6 +66,15 @@ def _expression(spec: Spec, row: str, rowid_alias: str | None) -> str:
 def glob_of(pattern: str) -> str:
     """The pattern for SQLite's GLOB, in which only `*` is special to us."""
     return re.sub(r"([?\[])", r"[\1]", check_pattern(pattern))
+
+
+async def set_mode(run: Run, guard: str, mode: Mode, pattern: str) -> None:
+    """Set the mode of the names that match; it binds every transaction that begins afterwards."""
+    await run(
+        "INSERT INTO fenced_mode (guard, pattern, glob, mode) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (guard, pattern) DO UPDATE SET mode = excluded.mode",
+        (guard, pattern, glob_of(pattern), str(mode)),
+    )
 
 
 async def script(spec: Spec, mode: Mode | None, run: Run, *, mandatory: bool) -> list[str]:

@@ -1,34 +1,59 @@
 """The connections that a fence can work on: sqlite3's and aiosqlite's.
 
-What runs in every guarded transaction is here, as plain functions, so that it is one call in each colour.
+The statements of every guarded transaction are plain functions here, so that each is one call in both colours.
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from fenced.errors import Misuse, redacted, shown
+from fenced.guards.shared.engine import StampSource
 from fenced.model import TOKEN_MAX, Stamp
 
 
-class Source(Protocol):
-    """What a stamp is made of: a lease's hold, or a stamp."""
+class SqliteSession(Protocol):
+    """A connection on which we may run our own statements."""
 
     @property
-    def realm(self) -> str: ...
-    @property
-    def names(self) -> tuple[str, ...]: ...
-    @property
-    def token(self) -> int: ...
-    @property
-    def grant(self) -> str: ...
+    def in_transaction(self) -> bool: ...
+
+    async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
+
+    async def reenter(self, guard: str, stamp: Stamp, names: Sequence[str]) -> Sequence[str]:
+        """`sessions.reenter` on this connection."""
+
+    async def commit(self, names: Sequence[str]) -> None:
+        """`sessions.commit` on this connection."""
+
+    async def rollback(self) -> None:
+        """Roll back, if there is a transaction."""
+
+    async def make_ready(self) -> None:
+        """Remember on the connection itself that it enforces foreign keys."""
+
+
+BUSY_SECONDS = 10.0
+"""How long a connection of our own waits for the write lock."""
+_URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
+
+
+def path_of(url: str) -> Path:
+    """The file behind an address."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(redacted(url))}")
+    return Path(found["path"]).absolute()
 
 
 READY = "fenced_ready"
-"""A collation that only those connections have that were seen to enforce foreign keys. It compares nothing."""
+"""A collation that marks a connection on which foreign keys are known to be enforced. Nothing is compared by it."""
 
-# The holder whose mark it is comes again, under rule `retry`: admitted, mark unchanged, in one statement.
+# One statement for a holder whose stamp is the newest already, under rule `retry`: admitted, the mark stays.
 _AGAIN = f"""
 INSERT OR REPLACE INTO fenced_stamp (name, guard, stamp, seq, verdict, refuse, open)
 SELECT m.name, g.guard, '', ?, 'admit', 0, 1 FROM fenced_mark m, fenced_guard g
@@ -38,7 +63,7 @@ _CLEAR = "DELETE FROM fenced_stamp WHERE name = ?"  # by key: faster than emptyi
 
 
 class TransactionEnded(Exception):
-    """The transaction was ended inside the block: the stamps that we put in are not there any more."""
+    """The transaction was ended inside the block: the stamps that we inserted are gone."""
 
 
 def _rows(connection: sqlite3.Connection, sql: str, parameters: Sequence[object]) -> list[Any]:
@@ -56,9 +81,9 @@ def _rows(connection: sqlite3.Connection, sql: str, parameters: Sequence[object]
 
 
 def reenter(
-    connection: sqlite3.Connection, guard: str, source: Source, seq: int | None, names: Sequence[str]
+    connection: sqlite3.Connection, guard: str, source: StampSource, seq: int | None, names: Sequence[str]
 ) -> Sequence[str]:
-    """Begin, and put the stamp in where its mark stands already; returns the names where it does not."""
+    """Begin, and insert the stamp for the names whose mark it is already; return the other names."""
     execute = connection.execute
     execute("BEGIN IMMEDIATE")
     token = (
@@ -73,7 +98,7 @@ def reenter(
 
 
 def commit(connection: sqlite3.Connection, names: Sequence[str]) -> None:
-    """Take the stamps out, and commit; Ended when they are gone already."""
+    """Delete the stamps, and commit; TransactionEnded if they are gone already."""
     execute = connection.execute
     for name in names:
         if execute(_CLEAR, (name,)).rowcount != 1:
@@ -136,7 +161,7 @@ class AioSession:
         await self.run("BEGIN IMMEDIATE")
         if await self.run("PRAGMA foreign_keys") == [(0,)]:
             raise sqlite3.OperationalError(f"no such collation sequence: {READY}")
-        return names  # the long way takes hardly more hops
+        return names  # announcing all of them takes hardly more hops
 
     async def commit(self, names: Sequence[str]) -> None:
         for name in names:

@@ -7,17 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fenced.decision import Mark, Mode
-from fenced.errors import Contended, Misconfigured, Misuse, Unsupported
+from fenced.errors import Contended, Misconfigured, Misuse
+from fenced.guards.shared.answers import one_stamp
 from fenced.guards.shared.spec import Spec
 from fenced.guards.sqlite import install
-from fenced.guards.sqlite.fencing import (
-    GuardedConnection,
-    RefusalPending,
-    SqliteFence,
-    SqliteSession,
-    translate,
-)
-from fenced.guards.sqlite.values import set_mode
+from fenced.guards.sqlite.fencing import RefusalPending, SqliteFence
+from fenced.guards.sqlite.refusals import translate
+from fenced.guards.sqlite.sessions import SqliteSession
+from fenced.guards.sqlite.transactions import GuardedConnection
 from fenced.model import Credential, Stamp, check_name, check_realm
 
 
@@ -35,13 +32,13 @@ class SqliteTable:
         return await self._session.run(sql, parameters)
 
     async def install(self, mode: str | None) -> None:
-        await self._in_transaction(await self._statements(mode))
+        await self._in_transaction(await self.statements(mode))
 
     async def script(self, mode: str | None) -> str:
-        statements = await self._statements(mode)
+        statements = await self.statements(mode)
         return "BEGIN;\n\n" + "\n\n".join(f"{line.rstrip(';')};" for line in statements) + "\n\nCOMMIT;\n"
 
-    async def _statements(self, mode: str | None) -> list[str]:
+    async def statements(self, mode: str | None) -> list[str]:
         parsed = Mode.parse(mode) if mode is not None else None
         try:
             return await install.script(
@@ -51,7 +48,10 @@ class SqliteTable:
             raise translate(error) from error
 
     async def uninstall(self) -> None:
-        await self._in_transaction(await install.uninstall(self._spec, self._session.run))
+        await self._in_transaction(await self.removal())
+
+    async def removal(self) -> list[str]:
+        return await install.uninstall(self._spec, self._session.run)
 
     async def set_mode(self, mode: str, pattern: str, wait: float = 0.0) -> tuple[str, ...]:
         """Returns nothing: the change takes the one write lock, so no writing transaction is older than the change."""
@@ -60,7 +60,7 @@ class SqliteTable:
         await self._fence.installed(session)
         try:
             await session.run("BEGIN IMMEDIATE")
-            await set_mode(session.run, self._spec.table, parsed, pattern)
+            await install.set_mode(session.run, self._spec.table, parsed, pattern)
             await session.run("COMMIT")
         except sqlite3.Error as error:
             await session.rollback()
@@ -79,8 +79,8 @@ class SqliteTable:
             raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
         return mark
 
-    async def enter(self, announcement: Credential) -> None:
-        stamp, names = _one(announcement)
+    async def enter(self, credential: Credential) -> None:
+        stamp, names = _one(credential)
         self._guarded = GuardedConnection(self._fence, self._session, stamp, names)
         await self._guarded.enter()
 
@@ -88,16 +88,16 @@ class SqliteTable:
         if self._guarded is not None:
             await self._guarded.leave(error)
 
-    async def announce(self, announcement: Credential) -> None:
+    async def announce(self, credential: Credential) -> None:
         """On its own, committed: reads that follow are fenced."""
-        stamp, names = _one(announcement)
+        stamp, names = _one(credential)
         guarded = GuardedConnection(self._fence, self._session, stamp, names, stamping=False)
         await guarded.enter()
         await guarded.leave(None)
 
-    async def announce_on(self, announcement: Credential) -> None:
+    async def announce_on(self, credential: Credential) -> None:
         """In the transaction that the program began itself: all names, or none of them."""
-        stamp, names = _one(announcement)
+        stamp, names = _one(credential)
         session = self._session
         if not session.in_transaction:
             raise Misuse("begin a transaction first (BEGIN IMMEDIATE), or use transaction()")
@@ -120,9 +120,9 @@ class SqliteTable:
         except RefusalPending as refusing:
             raise refusing.error from None
 
-    async def clear(self, announcement: Credential) -> None:
+    async def clear(self, credential: Credential) -> None:
         """Take the stamps out again; COMMIT fails while they are in."""
-        _, names = _one(announcement)
+        _, names = _one(credential)
         if self._session.in_transaction:
             for name in names:
                 await self._session.run("DELETE FROM fenced_stamp WHERE name = ?", (name,))
@@ -142,15 +142,9 @@ class SqliteTable:
                 await session.rollback()
 
 
-def _one(announcement: Credential) -> tuple[Stamp, tuple[str, ...]]:
-    if len(announcement.stamps) != 1:
-        raise Unsupported(
-            "one lease at a time in an SQLite transaction; hold_all() takes one over several names"
-        )
-    if announcement.still_held or announcement.proofs:
-        raise Unsupported("an SQLite guard knows neither still_held nor proofs")
-    (stamp,) = announcement.stamps
-    return stamp, announcement.names or stamp.names
+def _one(credential: Credential) -> tuple[Stamp, tuple[str, ...]]:
+    stamp = one_stamp(credential, "an SQLite guard")
+    return stamp, credential.names or stamp.names
 
 
 def _refuse_open_transaction(session: SqliteSession) -> None:

@@ -5,7 +5,6 @@ Programs with tables use `fenced.sql.Guard`, which works on their own connection
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import closing
@@ -15,19 +14,19 @@ from urllib.parse import quote
 
 from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule
-from fenced.errors import Conflict, Contended, Misconfigured, Misuse, redacted, shown
-from fenced.guards.shared.answers import check_pattern, check_value, one_stamp
+from fenced.errors import Conflict, Contended, Misconfigured
+from fenced.guards.shared.answers import check_value, one_stamp
 from fenced.guards.shared.spec import Spec
 from fenced.guards.sqlite import install
-from fenced.guards.sqlite.fencing import GuardedConnection, SqliteFence, translate
-from fenced.guards.sqlite.keys import Run
-from fenced.guards.sqlite.operating import SqliteOperator
-from fenced.guards.sqlite.sessions import PlainSession
+from fenced.guards.sqlite.fencing import SqliteFence
+from fenced.guards.sqlite.operator import SqliteOperator
+from fenced.guards.sqlite.refusals import translate
+from fenced.guards.sqlite.sessions import BUSY_SECONDS, PlainSession, path_of
+from fenced.guards.sqlite.transactions import GuardedConnection
 from fenced.model import Credential, Stamp, check_name
 from fenced.runtime import forking
 from fenced.runtime.blocking import step
 
-_URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
 _TABLE = install.OWN_TABLE
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS {_TABLE} (
@@ -42,7 +41,6 @@ RETURNING version"""
 _ADOPT = "UPDATE fenced_guard SET realm = ?"
 _HIGHEST = "SELECT coalesce(max(token), 0) FROM fenced_mark"
 _MODES = "SELECT pattern, mode FROM fenced_mode WHERE guard = ?"
-BUSY_SECONDS = 10.0
 
 T = TypeVar("T")
 
@@ -94,10 +92,7 @@ class SqliteGuard:
 
     @classmethod
     def at(cls, url: str, runtime: Runtime) -> SqliteGuard:
-        found = _URL.fullmatch(url)
-        if found is None:
-            raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(redacted(url))}")
-        return cls(Path(found["path"]).absolute(), runtime)
+        return cls(path_of(url), runtime)
 
     async def open(self) -> None:
         """Create what is missing; a guard that is there keeps its mode and its rule."""
@@ -286,13 +281,4 @@ async def _operate(session: PlainSession, work: Callable[[Operator], Awaitable[T
 
 
 async def _set_mode(session: PlainSession, mode: Mode, pattern: str) -> None:
-    await set_mode(session.run, _TABLE, mode, pattern)
-
-
-async def set_mode(run: Run, guard: str, mode: Mode, pattern: str) -> None:
-    """Switch the stage of a guard for the names that match; holds from the next transaction on."""
-    await run(
-        "INSERT INTO fenced_mode (guard, pattern, glob, mode) VALUES (?, ?, ?, ?) "
-        "ON CONFLICT (guard, pattern) DO UPDATE SET mode = excluded.mode",
-        (guard, check_pattern(pattern), install.glob_of(pattern), str(mode)),
-    )
+    await install.set_mode(session.run, _TABLE, mode, pattern)

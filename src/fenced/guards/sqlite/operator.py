@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fenced.contracts import Operator
-from fenced.decision import Mode
+from fenced.decision import Mode, Verdict, rule_on
 from fenced.errors import Misconfigured, Misuse
 from fenced.guards.shared.answers import check_pattern
 from fenced.guards.shared.spec import Spec
 from fenced.guards.sqlite import install
-from fenced.guards.sqlite.fencing import SqliteSession, translate
+from fenced.guards.sqlite.refusals import translate
+from fenced.guards.sqlite.sessions import BUSY_SECONDS, SqliteSession, path_of
+from fenced.guards.sqlite.tables import SqliteTable
 from fenced.rollout import (
     QUIET_SECONDS,
     DatabaseStatus,
@@ -38,6 +40,16 @@ _RECORDS = """
 SELECT time, guard, name, stamp, token, verdict, ruling, mode FROM fenced_record
 WHERE guard = coalesce(?1, guard) ORDER BY id DESC LIMIT ?2"""
 _UNSET = "DELETE FROM fenced_mode WHERE guard = ? AND pattern = ? RETURNING 1"
+
+
+def connect(dsn: str) -> sqlite3.Connection:
+    """A connection for an operator. Creates no file: a mistyped path is not an empty database."""
+    path = path_of(dsn)
+    if not path.is_file():
+        raise Misconfigured(f"there is no file {path}")
+    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
 
 
 class SqliteOperator(Operator):
@@ -107,11 +119,29 @@ class SqliteOperator(Operator):
         rows = await self._run(_RECORDS, (table, limit))
         return [Decision.of((datetime.fromtimestamp(at, UTC), *rest)) for at, *rest in reversed(rows)]
 
+    async def pending(self, table: str | None, wait: float = 0.0) -> tuple[str, ...]:
+        """Always empty: a change takes the one write lock, so no writing transaction is older than the change."""
+        return ()
+
+    async def modes(self, table: str | None = None) -> dict[str, str]:
+        """The mode of each pattern of a table that has one."""
+        return dict(await self._run(_MODES, (_named(table),)))
+
+    async def set_mode(
+        self, table: str | None, mode: str, pattern: str = "*", wait: float = 0.0
+    ) -> tuple[str, ...]:
+        """Set the mode of the names that match. Returns nothing, for the reason that `pending` gives."""
+        return await SqliteTable(Spec(_named(table), "x"), self._session, True).set_mode(mode, pattern)
+
+    async def adopt(self, realm: str) -> None:
+        """Trust this authority from now on, and no other."""
+        await SqliteTable(Spec("x", "x"), self._session, True).adopt(realm)
+
     async def unset_mode(self, table: str | None, pattern: str) -> bool:
         """Forget the mode of a pattern; False when it had none."""
         if check_pattern(pattern) == "*":
             raise Misuse("the mode of * is the table's own: set another one")
-        return bool(await self._run(_UNSET, (table, pattern)))
+        return bool(await self._run(_UNSET, (_named(table), pattern)))
 
     async def _run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         try:
@@ -121,8 +151,11 @@ class SqliteOperator(Operator):
 
 
 def _ruling(verdict: str, mode: str) -> str:
-    """What is done about a verdict in a mode; of a canary, what is done outside of it."""
-    name = Mode.parse(mode).name
-    if name == "require" or (name == "enforce" and verdict != "missing"):
-        return "refuse"
-    return "count" if name == "observe" or verdict == "missing" else "record"
+    """The ruling behind a count. A count does not say for which name: of a canary, the ruling outside of its share."""
+    return rule_on(Verdict(verdict), Mode(Mode.parse(mode).name), "").value
+
+
+def _named(table: str | None) -> str:
+    if table is None:
+        raise Misuse("which table? Pass --table TABLE")
+    return table

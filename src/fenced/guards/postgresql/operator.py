@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fenced import sqlfile
 from fenced.contracts import Operator
 from fenced.errors import Misconfigured, Misuse
-from fenced.guards.postgresql import schema
+from fenced.guards.postgresql import install, schema
 from fenced.guards.postgresql.install import LOCK_TIMEOUT
 from fenced.guards.postgresql.sessions import PostgresqlSession
 from fenced.guards.postgresql.tables import (
@@ -28,6 +28,7 @@ from fenced.guards.postgresql.triggers import DIGEST, guard_of
 from fenced.guards.shared.answers import check_pattern
 from fenced.guards.shared.spec import Spec
 from fenced.model import check_name, check_realm
+from fenced.proofs import HmacKey, VerifyingKey, check_key_id
 from fenced.rollout import (
     QUIET_SECONDS,
     Change,
@@ -35,15 +36,17 @@ from fenced.rollout import (
     Decision,
     DecisionCount,
     GuardStatus,
+    KeyView,
     Override,
     Stage,
     advised,
 )
 
-SQL = sqlfile.load(Path(__file__).with_name("operating.sql"))
+SQL = sqlfile.load(Path(__file__).with_name("operator.sql"))
 OVERRIDE_SECONDS = (1.0, 86_400.0)
 KEEP = 10_000
 """How many records are kept one by one."""
+_LOCK_LIMIT = f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
 DROPPED_AT_ONCE = 5_000
 """How many marks one transaction deletes."""
 
@@ -62,7 +65,8 @@ class PostgresqlOperator(Operator):
     async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
         """Every guard, or that of one table, as it is now; `quiet_for` is when a next stage is safe."""
         snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-        return await self._within(snapshot, lambda: self._status(_guard(table), quiet_for))
+        only = None if table is None else _spec(table).table
+        return await self._within(snapshot, lambda: self._status(only, quiet_for))
 
     async def _status(self, only: str | None, quiet_for: float) -> DatabaseStatus:
         ((now, realm, *trust),) = await self._run("database")
@@ -158,17 +162,31 @@ class PostgresqlOperator(Operator):
         )
         return newest[::-1]
 
+    async def modes(self, table: str | None = None) -> dict[str, str]:
+        """The mode of each pattern of a table that has one."""
+        guard = _spec(table).table
+        rows = await self._within("SET TRANSACTION READ ONLY", lambda: self._run("modes"))
+        return {pattern: mode for found, pattern, mode, _ in rows if found == guard}
+
+    async def set_mode(
+        self, table: str | None, mode: str, pattern: str = "*", wait: float = BIND_SECONDS
+    ) -> tuple[str, ...]:
+        """Set the mode of the names that match; return the transactions that it does not bind yet."""
+        return await PostgresqlTable(_spec(table), self._session).set_mode(mode, pattern, wait)
+
+    async def adopt(self, realm: str) -> None:
+        """Trust this authority from now on, and no other."""
+        await PostgresqlTable(Spec("x", "x"), self._session).adopt(realm)
+
     async def unset_mode(self, table: str | None, pattern: str) -> bool:
         """Forget the mode of a pattern; False when it had none."""
-        if table is None:
-            raise Misuse("say which table: its modes are its own")
         if check_pattern(pattern) == "*":
             raise Misuse("the mode of * is the table's own: set another one")
         call = f"fenced_guard.unset_mode({_literal(table)}, {text_literal(pattern)})"
         ((there,),) = await self._change(f"SELECT {call}")
         return bool(there)
 
-    async def override(self, table: str, pattern: str, seconds: float, why: str) -> Override:
+    async def override(self, table: str | None, pattern: str, seconds: float, why: str) -> Override:
         """Let the names that match through for a while, whatever the mode says."""
         shortest, longest = OVERRIDE_SECONDS
         if not shortest <= seconds <= longest:
@@ -178,11 +196,11 @@ class PostgresqlOperator(Operator):
         ((until, who),) = await self._change(f"SELECT {call}, session_user::text")
         return Override(pattern, until, who, why)
 
-    async def pending(self, table: str, wait: float = BIND_SECONDS) -> tuple[str, ...]:
+    async def pending(self, table: str | None, wait: float = BIND_SECONDS) -> tuple[str, ...]:
         """Wait for the transactions that the last mode change does not bind; return those left after `wait` seconds."""
-        return await older_than_change(self._session, guard_of(Spec(table, "x")), wait)
+        return await older_than_change(self._session, _spec(table).table, wait)
 
-    async def end_overrides(self, table: str, pattern: str | None) -> int:
+    async def end_overrides(self, table: str | None, pattern: str | None) -> int:
         """End them now; returns how many."""
         which = "NULL" if pattern is None else text_literal(check_pattern(pattern))
         ((count,),) = await self._change(f"SELECT fenced_guard.end_overrides({_literal(table)}, {which})")
@@ -207,8 +225,42 @@ class PostgresqlOperator(Operator):
             if count == 0:
                 return dropped
 
+    async def keys(self) -> list[KeyView]:
+        """The keys that may sign stamps and those that were revoked, in the order they were added."""
+        select = "SELECT id, kind, added, revoked FROM fenced_guard.key ORDER BY added, id"
+        rows = await self._within("SET TRANSACTION READ ONLY", lambda: self._session.run(select))
+        return [KeyView(*row) for row in rows]
+
+    async def add_key(self, key: VerifyingKey) -> None:
+        """Accept proofs that this key made. Its secret is sent as a parameter, so that no statement's text has it."""
+        secret = key.secret if isinstance(key, HmacKey) else key.public
+        call = "SELECT fenced_guard.add_key(%s, %s, %s)"
+        await self._within(
+            _LOCK_LIMIT, lambda: self._session.run(call, (key.id, key.kind, secret)), commit=True
+        )
+
+    async def revoke_key(self, key_id: str) -> None:
+        """Accept proofs that this key made no longer."""
+        await self._change(f"SELECT fenced_guard.revoke_key('{check_key_id(key_id)}')")
+
+    async def require_proofs(self, required: bool) -> None:
+        """Require proofs, or stop requiring them; the same transaction replaces the triggers of every guard."""
+        await self._within(_LOCK_LIMIT, lambda: self._require_proofs(required), commit=True)
+
+    async def _require_proofs(self, required: bool) -> None:
+        await self._session.run(f"SELECT fenced_guard.require_proofs({bool(required)})")
+        guards = await self._session.run(
+            "SELECT guard, template, rule, epoch, mandatory FROM fenced_guard.guard ORDER BY guard"
+        )
+        for table, template, rule, epoch, mandatory in guards:
+            spec = Spec(table, template, rule, epoch)
+            for statement in await install.script(spec, None, self._session, mandatory=mandatory):
+                await self._session.run(statement)
+
     async def trust(self, change: dict[str, float | None]) -> None:
         """Change `max_jump` (None: no limit), `sample` (a share from 0 to 1) or `patience` (seconds)."""
+        if not change:
+            return
         jump, sample = change.get("max_jump"), change.get("sample") or 0
         if (jump is not None and jump < 1) or not 0 <= sample <= 1:
             raise Misuse("max_jump is at least 1, and sample is from 0 to 100 percent")
@@ -223,7 +275,7 @@ class PostgresqlOperator(Operator):
 
     async def _change(self, sql: str) -> Rows:
         """One of the operators' functions, in a transaction of its own; it never waits long for a writer."""
-        first = f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
+        first = f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; {_LOCK_LIMIT}"
         return await self._within(first, lambda: self._session.run(sql), commit=True)
 
     async def _run(self, what: str, **parts: str) -> Rows:
@@ -279,12 +331,15 @@ def _names(template: str) -> str:
     return f"^{''.join('[^/]+' if column else re.escape(piece) for piece, column in spec.pieces)}$"
 
 
-def _guard(table: str | None) -> str | None:
-    return None if table is None else guard_of(Spec(table, "x"))
+def _spec(table: str | None) -> Spec:
+    """The guard of a table, for what does not depend on how its rows are named."""
+    if table is None:
+        raise Misuse("which table? Pass --table TABLE")
+    return Spec(guard_of(Spec(table, "x")), "x")
 
 
-def _literal(table: str) -> str:
-    return text_literal(guard_of(Spec(table, "x")))
+def _literal(table: str | None) -> str:
+    return text_literal(_spec(table).table)
 
 
 def _why(why: str) -> str:

@@ -1,0 +1,61 @@
+"""What fenced.sql and the command line must know about SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from fenced.contracts import Colour
+from fenced.errors import FencedError
+from fenced.guards.shared.engine import ConnectionClass, Driver, Engine
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from fenced.guards.sqlite.operator import SqliteOperator
+
+
+def _sqlite3() -> Driver:
+    from fenced.guards.sqlite.sessions import PlainSession
+    from fenced.guards.sqlite.tables import SqliteTable
+    from fenced.guards.sqlite.transactions import SqliteTransaction
+
+    return Driver(SqliteTable, PlainSession, SqliteTransaction)
+
+
+def _aiosqlite() -> Driver:
+    from fenced.guards.sqlite.sessions import AioSession
+    from fenced.guards.sqlite.tables import SqliteTable
+
+    return Driver(SqliteTable, AioSession)
+
+
+class SqliteEngine:
+    """SQLite, by the drivers sqlite3 and aiosqlite."""
+
+    name = "sqlite"
+    dialects = frozenset({"sqlite"})
+    quote = '"'
+    drivers: Mapping[Colour, Mapping[ConnectionClass, Callable[[], Driver]]] = {
+        "blocking": {("sqlite3", "Connection"): _sqlite3},
+        "asyncio": {("aiosqlite", "Connection"): _aiosqlite},
+    }
+
+    def refusal(self, error: BaseException) -> FencedError | None:
+        from fenced.guards.sqlite.refusals import refusal_in
+
+        return refusal_in(error)
+
+    def connect(self, dsn: str) -> sqlite3.Connection:
+        from fenced.guards.sqlite.operator import connect
+
+        return connect(dsn)
+
+    def operator(self, connection: sqlite3.Connection) -> SqliteOperator:
+        from fenced.guards.sqlite.operator import SqliteOperator
+        from fenced.guards.sqlite.sessions import PlainSession
+
+        return SqliteOperator(PlainSession(connection))
+
+
+ENGINE: Engine = SqliteEngine()

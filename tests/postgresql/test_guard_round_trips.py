@@ -1,0 +1,128 @@
+"""How many round trips a guard makes, counted between the driver and the server.
+
+The count is part of the promise: behind a network each one costs more than all that the server does.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+import fenced
+from fenced.testing.kit import stamp
+from tests.postgresql.test_guard_connections import PLAIN, TABLE, UPDATE, Writer, tell
+
+_FLIGHT_ENDS = (b"Q", b"S")
+"""A simple query, and the Sync of the extended protocol: after each the driver waits for ReadyForQuery."""
+
+
+class Counter:
+    """Stands between a driver and the server, and counts the messages after which the driver waits."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self.trips = 0
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = [self._listener]
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            server = socket.create_connection(self._target)
+            self._sockets += [client, server]
+            threading.Thread(target=self._requests, args=(client, server), daemon=True).start()
+            threading.Thread(target=_copy, args=(server, client), daemon=True).start()
+
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        stream = client.makefile("rb")
+        try:
+            head = b""  # the startup message has no type
+            while size := stream.read(4):
+                body = stream.read(int.from_bytes(size) - 4)
+                # Counted before it is sent: when the driver has its answer, the count is right.
+                self.trips += head in _FLIGHT_ENDS
+                server.sendall(head + size + body)
+                head = stream.read(1)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        for one in self._sockets:
+            one.close()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+    except OSError:
+        return
+
+
+@pytest.fixture
+def counter(postgresql_url: str) -> Iterator[Counter]:
+    with psycopg.connect(postgresql_url, autocommit=True) as connection:
+        connection.execute(TABLE.encode())
+        PLAIN.install(connection, mode="require")
+        found = connection.info
+        made = Counter((found.host, found.port))
+    yield made
+    made.close()
+
+
+def url_of(counter: Counter, url: str) -> str:
+    info = psycopg.conninfo.conninfo_to_dict(url)
+    user, password, dbname = (info.get(key) or "" for key in ("user", "password", "dbname"))
+    return f"postgresql://{user}:{password}@127.0.0.1:{counter.port}/{dbname}?sslmode=disable"
+
+
+async def committed(writer: Writer) -> None:
+    async with writer.transaction(stamp(6)):
+        await writer.run(UPDATE)
+
+
+async def refused_when_announced(writer: Writer) -> None:
+    with pytest.raises(fenced.StaleToken):
+        async with writer.transaction(stamp(5)):
+            raise AssertionError
+
+
+async def refused_at_the_write(writer: Writer) -> None:
+    with pytest.raises(fenced.Uncovered):
+        async with writer.transaction(stamp(6)):
+            await writer.run("UPDATE orders SET qty = 9 WHERE id = 43")
+
+
+@pytest.mark.parametrize(
+    ("story", "own", "begins"),
+    [
+        (committed, 2, 3),  # BEGIN and announce, the program's own statement, COMMIT
+        (refused_when_announced, 2, 3),  # BEGIN and announce, ROLLBACK and report
+        (refused_at_the_write, 2, 3),
+    ],
+)
+@pytest.mark.parametrize("driver", ["psycopg", "async psycopg", "asyncpg", "psycopg, begins"])
+def test_round_trips(
+    counter: Counter, postgresql_url: str, driver: str, story: Callable[[Writer], Any], own: int, begins: int
+) -> None:
+    """Two of our own; psycopg without autocommit sends its BEGIN separately."""
+
+    async def counted(writer: Writer) -> None:
+        await committed(writer)
+        await story(writer)  # asyncpg prepares the program's statement
+        before = counter.trips
+        await story(writer)
+        theirs = 0 if story is refused_when_announced else 1
+        assert counter.trips - before - theirs == (begins if "begins" in driver else own)
+
+    tell(counted, driver, url_of(counter, postgresql_url))
