@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 
 from fenced import registry, timing
 from fenced.contracts import Authority, Runtime
@@ -26,9 +26,11 @@ from fenced.timing import Seconds
 
 if TYPE_CHECKING:
     from fenced.runtime.aio import AioRuntime
+    from fenced.scope import BodyScope
 
 P = ParamSpec("P")
 R = TypeVar("R")
+L = TypeVar("L")
 Guarantee = Literal["strict", "best-effort"]
 
 
@@ -276,7 +278,7 @@ class Client(_ClientBase):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> LeaseContext:
+    ) -> LeaseContext[Lease]:
         """`with client.hold(name) as lease:` first come, first served; renewed in the background."""
         return self.hold_all(
             [name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards
@@ -291,7 +293,7 @@ class Client(_ClientBase):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> LeaseContext:
+    ) -> LeaseContext[Lease]:
         """Hold several names under one token: all or none, without deadlock or starvation."""
         wish = LeaseRequest.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         return LeaseContext(self, wish, _guards(guards))
@@ -305,10 +307,10 @@ class Client(_ClientBase):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> TryLeaseContext:
+    ) -> LeaseContext[Lease | None]:
         """`with client.try_hold(name) as lease:` where lease is None when the name was not granted."""
         wish = LeaseRequest.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return TryLeaseContext(self, wish, _guards(guards))
+        return LeaseContext(self, wish, _guards(guards), optional=True)
 
     def held(
         self,
@@ -327,12 +329,13 @@ class Client(_ClientBase):
         def decorate(function: Callable[Concatenate[Lease, P], R]) -> Callable[P, R]:
             if _runs_later(function):
                 raise Misuse(
-                    "held() is for plain functions: what runs after the call would run without the lease"
+                    "held() does not accept generators or coroutines: their body would run after the lease is released"
                 )
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                with LeaseContext(self, wish, announced) as lease:
+                context: LeaseContext[Lease] = LeaseContext(self, wish, announced)
+                with context as lease:
                     return function(lease, *args, **kwargs)
 
             return call
@@ -368,20 +371,44 @@ def _wrong_colour(guard: object, unfinished: object) -> Misuse:
     return Misuse(f"{type(guard).__name__}.announce() is for the other kind of client; nothing was announced")
 
 
-class LeaseContext:
-    """What `hold` returns: enter it once."""
+class _LeaseContextBase:
+    """What both contexts share: which lease to take, and whether None is the answer if it is not granted."""
 
-    def __init__(self, client: Client, wish: LeaseRequest, guards: tuple[Announces, ...]) -> None:
+    def __init__(
+        self,
+        client: _ClientBase,
+        wish: LeaseRequest,
+        guards: tuple[Announces, ...],
+        *,
+        optional: bool = False,
+    ) -> None:
         self._client = client
         self._wish = wish
         self._guards = guards
-        self._lease: Lease | None = None
+        self._optional = optional
 
-    def __enter__(self) -> Lease:
-        if self._lease is not None:
+    async def _acquire(self, lease: _LeaseBase | None) -> GrantState | None:
+        if lease is not None:
             raise Misuse("this was entered before; call hold() again")
+        try:
+            return await self._client._desk.acquire(self._wish)
+        except NotGranted:
+            if self._optional:
+                return None
+            raise
+
+
+class LeaseContext(_LeaseContextBase, Generic[L]):
+    """What `hold` and `try_hold` return: enter it once."""
+
+    _client: Client
+    _lease: Lease | None = None
+
+    def __enter__(self) -> L:
+        hold = step(self._acquire(self._lease))
+        if hold is None:
+            return cast(L, None)
         desk = self._client._desk
-        hold = step(desk.acquire(self._wish))
         try:
             lease = self._lease = Lease(hold, self._client)
             for guard in self._guards:
@@ -390,7 +417,7 @@ class LeaseContext:
         except BaseException:
             step(desk.leave(hold, raised=True))
             raise
-        return lease
+        return cast(L, lease)
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
@@ -403,24 +430,6 @@ class LeaseContext:
                 step(lease._desk.leave(lease._hold, raised=exc is not None))
             finally:  # whatever interrupts the release, nobody renews any more
                 lease._desk.keeper.drop(lease._hold.secret)
-
-
-class TryLeaseContext:
-    """What `try_hold` returns."""
-
-    def __init__(self, client: Client, wish: LeaseRequest, guards: tuple[Announces, ...]) -> None:
-        self._holding = LeaseContext(client, wish, guards)
-
-    def __enter__(self) -> Lease | None:
-        try:
-            return self._holding.__enter__()
-        except NotGranted:
-            return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._holding.__exit__(kind, exc, trace)
 
 
 class AsyncClient(_ClientBase):
@@ -454,7 +463,7 @@ class AsyncClient(_ClientBase):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> AsyncLeaseContext:
+    ) -> AsyncLeaseContext[AsyncLease]:
         """`async with client.hold(name) as lease:` the body is cancelled when the lease is lost."""
         return self.hold_all(
             [name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards
@@ -469,7 +478,7 @@ class AsyncClient(_ClientBase):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> AsyncLeaseContext:
+    ) -> AsyncLeaseContext[AsyncLease]:
         """Hold several names under one token: all or none, without deadlock or starvation."""
         wish = LeaseRequest.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         return AsyncLeaseContext(self, wish, _guards(guards))
@@ -483,10 +492,10 @@ class AsyncClient(_ClientBase):
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> AsyncTryLeaseContext:
+    ) -> AsyncLeaseContext[AsyncLease | None]:
         """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
         wish = LeaseRequest.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return AsyncTryLeaseContext(self, wish, _guards(guards))
+        return AsyncLeaseContext(self, wish, _guards(guards), optional=True)
 
     def held(
         self,
@@ -510,7 +519,8 @@ class AsyncClient(_ClientBase):
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with AsyncLeaseContext(self, wish, announced) as lease:
+                context: AsyncLeaseContext[AsyncLease] = AsyncLeaseContext(self, wish, announced)
+                async with context as lease:
                     return await function(lease, *args, **kwargs)
 
             return call
@@ -534,23 +544,22 @@ class AsyncClient(_ClientBase):
         await self.close()
 
 
-class AsyncLeaseContext:
-    """What `hold` returns: enter it once. Loss cancels the body, as `asyncio.timeout` does."""
+class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
+    """What `hold` and `try_hold` return: enter it once. Loss cancels the body, as `asyncio.timeout` does."""
 
-    def __init__(self, client: AsyncClient, wish: LeaseRequest, guards: tuple[Announces, ...]) -> None:
+    _client: AsyncClient
+    _lease: AsyncLease | None = None
+    _scope: BodyScope
+
+    async def __aenter__(self) -> L:
+        hold = await self._acquire(self._lease)
+        if hold is None:
+            return cast(L, None)
         from fenced.scope import BodyScope
 
-        self._client = client
-        self._wish = wish
-        self._guards = guards
-        self._lease: AsyncLease | None = None
-        self._scope = BodyScope()
-
-    async def __aenter__(self) -> AsyncLease:
-        if self._lease is not None:
-            raise Misuse("this was entered before; call hold() again")
         desk = self._client._desk
-        lease = self._lease = AsyncLease(await desk.acquire(self._wish), self._client)
+        lease = self._lease = AsyncLease(hold, self._client)
+        self._scope = BodyScope()
         try:
             for guard in self._guards:
                 announcing = guard.announce(lease)
@@ -561,7 +570,7 @@ class AsyncLeaseContext:
             await desk.leave(lease._hold, raised=True)
             raise
         self._scope.enter(lease._hold)
-        return lease
+        return cast(L, lease)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
@@ -576,21 +585,3 @@ class AsyncLeaseContext:
         await lease._desk.leave(lease._hold, raised=exc is not None)
         if ours:
             raise lease._hold.lost_error() from exc
-
-
-class AsyncTryLeaseContext:
-    """What `try_hold` returns."""
-
-    def __init__(self, client: AsyncClient, wish: LeaseRequest, guards: tuple[Announces, ...]) -> None:
-        self._holding = AsyncLeaseContext(client, wish, guards)
-
-    async def __aenter__(self) -> AsyncLease | None:
-        try:
-            return await self._holding.__aenter__()
-        except NotGranted:
-            return None
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._holding.__aexit__(kind, exc, trace)

@@ -143,7 +143,6 @@ TWINS = [
     (fenced.Lease, fenced.AsyncLease),
     (fenced.Values, fenced.AsyncValues),
     (client.LeaseContext, client.AsyncLeaseContext),
-    (client.TryLeaseContext, client.AsyncTryLeaseContext),
     (sql.Guard, sql.AsyncGuard),
     (sql.Announced, sql.AsyncAnnounced),
     (clauses.Clause, clauses.AsyncClause),
