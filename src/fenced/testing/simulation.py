@@ -21,6 +21,7 @@ from fenced.testing.worlds.site import Site
 
 BACKENDS = {
     "memory": "fenced.testing.worlds.memory:MemoryBackend",
+    "redis": "fenced.testing.worlds.redis:RedisBackend",
     "zookeeper": "fenced.testing.worlds.zookeeper:ZooKeeperBackend",
 }
 """Which backend serves which authority in the worlds."""

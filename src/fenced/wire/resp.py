@@ -56,16 +56,21 @@ class RespReader:
     """Replies from bytes that arrive in any pieces. No byte is read twice, except those of an unfinished line."""
 
     def __init__(self) -> None:
-        self._data = bytearray()
+        self._data: bytes | bytearray = b""
         self._at = 0
         self._arrays: list[tuple[list[Any], int]] = []
         """Arrays that are under way, from the outermost, each with the number of items that it will have."""
 
     def feed(self, data: bytes) -> None:
-        if self._at:
+        if self._at == len(self._data):
+            self._data = data  # as it is: nearly all replies come in one piece
+        else:
+            # A bytearray grows without being copied each time, so a long reply in many pieces costs linear time.
+            if isinstance(self._data, bytes):
+                self._data = bytearray(self._data)
             del self._data[: self._at]
-            self._at = 0
-        self._data += data
+            self._data += data
+        self._at = 0
 
     @property
     def has_bytes(self) -> bool:
@@ -96,51 +101,57 @@ class RespReader:
             if len(data) - at > LINE_BYTES_MAX:
                 raise MalformedResp("this is not a Redis server: it sends a line without an end")
             raise Incomplete
-        kind, line, after = data[at], bytes(data[at + 1 : end]), end + 2
+        kind = data[at]
         value: Any
         if kind == _BULK:
-            if (size := _count(line, BULK_BYTES_MAX)) < 0:
-                value = None
-            else:
-                at, after = after, after + size + 2
-                if len(data) < after:
-                    raise Incomplete
-                if data[after - 2 : after] != b"\r\n":
-                    raise MalformedResp("this is not a Redis server: a value has another length than it says")
-                value = bytes(data[at : after - 2])
+            return self._bulk(_count(data[at + 1 : end]), end + 2)
+        if kind == _NUMBER:
+            value = _number(data[at + 1 : end])
         elif kind == _ARRAY:
-            if (count := _count(line, BULK_BYTES_MAX)) > 0:
-                if len(self._arrays) >= DEPTH_MAX:
-                    raise MalformedResp("this is not a Redis server: its replies have no end")
-                self._arrays.append(([], count))
-                value = _OPENED
-            else:
-                value = None if count < 0 else []
-        elif kind == _NUMBER:
-            value = _number(line)
+            value = self._array(_count(data[at + 1 : end]))
         elif kind == _STATUS:
-            value = line
+            value = bytes(data[at + 1 : end])
         elif kind == _ERROR:
-            value = ErrorReply(line.decode("utf-8", "replace"))
+            value = ErrorReply(data[at + 1 : end].decode("utf-8", "replace"))
         else:
             raise MalformedResp("this is not a Redis server: it answers in another protocol")
-        self._at = after
+        self._at = end + 2
         return value
+
+    def _bulk(self, size: int, at: int) -> bytes | None:
+        if size < 0:
+            self._at = at
+            return None
+        data, end = self._data, at + size
+        if len(data) < end + 2:
+            raise Incomplete
+        if data[end : end + 2] != b"\r\n":
+            raise MalformedResp("this is not a Redis server: a value has another length than it says")
+        self._at = end + 2
+        return bytes(data[at:end])
+
+    def _array(self, count: int) -> Any:
+        if count <= 0:
+            return None if count < 0 else []
+        if len(self._arrays) >= DEPTH_MAX:
+            raise MalformedResp("this is not a Redis server: its replies have no end")
+        self._arrays.append(([], count))
+        return _OPENED
 
 
 _OPENED = object()
 
 
-def _number(line: bytes) -> int:
+def _number(line: bytes | bytearray) -> int:
     try:
         return int(line)
     except ValueError:
         raise MalformedResp("this is not a Redis server: a number that is none") from None
 
 
-def _count(line: bytes, most: int) -> int:
+def _count(line: bytes | bytearray) -> int:
     """A length; -1 stands for a value that is not there."""
     count = _number(line)
-    if not -1 <= count <= most:
+    if not -1 <= count <= BULK_BYTES_MAX:
         raise MalformedResp("this is not a Redis server: a length that cannot be")
     return count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets as random
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -112,7 +111,7 @@ class RedisAuthority:
         self._wires: WeakSet[RedisWire] = WeakSet()
         self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
-        self._waiting: set[str] = set()
+        self._waiting: dict[str, None] = {}
         self._ears = RedisWakeups(self._make, runtime, self._namespace, self.url)
         self._ask, self._release = self._scripts["ask"], self._scripts["release"]
         self._ask_opening, self._release_opening = self._ask.opening(6), self._release.opening(2) + b"$32\r\n"
@@ -150,13 +149,15 @@ class RedisAuthority:
     async def _heeded(
         self, wire: RedisWire, script: RedisScript, request: bytes, reply: Any, until: float
     ) -> Any:
-        """A script's reply. If the server does not know the script, load it and send the request again."""
+        """A script's reply. If the server does not have the script, the request is sent again with the script's text.
+
+        Loading it first would not do: the server may lose its scripts between the two requests.
+        """
         if type(reply) is ErrorReply:
             if reply.code != "NOSCRIPT":
                 wire.close()
                 raise replies.refused(reply, self.url)
-            await self._reply(wire, script.load, until)
-            reply = await self._reply(wire, request, until)
+            reply = await self._reply(wire, script.with_source(request), until)
         return reply
 
     async def _call(
@@ -188,7 +189,7 @@ class RedisAuthority:
 
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         until = timing.call_until(self._runtime.now(), until)
-        reply = await self._call("open", random.token_hex(8), int(create), SCHEMA, until=until)
+        reply = await self._call("open", self._runtime.secret()[:16], int(create), SCHEMA, until=until)
         match reply[0]:
             case b"absent":
                 raise no_namespace(self.url, self._namespace)
@@ -218,15 +219,14 @@ class RedisAuthority:
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         public = grant_id(ask.secret)
         if ask.wait:
-            self._waiting.add(
-                public
-            )  # before it is sent: `next_wakeups` checks all waiters when it begins to listen
+            # Before it is sent: `next_wakeups` checks all waiters when it begins to listen.
+            self._waiting[public] = None
         answer: AskAnswer | None = None
         try:
             answer = await self._asked(ask, public, until)
         finally:
             if not isinstance(answer, Waiting):
-                self._waiting.discard(public)
+                self._waiting.pop(public, None)
         return answer
 
     async def _asked(self, ask: Ask, public: str, until: float | None) -> AskAnswer:
@@ -287,7 +287,7 @@ class RedisAuthority:
     async def _finish(self, secret: str, end: bytes, until: float | None) -> ReleaseAnswer:
         until = timing.call_until(self._runtime.now(), until)
         public = grant_id(secret)
-        self._waiting.discard(public)
+        self._waiting.pop(public, None)
         request = b"%b%b\r\n%b" % (self._release_opening, public.encode(), end)
 
         async def work(wire: RedisWire) -> Any:
@@ -375,5 +375,5 @@ class RedisAuthority:
         self._wires = WeakSet()
         self._pool.forked()
         self._renewals.forked()
-        self._waiting = set()
+        self._waiting = {}
         self._ears.forked()

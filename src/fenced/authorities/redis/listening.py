@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,7 @@ class RedisWakeups:
 
     def forked(self) -> None:
         """Take a new channel and start without a connection; a parent's connection is left as it is."""
-        self.address = secrets.token_hex(8)
+        self.address = self._runtime.secret()[:16]
         self._wire: RedisWire | None = None
 
     @property

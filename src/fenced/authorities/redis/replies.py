@@ -35,7 +35,7 @@ _ENDS = {b"r": "released", b"d": "withdrawn", b"e": "expired", b"v": "revoked"}
 _GONE = b"-"
 
 RIGHTS = (
-    "~fenced:* &fenced:* +evalsha +script|load +time +info +type +hget +hmget +hset +hsetnx +hincrby +hdel "
+    "~fenced:* &fenced:* +evalsha +eval +time +info +type +hget +hmget +hset +hsetnx +hincrby +hdel "
     "+zadd +zrem +zrangebylex +zrevrangebylex +zlexcount +zrangebyscore +publish +subscribe +ping +wait +select "
     "+config|get"
 )

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fenced import timing
 from fenced.authorities.shared.rules import QUEUE_MAX
 from fenced.model import TOKEN_MAX
-from fenced.wire.resp import bulk, bulks, command
+from fenced.wire.resp import bulk, bulks
 
 HERE = Path(__file__).parent
 SCRIPTS = ("open", "ask", "renew", "release", "force_release", "raise_floor", "tidy", "survey")
@@ -59,10 +59,10 @@ class RedisScript:
     def __init__(self, name: str, namespace: str) -> None:
         source = source_of(name)
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        self.load = command("SCRIPT", "LOAD", source)
         keys = [f"fenced:{{{tag(namespace)}}}:{key}" for key in KEYS]
         self._words = 3 + len(keys)
-        self._opening = bulks(("EVALSHA", self.sha, len(keys), *keys))
+        self._by_sha, self._by_source = bulks(("EVALSHA", self.sha)), bulks(("EVAL", source))
+        self._opening = self._by_sha + bulks((len(keys), *keys))
 
     def opening(self, arguments: int) -> bytes:
         """A request up to its arguments, of which there will be so many."""
@@ -70,6 +70,10 @@ class RedisScript:
 
     def request(self, *arguments: str | bytes | int) -> bytes:
         return self.opening(len(arguments)) + bulks(arguments)
+
+    def with_source(self, request: bytes) -> bytes:
+        """The same request with the script's text, for a server that does not have the script. It keeps it then."""
+        return request.replace(self._by_sha, self._by_source, 1)
 
     def batch(self, first: str, publics: Iterable[str]) -> bytes:
         """A request whose further arguments are public ids, all of one length."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from fenced import timing
 from fenced.contracts import Authority
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
-from fenced.model import Ask, AskAnswer, Granted, ReleaseAnswer, Standing, grant_id
+from fenced.model import Ask, AskAnswer, Granted, ReleaseAnswer, Standing, Waiting, grant_id
 from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process
 
@@ -29,7 +29,7 @@ class AuthorityBackend(abc.ABC):
     name: ClassVar[str]
     """What `--authority` calls it."""
 
-    guarantee: ClassVar[str] = "strict"
+    guarantee: str = "strict"
     """What the clients ask for. A backend whose servers replicate asynchronously takes `best-effort`."""
 
     tokens_per_name: ClassVar[bool] = False
@@ -51,6 +51,10 @@ class AuthorityBackend(abc.ABC):
     @abc.abstractmethod
     def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
         """A new client's authority. A planted bug replaces the class that is made here."""
+
+    def processes(self) -> Sequence[Process]:
+        """The servers to which clients have streams now; the site breaks those. Empty: there are no streams."""
+        return ()
 
     def faults(self) -> Sequence[Callable[[], None]]:
         """What can go wrong at the servers. The site calls one of them now and then, and none after `heal`.
@@ -112,10 +116,14 @@ class WatchedAuthority:
         return standing
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        public = grant_id(ask.secret)
+        self._judge.asked_for[public] = ask.names
         answer = await self._call("ask", self._real.ask(ask, until), until)
-        self._judge.say(f"{self._process.name}: ask {grant_id(ask.secret)[:6]} {ask.names} -> {answer}")
+        self._judge.say(f"{self._process.name}: ask {public[:6]} {ask.names} -> {answer}")
         if isinstance(answer, Granted):
-            self._judge.minted(grant_id(ask.secret), ask.names, answer.token)
+            self._judge.minted(public, ask.names, answer.token)
+        elif isinstance(answer, Waiting):
+            self._judge.waits(public)
         return answer
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> Any:
@@ -125,12 +133,20 @@ class WatchedAuthority:
         return answers
 
     async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        self._judge.leaving.add(grant_id(secret))
-        return await self._call("release", self._real.release(secret, until), until)
+        return await self._leave("release", secret, self._real.release(secret, until), until)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        self._judge.leaving.add(grant_id(secret))
-        return await self._call("withdraw", self._real.withdraw(secret, until), until)
+        return await self._leave("withdraw", secret, self._real.withdraw(secret, until), until)
+
+    async def _leave(
+        self, what: str, secret: str, call: Coroutine[Any, Any, ReleaseAnswer], until: float | None
+    ) -> ReleaseAnswer:
+        public = grant_id(secret)
+        self._judge.leaving.add(public)
+        answer = await self._call(what, call, until)
+        self._judge.say(f"{self._process.name}: {what} {public[:6]} -> {answer}")
+        self._judge.given_back(public)
+        return answer
 
     async def next_wakeups(self, until: float) -> list[str]:
         # It may connect, subscribe and look at all waiters first, each within CALL_SECONDS.

@@ -5,11 +5,13 @@ older token and no second grant of one, I5 nothing acknowledged is lost, I6 what
 I9 the decision is the pure function's, I10 one holder at a time and only by the owner's word, I11 no grant to
 a waiter that lapsed, I12 an authority raises the errors of its contract alone, L2 every client makes progress once
 the faults end, however long leases are, L3 a client that believes that it holds a lease does, and no two clients
-believe it of one name, L4 no name stays blocked, L5 a call ends by its caller's deadline.
+believe it of one name, L4 no name stays blocked, L5 a call ends by its caller's deadline, L6 a release lets the next
+waiter in at once, long after the faults have ended.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -38,6 +40,10 @@ PATIENCE_MAX = 0.25
 """How many seconds past its deadline a call may take."""
 
 
+HAND_OVER_MAX = 1.0
+"""How many seconds a waiter may need to be granted what another client has released."""
+
+
 class PromiseBroken(AssertionError):
     """A promise was broken in a world."""
 
@@ -64,14 +70,22 @@ class Judge:
     places: dict[str, float] = field(default_factory=dict)  # waiters, likewise
     over: set[str] = field(default_factory=set)
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    asked_for: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by attempt, as its client asked
     tokens: dict[tuple[str, int], str] = field(default_factory=dict)  # (scope, token) -> grant
     token_of: dict[str, int] = field(default_factory=dict)
     tokens_per_name: bool = False
     highest: int = 0
     realm: str = ""
+    best_effort_upto: int = 0
     holds: Callable[[str, tuple[str, ...]], bool | None] = lambda grant, names: None
     believers: dict[str, tuple[GrantState, Process]] = field(default_factory=dict)
     under_way: dict[CallUnderWay, None] = field(default_factory=dict)
+    queued: dict[str, float] = field(default_factory=dict)  # since when an attempt waits, by its own answers
+    freed: dict[str, float] = field(
+        default_factory=dict
+    )  # when a release or a withdrawal of a name was answered
+    prompt_from: float = math.inf
+    """From when on every hand-over must be prompt (L6)."""
     leaving: set[str] = field(default_factory=set)  # attempts that their owners release or withdraw
     _returned: dict[str, int] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
@@ -164,6 +178,23 @@ class Judge:
                 self.broken("I1", f"token {token} was granted twice")
         self.highest = max(self.highest, token)
 
+    def waits(self, public: str) -> None:
+        self.queued.setdefault(public, self.world.now)
+
+    def given_back(self, public: str) -> None:
+        """The owner of an attempt got the answer that it is over."""
+        for name in self.asked_for.get(public, ()):
+            self.freed[name] = self.world.now
+
+    def _prompt(self, hold: GrantState, process: Process) -> None:
+        """L6: once all faults are over, the next waiter is granted soon after a release: its wake-up was not lost."""
+        queued = self.queued.get(hold.grant, math.inf)
+        freed = max(self.freed.get(name, 0.0) for name in hold.names)
+        since = max(freed, self.prompt_from)
+        late = self.world.now - since
+        if queued < freed and late > HAND_OVER_MAX and not process.paused_since(since):
+            self.broken("L6", f"{process.name} waited {late:.3f} s for {hold} after it was free")
+
     def returned(self, names: Sequence[str]) -> int:
         """The highest token that a grant of these names must exceed if it is asked for from now on."""
         return max(self._returned.get(scope, 0) for scope in self._scopes(names))
@@ -176,15 +207,23 @@ class Judge:
             self._returned[scope] = max(self._returned.get(scope, 0), hold.token)
         self.count("grants")
         for grant, (other, owner) in list(self.believers.items()):
-            if grant in self.leaving or not owner.alive or other.remaining() <= 0:
+            if grant in self.leaving or not owner.alive or other.remaining() <= 0 or self._pardoned(other):
                 del self.believers[grant]
             elif not set(other.names).isdisjoint(hold.names):
                 self.broken("L3", f"{process.name} acquired {hold} while {owner.name} believes in {other}")
         self.believers[hold.grant] = (hold, process)
+        self._prompt(hold, process)
+
+    def pardon(self, upto: int) -> None:
+        """Leases with tokens up to this one are best-effort: a promoted replica may lack their last renewals."""
+        self.best_effort_upto = upto
+
+    def _pardoned(self, hold: GrantState) -> bool:
+        return hold.token <= self.best_effort_upto
 
     def believes(self, hold: GrantState) -> None:
         """L3: who believes to hold, holds: the local deadline comes before the authority's."""
-        if hold.grant in self.leaving:
+        if hold.grant in self.leaving or self._pardoned(hold):
             return
         if hold.state in (State.HELD, State.JEOPARDY) and self.holds(hold.grant, hold.names) is False:
             self.broken("L3", f"{hold} is believed held, but ended at the authority")

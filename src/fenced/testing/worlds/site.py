@@ -24,10 +24,11 @@ from fenced.errors import (
 )
 from fenced.guards.memory import MemoryGuard
 from fenced.model import Credential, Holder, Stamp
+from fenced.runtime.network import SimulatedNetwork
 from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process, World
 from fenced.testing.worlds.backend import AuthorityBackend, WatchedAuthority
-from fenced.testing.worlds.faults import Faults, MessageServer, Network
+from fenced.testing.worlds.faults import Faults, MessageNetwork, MessageServer
 from fenced.testing.worlds.judge import Judge
 from fenced.testing.worlds.memory import MemoryBackend
 
@@ -53,23 +54,28 @@ class Site:
         self.world = World(seed)
         rng = self.world.rng
         self.faults = Faults.drawn(self.world)
-        self.network = Network(self.world, self.faults)
+        self.network = MessageNetwork(self.world, self.faults)
+        self.streams = SimulatedNetwork(self.world)
+        self.streams.delay = lambda source, target: self.network.delay()
         self.rule: Rule = rng.choice(("retry", "retry", "sequenced"))
         self.ttl = rng.choice(self.backend_type.ttls)
         if self.faults.stop_nobody:
             # Then no lease has to expire: clients release whatever they give up, so a long ttl must delay nobody.
             self.ttl = rng.choice((self.ttl, LONG_TTL))
         self.pace = min(self.ttl, 2.0)
-        self.resource_names = [f"name/{i}" for i in range(rng.choice((1, 2)))]
+        self.resource_names = [f"name/{i}" for i in range(rng.choice((1, 1, 2)))]
         self.judge = Judge(self.world, self.rule, tell=tell)
         self.judge.tokens_per_name = self.backend_type.tokens_per_name
         self.resource = MessageServer(self.world, self.network, "resource")
         self.guard = self.guard_type(rule=self.rule, clock=lambda: self.world.now)
         self.backend = self.backend_type(self)
         self.judge.holds = self.backend.holds
+        # By then servers have come back and leases of crashed clients have expired.
+        self.judge.prompt_from = HEALED_AT + 2 * self.pace + self.backend.lateness + 1.0
         self._items = itertools.count(1)
         self._operations = itertools.count(1)
         self._clients = 0
+        self.processes: list[Process] = []
 
     # The resource's side, watched.
 
@@ -112,12 +118,15 @@ class Site:
             rate=1.0 + rng.uniform(-DRIFT_MAX, DRIFT_MAX),
             offset=rng.uniform(0, 1000),
         )
+        self.processes.append(process)
         SimulatedClient(self, process).start()
 
     def run(self) -> Judge:
         for _ in range(self.world.rng.choice((2, 3, 4))):
             self.start_client()
         self._plan(self.faults.server_fault_every, self._break_a_server)
+        if self.backend.processes():
+            self._plan(self.faults.stream_fault_every, self._break_a_stream)
         self.world.at(HEALED_AT, self._heal)
         self.world.run(SECONDS)
         self._conclude()
@@ -140,6 +149,31 @@ class Site:
         if self.resource.process.alive:
             self.judge.say("the resource restarts")
             self.resource.restart(self.world.rng.uniform(0.05, 2 * self.pace))
+
+    @property
+    def healed(self) -> bool:
+        return self.network.healed
+
+    def _break_a_stream(self) -> None:
+        """Cut, stall or block what one client and one server exchange, in the middle of a frame or of a request."""
+        rng, streams = self.world.rng, self.streams
+        clients = [process for process in self.processes if process.alive]
+        if not clients or not self.backend.processes():
+            return
+        one, other = rng.choice(clients), rng.choice(self.backend.processes())
+        seconds = rng.uniform(0.1, 2 * self.pace)
+        match rng.choice(("cut", "cut next", "cut next", "stall", "block")):
+            case "cut":
+                streams.cut(one, other)
+            case "cut next":
+                streams.cut_next(*rng.sample((one, other), 2))
+            case "stall":
+                streams.stall(one, other, seconds)
+            case "block":
+                source, target = rng.sample((one, other), 2)
+                streams.block(source, target)
+                self.world.after(seconds, lambda: streams.unblock(source, target))
+        self.judge.say(f"a stream between {one.name} and {other.name} breaks")
 
     def _heal(self) -> None:
         self.network.healed = True
@@ -171,7 +205,7 @@ class SimulatedClient:
     def __init__(self, site: Site, process: Process) -> None:
         self.site = site
         self.process = process
-        self.runtime = SimulatedRuntime(process)
+        self.runtime = SimulatedRuntime(process, site.streams)
         self.authority = site.backend.authority(process, self.runtime)
         watched = cast("Authority", WatchedAuthority(self.authority, site, process, self.runtime))
         holder = Holder(self.runtime.secret(), process.name, "host", 1)
@@ -218,7 +252,7 @@ class SimulatedClient:
             except Misconfigured:  # the judge has let it pass
                 self.site.judge.count("misconfigured")
             # Once healed, the clients need only show that they make progress: more sections would prove nothing new.
-            await self._sleep(rng.uniform(0.4, 1.2) if self.site.network.healed else rng.uniform(0.0, 0.3))
+            await self._sleep(rng.uniform(0.1, 0.9) if self.site.healed else rng.uniform(0.0, 0.3))
 
     async def _sleep(self, seconds: float) -> None:
         await self.runtime.wait(self.runtime.wakeup(), self.runtime.now() + seconds)
@@ -263,10 +297,10 @@ class SimulatedClient:
         site = self.site
         announcement = hold.announcement()
         found = await self._reach(lambda: site.read(announcement, name))
-        if not site.network.healed and site.world.rng.random() < site.faults.pause_aimed:
+        if not site.healed and site.world.rng.random() < site.faults.pause_aimed:
             self._pause()
         # Once healed, work is short, so that a fair queue of all clients is through within the bound of L2.
-        longest = 0.2 if site.network.healed else 1.2
+        longest = 0.4 if site.healed else 1.2
         await self._sleep(site.world.rng.random() ** 2 * longest * site.pace)
         site.judge.believes(hold)
         item = f"{self.process.name.removeprefix('client-')}.{next(site._items)}"

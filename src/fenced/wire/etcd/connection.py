@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import ssl
 from collections.abc import Sequence
 
@@ -174,10 +172,11 @@ class Stream:
         return False
 
     def _shut(self) -> None:
-        """Let whoever waits for the link find it at its end. It stays open, so that nobody waits for another's."""
-        with self._lock, contextlib.suppress(OSError):
+        """End the connection, so that the task that waits for it wakes. Its descriptor stays open until that task
+        closes it: another connection must not get the same number while somebody waits for it."""
+        with self._lock:
             self._out = b""
-            self.link.shutdown(socket.SHUT_RDWR)
+            sockets.shut_down(self.link)
 
     async def receive(self, until: float) -> list[bytes]:
         """What has come, without waiting for more. Look whether it is over then, however it ended."""

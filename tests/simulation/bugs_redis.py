@@ -1,0 +1,60 @@
+"""Planted bugs in the shipped Redis client that a world must find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fenced.authorities.redis.authority import RedisAuthority
+from fenced.authorities.redis.listening import RedisWakeups
+from fenced.errors import Indeterminate
+from fenced.testing.worlds.redis import RedisBackend
+from fenced.wire.pool import ConnectionBroken
+from fenced.wire.redis.connection import RedisWire
+from tests.simulation.planting import with_authority
+
+
+class PatientWire(RedisWire):
+    async def exchange(self, request: bytes, until: float, *, mints: bool = False) -> Any:
+        try:
+            return await super().exchange(request, until, mints=mints)
+        except ConnectionBroken as error:
+            raise Indeterminate(
+                str(error)
+            ) from error  # for the pool this is an answer: the connection is kept
+
+
+class LateReplyAnswersTheNext(RedisAuthority):
+    """A connection whose reply came too late is used again: the next request takes that reply for its own."""
+
+    def _make(self) -> RedisWire:
+        made = PatientWire(self._address, self._runtime, self._promise)
+        self._wires.add(made)
+        return made
+
+
+class DeafWakeups(RedisWakeups):
+    subscribed = False
+
+    @property
+    def open(self) -> bool:
+        return self.subscribed
+
+    async def listen(self, until: float) -> None:
+        await super().listen(until)
+        self.subscribed = True
+
+    async def next_wakeups(self, until: float) -> list[str]:
+        if self._wire is None:
+            await self._runtime.wait(self._runtime.wakeup(), until)
+        return await super().next_wakeups(until)
+
+
+class SubscriptionIsNotRenewed(RedisAuthority):
+    """When the connection for wake-ups breaks, no other is made: the client receives no wake-ups any more."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._ears = DeafWakeups(self._make, self._runtime, self._namespace, self.url)
+
+
+PLANTED = [with_authority(bug, RedisBackend) for bug in (LateReplyAnswersTheNext, SubscriptionIsNotRenewed)]
