@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable
+from dataclasses import replace
 
 from fenced.contracts import NamedValues, Versioned
 from fenced.decision import RULES, Mark
@@ -274,7 +275,7 @@ async def agrees_with_the_decision(h: GuardHarness) -> None:
         model = MemoryGuard(rule=rule)
         rng = random.Random(f"agree {rule}")
         names = [f"{rule}/{letter}" for letter in "ab"]
-        kinds = KINDS if has(h, "many-names") else tuple(kind for kind in KINDS if kind != "many")
+        kinds = KINDS if has(h, "many-names") else ONE_BY_ONE
         for index in range(150):
             await _same_step(rng, guard, model, names, index, kinds)
         for name in names:
@@ -283,6 +284,7 @@ async def agrees_with_the_decision(h: GuardHarness) -> None:
 
 
 KINDS = ("write", "write", "write", "announce", "read", "many", "cas", "mode")
+ONE_BY_ONE = ("write", "write", "write", "announce one", "read", "cas", "mode")
 
 
 async def _same_step(
@@ -330,8 +332,8 @@ async def _do(
         return await guard.write(carried, name, value, expect=version)
     if kind == "write" or carried is None:
         return await guard.write(carried, name, value)
-    if kind == "announce":
-        await guard.announce(carried)
+    if kind in ("announce", "announce one"):
+        await guard.announce(carried if kind == "announce" else replace(carried, names=(name,)))
         return None
     return await guard.read(carried, name)
 

@@ -22,7 +22,7 @@ KEPT = 8
 
 
 class Cells(Protocol):
-    """What a store supplies. A version is whatever the store compares; it must never come back."""
+    """What a store supplies. A version is whatever the store compares; the same version must mean the same blob."""
 
     async def get(self, key: str) -> tuple[Any, bytes | None]:
         """The version and the blob of a cell; None if there is none, with the version that makes `swap` create it."""

@@ -1,0 +1,136 @@
+"""Guards over cells when replies are lost: what happened is found out, and nothing happens twice."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from fenced.contracts import Wakeup
+from fenced.decision import RULES, Rule
+from fenced.errors import AlreadyApplied, Indeterminate, Misuse, Refused, Unsupported
+from fenced.guards.memory import MemoryCells, MemoryGuard
+from fenced.guards.shared import cellguard
+from fenced.guards.shared.cells import KEPT, Cell
+from fenced.registry import guard as guard_at
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing.kit import NAME, by
+
+SEEDS = range(100)
+
+
+class LossyCells(MemoryCells):
+    """Loses the reply of a swap, or the request; others may write in between, and a request may come late."""
+
+    def __init__(self, rng: random.Random, others: int) -> None:
+        super().__init__()
+        self.rng = rng
+        self.others = others
+        self.happened: list[str] = []
+        self._late: list[Sequence[tuple[str, int, bytes | None]]] = []
+
+    async def swap(self, changes: Sequence[tuple[str, int, bytes | None]]) -> bool:
+        kind = self.rng.choice(("told", "told", "reply lost", "request lost", "late"))
+        done = kind in ("told", "reply lost") and await self._apply(changes)
+        if kind == "late":
+            self._late.append(changes)
+        if kind != "told":
+            await self._meanwhile()
+            raise Indeterminate("no reply")
+        return done
+
+    async def _apply(self, changes: Sequence[tuple[str, int, bytes | None]]) -> bool:
+        done = await super().swap(changes)
+        for key, _, blob in changes:
+            if done and blob is not None and key.startswith("n/"):
+                self.happened.append(Cell.unpacked(key, blob).written[-1])
+        return done
+
+    async def _meanwhile(self) -> None:
+        for _ in range(self.rng.randrange(self.others + 1)):
+            version, blob = await self.get(f"n/{NAME}")
+            cell = Cell.unpacked(NAME, blob)
+            other = cell.changed(f"other-{self.rng.random()}", cell.mark, b"other")
+            await super().swap([(f"n/{NAME}", version, other.packed())])
+        while self._late and self.rng.random() < 0.5:
+            await self._apply(self._late.pop())
+
+
+class Hasty(BlockingRuntime):
+    """Pauses between tries take no time."""
+
+    async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
+        return False
+
+
+class EveryTryIsNew(MemoryGuard):
+    """An operation whose reply was lost is made again with a new id: it may happen twice. (Planted.)"""
+
+    async def _operate(self, *arguments: object, **more: object) -> object:  # type: ignore[override]
+        while True:
+            try:
+                return await super()._operate(*arguments, **more)  # type: ignore[arg-type]
+            except Indeterminate:
+                pass
+
+
+def _story(seed: int, rule: Rule, guard_type: type[MemoryGuard], others: int) -> str | None:
+    """Many writes of one lease, each with a seq of its own; returns what is wrong."""
+    rng = random.Random(f"{seed} {rule}")
+    cells = LossyCells(rng, others)
+    guard = guard_type(rule=rule, cells=cells, runtime=Hasty())
+    for seq in range(1, 8):
+        before = len(cells.happened)
+        try:
+            step(guard.write(by(5, seq), NAME, f"{seq}".encode()))
+            outcome = "done"
+        except Indeterminate:
+            outcome = "unknown"
+        except (Refused, AlreadyApplied):
+            outcome = "refused"
+        times = len(cells.happened) - before
+        wanted = {"done": (1,), "refused": (0,), "unknown": (0, 1)}[outcome]
+        if times not in wanted:
+            return f"seed {seed}, {rule}, seq {seq}: {outcome}, but it happened {times} times"
+    return None
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_operation_happens_as_often_as_it_says(rule: Rule) -> None:
+    for seed in SEEDS:
+        for others in (0, 2, 3 * KEPT):
+            wrong = _story(seed, rule, MemoryGuard, others)
+            assert wrong is None, wrong
+
+
+def test_a_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under retry nothing but the id keeps a write from happening twice."""
+    monkeypatch.setattr(cellguard, "TRIES", 3)
+    assert any(_story(seed, "retry", EveryTryIsNew, 0) for seed in SEEDS)
+
+
+def test_an_address_says_rule_and_mode() -> None:
+    guard = guard_at("memory:?rule=once&mode=require", BlockingRuntime())
+    assert step(guard.modes()) == {"*": "require"}
+    assert step(guard.operate(lambda operator: operator.status())).guards[0].rule == "once"
+    for wrong in ("memory:?rule=twice", "memory:?mode=strict", "memory:?color=red"):
+        with pytest.raises(Misuse):
+            guard_at(wrong, BlockingRuntime())
+
+
+def test_operators_of_cells() -> None:
+    guard = MemoryGuard(mode="shadow")
+    step(guard.set_mode("enforce", "a/*"))
+    step(guard.write(by(5), NAME, b"A"))
+    step(guard.write(by(4), NAME, b"B"))
+    status = step(guard.operate(lambda operator: operator.status()))
+    (found,) = status.guards
+    assert (found.marks, found.highest, [stage.mode for stage in found.stages]) == (
+        1,
+        5,
+        ["shadow", "enforce"],
+    )
+    assert [(count.verdict, count.count) for count in found.counts] == [("stale", 1)]
+    assert step(guard.operate(lambda operator: operator.unset_mode(None, "a/*")))
+    assert not step(guard.operate(lambda operator: operator.unset_mode(None, "a/*")))
+    with pytest.raises(Unsupported, match="a memory guard has no overrides"):
+        step(guard.operate(lambda operator: operator.override("t", "*", 60, "why")))
