@@ -6,8 +6,12 @@ only adds leaves the second number as it is, so that old and new clients work si
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
 
 from fenced import __version__
 from fenced.errors import Misconfigured
@@ -24,6 +28,15 @@ class Schema:
     """The oldest schema version that a client must know."""
     release: str = ""
     """The fenced that stored it."""
+
+
+def told_by(stored: Mapping[str, Any]) -> Schema:
+    """The schema of a layout of keys. `schema` is the oldest version that a client must know: 0.1 compares it.
+
+    A later version adds `version` and `release`. So a client that rewrites these fields keeps those it does not know.
+    """
+    oldest = int(stored["schema"])
+    return Schema(int(stored.get("version", oldest)), oldest, str(stored.get("release", "")))
 
 
 def check_readable(where: str, stored: Schema, known: int) -> None:
@@ -43,3 +56,84 @@ def is_older(release: str, other: str) -> bool:
         return [int(part) for part in text.split(".") if part.isdigit()]
 
     return numbers(release) < numbers(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What a database has: the schema, and a digest of its functions."""
+
+    schema: Schema
+    functions: str = ""
+
+
+V0_1 = Installed(Schema(1, 1, "0.1"))
+"""0.1 stored no version; its schema has a function `version()`, and no function `installed()`."""
+
+
+@dataclass(frozen=True)
+class SqlSchema:
+    """A schema of a PostgreSQL database: tables by forward migrations, functions replaced as a whole.
+
+    `tables_1.sql` made the tables of fenced 0.1; each later `tables_N.sql` leads from version N - 1 to N. The other
+    files hold functions, each with CREATE OR REPLACE. An upgrade runs the migrations that are missing, and replaces
+    the functions if their text has changed. So a function can be mended without a migration.
+    """
+
+    name: str
+    folder: Path
+    version: int
+    readable_by: int
+    """The oldest version that a client must know. Raised by a migration that old clients cannot work with."""
+    files: tuple[str, ...]
+
+    @cached_property
+    def functions(self) -> str:
+        """The statements that create or replace all functions."""
+        return "\n".join((self.folder / f"{name}.sql").read_text() for name in self.files)
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.functions.encode()).hexdigest()[:16]
+
+    def tables(self, after: int = 0) -> list[str]:
+        """The migrations from a version to ours."""
+        return [
+            (self.folder / f"tables_{number}.sql").read_text()
+            for number in range(after + 1, self.version + 1)
+        ]
+
+    def needs_upgrade(self, found: Installed | None) -> bool:
+        """Whether an upgrade would change something. What a later fenced has installed stays as it is."""
+        if found is None or found.schema.version < self.version:
+            return True
+        later = found.schema.version > self.version or is_older(RELEASE, found.schema.release)
+        return not later and found.functions != self.digest
+
+    def upgrade(self, found: Installed | None) -> list[str]:
+        """The statements, for one transaction, that bring the schema from what was found to our version."""
+        if not self.needs_upgrade(found):
+            return []
+        version = found.schema.version if found else 0
+        return [
+            self._unchanged(version),
+            *self.tables(version),
+            self.functions,
+            (
+                f"UPDATE {self.name}.schema SET version = {self.version}, readable_by = {self.readable_by}, "
+                f"release = '{RELEASE}', functions = '{self.digest}'"
+            ),
+        ]
+
+    def _unchanged(self, version: int) -> str:
+        """Fails if another session has upgraded since we looked. The lock lasts until COMMIT: one upgrade at a time."""
+        return (
+            "DO $fenced$ DECLARE\n  v_version integer := 0;\nBEGIN\n"
+            f"  PERFORM pg_advisory_xact_lock(hashtextextended('{self.name}.schema', 0));\n"
+            f"  IF to_regclass('{self.name}.schema') IS NOT NULL THEN\n"
+            f"    SELECT version INTO v_version FROM {self.name}.schema;\n"
+            f"  ELSIF to_regprocedure('{self.name}.version()') IS NOT NULL THEN v_version := 1; END IF;\n"
+            f"  IF v_version <> {version} THEN\n"
+            "    RAISE EXCEPTION USING ERRCODE = 'serialization_failure',\n"
+            f"      MESSAGE = 'fenced: another session has upgraded the schema {self.name} meanwhile; try again';\n"
+            "  END IF;\nEND $fenced$"
+        )

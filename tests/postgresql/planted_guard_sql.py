@@ -28,7 +28,7 @@ def changed(text: str, changes: Changes, name: str) -> str:
 def functions() -> dict[str, str]:
     """The statements that replace the schema's functions, by name. The short wait is shorter still in stories."""
     pattern = r"^CREATE OR REPLACE (FUNCTION fenced_guard\.(\w+)\((?:(?!\n\n).)*?\$\$.*?\$\$);\n"
-    found = re.finditer(pattern, schema.functions(), re.DOTALL | re.MULTILINE)
+    found = re.finditer(pattern, schema.SCHEMA.functions, re.DOTALL | re.MULTILINE)
     statements = {match[2]: f"CREATE OR REPLACE {match[1]}" for match in found}
     short = changed(
         statements["admit_with_short_wait"],

@@ -16,7 +16,9 @@ def clocked(script: str) -> str:
 
 def function(schema: str, name: str) -> str:
     """The statement that makes a function of the schema, or makes it anew."""
-    found = re.search(rf"^CREATE (FUNCTION fenced\.{name}\(.*?\$\$;\n)", schema, re.DOTALL | re.MULTILINE)
+    found = re.search(
+        rf"^CREATE OR REPLACE (FUNCTION fenced\.{name}\(.*?\$\$;\n)", schema, re.DOTALL | re.MULTILINE
+    )
     assert found is not None, name
     return f"CREATE OR REPLACE {found[1]}"
 

@@ -298,10 +298,35 @@ def test_an_address_is_libpqs_own(postgresql_server: PostgresqlServer, postgresq
 
 def test_a_newer_schema_is_left_alone(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
     opened(postgresql_url)
-    newer = "CREATE OR REPLACE FUNCTION fenced.version() RETURNS integer LANGUAGE sql AS 'SELECT 99'"
-    postgresql_server.execute(newer, database_of(postgresql_url))
-    with pytest.raises(Misconfigured, match="upgrade fenced"):
+    database = database_of(postgresql_url)
+    stored = "SELECT version, readable_by, release, functions FROM fenced.schema"
+    newer = "UPDATE fenced.schema SET version = 99, release = '99.1', functions = 'later', readable_by = {}"
+    postgresql_server.execute(newer.format(2), database)
+    step(opened(postgresql_url).close())
+    assert postgresql_server.execute(stored, database) == [("99", "2", "99.1", "later")], (
+        "readable by this client"
+    )
+    postgresql_server.execute(newer.format(99), database)
+    with pytest.raises(Misconfigured, match=r"install fenced 99\.1 or later"):
         opened(postgresql_url)
+
+
+def test_functions_are_replaced_by_whom_they_belong_to(
+    postgresql_server: PostgresqlServer, postgresql_url: str, role: str
+) -> None:
+    database = database_of(postgresql_url)
+    postgresql_server.execute(f"GRANT USAGE ON SCHEMA fenced TO {role}", database)
+    changed = "UPDATE fenced.schema SET functions = 'earlier', release = '0.1', version = {}"
+    postgresql_server.execute(changed.format(2), database)
+    step(opened(postgresql_server.url(database, role)).close())  # may not, and need not
+    assert postgresql_server.execute("SELECT functions FROM fenced.schema", database) == [("earlier",)]
+    step(opened(postgresql_url).close())
+    assert postgresql_server.execute("SELECT functions FROM fenced.schema", database) != [("earlier",)]
+    postgresql_server.execute(changed.format(1), database)
+    with pytest.raises(
+        Misconfigured, match="run `fenced authority install` as the role that owns the schema"
+    ):
+        opened(postgresql_server.url(database, role))
 
 
 def test_without_create_nothing_is_made(postgresql_url: str) -> None:

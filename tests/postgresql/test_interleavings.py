@@ -22,8 +22,8 @@ import pytest
 from psycopg import IsolationLevel
 
 from fenced.authorities.memory import MemoryStore
-from fenced.authorities.postgresql import answers
-from fenced.authorities.postgresql.queries import HERE, SQL
+from fenced.authorities.postgresql import answers, schema
+from fenced.authorities.postgresql.queries import SQL
 from fenced.authorities.shared.rules import holder_text
 from fenced.model import Ask, Busy, Granted, Holder, Kept, NameView, Unknown, Waiting, grant_id
 from fenced.testing.interleaving import (
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.xdist_group("interleavings")
 
 TTL = 10.0
 NAMESPACE = "1"
-SCHEMA = (HERE / "schema_1.sql").read_text()
+SCHEMA = "\n".join([*schema.SCHEMA.tables(), schema.SCHEMA.functions])
 
 # The calls, for the server and for the model alike.
 

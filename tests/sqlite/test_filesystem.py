@@ -131,7 +131,7 @@ def test_a_newer_schema_is_refused(store: Store) -> None:
     with sqlite3.connect(store.path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(Misconfigured, match="upgrade fenced"):
+    with pytest.raises(Misconfigured, match="install a later fenced"):
         Store(store.path, "default", clocks.now_ns).open()
 
 

@@ -59,8 +59,8 @@ class Harness:
         with psycopg.connect(self._url, autocommit=True) as connection:
             try:
                 connection.execute(
-                    "INSERT INTO fenced_guard.value AS v (name, content, version) VALUES (%s, %s, 1) "
-                    "ON CONFLICT (name) DO UPDATE SET content = excluded.content, version = v.version + 1",
+                    "INSERT INTO fenced_guard.value AS v (name, value, is_bytes, version) VALUES (%s, %s, true, 1) "
+                    "ON CONFLICT (name) DO UPDATE SET value = excluded.value, version = v.version + 1",
                     (name, value),
                 )
             except psycopg.DatabaseError as error:

@@ -16,7 +16,6 @@ from fenced.authorities.etcd.renewing import EtcdRenewal
 from fenced.authorities.etcd.watching import EtcdWakeups
 from fenced.authorities.shared.rules import NAMESPACE_ORDER
 from fenced.contracts import Runtime, Trait
-from fenced.errors import Misconfigured
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -28,6 +27,7 @@ from fenced.model import (
     check_name,
     grant_id,
 )
+from fenced.schema import check_readable, told_by
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
 from fenced.wire.etcd.cluster import EtcdWire
@@ -92,10 +92,7 @@ class EtcdAuthority:
         await self._warn(until)
         header = await self._space.open(create, until)
         meta = self._space.meta
-        if meta.schema > SCHEMA:
-            raise Misconfigured(
-                f"{self.url} has schema {meta.schema}, this fenced knows {SCHEMA}: upgrade fenced"
-            )
+        check_readable(self.url, told_by({**meta.more, "schema": meta.schema}), SCHEMA)
         return Standing(meta.realm, header.revision + meta.offset)
 
     async def _warn(self, until: float) -> None:

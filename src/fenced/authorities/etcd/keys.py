@@ -17,7 +17,9 @@ same key whosever it is: until a compaction etcd goes through all keys of a rang
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fenced.authorities.shared.rules import holder_fields, holder_of
@@ -107,14 +109,18 @@ class Meta(NamedTuple):
     """Added to a revision, it makes a token."""
     raised: int = 0
     schema: int = 1
+    more: Mapping[str, Any] = MappingProxyType({})
+    """The fields of a later version, which stay as they are."""
 
     def written(self) -> bytes:
-        return _json(self._asdict())
+        told = self._asdict()
+        return _json({**told.pop("more"), **told})
 
     @classmethod
     def read(cls, value: bytes) -> Meta:
         told = json.loads(value)
-        return cls(told["realm"], told["lineage"], told["offset"], told["raised"], told["schema"])
+        known = {field: told.pop(field) for field in ("realm", "lineage", "offset", "raised", "schema")}
+        return cls(**known, more=told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class Namespace:
             if header.revision + meta.offset >= above and lineage == meta.lineage:
                 return header.revision + meta.offset
             offset = max(meta.offset, above - header.revision - 1)  # the write itself takes a revision
-            raised = Meta(meta.realm, lineage, offset, meta.raised + 1).written()
+            raised = meta._replace(lineage=lineage, offset=offset, raised=meta.raised + 1).written()
             compare = valued(self.keys.meta, self.raw)
             reply = await self.run(messages.txn([compare], [put(self.keys.meta, raised)]), until)
             if reply.succeeded:

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from fenced import timing
 from fenced.authorities.postgresql import address, answers
-from fenced.authorities.postgresql.queries import HERE, SQL
+from fenced.authorities.postgresql.queries import SQL
+from fenced.authorities.postgresql.schema import SCHEMA
 from fenced.authorities.postgresql.session import LibpqConnection, Row
 from fenced.authorities.shared.rules import NAMESPACE_ORDER, QUEUE_MAX, holder_text, no_namespace
 from fenced.contracts import Runtime, Trait
@@ -29,9 +30,10 @@ from fenced.model import (
     check_name,
     grant_id,
 )
+from fenced.schema import V0_1, Installed, Schema, check_readable
 from fenced.wire.pool import ConnectionBroken, Pool
 
-SCHEMA_VERSION = 1
+_UPGRADE = "run `fenced authority install` as the role that owns the schema fenced, or that may create it"
 INSTALL_SECONDS = 60.0
 """How long installing the schema may take if the caller sets no deadline; it may wait for another client's install."""
 CONNECTIONS_MAX = 8
@@ -183,40 +185,43 @@ class PostgresqlAuthority:
 
     async def _prepare(self, create: bool, limit: float, until: float | None) -> bool:
         """Make sure that the schema is there, with `create` by installing it. Returns whether it was installed now."""
-        version = found = await self._version(limit)
-        while version < SCHEMA_VERSION:
-            if not create:
-                raise Misconfigured(f"{self.url} has no schema fenced; the first client creates it")
-            version = await self._install(version + 1, until)
-        if version > SCHEMA_VERSION:
+        found = await self._installed(limit)
+        usable = found is not None and found.schema.version >= SCHEMA.version
+        if not SCHEMA.needs_upgrade(found) or (usable and not create):
+            return False
+        if not create:
             raise Misconfigured(
-                f"{self.url} has schema {version}, this fenced knows {SCHEMA_VERSION}: upgrade fenced"
+                f"{self.url} has no schema fenced; the first client creates it"
+                if found is None
+                else f"{self.url} has schema {found.schema.version}, this fenced needs {SCHEMA.version}: {_UPGRADE}"
             )
-        return version > found
-
-    async def _version(self, until: float | None) -> int:
-        ((there,),) = await self._run("installed", until=until)
-        if there != b"t":
-            return 0
-        ((number,),) = await self._run("version", until=until)
-        return int(_text(number))
-
-    async def _install(self, version: int, until: float | None) -> int:
-        """Install one version of the schema, in one transaction. Returns the version that is there afterwards."""
-        limit = self._runtime.now() + INSTALL_SECONDS if until is None else until
-        script = SQL["install_lock"] + b";\n" + (HERE / f"schema_{version}.sql").read_bytes()
         try:
-            await self._sessions.request(lambda session: session.script(script, limit), limit)
+            await self._install(found, until)
         except Misconfigured as error:
-            raise Misconfigured(
-                f"{error}. The schema is not there yet: connect once as a role that may create it"
-            ) from error
+            if usable:  # this role may not replace the functions, and those that are there will do
+                return False
+            raise Misconfigured(f"{error}. The schema must be installed or upgraded: {_UPGRADE}") from error
         except Unavailable:
-            found = await self._version(until)
-            if found < version:  # no other client has installed it meanwhile, either
+            if SCHEMA.needs_upgrade(
+                await self._installed(until)
+            ):  # no other client has done it meanwhile, either
                 raise
-            return found
-        return version
+        return True
+
+    async def _installed(self, until: float | None) -> Installed | None:
+        ((old, new),) = await self._run("installed", until=until)
+        if new != b"t":
+            return V0_1 if old == b"t" else None
+        ((version, readable_by, release, functions),) = await self._run("version", until=until)
+        stored = Schema(int(_text(version)), int(_text(readable_by)), _text(release))
+        check_readable(self.url, stored, SCHEMA.version)
+        return Installed(stored, _text(functions))
+
+    async def _install(self, found: Installed | None, until: float | None) -> None:
+        """Install the schema, or upgrade it, in one transaction."""
+        limit = self._runtime.now() + INSTALL_SECONDS if until is None else until
+        script = ";\n".join(SCHEMA.upgrade(found)).encode()
+        await self._sessions.request(lambda session: session.script(script, limit), limit)
 
     # The operations.
 

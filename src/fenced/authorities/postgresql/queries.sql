@@ -5,14 +5,11 @@ SELECT pg_backend_pid(), current_setting('server_encoding'), current_setting('de
   CASE WHEN pg_backend_pid() = $1 AND current_setting('client_connection_check_interval', true) = '0'
     AND version() LIKE '%linux%' THEN set_config('client_connection_check_interval', '250ms', false) END;
 
--- installed: Whether our schema is there.
-SELECT to_regprocedure('fenced.version()') IS NOT NULL;
+-- installed: Whether our schema is there, and whether it stores its version.
+SELECT to_regprocedure('fenced.version()') IS NOT NULL, to_regprocedure('fenced.installed()') IS NOT NULL;
 
--- version: The schema's version.
-SELECT fenced.version();
-
--- install_lock: One installation at a time.
-SELECT pg_advisory_xact_lock(7310311204);
+-- version: The schema's versions, the fenced that installed it, and a digest of its functions.
+SELECT * FROM fenced.installed();
 
 -- enter: A namespace by its name.
 SELECT * FROM fenced.enter($1, $2, $3);

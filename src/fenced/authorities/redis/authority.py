@@ -28,6 +28,7 @@ from fenced.model import (
     check_name,
     grant_id,
 )
+from fenced.schema import Schema, check_readable
 from fenced.wire.pool import Pool
 from fenced.wire.redis.address import RedisAddress
 from fenced.wire.redis.connection import RedisWire
@@ -204,11 +205,10 @@ class RedisAuthority:
                     f"{self.url}: another program uses {key} as a {kind}; take another database"
                 )
             case b"open":
-                _, realm, token, schema = reply
+                _, realm, token, schema, version, release = reply
             case _:
                 raise replies.denied(reply, self.url)
-        if schema > SCHEMA:
-            raise Misconfigured(f"{self.url} has schema {schema}, this fenced knows {SCHEMA}: upgrade fenced")
+        check_readable(self.url, Schema(int(version), int(schema), release.decode()), SCHEMA)
         self._realm = realm.decode()
         doubts = await self._pool.request(lambda wire: self._look(wire, until), until)
         self._promise.given = not doubts

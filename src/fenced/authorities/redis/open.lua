@@ -1,5 +1,5 @@
 -- Create the namespace if it is missing, and see whether it can be used. ARGV: a realm for it, whether to create it,
--- schema. Answers: its realm, last token and schema.
+-- schema. Answers: its realm, last token, schema (the oldest that a client must know), version and release.
 
 -- include prelude.lua
 local kinds = { 'hash', 'hash', 'zset', 'zset' }
@@ -13,7 +13,7 @@ for index, key in ipairs(KEYS) do
 end
 local info = call('INFO', 'replication')
 if not find(info, 'role:master', 1, true) then return { 'replica' } end
-local known = call('HMGET', META, 'realm', 'token', 'schema')
+local known = call('HMGET', META, 'realm', 'token', 'schema', 'version', 'release')
 if not known[1] then
   if present > 0 then return { 'torn' } end
   if ARGV[2] == '0' then return { 'absent' } end
@@ -23,4 +23,4 @@ if not known[1] then
 end
 refusal(known[1], info, call('HMGET', META, 'realm', 'lineage'))
 call('PUBLISH', sub(META, 1, -5) .. 'wake:', '') -- nobody listens there; who may not publish is told now
-return { 'open', known[1], tonumber(known[2]), tonumber(known[3]) }
+return { 'open', known[1], tonumber(known[2]), known[3], known[4] or known[3], known[5] or '' }

@@ -56,6 +56,7 @@ from fenced.model import (
     grant_id,
 )
 from fenced.runtime import forking
+from fenced.schema import Schema, check_readable
 
 HERE = Path(__file__).parent
 SQL = sqlfile.load(HERE / "queries.sql")
@@ -136,10 +137,8 @@ class Store:
             db.execute("BEGIN IMMEDIATE")
             self._refuse_foreign(db)
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version > SCHEMA_VERSION:
-                raise Misconfigured(
-                    f"{self.path} has schema {version}, this fenced knows {SCHEMA_VERSION}: upgrade fenced"
-                )
+            # The oldest version that a client must know: 0.1 compares this number.
+            check_readable(str(self.path), Schema(version, version), SCHEMA_VERSION)
             if version == 0:
                 for statement in sqlfile.statements((HERE / "schema.sql").read_text()):
                     db.execute(statement)

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -26,6 +27,7 @@ from fenced.authorities.shared.rules import NOBODY, holder_fields, holder_of
 from fenced.contracts import Wakeup
 from fenced.errors import Misconfigured
 from fenced.model import TOKEN_MAX, Holder
+from fenced.schema import check_readable, told_by
 from fenced.wire.jute import ANY_VERSION, Stat
 
 SCHEMA = 1
@@ -87,6 +89,8 @@ class NamespaceView(NamedTuple):
     raises: tuple[tuple[int, int], ...]
     changed: int
     version: int
+    told: Mapping[str, Any] = MappingProxyType({})
+    """What the root says, with the fields of a later version, which stay as they are."""
 
     def added(self, zxid: int) -> int:
         """What makes a token of a transaction number."""
@@ -99,7 +103,7 @@ class NamespaceView(NamedTuple):
     def raised(self, added: int) -> bytes:
         """The same, with so much added from now on. Since when, the node itself will tell."""
         kept = self.raises[-RAISES_MAX:]
-        return _dump({"schema": SCHEMA, "realm": self.realm, "raises": kept, "added": added})
+        return _dump({**self.told, "raises": kept, "added": added})
 
 
 def new_space(realm: str) -> bytes:
@@ -109,15 +113,14 @@ def new_space(realm: str) -> bytes:
 def space_of(data: bytes, stat: Stat, where: str) -> NamespaceView:
     try:
         told = json.loads(data)
-        schema, realm, added = told["schema"], told["realm"], told["added"]
+        schema, realm, added = told_by(told), told["realm"], told["added"]
         raises = tuple((since, more) for since, more in told["raises"])
     except (ValueError, KeyError, TypeError):
         raise Misconfigured(f"{where} is used by another program, or damaged") from None
-    if schema > SCHEMA:
-        raise Misconfigured(f"{where} has schema {schema}, this fenced knows {SCHEMA}: upgrade fenced")
+    check_readable(where, schema, SCHEMA)
     if stat.version:
         raises += ((stat.mzxid, added),)
-    return NamespaceView(realm, raises, stat.mzxid, stat.version)
+    return NamespaceView(realm, raises, stat.mzxid, stat.version, told)
 
 
 # Attempts.

@@ -110,7 +110,7 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
     there = await schema.look(session) is not None
     value_is_made = not there and guard_of(spec) == OWN_TABLE
     if value_is_made:
-        table = TableShape({"name": "text", "content": "bytea", "version": "int8"}, {}, ())
+        table = TableShape({"name": "text", "value": "bytea", "version": "int8"}, {}, ())
     else:
         table = await look_at(spec, session)
     if table.children:

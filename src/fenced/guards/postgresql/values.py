@@ -46,10 +46,10 @@ IDLE_SECONDS = 5.0
 """Our own transactions never wait for the program: one that idles this long belongs to a process that was stopped."""
 TRIES = 50
 """How often an operation of ours is made again that met another one at the same rows."""
-_READ = f"SELECT content, version FROM {OWN_TABLE} WHERE name = %s"
+_READ = f"SELECT value, version FROM {OWN_TABLE} WHERE name = %s"
 _WRITE = f"""
-INSERT INTO {OWN_TABLE} AS v (name, content, version) VALUES (%s, %s, 1)
-ON CONFLICT (name) DO UPDATE SET content = excluded.content, version = v.version + 1
+INSERT INTO {OWN_TABLE} AS v (name, value, is_bytes, version) VALUES (%s, %s, true, 1)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value, version = v.version + 1
 RETURNING version"""
 _MISS = f"SELECT fenced_guard.decide('{OWN_TABLE}', %s)"
 _INSTALLED = "SELECT rule, mandatory FROM fenced_guard.guard WHERE guard = %s"
@@ -145,7 +145,7 @@ class PostgresqlGuard:
         self._spec = Spec(OWN_TABLE, "{name}", rule)
         cooperative = self._mandatory and not mandatory  # it was opened as cooperative before
         self._mandatory = self._mandatory or mandatory
-        if cooperative or found.schema.version < schema.VERSION:
+        if cooperative or found.schema.version < schema.SCHEMA.version:
             await self._on(session).install(None)
 
     def _on(self, session: _Session) -> PostgresqlTable:

@@ -35,10 +35,11 @@ CREATE TABLE fenced_guard.turn (
   names    text COLLATE "C" NOT NULL                 -- as in the stamp
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
--- Values are bytes, and were texts. The column has another name, so that a client of 0.1 fails instead of writing a text that
--- the server would take for an encoding of other bytes.
-ALTER TABLE fenced_guard.value RENAME COLUMN value TO content;
-ALTER TABLE fenced_guard.value ALTER COLUMN content TYPE bytea USING convert_to(content, 'UTF8');
+-- Values are bytes, and were texts. A client of 0.1 does not set `is_bytes`, so that its INSERT fails; without this column the
+-- server would take its text for an encoding of other bytes.
+ALTER TABLE fenced_guard.value ALTER COLUMN value TYPE bytea USING convert_to(value, 'UTF8');
+ALTER TABLE fenced_guard.value ADD COLUMN is_bytes boolean NOT NULL DEFAULT true CHECK (is_bytes);
+ALTER TABLE fenced_guard.value ALTER COLUMN is_bytes DROP DEFAULT;
 
 -- CREATE OR REPLACE cannot rename a parameter.
 DROP FUNCTION IF EXISTS fenced_guard.admit(fenced_guard.stamp, text, text, text, text, boolean);

@@ -1,0 +1,37 @@
+-- Looking at names.
+
+-- One name as people want to see it, as JSON.
+CREATE OR REPLACE FUNCTION fenced.look(p_namespace integer, p_name text) RETURNS text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH at AS MATERIALIZED (SELECT clock_timestamp() AS now)
+  SELECT json_build_object(
+    'name', p_name,
+    'claim', (
+      SELECT json_build_array(a.state = 'granted' AND a.expires > at.now, a.holder, a.token,
+        replace(a.id::text, '-', ''), extract(epoch FROM a.expires - at.now), a.names,
+        extract(epoch FROM a.ttl), extract(epoch FROM a.expires + a.lock_delay - at.now))
+      FROM fenced.name n JOIN fenced.attempt a ON a.id = n.attempt
+      WHERE n.namespace = p_namespace AND n.name = p_name AND n.held AND a.state IN ('granted', 'expired')
+        AND a.expires + a.lock_delay > at.now),
+    'waiters', (
+      SELECT json_agg(json_build_array(a.holder, a.names, extract(epoch FROM a.expires - at.now)) ORDER BY q.ticket)
+      FROM fenced.queue q JOIN fenced.attempt a ON a.id = q.attempt
+      WHERE q.namespace = p_namespace AND q.name = p_name AND a.state = 'waiting' AND a.expires > at.now)
+  )::text FROM at
+$$;
+
+-- Names that are held, delayed or waited for, in order.
+CREATE OR REPLACE FUNCTION fenced.survey(p_namespace integer, p_after text, p_limit integer) RETURNS SETOF text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT fenced.look(p_namespace, found.name) FROM (
+    SELECT n.name FROM fenced.name n
+    WHERE n.namespace = p_namespace AND n.name > p_after COLLATE "C" AND (
+      n.held AND EXISTS (
+        SELECT FROM fenced.attempt a WHERE a.id = n.attempt AND a.state IN ('granted', 'expired')
+          AND a.expires + a.lock_delay > clock_timestamp())
+      OR n.contended AND EXISTS (
+        SELECT FROM fenced.queue q JOIN fenced.attempt a ON a.id = q.attempt
+        WHERE q.namespace = p_namespace AND q.name = n.name
+          AND a.state = 'waiting' AND a.expires > clock_timestamp()))
+    ORDER BY n.name LIMIT p_limit) AS found
+$$;
