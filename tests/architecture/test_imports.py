@@ -81,6 +81,23 @@ def test_only_the_cli_and_the_drills_print() -> None:
     assert not printing
 
 
+SQL = re.compile(r"\s*(SELECT(?! is)|INSERT INTO|UPDATE \w+ SET|DELETE FROM|(CREATE|ALTER|DROP) [A-Z]+) ")
+SPEAK_SQL = ("authorities", "guards", "drills", "testing")
+CLAUSES = "sql/clauses.py"  # fragments for the program's own statement
+
+
+def test_sql_stands_where_engines_are() -> None:
+    """So that an engine can be added, or its statements read, without looking anywhere else."""
+    found = [
+        f"{source.relative_to(ROOT)}:{node.lineno}: {node.value[:40]!r}"
+        for source in SOURCES
+        if (where := source.relative_to(PACKAGE)).parts[0] not in SPEAK_SQL and str(where) != CLAUSES
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and SQL.match(node.value)
+    ]
+    assert not found
+
+
 def project_files() -> Iterator[Path]:
     """What is committed or could be: all that git does not ignore, or what an unpacked copy holds."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

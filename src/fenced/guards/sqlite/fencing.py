@@ -79,9 +79,9 @@ class SqliteFence:
             raise translate(error) from error
 
     async def make_ready(self, session: SqliteSession) -> None:
-        """Once per connection: a stamp that is left behind fails COMMIT by a foreign key alone.
+        """Once per connection: turn foreign keys on, by which COMMIT fails if a stamp was left behind.
 
-        It stays on: every switch makes SQLite compile all statements of the connection anew.
+        They stay on: every switch makes SQLite compile all statements of the connection again.
         """
         if await session.run("PRAGMA foreign_keys") == [(0,)]:
             if await session.run(_FOREIGN_KEYS):
