@@ -23,6 +23,7 @@ BACKENDS = {
     "memory": "fenced.testing.worlds.memory:MemoryBackend",
     "redis": "fenced.testing.worlds.redis:RedisBackend",
     "zookeeper": "fenced.testing.worlds.zookeeper:ZooKeeperBackend",
+    "etcd": "fenced.testing.worlds.etcd:EtcdBackend",
 }
 """Which backend serves which authority in the worlds."""
 

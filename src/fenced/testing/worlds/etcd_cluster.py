@@ -19,9 +19,9 @@ from fenced.testing.worlds.etcd_store import (
     UNIMPLEMENTED,
     EtcdFailed,
     EtcdStore,
+    EtcdTxn,
     KeyChange,
     in_range,
-    is_serializable,
 )
 from fenced.testing.worlds.grpc import GrpcCall, GrpcServerConnection
 from fenced.wire import http2
@@ -216,7 +216,7 @@ class EtcdMember:
         self.lag = 0.0
         """How many seconds it applies what was committed after the leader does."""
         self.applied = cluster.store.revision
-        self._away: set[str] = set()
+        self._away: set[int] = set()
         """Why it is not in contact with the others."""
         self._lost_leader = False
         self._clients: dict[ClientEnd, EtcdClientConnection] = {}
@@ -231,7 +231,7 @@ class EtcdMember:
     def knows_no_leader(self) -> bool:
         return self._lost_leader or (self.in_contact and self.cluster.leader is None)
 
-    def leave(self, why: str) -> None:
+    def leave(self, why: int) -> None:
         """It is frozen, down or cut off: it hears nothing from the others, and they nothing from it."""
         self._away.add(why)
         self.cluster.lost_contact()
@@ -241,7 +241,7 @@ class EtcdMember:
         if not self.in_contact:
             self.lose_leader()
 
-    def come_back(self, why: str) -> None:
+    def come_back(self, why: int) -> None:
         self._away.discard(why)
         if self.in_contact:
             self._lost_leader = False
@@ -322,16 +322,16 @@ class EtcdMember:
         self, client: EtcdClientConnection, call: GrpcCall, request: bytes, *, last: bool = False
     ) -> None:
         """Answer one request: after the leader agrees, and after this member has applied what was written."""
-        stream, local = call.stream, self._local(call.path, request)
+        stream, (local, work) = call.stream, self._work(call.path, request)
 
         def run() -> None:
             before = self.cluster.store.revision
             try:
-                body = local if local is not None else self._global(call.path, request)
+                body = work()
             except EtcdFailed as error:
                 self._finish(client, stream, error.code, error.text)
                 return
-            reply = self._header() + body
+            reply = self._header(self.applied if local else self.cluster.store.revision) + body
             if self.lag and last and self.cluster.store.revision > before:
                 self.cluster.at(self.cluster.now() + self.lag, lambda: answer(reply))
             else:
@@ -344,7 +344,7 @@ class EtcdMember:
             if last:
                 self._finish(client, stream)
 
-        if local is not None:
+        if local:
             run()
         else:
             self._submit(client, stream, run)
@@ -352,35 +352,31 @@ class EtcdMember:
     def _submit(self, client: EtcdClientConnection, stream: int, run: Callable[[], None]) -> None:
         self.cluster.submit(self, run, lambda code, text: self._finish(client, stream, code, text))
 
-    def _local(self, path: str, request: bytes) -> bytes | None:
-        """What this member answers without asking the leader."""
-        if path == "/etcdserverpb.Maintenance/Status":
-            return data(2, VERSION.encode())
-        if path == "/etcdserverpb.KV/Txn" and is_serializable(request):
-            return self.cluster.store.as_of(self.applied).txn(request)
-        return None
-
-    def _global(self, path: str, request: bytes) -> bytes:
-        cluster, store, now = self.cluster, self.cluster.store, self.cluster.now()
+    def _work(self, path: str, request: bytes) -> tuple[bool, Callable[[], bytes]]:
+        """What a request does, and whether this member does it by itself, without asking the leader."""
+        cluster, store = self.cluster, self.cluster.store
         match path.rpartition("/")[2]:
             case "Txn":
-                return store.txn(request)
+                txn = EtcdTxn(request)
+                if txn.is_serializable:
+                    return True, lambda: store.as_of(self.applied).txn(txn)
+                return False, lambda: store.txn(txn)
             case "LeaseGrant":
-                return cluster.grant(request)
+                return False, lambda: cluster.grant(request)
             case "LeaseRevoke":
-                store.revoke(_number(request, 1))
-                return b""
+                return False, lambda: store.revoke(_number(request, 1))
             case "LeaseKeepAlive":
-                return store.keep_alive(request, now)
+                return False, lambda: store.keep_alive(request, cluster.now())
             case "LeaseTimeToLive":
-                return store.time_to_live(request, now)
+                return False, lambda: store.time_to_live(request, cluster.now())
             case "Compact":
-                return store.compact(request)
-        raise EtcdFailed(UNIMPLEMENTED, f"unknown method {path}")
+                return False, lambda: store.compact(request)
+            case "Status":
+                return True, lambda: data(2, VERSION.encode())
+        return True, lambda: _unknown(path)
 
-    def _header(self, revision: int = 0) -> bytes:
-        known = revision or self.cluster.store.revision
-        header = integer(1, CLUSTER) + integer(2, self.number) + integer(3, known)
+    def _header(self, revision: int) -> bytes:
+        header = integer(1, CLUSTER) + integer(2, self.number) + integer(3, revision)
         return message(1, header + integer(4, self.cluster.term))
 
     def _send(self, client: EtcdClientConnection, data: bytes) -> None:
@@ -432,6 +428,10 @@ class EtcdMember:
     def _send_watch(self, client: EtcdClientConnection, stream: int, watch: int, body: bytes) -> None:
         reply = self._header(self.applied) + integer(2, watch) + body
         self._send(client, client.grpc.reply(stream, reply))
+
+
+def _unknown(path: str) -> bytes:
+    raise EtcdFailed(UNIMPLEMENTED, f"unknown method {path}")
 
 
 def _number(request: bytes, which: int) -> int:

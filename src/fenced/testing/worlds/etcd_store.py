@@ -6,7 +6,7 @@ All of it is deterministic, and happens at once. How long things take, and what 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +17,8 @@ LEASE_SECONDS_MAX = 9_000_000_000
 
 INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, OUT_OF_RANGE, UNIMPLEMENTED = 3, 5, 9, 11, 12
 
+RANGE, PUT, DELETE = 1, 2, 3
+"""Operations of a transaction."""
 _VERSION, _CREATE, _MOD, _VALUE, _LEASE = range(5)
 _NONE, _ASCENDING, _DESCENDING = range(3)
 
@@ -92,6 +94,41 @@ def in_range(key: bytes, start: bytes, end: bytes) -> bool:
     return key >= start and (end == b"\0" or key < end)
 
 
+class EtcdTxn:
+    """A transaction: what is compared, and the operations of its two branches."""
+
+    def __init__(self, request: bytes) -> None:
+        self.compares: list[_Fields] = []
+        self.then: list[tuple[int, _Fields]] = []
+        self.otherwise: list[tuple[int, _Fields]] = []
+        for number, value in fields(request):
+            if number == 1:
+                self.compares.append(_Fields(raw(value)))
+            else:
+                branch = self.then if number == 2 else self.otherwise
+                branch += [(kind, _Fields(raw(part))) for kind, part in fields(raw(value))]
+
+    @property
+    def is_serializable(self) -> bool:
+        """Whether it only reads, and every read is content with what the member happens to know."""
+        operations = self.then + self.otherwise
+        return bool(operations) and all(kind == RANGE and step.number(7) for kind, step in operations)
+
+    def check(self) -> None:
+        if max(len(self.compares), len(self.then), len(self.otherwise)) > TXN_OPS_MAX:
+            raise EtcdFailed(INVALID_ARGUMENT, "etcdserver: too many operations in txn request")
+        for branch in (self.then, self.otherwise):
+            if any(kind not in (RANGE, PUT, DELETE) for kind, _ in branch):
+                raise EtcdFailed(UNIMPLEMENTED, "a transaction inside a transaction")
+            if any(not step.bytes(1) for _, step in branch):
+                raise EtcdFailed(INVALID_ARGUMENT, "etcdserver: key is not provided")
+            puts = [step.bytes(1) for kind, step in branch if kind == PUT]
+            deletes = [(step.bytes(1), step.bytes(2)) for kind, step in branch if kind == DELETE]
+            # A branch may put a key once, and not delete it, too.
+            if len(set(puts)) < len(puts) or any(in_range(key, *each) for key in puts for each in deletes):
+                raise EtcdFailed(INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request")
+
+
 class EtcdStore:
     """The state that all members agree on, with the history that a lagging member or a watch may ask for."""
 
@@ -117,37 +154,37 @@ class EtcdStore:
             past._keep(change)
         return past
 
+    def get(self, key: bytes) -> StoredKey | None:
+        return self._live.get(key)
+
     def since(self, revision: int) -> list[KeyChange]:
         """All changes from this revision on."""
         return self.changes[bisect.bisect_left(self.changes, revision, key=lambda change: change.revision) :]
 
     # Transactions.
 
-    def txn(self, request: bytes) -> bytes:
-        """The body of the reply."""
-        parts: dict[int, list[bytes]] = {1: [], 2: [], 3: []}
-        for number, value in fields(request):
-            parts[number].append(raw(value))
-        if max(map(len, parts.values())) > TXN_OPS_MAX:
-            raise EtcdFailed(INVALID_ARGUMENT, "etcdserver: too many operations in txn request")
-        for operations in (parts[2], parts[3]):
-            _check_operations(operations)
-        succeeded = all(self._compares(_Fields(compare)) for compare in parts[1])
-        return integer(2, succeeded) + self.run(parts[2] if succeeded else parts[3])
-
-    def run(self, operations: Iterable[bytes]) -> bytes:
-        """Carry them out as one revision, or none of them."""
-        steps = [(kind, _Fields(raw(request))) for each in operations for kind, request in fields(each)]
-        leases = [request.number(3) for kind, request in steps if kind == 2]
+    def txn(self, request: EtcdTxn) -> bytes:
+        """The body of the reply. All operations of the branch that is taken make one revision, or none happens."""
+        request.check()
+        succeeded = all(self._compares(compare) for compare in request.compares)
+        steps = request.then if succeeded else request.otherwise
+        leases = [step.number(3) for kind, step in steps if kind == PUT]
         if any(lease and lease not in self.leases for lease in leases):
             raise EtcdFailed(NOT_FOUND, "etcdserver: requested lease not found")
-        for kind, request in steps:
-            if kind == 1:
-                self._check_revision(request.number(4))
-        run: dict[int, Callable[[_Fields], bytes]] = {1: self._range, 2: self._put, 3: self._delete}
+        for kind, step in steps:
+            if kind == RANGE:
+                self._check_revision(step.number(4))
+        return integer(2, succeeded) + self._run(steps)
+
+    def _run(self, steps: list[tuple[int, _Fields]]) -> bytes:
+        run: dict[int, Callable[[_Fields], bytes]] = {
+            RANGE: self._range,
+            PUT: self._put,
+            DELETE: self._delete,
+        }
         replies = b""
-        for kind, request in steps:
-            reply = run[kind](request)
+        for kind, step in steps:
+            reply = run[kind](step)
             header = message(1, integer(3, self.revision + bool(self._changed)))
             replies += message(3, message(kind, header + reply))
         self._commit()
@@ -264,7 +301,7 @@ class EtcdStore:
         self.leases[lease] = StoredLease(lease, ttl, now + ttl)
         return integer(2, lease) + integer(3, ttl)
 
-    def revoke(self, lease: int) -> None:
+    def revoke(self, lease: int) -> bytes:
         """Delete a lease and, in one revision, all keys that are attached to it."""
         found = self.leases.pop(lease, None)
         if found is None:
@@ -272,6 +309,7 @@ class EtcdStore:
         for key in sorted(found.keys):
             self._change(KeyChange(self.revision + 1, key, None))
         self._commit()
+        return b""
 
     def keep_alive(self, request: bytes, now: float) -> bytes:
         """A time of 0 says that the lease is gone. One that has expired and is not deleted yet is deleted here."""
@@ -300,27 +338,6 @@ class EtcdStore:
         """A new leader counts every lease from its beginning."""
         for lease in self.leases.values():
             lease.expires = now + lease.ttl + extra
-
-
-def is_serializable(request: bytes) -> bool:
-    """Whether a transaction only reads, and every read is content with what the member happens to know."""
-    operations = [raw(value) for number, value in fields(request) if number in (2, 3)]
-    return bool(operations) and all(
-        kind == 1 and _Fields(raw(part)).number(7) for each in operations for kind, part in fields(each)
-    )
-
-
-def _check_operations(operations: list[bytes]) -> None:
-    """A branch may put a key once, and not delete it, too."""
-    parts = [(kind, _Fields(raw(part))) for each in operations for kind, part in fields(each)]
-    if any(kind not in (1, 2, 3) for kind, _ in parts):
-        raise EtcdFailed(UNIMPLEMENTED, "a transaction inside a transaction")
-    if any(not request.bytes(1) for _, request in parts):
-        raise EtcdFailed(INVALID_ARGUMENT, "etcdserver: key is not provided")
-    puts = [request.bytes(1) for kind, request in parts if kind == 2]
-    deletes = [(request.bytes(1), request.bytes(2)) for kind, request in parts if kind == 3]
-    if len(set(puts)) < len(puts) or any(in_range(key, *each) for key in puts for each in deletes):
-        raise EtcdFailed(INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request")
 
 
 def _ordered(result: int, have: object, given: object) -> bool:

@@ -1,0 +1,109 @@
+"""Planted bugs in the shipped etcd client that a world must find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fenced.authorities.etcd.authority import EtcdAuthority
+from fenced.authorities.etcd.leases import EtcdSession, Sessions
+from fenced.authorities.etcd.namespace import Namespace
+from fenced.authorities.etcd.watching import EtcdWakeups
+from fenced.contracts import Selector
+from fenced.model import Holder
+from fenced.testing.worlds.etcd import EtcdBackend
+from fenced.wire.etcd.cluster import EtcdWire
+from fenced.wire.etcd.connection import EtcdConnection
+from fenced.wire.etcd.messages import TxnReply
+from fenced.wire.http2 import GrpcConnection
+from fenced.wire.pool import ConnectionBroken
+from fenced.wire.protobuf import fields, integer, message, raw
+from tests.simulation.planting import with_authority
+
+
+class AnyStream(GrpcConnection):
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        return super()._frame(kind, flags, self._stream if stream else 0, payload)
+
+
+class RepeatingConnection(EtcdConnection):
+    async def call(self, path: str, requests: Sequence[bytes], until: float, token: str = "") -> list[bytes]:
+        soon = self._now() + (until - self._now()) / 4
+        try:
+            return await super().call(path, requests, soon, token)
+        except ConnectionBroken:
+            return await super().call(path, requests, until, token)
+
+
+class RepeatingWire(EtcdWire):
+    async def _connect(self, until: float) -> EtcdConnection:
+        connection = await super()._connect(until)
+        connection.__class__ = RepeatingConnection
+        connection._talk.__class__ = AnyStream
+        return connection
+
+
+class AnyReplyIsTaken(EtcdAuthority):
+    """A call without an answer is repeated on the same connection, and a reply is taken whatever its stream is."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._wire.__class__ = RepeatingWire
+        self._wire._pool._connect = self._wire._connect
+
+
+class ForgetfulWakeups(EtcdWakeups):
+    opened = False
+
+    async def _open(self, bell: Selector, until: float) -> None:
+        targets = self._targets
+        if self.opened:
+            self._targets = {}
+        self.opened = True
+        try:
+            await super()._open(bell, until)
+        finally:
+            self._targets = targets
+
+
+class WatchesAreNotResumed(EtcdAuthority):
+    """When the watch stream breaks, a new one is opened, and what was watched is watched no more."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._ears.__class__ = ForgetfulWakeups
+
+
+class TrustingSessions(Sessions):
+    async def holding(self, holder: Holder, ttl: float, delay: float, until: float) -> EtcdSession:
+        for session in self._sessions.values():
+            session.hold.confirmed = self._now()
+        return await super().holding(holder, ttl, delay, until)
+
+
+class LeaseIsBelievedToLive(EtcdAuthority):
+    """A client attaches names to an etcd lease that it has, and believes without asking that the lease is renewed."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._sessions.__class__ = TrustingSessions
+
+
+class SerializableNamespace(Namespace):
+    async def read(self, gets: Sequence[bytes], until: float) -> TxnReply:
+        parts = [raw(part) for each in gets for _, part in fields(each)]
+        return await super().read([message(1, part + integer(7, 1)) for part in parts], until)
+
+
+class ReadsAreSerializable(EtcdAuthority):
+    """Reads are answered by the member that is asked, from what it happens to have applied."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._space.__class__ = SerializableNamespace
+
+
+PLANTED = [
+    with_authority(bug, EtcdBackend)
+    for bug in (AnyReplyIsTaken, WatchesAreNotResumed, LeaseIsBelievedToLive, ReadsAreSerializable)
+]
