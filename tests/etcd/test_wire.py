@@ -22,7 +22,7 @@ from fenced.wire import http2, protobuf
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
 from fenced.wire.etcd.cluster import EtcdWire
-from fenced.wire.etcd.connection import EtcdConnection, Stream
+from fenced.wire.etcd.connection import EtcdConnection, EtcdStream
 
 RUNTIME = BlockingRuntime()
 TARGET = Target(b"watched", 1)
@@ -92,7 +92,7 @@ def test_a_watch_that_is_refused_is_begun_again() -> None:
 
 
 @pytest.fixture
-def stream() -> Iterator[tuple[Stream, socket.socket]]:
+def stream() -> Iterator[tuple[EtcdStream, socket.socket]]:
     """A stream with all the room in the world, and its other end, which does not read."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -106,11 +106,32 @@ def stream() -> Iterator[tuple[Stream, socket.socket]]:
     theirs.close()
 
 
-def test_who_receives_is_told_that_nothing_could_be_sent(stream: tuple[Stream, socket.socket]) -> None:
+def test_who_receives_is_told_that_nothing_could_be_sent(stream: tuple[EtcdStream, socket.socket]) -> None:
     made, _ = stream
     step(made.send(bytes(10_000_000), soon(0.05)))
     assert step(RUNTIME.readable(made.link, soon())), "it is called to look"
     assert step(made.receive(soon())) == [] and made.over
+
+
+def test_what_is_appended_as_a_sender_ends_is_sent() -> None:
+    """Another sender appends when the first has just found nothing more to send, and leaves its bytes to the first."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    made = EtcdConnection(ours, "here", RUNTIME, 0).stream("/a/b", RUNTIME)
+    blocked, late = made._blocked, [b"second"]
+
+    def racing() -> bool:
+        result = blocked()
+        if late:
+            step(made.send(late.pop(), soon()))
+        return result
+
+    made._blocked = racing  # type: ignore[method-assign]
+    step(made.send(b"first", soon()))
+    sent = theirs.recv(65_536)
+    assert b"first" in sent and b"second" in sent
+    made.cancel()
+    theirs.close()
 
 
 class Seeing(BlockingRuntime):
@@ -125,7 +146,7 @@ class Seeing(BlockingRuntime):
         return ready
 
 
-def test_a_stream_is_not_closed_under_who_waits_to_send(stream: tuple[Stream, socket.socket]) -> None:
+def test_a_stream_is_not_closed_under_who_waits_to_send(stream: tuple[EtcdStream, socket.socket]) -> None:
     """Or it would wait for another connection's file, which has got the same number."""
     made, _ = stream
     made._runtime = seeing = Seeing()

@@ -86,7 +86,9 @@ class AioRuntime:
     def forked(self) -> None:
         """Threads of our own, and no loop yet; a forked child has none of its parent's."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads = ThreadPoolExecutor(1, "fenced")  # one: who asks first is asked for first
+        self._threads = ThreadPoolExecutor(
+            1, "fenced"
+        )  # one thread: calls run in the order in which they were made
         self._urgent = ThreadPoolExecutor(1, "fenced-urgent")
 
     def _same_loop(self) -> asyncio.AbstractEventLoop:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SLICE_SECONDS = 1.0
-"""The longest uninterrupted sleep: the lock's own timeout stands still while the machine is suspended."""
+"""The longest single sleep: the clock of a sleep stands still while the machine is suspended."""
 JOIN_SECONDS = 10.0
 
 
@@ -73,7 +73,7 @@ class Flag:
         with contextlib.suppress(queue.Empty):
             self._signals.get(timeout=timeout)
             if self._on:
-                self._signals.put(None)  # for the next one who waits
+                self._signals.put(None)  # for the next waiter
 
 
 class BlockingRuntime:

@@ -234,7 +234,7 @@ class SimulatedConnection(_End):
     def __init__(self, network: SimulatedNetwork, endpoint: Endpoint, process: Process) -> None:
         super().__init__(network, process)
         self.endpoint = endpoint
-        self._opened = self._told = False
+        self._opened = self._closed_noted = False
 
     def send(self, data: bytes) -> None:
         """Bytes for the client; dropped if the connection has ended."""
@@ -271,8 +271,8 @@ class SimulatedConnection(_End):
             self.unread.clear()
             self.peer._changed()  # there is room again: the client may wait to send
             self.server.on_bytes(self, data)
-        if (self.ended or self.broken or self.closed) and not self._told:
-            self._told = True
+        if (self.ended or self.broken or self.closed) and not self._closed_noted:
+            self._closed_noted = True
             self.close()
             self.server.on_close(self)
 

@@ -18,7 +18,7 @@ class World:
         self._order = itertools.count()
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Do something at a time; things due together happen in the order they were asked for."""
+        """Schedule a call. Calls that are due together happen in the order in which they were scheduled."""
         heapq.heappush(self._events, (max(when, self.now), next(self._order), call))
 
     def after(self, delay: float, call: Callable[[], None]) -> None:
@@ -33,7 +33,7 @@ class World:
 
 
 class Process:
-    """A process in a world: it has a clock of its own speed, and may stand still or die."""
+    """A process in a world: it has a clock with its own speed, and may be paused or crash."""
 
     def __init__(self, world: World, name: str, *, rate: float = 1.0, offset: float = 0.0) -> None:
         self.world = world
@@ -50,7 +50,7 @@ class Process:
         return self.world.now * self.rate + self.offset
 
     def world_time(self, local: float) -> float:
-        """When this process's clock has surely reached `local`."""
+        """A time of the world at which this process's clock has certainly reached `local`."""
         return (local - self.offset) / self.rate + 1e-9
 
     @property
@@ -62,7 +62,7 @@ class Process:
         return self._paused_until > when
 
     def pause(self, seconds: float) -> None:
-        """Stand still: nothing of this process runs meanwhile, and everything is late afterwards."""
+        """Let nothing of this process run for a while. What was due meanwhile happens afterwards, late."""
         self._paused_until = max(self._paused_until, self.world.now + seconds)
         self.world.at(self._paused_until, self._resume)
 
@@ -80,7 +80,7 @@ class Process:
             call()
 
     def deliver(self, call: Callable[[], None]) -> None:
-        """Let something happen in this process: now, after its pause, or never."""
+        """Run a call in this process: now, after its pause, or never if it has crashed."""
         if not self.alive:
             return
         if self.paused:

@@ -102,7 +102,7 @@ class HttpReader:
         if not self._data and not self._ended:
             return None
         if self._data and not self._requests and not self._methods:
-            raise MalformedHttp("a response that nobody has asked for")
+            raise MalformedHttp("a response to no request of ours")
         lines = self._lines()
         if lines is None:
             return None
@@ -143,7 +143,7 @@ class HttpReader:
         minor, status, reason = found[1], int(found[2]), found[3] or ""
         chunked, length = self._framing(headers, minor)
         if status == 101:
-            raise MalformedHttp("a change of protocol that nobody has asked for")
+            raise MalformedHttp("a change of protocol, although none was requested")
         if status < 200:
             if chunked or length:
                 raise MalformedHttp("an interim response with a body")

@@ -1,8 +1,8 @@
 """gRPC over HTTP/2, as much of both as one call at a time needs. Pure: bytes come in, bytes go out.
 
-A connection carries one call and then the next, never two at once. So there is one stream to keep in mind, and what
-the server still says of an earlier one is passed over. The server is told to index no headers: then what a
-block of them means does not depend on those before it, and each is decoded once.
+A connection carries one call after another, never two at once. So there is one current stream, and frames of earlier
+streams are ignored. The header table size is 0: then a header block means the same wherever it stands, and equal
+blocks are decoded once.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ REFUSED_STREAM = 7
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_MAX = 16_384
-"""The longest frame that either side may send, unless the other one allows more."""
+"""The longest frame that either side may send, unless the receiver allows more."""
 WINDOW = 65_535
-"""How much may be on its way until the receiver says more, unless it has said so before."""
+"""How many bytes may be under way before the receiver allows more, unless its settings say otherwise."""
 WINDOW_MAX = 2**31 - 1
 LET_FLOW = 2**24
-"""After so many bytes the server is told that it may send as many again."""
+"""After so many received bytes we allow the server to send as many again."""
 
 _FRAME = struct.Struct(">HBBBI")
 _MESSAGE = struct.Struct(">BI")
 
 
 class Malformed(ValueError):
-    """This is not how a gRPC server speaks."""
+    """These bytes are not from a gRPC server."""
 
 
 class StreamRefused(Exception):
-    """The server has not carried out this call, and says so."""
+    """The server says that it has not carried out this call."""
 
 
 class Status(NamedTuple):
@@ -65,7 +65,7 @@ PING_FRAME = frame(PING, 0, 0, b"fenced..")
 
 
 def head(scheme: str, authority: str, path: str, metadata: Sequence[tuple[str, str]], token: str) -> bytes:
-    """The headers of a call. A token is marked: nobody on the way may keep it in a table."""
+    """The headers of a call. The token is marked as never indexed: no proxy may keep it in a table."""
     pairs = [
         (":method", "POST"),
         (":scheme", scheme),
@@ -98,7 +98,7 @@ def _text(raw: bytes) -> bytes:
 
 
 def headers(block: bytes) -> dict[str, str]:
-    """What a block of headers says that refers to no other one."""
+    """Decode a header block that refers to no other block."""
     decoder = Decoder()
     decoder.header_table_size = decoder.max_allowed_table_size = 0
     try:
@@ -109,36 +109,36 @@ def headers(block: bytes) -> dict[str, str]:
 
 @lru_cache(maxsize=256)
 def status(block: bytes) -> Status | None:
-    """How a call ended, if these headers are its last; None: they do not say so."""
-    told = headers(block)
-    if told.get(":status", "200") != "200":
-        raise Malformed(f"HTTP status {told[':status']}: this is no gRPC server, or a proxy before it")
-    code = told.get("grpc-status", "")
+    """How a call ended; None if these headers carry no status."""
+    found = headers(block)
+    if found.get(":status", "200") != "200":
+        raise Malformed(f"HTTP status {found[':status']}: this is no gRPC server, or a proxy before it")
+    code = found.get("grpc-status", "")
     return (
-        Status(int(code), unquote(told.get("grpc-message", "")))
+        Status(int(code), unquote(found.get("grpc-message", "")))
         if code.isdecimal() and len(code) < 4
         else None
     )
 
 
 class GrpcConnection:
-    """What was said on one connection, and what follows from it."""
+    """The state of one connection. Its methods take received bytes and return bytes to send."""
 
     def __init__(self) -> None:
         self.messages: deque[bytes] = deque()
-        """What the server has said in the call that is under way, or was last."""
+        """The messages that arrived in the current call, or the last one."""
         self.status: Status | None = None
-        """How that call ended; None: it has not."""
+        """How that call ended; None while it is under way."""
         self.closing = False
-        """The server takes no more calls on this connection."""
+        """Whether the server accepts no more calls on this connection."""
         self.pings = b""
-        """Answers to pings, to be sent when they are due. With a ping in each call etcd measures its bandwidth."""
+        """Answers to pings; the caller decides when to send them. etcd pings in each call to measure the bandwidth."""
         self._stream = -1
         self._in = b""
         self._partial = bytearray()
-        """The beginning of a message."""
+        """The first bytes of a message that has not arrived completely."""
         self._block: tuple[int, int, bytes] | None = None
-        """Headers whose end has not come: the stream, the flags, and what has come."""
+        """A header block that has not arrived completely: its stream, flags and bytes."""
         self._unsent = bytearray()
         self._ending = self._ended = False
         self._window, self._stream_window, self._window_first = WINDOW, WINDOW, WINDOW
@@ -146,15 +146,15 @@ class GrpcConnection:
         self._taken = self._stream_taken = 0
 
     def hello(self) -> bytes:
-        """What comes first on a connection."""
+        """The first bytes that a client sends."""
         settings = ((HEADER_TABLE_SIZE, 0), (ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, WINDOW_MAX))
         payload = b"".join(struct.pack(">HI", *setting) for setting in settings)
         return PREFACE + frame(SETTINGS, 0, 0, payload) + _more(0, WINDOW_MAX - WINDOW)
 
-    # What we say.
+    # Sending.
 
     def begin(self, head: bytes, requests: Sequence[bytes], *, end: bool = True) -> bytes:
-        """Begin a call; without `end` more can be said in it. The call before must be over."""
+        """Begin a call; without `end` more messages can follow. The call before must have ended."""
         if len(head) > self._frame_max:
             raise Malformed("the server's own token is too long to be sent back")
         if self.closing:
@@ -183,7 +183,7 @@ class GrpcConnection:
         return frame(DATA, END_STREAM if end else 0, self._stream, said) if said or end else b""
 
     def _due(self) -> bytes:
-        """As much of what we want to say as the server lets us."""
+        """As many of the unsent bytes as the server's windows allow."""
         out = []
         while (self._unsent or self._ending) and not self._ended and self.status is None:
             size = min(len(self._unsent), self._window, self._stream_window, self._frame_max)
@@ -198,10 +198,10 @@ class GrpcConnection:
             self._stream_window -= size
         return b"".join(out)
 
-    # What the server says.
+    # Receiving.
 
     def receive(self, data: bytes) -> bytes:
-        """Take in what has come; what is to be answered. Refused: the call that is under way will not be done."""
+        """Process received bytes; returns bytes to send. StreamRefused: the current call will not be done."""
         data = self._in + data if self._in else data
         answers, at, end = b"", 0, len(data)
         while end - at >= 9:
@@ -243,7 +243,7 @@ class GrpcConnection:
             elif stream == self._stream:
                 self._stream_window += more
             return self._due()
-        return b""  # also for what later versions may say
+        return b""  # frame types that we do not know are ignored
 
     def _data(self, flags: int, stream: int, payload: bytes) -> bytes:
         self._taken += len(payload)
@@ -261,12 +261,12 @@ class GrpcConnection:
         return more
 
     def _cut(self) -> None:
-        """Take the messages that are whole."""
+        """Take out the messages that have arrived completely."""
         at, end = 0, len(self._partial)
         while end - at >= 5:
             packed, size = _MESSAGE.unpack_from(self._partial, at)
             if packed:
-                raise Malformed("a compressed message, which nobody has asked for")
+                raise Malformed("a compressed message, although no compression was offered")
             if end - at < 5 + size:
                 break
             self.messages.append(bytes(self._partial[at + 5 : at + 5 + size]))
@@ -279,11 +279,11 @@ class GrpcConnection:
         self._block = None if flags & END_HEADERS else (stream, flags & END_STREAM, block)
         if self._block is not None or stream != self._stream or self.status is not None:
             return
-        told = status(block)
+        found = status(block)
         if flags & END_STREAM:
-            if told is None:
+            if found is None:
                 raise Malformed("a call ended without a status")
-            self.status = told
+            self.status = found
 
     def _reset(self, stream: int, code: int) -> None:
         if stream == self._stream and self.status is None:

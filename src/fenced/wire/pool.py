@@ -1,7 +1,8 @@
-"""Connections to a server: held open, taken for one request, given back; and what a broken one means.
+"""A pool of connections to a server, and what a broken connection means for its request.
 
-A connection that breaks, or stays silent past the deadline, leaves it unknown whether its request was carried
-out. What may be repeated is repeated once, on a new connection; what stays unknown is `Indeterminate`.
+After a connection breaks, or stays silent past the deadline, nobody knows whether its request was carried out. A
+request that may be repeated is retried once, on a new connection. If that breaks too, the outcome is
+`Indeterminate`.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ T = TypeVar("T")
 
 
 class ConnectionBroken(Exception):
-    """The connection is of no use any more, and the request on it may have been carried out or not."""
+    """The connection cannot be used again, and its request may or may not have been carried out."""
 
 
 class PooledConnection(Protocol):
     def close(self) -> None:
-        """Let go of the connection at once; never waits, may be repeated."""
+        """Close the connection at once, without waiting. May be repeated."""
 
 
 C = TypeVar("C", bound=PooledConnection)
 
 
 class _Turn(Generic[C]):
-    """Somebody who waits: it is given a connection, or the room for a new one."""
+    """A waiter: it receives a connection, or the room for a new one (None)."""
 
     def __init__(self, wakeup: Wakeup) -> None:
         self.wakeup = wakeup
@@ -75,12 +76,12 @@ class Pool(Generic[C]):
                 raise _doubted(error, doubt) from error
             except ConnectionBroken as error:
                 self.drop(connection)
-                self.close_idle()  # what broke one has most likely broken all
+                self.close_idle()  # the cause has most likely broken them, too
                 if doubt is not None or not repeatable or self._runtime.now() >= until:
                     raise Indeterminate(str(error)) from error
                 doubt = error
             except BaseException:
-                self.drop(connection)  # cancelled or interrupted: its reply is still under way
+                self.drop(connection)  # cancelled or interrupted: its reply may still come
                 raise
             else:
                 self.give(connection)
@@ -118,10 +119,10 @@ class Pool(Generic[C]):
             raise
         if self._leave(turn):
             raise Unavailable(f"{self._where}: all {self._limit} connections are busy")
-        return turn.connection  # it came at the last moment
+        return turn.connection  # it was handed over at the last moment
 
     def _leave(self, turn: _Turn[C]) -> bool:
-        """Stop waiting; False if the turn has come meanwhile."""
+        """Stop waiting; False if a connection was handed over meanwhile."""
         with self._lock:
             if turn in self._turns:
                 self._turns.remove(turn)
@@ -139,7 +140,7 @@ class Pool(Generic[C]):
         self._pass_on(None)
 
     def _pass_on(self, connection: C | None) -> None:
-        """A connection, or the room for one, goes to the caller that has waited longest."""
+        """Hand a connection, or the room for one, to the caller that has waited longest."""
         with self._lock:
             turn = self._turns.popleft() if self._turns else None
             if turn is not None:

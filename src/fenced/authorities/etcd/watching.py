@@ -9,7 +9,7 @@ from fenced.authorities.etcd import keys
 from fenced.contracts import Runtime, Selector
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.cluster import EtcdWire
-from fenced.wire.etcd.connection import Stream
+from fenced.wire.etcd.connection import EtcdStream
 from fenced.wire.heartbeat import ANSWER_SECONDS
 
 OVER_MAX = 1000
@@ -46,7 +46,7 @@ class EtcdWakeups:
         self._ids = itertools.count(1)
         self._over = 0
         self._heard: dict[str, None] = {}
-        self._stream: Stream | None = None
+        self._stream: EtcdStream | None = None
         self._bell: Selector | None = None
         self._rung = False
         self._closed = False
@@ -70,7 +70,7 @@ class EtcdWakeups:
         if (stream := self._stream) is not None:
             await self._begin(stream, public, target, until)
 
-    async def _begin(self, stream: Stream, public: str, target: Target, until: float) -> None:
+    async def _begin(self, stream: EtcdStream, public: str, target: Target, until: float) -> None:
         watch = next(self._ids)
         self._watches.pop(self._watch_of.get(public, 0), None)
         self._watches[watch], self._watch_of[public] = public, watch
@@ -116,7 +116,7 @@ class EtcdWakeups:
             if ready is None:
                 break
             for each in ready:
-                assert isinstance(each, Stream)
+                assert isinstance(each, EtcdStream)
                 await self._read(each, until)
         self._rung = False
         heard = list(self._heard)
@@ -124,7 +124,7 @@ class EtcdWakeups:
             self._heard.pop(public, None)
         return heard
 
-    async def _beat(self, stream: Stream) -> None:
+    async def _beat(self, stream: EtcdStream) -> None:
         """Ping the stream if it has been silent for long, and drop it if it does not answer."""
         now = self._runtime.now()
         if now < stream.heartbeat.due:
@@ -148,7 +148,7 @@ class EtcdWakeups:
         for public, target in list(self._targets.items()):
             await self._begin(stream, public, target, until)
 
-    async def _read(self, stream: Stream, until: float) -> None:
+    async def _read(self, stream: EtcdStream, until: float) -> None:
         """Read replies from the stream. If it has ended, drop it; the next `next_wakeups` opens another."""
         for reply in await stream.receive(until):
             told = messages.watch_reply(reply)

@@ -1,7 +1,7 @@
-"""Calls to a cluster: connections to one member, deadlines, and leaving a member that does not answer.
+"""Calls to a cluster: they go to one member, until that fails; then to the next.
 
-Every call asks for a member that knows a leader; one that does not says so at once, and the call waits for an election
-to end. How gRPC is spoken: record 0021.
+Every call demands a member that knows a leader. A member that knows none refuses at once, and the call is retried
+until the election is over. Why gRPC is spoken here: record 0021.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.wire import http2
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
-from fenced.wire.etcd.connection import EtcdConnection, Failed, Stream
+from fenced.wire.etcd.connection import EtcdConnection, EtcdStream, Failed
 from fenced.wire.http2 import Status
 from fenced.wire.pool import ConnectionBroken, Pool
 
@@ -34,7 +34,7 @@ _TOKEN_OVER = ("invalid auth token", "revision of auth store is old", "revision 
 
 
 class LeaseExists(Exception):
-    """There is such a lease already: an earlier try has made it."""
+    """The lease exists already: an earlier try has made it."""
 
 
 class LeaseGone(Exception):
@@ -49,7 +49,7 @@ class NoSpace(Unavailable):
 
 
 class _NotSent(Exception):
-    """The request was not carried out. `passing`: the member waits for a leader, and may do it soon."""
+    """The request was not carried out. `passing`: the member waits for a leader, and may serve it soon."""
 
     def __init__(self, why: str, *, passing: bool = False) -> None:
         super().__init__(why)
@@ -57,7 +57,7 @@ class _NotSent(Exception):
 
 
 class EtcdWire:
-    """All members of one cluster. One of them is asked, until it fails; then it is the next one's turn."""
+    """All members of one cluster. `turn` says which of them is asked."""
 
     def __init__(self, address: EtcdAddress, runtime: Runtime) -> None:
         self.url = address.url
@@ -79,20 +79,20 @@ class EtcdWire:
         self.turn = 0
         """Selects the member that is asked; incremented when that member fails."""
         self.token = ""
-        """Who we are, to a server that has users; "" until it was asked."""
+        """Our login token at a server that has users; "": log in before the next call."""
 
     # One call.
 
     async def call(self, path: str, request: bytes, until: float, *, repeatable: bool = True) -> bytes:
-        """The reply. Unavailable: nothing happened. Indeterminate: perhaps. LeaseGone: it names a lost lease."""
+        """The reply. Unavailable: nothing happened. Indeterminate: unknown. LeaseGone: it names a lost lease."""
         return (await self._anywhere(path, (request,), until, repeatable))[0]
 
     async def exchange(self, path: str, requests: Sequence[bytes], until: float) -> list[bytes]:
-        """The replies to several messages of one stream; only for what may be repeated."""
+        """The replies to several messages of one call; only for requests that may be repeated."""
         return await self._anywhere(path, requests, until, repeatable=True)
 
-    async def stream(self, path: str, until: float) -> Stream:
-        """A stream to the member whose turn it is, on a connection of its own."""
+    async def stream(self, path: str, until: float) -> EtcdStream:
+        """A stream to the current member, on a connection of its own."""
         try:
             connection = await self._connect(until)
             try:
@@ -106,7 +106,7 @@ class EtcdWire:
     async def _anywhere(
         self, path: str, requests: Sequence[bytes], until: float, repeatable: bool
     ) -> list[bytes]:
-        """Do it at one member after the other. Once a try has broken, no later error is a definite no."""
+        """Try one member after the other. Once a try has broken, no later error is a definite no."""
         doubt: ConnectionBroken | None = None
         broken = unreached = 0
         while True:
@@ -178,14 +178,14 @@ class EtcdWire:
                 raise _NotSent(str(error)) from error
             try:
                 return await connection.call(path, requests, until, token)
-            except Failed as error:  # a token may lapse: then one is asked for anew, once
+            except Failed as error:  # the token may have lapsed: log in again, once
                 if last or not any(sign in error.status.text for sign in _TOKEN_OVER):
                     raise
                 self.distrust(token)
         raise AssertionError  # the second round returns or raises
 
     async def _authenticated(self, connection: EtcdConnection, until: float) -> str:
-        """Our token, which is asked for if we need one and have none."""
+        """Our login token; logs in if one is needed and there is none."""
         token = self.token
         if self._address.user and not token:
             request = messages.authenticate(self._address.user, self._address.password)
@@ -194,7 +194,7 @@ class EtcdWire:
         return token
 
     def distrust(self, token: str) -> None:
-        """The server does not take this token any more."""
+        """The server no longer accepts this token: log in before the next call."""
         if self.token == token:
             self.token = ""
 
@@ -229,7 +229,7 @@ class EtcdWire:
         return connection
 
     def _leave(self, turn: int) -> None:
-        """The next member's turn, unless somebody else has seen to that."""
+        """Turn to the next member, unless another caller has done that already."""
         if self.turn == turn:
             self.turn = turn + 1
             self._pool.close_idle()
@@ -247,7 +247,7 @@ class EtcdWire:
 
 
 def _read(status: Status, url: str) -> Exception:
-    """What it means for the request that a call has failed."""
+    """What a failed call means for its request."""
     code, text = status
     if code == UNAVAILABLE and "etcdserver: no leader" in text:
         return _NotSent(text, passing=True)

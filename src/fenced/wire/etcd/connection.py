@@ -1,4 +1,4 @@
-"""One connection to one member: a call at a time, or one stream in which both sides speak when they like."""
+"""One connection to one member: it carries one call after another, or one call without an end (a stream)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fenced.wire.http2 import GrpcConnection, Malformed, Status
 from fenced.wire.pool import ConnectionBroken
 
 METADATA = (("hasleader", "true"),)
-"""A member that knows no leader says so at once."""
+"""With this a member without a leader refuses the call at once, instead of letting it wait."""
 PING_SECONDS = 1.0
-"""Pings are answered no more often: each answer brings about the next ping, and that a wake-up in the next call."""
+"""Pings are answered no more often: etcd follows each answer with another ping, which wakes the next call once more."""
 
 
 class Failed(Exception):
-    """The server has ended the call with another status than OK."""
+    """The server ended the call with a status other than OK."""
 
     def __init__(self, status: Status) -> None:
         super().__init__(status.text)
@@ -27,11 +27,11 @@ class Failed(Exception):
 
 
 class EtcdConnection:
-    """Connected, and greeted. Broken: nobody knows whether the call was carried out; http2.Refused: it was not."""
+    """A connection for calls. ConnectionBroken: the call may have been carried out. http2.StreamRefused: it was not."""
 
     def __init__(self, link: SocketLike, where: str, runtime: Runtime, turn: int) -> None:
         self.turn = turn
-        """Whose turn it was when this one was made."""
+        """Which member this leads to: the cluster's `turn` when it was connected."""
         self.line = runtime.stream(link)
         self._where = where
         self._now = runtime.now
@@ -44,11 +44,11 @@ class EtcdConnection:
 
     @property
     def closing(self) -> bool:
-        """The server takes no more calls here."""
+        """Whether the server accepts no more calls on this connection."""
         return self._talk.closing
 
     def is_alive(self) -> bool:
-        """Whether it can be used again, by what the server has said since the last call."""
+        """Whether it can be used again. Reads what the server has sent since the last call, without waiting."""
         try:
             if read_available := self.line.read_available():
                 self._out += self._talk.receive(read_available)
@@ -57,7 +57,7 @@ class EtcdConnection:
         return not self._talk.closing
 
     async def greet(self, until: float) -> None:
-        """Wait for the server's first word. With TLS it comes once our certificate is accepted."""
+        """Wait for the server's first bytes. With TLS they come only after the server has accepted our certificate."""
         out, self._out = self._out, b""
         await self.line.send(out, until)
         try:
@@ -66,7 +66,7 @@ class EtcdConnection:
             raise OSError(str(error)) from error
 
     async def call(self, path: str, requests: Sequence[bytes], until: float, token: str = "") -> list[bytes]:
-        """The replies of a call, one to each request; it is over then."""
+        """Make a call and wait for its end; returns the replies, one to each request."""
         talk, late = self._talk, False
         try:
             out, self._out = self._out + talk.begin(self._head(path, token), requests), b""
@@ -89,7 +89,7 @@ class EtcdConnection:
         return list(talk.messages)
 
     def _head(self, path: str, token: str) -> bytes:
-        """The headers of a call, which are made once as long as the token is the same."""
+        """The headers of a call. They are packed once for each path, as long as the token is the same."""
         if token != self._token:
             self._heads.clear()
             self._token = token
@@ -98,11 +98,11 @@ class EtcdConnection:
             known = self._heads[path] = http2.head(self._scheme, self._where, path, METADATA, token)
         return known
 
-    def stream(self, path: str, runtime: Runtime, token: str = "") -> Stream:
-        """Begin a call without an end; nothing else can be done with this connection then."""
+    def stream(self, path: str, runtime: Runtime, token: str = "") -> EtcdStream:
+        """Begin a call without an end. The connection carries nothing else from then on."""
         out = self._out + self._talk.receive(self.line.detach())
         out += self._talk.begin(self._head(path, token), (), end=False)
-        return Stream(self, self._talk, out, runtime, token)
+        return EtcdStream(self, self._talk, out, runtime, token)
 
     def interrupt(self) -> None:
         """End the call that is under way; its caller closes the connection. Safe from any thread."""
@@ -112,8 +112,8 @@ class EtcdConnection:
         self.line.close()
 
 
-class Stream:
-    """A call without an end. Anybody may send; one receives, when the link can be read."""
+class EtcdStream:
+    """A call without an end. Any thread or task may send. One receives, whenever the link can be read."""
 
     def __init__(
         self, connection: EtcdConnection, talk: GrpcConnection, out: bytes, runtime: Runtime, token: str
@@ -122,7 +122,7 @@ class Stream:
         self.turn = connection.turn
         self.token = token
         self.over = False
-        """Nothing more will come of it."""
+        """Whether the stream has ended, for whatever reason."""
         self.heartbeat = Heartbeat(runtime.now())
         self._talk = talk
         self._out = out
@@ -131,7 +131,7 @@ class Stream:
         self._closed = self._flushing = False
 
     async def send(self, request: bytes, until: float) -> None:
-        """If that is not possible in time, the stream is over, and who receives is told."""
+        """Send a message. If that takes too long, the connection is shut down, and the receiver finds its end."""
         with self._lock:
             self._out += self._talk.say((request,))
         await self._flush(until)
@@ -144,23 +144,35 @@ class Stream:
         await self._flush(until)
 
     async def _flush(self, until: float) -> None:
-        """Only one at a time waits, for the others too."""
+        """Send what is due. One sender at a time waits for the link, and sends what the others append meanwhile."""
         with self._lock:
             if self._flushing:
                 return
             self._flushing = True
         try:
-            while self._blocked():
-                if not await self._runtime.writable(self.link, until):
-                    self._shut()
-        finally:
+            while True:
+                while self._blocked():
+                    if not await self._runtime.writable(self.link, until):
+                        self._shut()
+                with self._lock:
+                    # Senders append under this lock. So either their bytes are seen here, or they see `_flushing`
+                    # false and send their bytes themselves.
+                    if not self._out or self._closed:
+                        self._end_flush()
+                        return
+        except BaseException:
             with self._lock:
-                self._flushing = False
-                if self._closed:
-                    self.link.close()
+                self._end_flush()
+            raise
+
+    def _end_flush(self) -> None:
+        """With the lock held. `cancel` leaves closing to the sender, so that nobody waits for a closed descriptor."""
+        self._flushing = False
+        if self._closed:
+            self.link.close()
 
     def _blocked(self) -> bool:
-        """Send what is there; whether there is more than can be sent now."""
+        """Send as much as the link takes; returns whether there is more."""
         with self._lock:
             try:
                 while self._out and not self._closed:
@@ -168,7 +180,7 @@ class Stream:
             except sockets.NOT_NOW:
                 return True
             except OSError:
-                self._out = b""  # who receives will find the same
+                self._out = b""  # the receiver finds the same error
         return False
 
     def _shut(self) -> None:
@@ -179,7 +191,7 @@ class Stream:
             sockets.shut_down(self.link)
 
     async def receive(self, until: float) -> list[bytes]:
-        """What has come, without waiting for more. Look whether it is over then, however it ended."""
+        """The messages that have arrived, without waiting. Sets `over` if the stream has ended."""
         messages: list[bytes] = []
         with self._lock:
             try:
@@ -193,7 +205,7 @@ class Stream:
         return messages
 
     def _take(self) -> bool:
-        """Whether more can come."""
+        """Read what has arrived; returns whether more can come."""
         while self._talk.status is None:
             try:
                 data = self.link.recv(sockets.READ_BYTES)
@@ -214,10 +226,10 @@ class Stream:
         sockets.shut_down(self.link)
 
     def cancel(self) -> None:
-        """End it. May be called from another thread, and again."""
+        """End the stream. May be called from another thread, and repeatedly."""
         with self._lock:
             self._closed = True
             if not self._flushing:
                 self.link.close()
                 return
-        self._shut()  # and who waits for it now closes it
+        self._shut()  # the sender that waits for the link closes it

@@ -81,10 +81,10 @@ class TxnReply:
         if usual is not None:
             self.header, self.succeeded = Header(number(usual[1]), number(usual[2])), True
             return
-        told = dict(fields(reply))
-        header = dict(fields(raw(told.get(1, b""))))
+        values = dict(fields(reply))
+        header = dict(fields(raw(values.get(1, b""))))
         self.header = Header(whole(header.get(1, 0)), signed(whole(header.get(3, 0))))
-        self.succeeded = bool(told.get(2, 0))
+        self.succeeded = bool(values.get(2, 0))
         if not self.header.revision:
             raise Malformed("a transaction was answered without a revision")
 
@@ -204,20 +204,20 @@ def found_in(reply: bytes) -> Found:
 
 
 def _key_value(reply: bytes) -> KeyValue:
-    told = dict(fields(reply))
+    values = dict(fields(reply))
     return KeyValue(
-        raw(told.get(1, b"")),
-        signed(whole(told.get(2, 0))),
-        signed(whole(told.get(3, 0))),
-        raw(told.get(5, b"")),
-        signed(whole(told.get(6, 0))),
+        raw(values.get(1, b"")),
+        signed(whole(values.get(2, 0))),
+        signed(whole(values.get(3, 0))),
+        raw(values.get(5, b"")),
+        signed(whole(values.get(6, 0))),
     )
 
 
 def lease_reply(reply: bytes) -> tuple[int, int]:
     """Which lease, and its time to live in seconds. A keep-alive says 0 of one that is gone, a question -1."""
-    told = dict(fields(reply))
-    return signed(whole(told.get(2, 0))), signed(whole(told.get(3, 0)))
+    values = dict(fields(reply))
+    return signed(whole(values.get(2, 0))), signed(whole(values.get(3, 0)))
 
 
 def attached_keys(reply: bytes) -> set[bytes]:

@@ -111,7 +111,11 @@ class RedisWire:
             raise ConnectionBroken(f"{self._where}: it sent more than one reply to a request")
         try:
             await stream.send(request, until)
-            return await self._reply(stream, until)
+            self._reader.feed(await stream.receive(until))
+            try:
+                return self._reader.next()  # nearly always: a reply comes in one piece
+            except Incomplete:
+                return await self._reply(stream, until)
         except (OSError, ValueError) as error:  # no answer in time, connection closed, or another protocol
             raise ConnectionBroken(f"{self._where}: {error}") from error
 

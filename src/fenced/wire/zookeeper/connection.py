@@ -1,8 +1,8 @@
-"""Connections to ZooKeeper, in either colour: many callers share one, and whoever waits reads for all.
+"""Connections to ZooKeeper: many callers share one, and one of the waiting callers reads for all.
 
-A session is bound to one connection, and what it created goes with it. So callers cannot each have a connection of
-their own; their requests follow one another on the one there is, and the server answers in that order. There is
-no thread that reads: one of those who wait does it, for the others too, and hands on when it has what it wants.
+A session is bound to one connection, and its nodes go with it. So callers cannot have a connection each: they send
+their requests one after another on the same one, and the server answers in that order. No thread is dedicated to
+reading. One of the waiting callers reads, for the others too; when it has its own replies, another takes over.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Then = Callable[[jute.Reply], None]
 
 
 class Hub:
-    """Waits for all connections of one client at once."""
+    """Lets one caller at a time wait for all connections of one client, and read for everybody."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._lock = runtime.lock()
         self._bell = runtime.selector()
         self.seen = 0
-        """The newest transaction that this client has seen: a server that knows less does not serve it."""
+        """The newest transaction that this client has seen: a server that is behind it does not serve this client."""
         self._taken = False
         self._waiting: dict[Wakeup, None] = {}
 
@@ -48,17 +48,19 @@ class Hub:
         self._bell.remove(wire.socket)
 
     def wake(self) -> None:
-        """Let whoever reads look again whether it has what it wants."""
+        """Let the reading caller check its condition again."""
         self._bell.wake()
 
     def close(self) -> None:
         self._bell.close()
 
     async def wait(self, met: Callable[[], bool], wakeup: Wakeup, until: float) -> bool:
-        """Wait until `met` (True) or `until` (False). Who makes it true sets the wake-up."""
+        """Wait until `met` (True) or `until` (False). The caller that makes it true sets the wake-up."""
         try:
             while not met():
                 with self._lock:
+                    # Decided and noted under one lock: either we read, or the reader finds us in `_waiting` when it
+                    # leaves and wakes us. Nobody sleeps while nobody reads.
                     mine = not self._taken
                     if mine:
                         self._taken = True
@@ -75,7 +77,7 @@ class Hub:
             self._pass_on(wakeup)
 
     async def _read(self, met: Callable[[], bool], until: float) -> bool:
-        """Read for everybody, until we have what we want ourselves."""
+        """Read for everybody, until our own condition is met."""
         try:
             while not met():
                 try:
@@ -92,7 +94,7 @@ class Hub:
             self._taken = False
 
     def _pass_on(self, wakeup: Wakeup) -> None:
-        """Somebody leaves: if nobody reads now, another one who waits shall."""
+        """Called by everyone who leaves: if nobody reads now, wake one of the waiting callers to do it."""
         with self._lock:
             self._waiting.pop(wakeup, None)
             following = next(iter(self._waiting), None) if not self._taken else None
@@ -101,7 +103,7 @@ class Hub:
 
 
 class _Call:
-    """Requests that were sent together, and the replies that have come."""
+    """Requests that were sent together, and the replies so far."""
 
     __slots__ = ("broken", "left", "replies", "then", "wakeup")
 
@@ -157,7 +159,7 @@ class ZooKeeperWire:
                 self._pending.append((self._xid, call))
                 self._out += struct.pack(">ii", len(request) + 4, self._xid)
                 self._out += request
-        # Who is interrupted here leaves: its replies come when they come, and nobody waits for them.
+        # A caller may be interrupted from here on. Its replies are read and dropped when they come.
         await self._flush(until)
         done = await self._hub.wait(call.over, call.wakeup, until)
         if not done:
@@ -191,7 +193,7 @@ class ZooKeeperWire:
                 self.close("the request could not be sent in time")
 
     def receive(self) -> None:
-        """Take in what has come, and tell everybody concerned."""
+        """Read what has arrived, and notify the callers and watches concerned. Outside the lock: they may call back."""
         events: list[jute.WatchEvent] = []
         done: list[_Call] = []
         trouble = ""
@@ -212,7 +214,7 @@ class ZooKeeperWire:
             try:
                 self._take(events, done)
             except (jute.MalformedJute, struct.error, UnicodeDecodeError) as error:
-                trouble = f"this does not speak as ZooKeeper does: {error}"
+                trouble = f"this is not a ZooKeeper server: {error}"
         for event in events:
             self._tell(event)
         for call in done:
@@ -247,11 +249,11 @@ class ZooKeeperWire:
     def _call_of(self, xid: int) -> _Call:
         """The call that this reply is for. The server answers in order: any other reply belongs to nobody."""
         if not self._pending or self._pending[0][0] != xid:
-            raise jute.MalformedJute("a reply that nobody waits for")
+            raise jute.MalformedJute("a reply to no request of ours")
         return self._pending.popleft()[1]
 
     def close(self, why: str = "closed") -> None:
-        """Let go of the connection, not of the session. May be repeated, and called from any thread."""
+        """Close the connection; the session lives on. May be repeated, and called from any thread."""
         with self._lock:
             if self.closed:
                 return
@@ -266,7 +268,7 @@ class ZooKeeperWire:
         self._tell(None)
 
     def farewell(self) -> None:
-        """End the session, if that can be said at once; then close."""
+        """End the session, if that can be sent without waiting; then close."""
         with contextlib.suppress(OSError):
             self.socket.send(jute.frame(struct.pack(">i", self._xid + 1) + jute.close()))
         self.close()
@@ -283,7 +285,7 @@ async def dial(
     seen: int,
     until: float,
 ) -> tuple[SocketLike, jute.Connected]:
-    """A socket to one member on which the session is alive (or has a timeout of 0, and is over)."""
+    """A link to one member, and the session as the server knows it (with a timeout of 0: it is over)."""
     where = f"{member[0]}:{member[1]}"
     try:
         link = await runtime.connect(member, until, address.context)
@@ -322,7 +324,7 @@ async def _greet(
 
 
 async def _frame(link: SocketLike, runtime: Runtime, until: float) -> bytes:
-    """One frame, and no byte more."""
+    """Exactly one frame."""
     size = struct.unpack(">i", await _exactly(link, 4, runtime, until))[0]
     if not 0 < size <= sockets.READ_BYTES:
         raise jute.MalformedJute("this is not a ZooKeeper server")
