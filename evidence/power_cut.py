@@ -28,8 +28,8 @@ HOLDER = """
 import sys, fenced
 if sys.argv[2] == "unsynced":  # the control: what would be lost if grants were not synced
     from fenced.authorities.sqlite import connecting
-    prepare = connecting.Connection.prepare
-    connecting.Connection.prepare = lambda self, durable: prepare(self, False)
+    prepare = connecting.StoreConnection.prepare
+    connecting.StoreConnection.prepare = lambda self, durable: prepare(self, False)
 client = fenced.Client(f"sqlite:///{sys.argv[1]}/leases.db")
 number = 0
 while True:

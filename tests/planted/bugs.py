@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from fenced import timing
-from fenced.authorities.memory import MemoryAttempt, MemoryStore
+from fenced.authorities.memory import MemoryRows, MemoryStore
+from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm, names_json
 from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState
 from fenced.decision import Judgement, Mark, Verdict
@@ -32,185 +34,144 @@ from fenced.model import (
     grant_id,
 )
 
-# Authorities.
+# Authorities. Most are planted into the algorithm, and so into every store that runs it.
 
 
-class ReleaseDeletesTheCounter(MemoryStore):
-    """The next token counts up from what is left: MongoDB's and Litestream's locks restart at 1."""
-
-    def _finish(self, attempt: MemoryAttempt, state: str, now: float) -> ReleaseAnswer:
-        answer = super()._finish(attempt, state, now)
-        if not self.ledger.claims:
-            self.ledger.token = 0
-        return answer
-
-
-class TidyResetsTheCounter(MemoryStore):
-    """Clean-up of idle names takes the counter along."""
-
-    def tidy(self) -> int:
-        forgotten = super().tidy()
-        if not self.ledger.attempts:
-            self.ledger.token = 0
-        return forgotten
-
-
-class RenewalRevives(MemoryStore):
+class RenewalRevives(LeaseAlgorithm):
     """A renewal that arrives after the expiry brings the lease back."""
 
-    def _renew(self, public: str, now: float) -> RenewAnswer:
-        attempt = self.ledger.attempts.get(public)
-        if attempt is not None and attempt.state in ("granted", "expired") and attempt.token:
-            attempt.state = "granted"
-            attempt.expires = now + attempt.ttl
-            for name in attempt.names:
-                self.ledger.claims.setdefault(name, attempt)
-        return super()._renew(public, now)
+    def renew(self, publics: Sequence[str]) -> list[RenewAnswer]:
+        for row in self.rows.attempts(publics).values():
+            if row.token and row.state in ("granted", "expired"):
+                self.rows.put(row._replace(state="granted", expires=self.now + row.ttl))
+                free = tuple(name for name in row.names if self.rows.claim(name) is None)
+                self.rows.take(row._replace(names_json=names_json(free)))
+        return super().renew(publics)
 
 
-class RenewalCreates(MemoryStore):
+class RenewalCreates(LeaseAlgorithm):
     """A renewal of nothing makes a lease (redis-semaphore #175)."""
 
-    def _renew(self, public: str, now: float) -> RenewAnswer:
-        from fenced.model import Gone, Kept
-
-        answer = super()._renew(public, now)
-        return Kept(10.0) if isinstance(answer, Gone) else answer
+    def _renewed(self, row: AttemptRow | None) -> RenewAnswer:
+        return Kept(10.0) if row is None else super()._renewed(row)
 
 
-class OneRenewsAll(MemoryStore):
+class OneRenewsAll(LeaseAlgorithm):
     """All leases of a client depend on one session: a lost lease lives for as long as the client renews another."""
 
-    def _renew(self, public: str, now: float) -> RenewAnswer:
-        answer = super()._renew(public, now)
-        if isinstance(answer, Kept):
-            holder = self.ledger.attempts[public].holder
-            for other in self.ledger.attempts.values():
-                if other.holder == holder and other.state == "granted" and other.expires > now:
-                    other.expires = max(other.expires, now + other.ttl)
+    def _renewed(self, row: AttemptRow | None) -> RenewAnswer:
+        answer = super()._renewed(row)
+        if row is not None and isinstance(answer, Kept):
+            for other in self.rows.overdue(2**62):  # all there are
+                if other.holder == row.holder and other.holds(self.now):
+                    expires = max(other.expires, self.now + other.ttl)
+                    self.rows.update((other.id,), "granted", expires, other.forget)
         return answer
 
 
-class AnybodyReleases(MemoryStore):
+class AnybodyReleases(LeaseAlgorithm):
     """The release of a lease that is over frees the name under its next holder."""
 
-    def release(self, secret: str) -> ReleaseAnswer:
-        attempt = self.ledger.attempts.get(grant_id(secret))
-        answer = super().release(secret)
-        if attempt is not None and isinstance(answer, Ended):
-            for name in attempt.names:
-                self.ledger.claims.pop(name, None)
-        return answer
+    def _finish(self, row: AttemptRow, state: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
+        answer, heads = super()._finish(row, state)
+        if isinstance(answer, Ended):
+            for name in row.names:
+                if (other := self.rows.claim(name)) is not None:
+                    self.rows.free(other._replace(names_json=names_json((name,))))
+        return answer, heads
 
 
-class TokenAtTheQueue(MemoryStore):
+class TokenAtTheQueue(LeaseAlgorithm):
     """The token is minted when the waiter is queued, on an authority that promises `namespace-order`."""
 
-    def _enqueue(self, attempt: MemoryAttempt) -> None:
-        super()._enqueue(attempt)
-        attempt.token = super()._mint()
+    def _enqueue(self, row: AttemptRow) -> AttemptRow:
+        return super()._enqueue(row)._replace(token=self._mint())
 
-    def _grant(self, attempt: MemoryAttempt, now: float) -> Granted:
-        early = attempt.token
-        granted = super()._grant(attempt, now)
-        if early:
-            attempt.token = early
-            return Granted(early, granted.remaining, granted.ttl)
-        return granted
+    def _grant(self, row: AttemptRow, claims: Sequence[AttemptRow], ttl: float) -> Granted:
+        granted = super()._grant(row, claims, ttl)
+        if not row.token:
+            return granted
+        self.rows.put(self.rows.attempts((row.id,))[row.id]._replace(token=row.token))
+        return Granted(row.token, granted.remaining, granted.ttl)
 
 
-class EveryAskIsNew(MemoryStore):
-    """A repeated ask is granted anew: the reply that was lost leaves a second token."""
+class EveryAskIsNew(LeaseAlgorithm):
+    """A repeated ask is granted once more: the reply that was lost leaves a second token."""
 
-    def ask(self, ask: Ask) -> AskAnswer:
-        attempt = self.ledger.attempts.get(grant_id(ask.secret))
-        if attempt is not None and attempt.state == "granted":
-            del self.ledger.attempts[attempt.public]
-            for name in attempt.names:
-                self.ledger.claims.pop(name, None)
-        return super().ask(ask)
+    def ask(self, ask: Ask, wake: str = "") -> AskAnswer:
+        for row in self.rows.attempts((grant_id(ask.secret),)).values():
+            if row.state == "granted":
+                self.rows.free(row)
+                self.rows.forget(row)
+        return super().ask(ask, wake)
 
 
-class NoTombstone(MemoryStore):
+class NoTombstone(LeaseAlgorithm):
     """A withdrawal of an ask that has not arrived yet leaves nothing behind, and the ask makes a ghost."""
 
-    def withdraw(self, secret: str) -> ReleaseAnswer:
-        if grant_id(secret) not in self.ledger.attempts:
-            return Released()
+    def withdraw(self, secret: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
+        if not self.rows.attempts((grant_id(secret),)):
+            return Released(), []
         return super().withdraw(secret)
 
 
-class LapsedWaitersAreGranted(MemoryStore):
+class LapsedWaitersAreGranted(LeaseAlgorithm):
     """A waiter whose session ended is told "granted" (etcd #11456)."""
 
-    def ask(self, ask: Ask) -> AskAnswer:
-        attempt = self.ledger.attempts.get(grant_id(ask.secret))
-        if attempt is not None and attempt.state in ("waiting", "expired") and not attempt.token:
-            attempt.expires = self.clock() + attempt.ttl
-            if attempt.state == "expired":
-                attempt.state, attempt.ticket = "waiting", 0
-        return super().ask(ask)
+    def ask(self, ask: Ask, wake: str = "") -> AskAnswer:
+        for row in self.rows.attempts((grant_id(ask.secret),)).values():
+            if row.state in ("waiting", "expired") and not row.token:
+                ticket = row.ticket if row.state == "waiting" else 0
+                self.rows.put(row._replace(state="waiting", ticket=ticket, expires=self.now + row.ttl))
+        return super().ask(ask, wake)
 
 
-class DeadWaitersBlock(MemoryStore):
+class DeadWaitersBlock(LeaseAlgorithm):
     """A waiter that fell silent keeps its place for ever."""
 
-    def _check_in(self, attempt: MemoryAttempt, now: float) -> float:
-        for name in attempt.names:
-            for other in self.ledger.queues.get(name, ()):
-                if other is not attempt and (not attempt.ticket or other.ticket < attempt.ticket):
-                    return 1.0
-        return super()._check_in(attempt, now)
+    def _free_at(self, row: AttemptRow, claims: Sequence[AttemptRow]) -> int:
+        for name in row.names:
+            for other in self.rows.queue(name):
+                if other.id != row.id and (not row.ticket or other.ticket < row.ticket):
+                    return self.now + NS
+        return super()._free_at(row, claims)
 
 
-class Barging(MemoryStore):
+class Barging(LeaseAlgorithm):
     """A free name goes to whoever asks next, not to the head of the queue."""
 
-    def _check_in(self, attempt: MemoryAttempt, now: float) -> float:
-        claims = [self.ledger.claims.get(name) for name in attempt.names]
-        return max((claim.free_at() - now for claim in claims if claim is not None), default=0.0)
+    def _free_at(self, row: AttemptRow, claims: Sequence[AttemptRow]) -> int:
+        return max([self.now, *(claim.free_at() for claim in claims)])
 
 
-class PartialHolds(MemoryStore):
+class PartialHolds(LeaseAlgorithm):
     """Of several names only the first is really taken."""
 
-    def _grant(self, attempt: MemoryAttempt, now: float) -> Granted:
-        granted = super()._grant(attempt, now)
-        for name in attempt.names[1:]:
-            self.ledger.claims.pop(name, None)
+    def _grant(self, row: AttemptRow, claims: Sequence[AttemptRow], ttl: float) -> Granted:
+        granted = super()._grant(row, claims, ttl)
+        self.rows.free(row._replace(names_json=names_json(row.names[1:])))
         return granted
 
 
-class LockDelayAfterRelease(MemoryStore):
+class LockDelayAfterRelease(LeaseAlgorithm):
     """The delay is kept after a release, too."""
 
-    def _free(self, attempt: MemoryAttempt, now: float) -> None:
-        if attempt.lock_delay:
-            attempt.state, attempt.expires = "expired", now
-            return
-        super()._free(attempt, now)
+    def _free(self, row: AttemptRow) -> list[AttemptRow]:
+        if row.lock_delay:
+            self.rows.update((row.id,), "expired", self.now, row.forget)
+            return []
+        return super()._free(row)
 
 
-class FloorIsSet(MemoryStore):
-    """Raising the floor can lower it (a setval re-issued tokens)."""
-
-    def raise_floor(self, above: int) -> int:
-        self.ledger.token = super().raise_floor(above) and above
-        return above
-
-
-class SilentRelease(MemoryStore):
+class SilentRelease(LeaseAlgorithm):
     """Nobody is woken."""
 
-    def _free(self, attempt: MemoryAttempt, now: float) -> None:
-        listeners, self.listeners = self.listeners, []
-        super()._free(attempt, now)
-        self.listeners = listeners
+    def _free(self, row: AttemptRow) -> list[AttemptRow]:
+        super()._free(row)
+        return []
 
 
-AUTHORITY_BUGS: tuple[type[MemoryStore], ...] = (
-    ReleaseDeletesTheCounter,
-    TidyResetsTheCounter,
+ALGORITHM_BUGS: tuple[type[LeaseAlgorithm], ...] = (
     RenewalRevives,
     RenewalCreates,
     OneRenewsAll,
@@ -223,9 +184,48 @@ AUTHORITY_BUGS: tuple[type[MemoryStore], ...] = (
     Barging,
     PartialHolds,
     LockDelayAfterRelease,
-    FloorIsSet,
     SilentRelease,
 )
+
+
+class ReleaseDeletesTheCounter(MemoryRows):
+    """The next token counts up from what is left: MongoDB's and Litestream's locks restart at 1."""
+
+    def free(self, row: AttemptRow) -> None:
+        super().free(row)
+        if not self._claims:
+            self.token = 0
+
+
+class TidyResetsTheCounter(MemoryRows):
+    """Clean-up of idle names takes the counter along."""
+
+    def forget(self, row: AttemptRow) -> None:
+        super().forget(row)
+        if not self._attempts:
+            self.token = 0
+
+
+class FloorIsSet(MemoryRows):
+    """Raising the floor can lower it (a setval re-issued tokens)."""
+
+    def raise_floor(self, above: int) -> int:
+        self.token = above
+        return above
+
+
+AUTHORITY_BUGS: tuple[type[LeaseAlgorithm] | type[MemoryRows], ...] = (
+    ReleaseDeletesTheCounter,
+    TidyResetsTheCounter,
+    FloorIsSet,
+    *ALGORITHM_BUGS,
+)
+
+
+def store_with(bug: type[LeaseAlgorithm] | type[MemoryRows]) -> type[MemoryStore]:
+    """The memory store with a bug in its algorithm, or in its rows."""
+    where = "algorithm" if issubclass(bug, LeaseAlgorithm) else "rows_type"
+    return type(bug.__name__, (MemoryStore,), {where: bug, "__doc__": bug.__doc__})
 
 
 # Guards.

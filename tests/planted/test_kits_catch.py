@@ -1,15 +1,22 @@
 """The kits can fail: every planted bug is caught by at least one check."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 
-from fenced.authorities.memory import MemoryStore
+from fenced.authorities.memory import MemoryRows
+from fenced.authorities.shared.rows import LeaseAlgorithm
+from fenced.authorities.sqlite.store import Store
+from fenced.contracts import Runtime
 from fenced.errors import FencedError
 from fenced.guards.memory import MemoryGuard
 from fenced.testing import authorities, guards, run
 from fenced.testing.kit import Check, CheckFailed
 from tests.conformance.authorities.test_memory import Harness as AuthorityHarness
+from tests.conformance.authorities.test_sqlite import Harness as SqliteHarness
 from tests.conformance.guards.test_memory import Harness as GuardHarness
-from tests.planted.bugs import AUTHORITY_BUGS, GUARD_BUGS
+from tests.planted.bugs import ALGORITHM_BUGS, AUTHORITY_BUGS, GUARD_BUGS, store_with
 
 
 def is_caught(check: Check, make: object) -> bool:  # type: ignore[type-arg]
@@ -21,10 +28,29 @@ def is_caught(check: Check, make: object) -> bool:  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize("bug", AUTHORITY_BUGS, ids=lambda bug: bug.__name__)
-def test_authority_bug_is_caught(bug: type[MemoryStore]) -> None:
+def test_authority_bug_is_caught(bug: type[LeaseAlgorithm] | type[MemoryRows]) -> None:
     assert any(
-        is_caught(check, lambda runtime: AuthorityHarness(runtime, bug)) for check in authorities.CHECKS
+        is_caught(check, lambda runtime: AuthorityHarness(runtime, store_with(bug)))
+        for check in authorities.CHECKS
     )
+
+
+@pytest.mark.parametrize("bug", ALGORITHM_BUGS, ids=lambda bug: bug.__name__)
+def test_the_same_bug_in_sqlite_is_caught(
+    bug: type[LeaseAlgorithm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug in the algorithm is in every store that runs it, and the kit finds it there, too."""
+    monkeypatch.setattr(Store, "algorithm", bug)
+    folders = (tmp_path / check.name for check in authorities.CHECKS)
+    assert any(
+        is_caught(check, partial(_sqlite, folder))
+        for check, folder in zip(authorities.CHECKS, folders, strict=True)
+    )
+
+
+def _sqlite(folder: Path, runtime: Runtime) -> SqliteHarness:
+    folder.mkdir()
+    return SqliteHarness(runtime, folder)
 
 
 @pytest.mark.parametrize("bug", GUARD_BUGS, ids=lambda bug: bug.__name__)

@@ -422,7 +422,7 @@ class Judge:
         """The reference model as the story begins, and its answers until then."""
         now = 0.0
         model = MemoryStore(lambda: now)
-        model.ledger.token = self.story.token
+        model.rows.token = self.story.token
         said = []
         for move in self.story.setup:
             if isinstance(move, ScriptStep):

@@ -21,6 +21,7 @@ from fenced import registry
 from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.authorities.memory import MemoryStore
 from fenced.authorities.redis.scripts import tag
+from fenced.authorities.shared.rows import LeaseAlgorithm
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.contracts import Authority
 from fenced.errors import FencedError
@@ -30,7 +31,7 @@ from fenced.testing.servers import EtcdServer, PostgresqlServer, RedisServer
 from tests.conformance.authorities.test_postgresql import LATER
 from tests.conformance.authorities.test_redis import PASS_TIME
 from tests.etcd.aging import Time
-from tests.planted.bugs import Barging, EveryAskIsNew, LockDelayAfterRelease, RenewalRevives
+from tests.planted.bugs import Barging, EveryAskIsNew, LockDelayAfterRelease, RenewalRevives, store_with
 from tests.shifted import Shifted
 from tests.zookeeper.shifting import pass_time
 
@@ -206,10 +207,10 @@ def test_redis(redis_server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("bug", [Barging, EveryAskIsNew, LockDelayAfterRelease, RenewalRevives])
-def test_the_stories_can_fail(bug: type[MemoryStore], redis_server: RedisServer) -> None:
+def test_the_stories_can_fail(bug: type[LeaseAlgorithm], redis_server: RedisServer) -> None:
     """An oracle with a planted bug is contradicted."""
     with pytest.raises(AssertionError):
-        tell_stories(redis_server.url(), redis_later(redis_server), bug)
+        tell_stories(redis_server.url(), redis_later(redis_server), store_with(bug))
 
 
 @pytest.mark.timeout(180)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fenced.authorities.memory import MemoryStore
+from fenced.authorities.memory import MemoryRows
+from fenced.authorities.shared.rows import LeaseAlgorithm
 from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState
 from fenced.guards.memory import MemoryGuard
@@ -41,7 +42,7 @@ class ForgetfulBackend(MemoryBackend):
         self.server = ForgetfulServer(self.server, self._forget)
 
     def _forget(self) -> None:
-        self.store.ledger.token = 0
+        self.store.rows.token = 0
 
 
 class CounterIsNotDurable(Restarts):
@@ -82,8 +83,8 @@ class NothingAnnounced(Site):
     announces = False
 
 
-def with_store(bug: type[MemoryStore]) -> type[Site]:
-    return with_backend(bug, type(bug.__name__, (MemoryBackend,), {"store_type": bug}))
+def with_store(bug: type[LeaseAlgorithm] | type[MemoryRows]) -> type[Site]:
+    return with_backend(bug, type(bug.__name__, (MemoryBackend,), {"store_type": bugs.store_with(bug)}))
 
 
 def with_guard(bug: type[MemoryGuard]) -> type[Site]:

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,14 @@ import pytest
 
 import fenced
 from fenced.authorities.sqlite import filesystem
+from fenced.authorities.sqlite.authority import SqliteAuthority
 from fenced.authorities.sqlite.connecting import Deadline
 from fenced.authorities.sqlite.store import Store
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.model import Ask, Ended, Granted, Holder, Kept
 from fenced.runtime import clocks
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing.kit import asking, granted
 
 HOLDER = Holder("0" * 32, "label", "host", 1)
 
@@ -265,7 +269,7 @@ def test_leases_end_with_the_boot_and_tokens_go_on(store: Store) -> None:
 def test_grants_are_synced(store: Store) -> None:
     """What hands out tokens writes ahead and syncs fully; `make evidence` cuts the power to show it."""
     store.ask(ask(1), "")
-    connection = store.idle[-1].db
+    connection = store.file.idle[-1].db
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
@@ -340,6 +344,8 @@ def test_a_long_path_does_not_matter_to_the_sockets(tmp_path: Path) -> None:
     got: list[fenced.Lease] = []
     waiter = threading.Thread(target=lambda: got.append(two.acquire("a")))
     waiter.start()
+    while not step(one._authority.observe("a")).waiters:
+        time.sleep(0.01)
     lease.release()
     waiter.join(10)
     assert got
@@ -347,3 +353,27 @@ def test_a_long_path_does_not_matter_to_the_sockets(tmp_path: Path) -> None:
     one.close()
     two.close()
     assert list((folder / "leases.db-wake").iterdir()) == []
+
+
+def test_only_a_client_that_waits_binds_a_socket(tmp_path: Path) -> None:
+    path = tmp_path / "leases.db"
+    with fenced.Client(f"sqlite:///{path}") as one, fenced.Client(f"sqlite:///{path}") as two:
+        with one.hold("a"), one.hold("b", wait=5), pytest.raises(fenced.NotGranted):
+            two.acquire("a", wait=0)
+        assert not path.with_name("leases.db-wake").exists(), "nobody has waited"
+        with one.hold("a"), pytest.raises(fenced.NotGranted):
+            two.acquire("a", wait=0.05)
+        assert path.with_name("leases.db-wake").exists()
+
+
+def test_who_cannot_listen_leaves_the_queue(tmp_path: Path) -> None:
+    """The attempt is queued before its client binds a socket. If it cannot, its caller takes it for never sent."""
+    runtime, path = BlockingRuntime(), tmp_path / "leases.db"
+    authority = SqliteAuthority(path, runtime)
+    step(authority.open())
+    step(granted(authority, asking(runtime, "a")))
+    path.with_name("leases.db-wake").write_text("in the way")
+    with pytest.raises(Unavailable, match="cannot listen"):
+        step(authority.ask(asking(runtime, "a", wait=True)))
+    assert step(authority.observe("a")).waiters == ()
+    step(authority.close())

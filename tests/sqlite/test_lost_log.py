@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fenced.authorities.sqlite.connecting import _never_closed
+from fenced.authorities.sqlite.connecting import LeaseFile, _never_closed
 from fenced.authorities.sqlite.floor import Floor
 from fenced.authorities.sqlite.store import Store
 from fenced.errors import Misconfigured
@@ -271,7 +271,7 @@ def test_without_a_look_and_a_floor_tokens_repeat(
     store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planted bug: a process that looks at its files by name only when it opens them. Real tokens fall."""
-    monkeypatch.setattr(Store, "check_files", lambda *_: None)
+    monkeypatch.setattr(LeaseFile, "check_files", lambda *_: None)
     monkeypatch.setattr(Floor, "read", lambda *_: 0)
     tokens_of(store, 3)
     checkpoint(path)
@@ -293,12 +293,12 @@ def test_another_journal_mode_is_noticed_by_each_new_connection(store: Store, pa
     db = sqlite3.connect(path, timeout=0)
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         db.execute("PRAGMA journal_mode = DELETE")
-    store.close_idle()  # as before a fork
+    store.file.close_idle()  # as before a fork
     db.execute("PRAGMA journal_mode = DELETE")
     with pytest.raises(Misconfigured, match="journal_mode delete"):
         tokens_of(store, 1)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = OFF")
     assert rises(tokens + tokens_of(store, 1))
-    assert store.idle[-1].db.execute("PRAGMA synchronous").fetchone() != (0,)
+    assert store.file.idle[-1].db.execute("PRAGMA synchronous").fetchone() != (0,)
     db.close()

@@ -1,82 +1,128 @@
-"""The reference model: an authority in a dictionary, for one process. Its answers are the oracle.
-
-Whoever wants to know what an authority must do reads this file; the others are tested against it.
-"""
+"""An authority in dictionaries, for one process. Its answers are the oracle for the other authorities."""
 
 from __future__ import annotations
 
-import math
+import bisect
+import itertools
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
 
-from fenced import timing
-from fenced.authorities.shared.rules import NAMESPACE_ORDER, NOBODY, QUEUE_MAX, reused_attempt, tokens_used_up
+from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm
+from fenced.authorities.shared.rules import NAMESPACE_ORDER
 from fenced.contracts import Runtime, Trait, Wakeup
 from fenced.model import (
     TOKEN_MAX,
     Ask,
     AskAnswer,
-    Busy,
-    Ended,
-    Gone,
-    Granted,
-    HeldBy,
-    Holder,
-    Kept,
     NameView,
     ReleaseAnswer,
-    Released,
     RenewAnswer,
     Standing,
-    Waiter,
-    Waiting,
-    check_floor,
     check_name,
     grant_id,
 )
 
 
-@dataclass(slots=True)
-class MemoryAttempt:
-    """One ask, from its first arrival until it is forgotten."""
+class MemoryRows:
+    """The rows of one namespace. Every call holds the store's lock."""
 
-    public: str
-    names: tuple[str, ...]
-    ttl: float
-    lock_delay: float
-    holder: Holder
-    state: str = "waiting"  # waiting, granted, or how it ended
-    ticket: int = 0
-    token: int = 0
-    expires: float = 0.0
-    forget: float = math.inf
+    namespace = 0
 
-    def free_at(self) -> float:
-        """When a name that this attempt holds, or held until it expired, may be granted again."""
-        return self.expires + self.lock_delay
+    def __init__(self) -> None:
+        self.token = 0
+        self.ticket = 0
+        self._attempts: dict[str, AttemptRow] = {}
+        self._claims: dict[str, str] = {}
+        self._queues: dict[str, list[tuple[int, str]]] = {}
 
+    def mint(self) -> int | None:
+        if self.token >= TOKEN_MAX:
+            return None
+        self.token += 1
+        return self.token
 
-@dataclass(slots=True)
-class Ledger:
-    """The whole state of one namespace. Counting state is never deleted."""
+    def next_ticket(self) -> int:
+        self.ticket += 1
+        return self.ticket
 
-    realm: str
-    token: int = 0
-    ticket: int = 0
-    attempts: dict[str, MemoryAttempt] = field(default_factory=dict)
-    claims: dict[str, MemoryAttempt] = field(default_factory=dict)
-    queues: dict[str, list[MemoryAttempt]] = field(default_factory=dict)
+    def raise_floor(self, above: int) -> int:
+        self.token = max(self.token, above)
+        return self.token
+
+    def attempts(self, ids: Sequence[str]) -> dict[str, AttemptRow]:
+        return {public: self._attempts[public] for public in ids if public in self._attempts}
+
+    def put(self, row: AttemptRow) -> None:
+        self._attempts[row.id] = row
+
+    def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
+        for public in ids:
+            row = self._attempts[public]
+            self._attempts[public] = row._replace(state=state, expires=expires, forget=forget)
+
+    def forget(self, row: AttemptRow) -> None:
+        del self._attempts[row.id]
+
+    def overdue(self, now: int, near: str = "", limit: int = 0) -> list[AttemptRow]:
+        """The oldest rows come first, so those are sampled."""
+        rows = itertools.islice(self._attempts.values(), limit or None)
+        return [row for row in rows if row.forget <= now]
+
+    def claim(self, name: str) -> AttemptRow | None:
+        public = self._claims.get(name)
+        return None if public is None else self._attempts[public]
+
+    def take(self, row: AttemptRow) -> None:
+        self._claims.update(dict.fromkeys(row.names, row.id))
+
+    def free(self, row: AttemptRow) -> None:
+        for name in row.names:
+            if self._claims.get(name) == row.id:
+                del self._claims[name]
+
+    def enqueue(self, row: AttemptRow) -> None:
+        for name in row.names:
+            self._queues.setdefault(name, []).append((row.ticket, row.id))
+
+    def dequeue(self, row: AttemptRow) -> None:
+        for name in row.names:
+            queue = [entry for entry in self._queues.pop(name, ()) if entry[1] != row.id]
+            if queue:
+                self._queues[name] = queue
+
+    def before(self, name: str, ticket: int) -> AttemptRow | None:
+        place = self.ahead(name, ticket)
+        return self._attempts[self._queues[name][place - 1][1]] if place else None
+
+    def ahead(self, name: str, ticket: int) -> int:
+        return bisect.bisect_left(self._queues.get(name, ()), (ticket, ""))
+
+    def head(self, name: str, now: int) -> AttemptRow | None:
+        return next((row for row in self.queue(name) if row.expires > now), None)
+
+    def queue(self, name: str) -> list[AttemptRow]:
+        return [self._attempts[public] for _, public in self._queues.get(name, ())]
+
+    def names(self, after: str, limit: int) -> list[str]:
+        names = sorted({*self._claims, *self._queues}, key=str.encode)
+        return [name for name in names if name.encode() > after.encode()][:limit]
 
 
 class MemoryStore:
-    """One namespace for the clients of one process, with a clock of its own."""
+    """One namespace for the clients of one process, with a clock of its own.
+
+    The lock makes each call one transaction. Nothing in a call waits, so the lock is never held for long.
+    """
+
+    algorithm: type[LeaseAlgorithm] = LeaseAlgorithm
+    rows_type: type[MemoryRows] = MemoryRows
 
     def __init__(self, clock: Callable[[], float], *, realm: str | None = None) -> None:
         self.clock = clock
-        self.ledger = Ledger(realm or secrets.token_hex(8))
+        self.realm = realm or secrets.token_hex(8)
+        self.rows = self.rows_type()
         self.listeners: list[Callable[[str], None]] = []
         self._lock = threading.Lock()
 
@@ -84,231 +130,57 @@ class MemoryStore:
         """In a forked child: a thread that is not here may hold the inherited one."""
         self._lock = threading.Lock()
 
+    def _begin(self) -> LeaseAlgorithm:
+        """Called with the lock: the clock must not be read before."""
+        return self.algorithm(self.rows, int(self.clock() * NS))
+
+    def _notify(self, heads: list[AttemptRow]) -> None:
+        """Without the lock: a listener may call the store. A wake-up is a hint, so its order does not matter."""
+        for head in heads:
+            for listener in list(self.listeners):
+                listener(head.id)
+
     def ask(self, ask: Ask) -> AskAnswer:
         with self._lock:
-            now = self.clock()
-            attempt = self.ledger.attempts.get(grant_id(ask.secret))
-            if attempt is None:
-                attempt = self._new(ask)
-            elif attempt.names and (attempt.names, attempt.ttl) != (ask.names, ask.ttl):
-                raise reused_attempt()
-            if attempt.state == "granted" and attempt.expires > now:
-                return Granted(attempt.token, attempt.expires - now, attempt.ttl)
-            queued = attempt.state == "waiting" and attempt.ticket > 0
-            if attempt.state == "granted" or (queued and attempt.expires <= now):
-                self._end(attempt, "expired", now)
-            if attempt.state != "waiting":
-                return Ended(attempt.state)
-            return self._grant_or_queue(attempt, ask.wait, now)
+            return self._begin().ask(ask)
 
-    def _new(self, ask: Ask) -> MemoryAttempt:
-        return MemoryAttempt(grant_id(ask.secret), ask.names, ask.ttl, ask.lock_delay, ask.holder)
-
-    def _grant_or_queue(self, attempt: MemoryAttempt, wait: bool, now: float) -> AskAnswer:
-        check_in = self._check_in(attempt, now)
-        if check_in <= 0:
-            return self._grant(attempt, now)
-        held_by = self._held_by(attempt.names, now)
-        ahead = max(self._ahead(attempt, name) for name in attempt.names)
-        if not attempt.ticket:
-            full = any(len(self.ledger.queues.get(name, ())) >= QUEUE_MAX for name in attempt.names)
-            if not wait or full:
-                return Busy(ahead, held_by)
-            self._enqueue(attempt)
-        attempt.expires = now + timing.waiter_ttl(attempt.ttl)
-        attempt.forget = attempt.expires + timing.remember_for(attempt.ttl)
-        return Waiting(check_in, ahead, held_by)
-
-    def _check_in(self, attempt: MemoryAttempt, now: float) -> float:
-        """Seconds until this attempt could be granted if nobody else says another word; 0: now."""
-        until = now
-        for name in attempt.names:
-            claim = self.ledger.claims.get(name)
-            if claim is not None:
-                until = max(until, claim.free_at())
-            for other in list(self.ledger.queues.get(name, ())):
-                if attempt.ticket and other.ticket >= attempt.ticket:
-                    break
-                if other.expires <= now:
-                    self._end(other, "expired", now)
-                else:
-                    until = max(until, other.expires)
-        return until - now
-
-    def _ahead(self, attempt: MemoryAttempt, name: str) -> int:
-        queue = self.ledger.queues.get(name, ())
-        return sum(1 for other in queue if not attempt.ticket or other.ticket < attempt.ticket)
-
-    def _enqueue(self, attempt: MemoryAttempt) -> None:
-        self.ledger.ticket += 1
-        attempt.ticket = self.ledger.ticket
-        self.ledger.attempts[attempt.public] = attempt
-        for name in attempt.names:
-            self.ledger.queues.setdefault(name, []).append(attempt)
-
-    def _grant(self, attempt: MemoryAttempt, now: float) -> Granted:
-        attempt.token = self._mint()
-        self._leave_queues(attempt)
-        attempt.state = "granted"
-        attempt.expires = now + attempt.ttl
-        attempt.forget = attempt.free_at() + timing.remember_for(attempt.ttl)
-        self.ledger.attempts[attempt.public] = attempt
-        for name in attempt.names:
-            if (before := self.ledger.claims.get(name)) is not None:
-                self._end(before, "expired", now)
-            self.ledger.claims[name] = attempt
-        return Granted(attempt.token, attempt.ttl, attempt.ttl)
-
-    def _mint(self) -> int:
-        if self.ledger.token >= TOKEN_MAX:
-            raise tokens_used_up()
-        self.ledger.token += 1
-        return self.ledger.token
-
-    def _end(self, attempt: MemoryAttempt, state: str, now: float) -> None:
-        self._leave_queues(attempt)
-        attempt.state = state
-        delayed = attempt.free_at() if state == "expired" else now  # forgetting it would end its lock_delay
-        attempt.forget = max(now, delayed) + timing.remember_for(attempt.ttl)
-
-    def _leave_queues(self, attempt: MemoryAttempt) -> None:
-        if not attempt.ticket or attempt.state != "waiting":
-            return
-        for name in attempt.names:
-            queue = self.ledger.queues[name]
-            queue.remove(attempt)
-            if not queue:
-                del self.ledger.queues[name]
-
-    def renew(self, secret_ids: Sequence[str]) -> list[RenewAnswer]:
+    def renew(self, secrets: Sequence[str]) -> list[RenewAnswer]:
         with self._lock:
-            now = self.clock()
-            return [self._renew(grant_id(secret), now) for secret in secret_ids]
-
-    def _renew(self, public: str, now: float) -> RenewAnswer:
-        attempt = self.ledger.attempts.get(public)
-        if attempt is None:
-            return Gone()
-        if attempt.state in ("granted", "waiting") and attempt.expires <= now:
-            self._end(attempt, "expired", now)
-        if attempt.state == "granted":
-            attempt.expires = now + attempt.ttl
-            attempt.forget = attempt.free_at() + timing.remember_for(attempt.ttl)
-            return Kept(attempt.ttl)
-        if attempt.state == "waiting":
-            attempt.expires = now + timing.waiter_ttl(attempt.ttl)
-            attempt.forget = attempt.expires + timing.remember_for(attempt.ttl)
-            return Waiting(self._check_in(attempt, now))
-        return Ended(attempt.state)
+            return self._begin().renew([grant_id(secret) for secret in secrets])
 
     def release(self, secret: str) -> ReleaseAnswer:
         with self._lock:
-            now = self.clock()
-            attempt = self.ledger.attempts.get(grant_id(secret))
-            if attempt is None:
-                return Gone()
-            return self._finish(attempt, "released", now)
+            answer, heads = self._begin().release(secret)
+        self._notify(heads)
+        return answer
 
     def withdraw(self, secret: str) -> ReleaseAnswer:
         with self._lock:
-            now = self.clock()
-            public = grant_id(secret)
-            attempt = self.ledger.attempts.get(public)
-            if attempt is None:
-                attempt = MemoryAttempt(public, (), 0.0, 0.0, NOBODY, "withdrawn")
-                attempt.forget = now + timing.remember_for(0.0)
-                self.ledger.attempts[public] = attempt
-                return Released()
-            return self._finish(attempt, "withdrawn", now)
-
-    def _finish(self, attempt: MemoryAttempt, state: str, now: float) -> ReleaseAnswer:
-        """End an attempt by its owner's wish; the names that this frees go to their heads."""
-        if attempt.state in ("granted", "waiting") and attempt.expires <= now:
-            self._end(attempt, "expired", now)
-        if attempt.state in ("released", "withdrawn"):
-            return Released()
-        if attempt.state not in ("granted", "waiting"):
-            return Ended(attempt.state)
-        self._end(attempt, state, now)
-        self._free(attempt, now)
-        return Released()
-
-    def _free(self, attempt: MemoryAttempt, now: float) -> None:
-        heads: dict[str, None] = {}
-        for name in attempt.names:
-            if self.ledger.claims.get(name) is attempt:
-                del self.ledger.claims[name]
-            for other in self.ledger.queues.get(name, ()):
-                if other.expires > now:
-                    heads[other.public] = None
-                    break
-        for public in heads:
-            for listener in self.listeners:
-                listener(public)
+            answer, heads = self._begin().withdraw(secret)
+        self._notify(heads)
+        return answer
 
     def force_release(self, name: str) -> int | None:
         with self._lock:
-            now = self.clock()
-            attempt = self.ledger.claims.get(name)
-            if attempt is None or attempt.state != "granted" or attempt.expires <= now:
-                return None
-            token = self._mint()
-            self._end(attempt, "revoked", now)
-            self._free(attempt, now)
-            return token
+            token, heads = self._begin().force_release(name)
+        self._notify(heads)
+        return token
 
     def raise_floor(self, above: int) -> int:
         with self._lock:
-            self.ledger.token = max(self.ledger.token, check_floor(above))
-            return self.ledger.token
+            return self._begin().raise_floor(above)
 
     def tidy(self) -> int:
         with self._lock:
-            now = self.clock()
-            over = [a for a in self.ledger.attempts.values() if a.forget <= now]
-            for attempt in over:
-                self._leave_queues(attempt)
-                for name in attempt.names:
-                    if self.ledger.claims.get(name) is attempt:
-                        del self.ledger.claims[name]
-                del self.ledger.attempts[attempt.public]
-            return len(over)
+            return self._begin().tidy()
 
     def survey(self, after: str, limit: int) -> list[NameView]:
         with self._lock:
-            now = self.clock()
-            names = sorted({*self.ledger.claims, *self.ledger.queues}, key=str.encode)
-            views = (self._view(name, now) for name in names if name.encode() > after.encode())
-            live = (view for view in views if view.held_by or view.waiters or view.free_in > 0)
-            return [view for _, view in zip(range(limit), live, strict=False)]
+            return self._begin().survey(after, limit)
 
     def observe(self, name: str) -> NameView:
         with self._lock:
-            return self._view(check_name(name), self.clock())
-
-    def _view(self, name: str, now: float) -> NameView:
-        claim = self.ledger.claims.get(name)
-        held_by = self._held_by((name,), now)
-        waiters = tuple(
-            Waiter(other.holder, other.names, other.expires - now)
-            for other in self.ledger.queues.get(name, ())
-            if other.expires > now
-        )
-        return NameView(
-            name,
-            held_by,
-            claim.names if claim and held_by else (),
-            claim.ttl if claim and held_by else None,
-            max(0.0, claim.free_at() - now) if claim else 0.0,
-            waiters,
-        )
-
-    def _held_by(self, names: tuple[str, ...], now: float) -> HeldBy | None:
-        for name in names:
-            claim = self.ledger.claims.get(name)
-            if claim is not None and claim.state == "granted" and claim.expires > now:
-                return HeldBy(claim.holder, claim.token, claim.public, claim.expires - now)
-        return None
+            return self._begin().observe(check_name(name))
 
 
 class MemoryAuthority:
@@ -342,7 +214,7 @@ class MemoryAuthority:
             self._wakeup.set()
 
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
-        return Standing(self._store.ledger.realm, self._store.ledger.token)
+        return Standing(self._store.realm, self._store.rows.token)
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         return self._store.ask(ask)
@@ -401,4 +273,4 @@ class MemoryAuthority:
     def forked(self) -> None:
         """The child has a copy of the store that nobody else sees: a realm of its own."""
         self._store.renew_lock()
-        self._store.ledger.realm = secrets.token_hex(8)
+        self._store.realm = secrets.token_hex(8)

@@ -26,7 +26,7 @@ class Harness:
         self._ahead += seconds
 
     async def restart(self) -> None:
-        """A dictionary has nothing to restart: its clients are new, the ledger is the same."""
+        """A dictionary has nothing to restart: its clients are new, the rows are the same."""
         for store in self._stores.values():
             store.listeners.clear()
 

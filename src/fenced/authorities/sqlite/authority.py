@@ -15,7 +15,7 @@ from fenced.authorities.sqlite.connecting import Deadline
 from fenced.authorities.sqlite.store import Store, Wake
 from fenced.authorities.sqlite.wake import Wakes
 from fenced.contracts import Runtime, Trait
-from fenced.errors import Indeterminate, Misuse, Unavailable, redacted, shown
+from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable, redacted, shown
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -23,6 +23,7 @@ from fenced.model import (
     ReleaseAnswer,
     RenewAnswer,
     Standing,
+    Waiting,
     check_name,
 )
 from fenced.runtime import clocks
@@ -126,8 +127,18 @@ class SqliteAuthority:
         return await self._do(lambda deadline: self._store.open(create, deadline), until)
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        if ask.wait:
+        answer = await self._do(lambda deadline: self._store.ask(ask, self._wakes.address, deadline), until)
+        if not isinstance(answer, Waiting) or self._wakes.address:
+            return answer
+        try:
             self._wakes.listen()
+        except FencedError:
+            await self.withdraw(
+                ask.secret, until
+            )  # it is in the queue, and its caller takes it for never sent
+            raise
+        # The first ask that waits: a release before now had no address to notify. Asking again stores the address,
+        # and finds the name free if there was such a release.
         return await self._do(lambda deadline: self._store.ask(ask, self._wakes.address, deadline), until)
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
@@ -189,7 +200,7 @@ class SqliteAuthority:
         self._wakes.close()
 
     def before_fork(self) -> None:
-        self._store.close_idle()
+        self._store.file.close_idle()
 
     def forked(self) -> None:
         self._wakes.forked()

@@ -1,4 +1,4 @@
-"""Transactions on the authority's file, the connections under them, and what SQLite's errors mean."""
+"""The authority's file: connections, transactions, whether it is still the same file, and what SQLite's errors mean."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from fenced import timing
-from fenced.authorities.sqlite.filesystem import FileId
+from fenced.authorities.sqlite.filesystem import NO_FILE, FileId, file_id
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.runtime import clocks, forking
-
-if TYPE_CHECKING:
-    from fenced.authorities.sqlite.store import Store
 
 T = TypeVar("T")
 Log = tuple[FileId, FileId]
@@ -63,70 +60,6 @@ def _is_busy(error: sqlite3.Error) -> bool:
     return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
-class StoreTransaction:
-    """One transaction on an idle connection of the store, or on a new one."""
-
-    __slots__ = ("_begin", "_connection", "_deadline", "_durable", "_store")
-
-    def __init__(self, store: Store, durable: bool, deadline: Deadline | None, begin: str) -> None:
-        self._store = store
-        self._durable = durable
-        self._deadline = Deadline.of() if deadline is None else deadline
-        self._begin = begin
-        self._connection: StoreConnection | None = None
-
-    def __enter__(self) -> sqlite3.Connection:
-        store = self._store
-        store.refuse_if_lost()
-        self._deadline.begun = True
-        forking.enter()
-        try:
-            connection = retry_while_locked(self._start, self._deadline)
-            store.check_files(connection)
-        except BaseException as error:
-            if self._connection is not None:
-                store.discard(self._connection)
-            forking.leave()
-            if isinstance(error, sqlite3.Error):
-                raise translate(error, store.path) from error
-            raise
-        return connection.db
-
-    def _start(self) -> StoreConnection:
-        connection = self._connection
-        if connection is None:
-            try:
-                connection = self._store.idle.pop()
-            except IndexError:
-                connection = self._store.connect()
-            self._connection = connection
-        connection.prepare(self._durable)
-        connection.db.execute(self._begin)
-        return connection
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        connection, store = self._connection, self._store
-        assert connection is not None
-        try:
-            if exc is None:
-                connection.db.execute("COMMIT")
-                store.put_back(connection)
-                return
-        except BaseException as error:
-            store.discard(connection)
-            if isinstance(error, sqlite3.Error):
-                raise translate(error, store.path) from error
-            raise
-        finally:
-            forking.leave()
-        # Closing rolls back, and no later call uses a connection in an unclear state.
-        store.discard(connection)
-        if isinstance(exc, sqlite3.Error):
-            raise translate(exc, store.path) from exc
-
-
 class StoreConnection:
     """A connection and its `synchronous` setting. Grants and releases share one: a second one's cache is cold."""
 
@@ -143,6 +76,183 @@ class StoreConnection:
         if durable is not self._durable:
             self.db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._durable = durable
+
+
+class LeaseFile:
+    """The database file, and the connections to it. Safe to use from many threads: each transaction has its own.
+
+    `idle` is a list whose `append` and `pop` are atomic, so no lock is needed: a connection is in the list, or in the
+    hands of the one thread that took it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.idle: list[StoreConnection] = []
+        self._paths = (str(path), f"{path}-wal", f"{path}-shm")
+        self._id = NO_FILE
+        self._lost = ""
+        self._abandoned = False
+
+    def opened(self) -> None:
+        """Remember which file the path leads to. Opened again, it must be the same: transactions check that."""
+        self._abandoned = False
+        if self._id == NO_FILE:
+            self._id = file_id(self._paths[0])
+
+    def transaction(
+        self, deadline: Deadline | None = None, *, durable: bool, begin: str = "BEGIN IMMEDIATE"
+    ) -> StoreTransaction:
+        """With BEGIN IMMEDIATE the file's write lock is taken first: read the clock afterwards."""
+        return StoreTransaction(self, durable, Deadline.of() if deadline is None else deadline, begin)
+
+    def take(self) -> StoreConnection:
+        """An idle connection, or a new one."""
+        try:
+            return self.idle.pop()
+        except IndexError:
+            return self._connect()
+
+    def _connect(self) -> StoreConnection:
+        # `mode=rw`: SQLite must not create an empty file in place of one that was moved away.
+        address = self.path.as_uri() + "?mode=rw"
+        # timeout=0: SQLite itself does not wait for a lock; `retry_while_locked` does, until the call's deadline.
+        db = sqlite3.connect(address, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
+        try:
+            mode = db.execute("PRAGMA journal_mode").fetchone()[0]  # this also opens the log
+            if mode != "wal":
+                raise Misconfigured(f"{self.path} has journal_mode {mode}; tokens need wal")
+        except BaseException:
+            db.close()
+            raise
+        return StoreConnection(db, self._log())
+
+    def put_back(self, connection: StoreConnection) -> None:
+        """Appended before the flags are read: either `close` finds the connection in the list, or we see its flag."""
+        self.idle.append(connection)
+        if self._lost or self._abandoned:
+            self.close_idle()
+
+    def discard(self, connection: StoreConnection) -> None:
+        pairs = zip(self._log(), connection.log, strict=True)
+        if any(now not in (NO_FILE, before) for now, before in pairs):
+            never_close(connection)
+        else:
+            connection.db.close()
+
+    def close_idle(self) -> None:
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while True:
+                self.discard(self.idle.pop())
+
+    def close(self) -> None:
+        """Close the idle connections; one that is in use is closed by `put_back`. Never waits, may be repeated."""
+        self._abandoned = True
+        self.close_idle()
+
+    # Whether the files are still the same.
+
+    def check_files(self, connection: StoreConnection) -> None:
+        """The path must still lead to the file that was opened, and to the log that this connection writes.
+
+        Checked inside the transaction, before its first read. Other processes do not see the contents of a log that
+        was removed, and writes to it are lost.
+        """
+        if self._id == NO_FILE:
+            return  # not yet opened
+        if file_id(self._paths[0]) != self._id:
+            raise Misconfigured(
+                f"{self.path} was removed or replaced while this process had it open; restart the "
+                "process, and after a restore from backup run `fenced authority raise` first"
+            )
+        if self._log() != connection.log:
+            self._log_was_lost()
+            self.refuse_if_lost()
+
+    def _log(self) -> Log:
+        _, wal, shm = self._paths
+        return file_id(wal), file_id(shm)
+
+    def _log_was_lost(self) -> None:
+        """The log was removed or replaced. Open no new connection: it could combine one log's index with another log.
+
+        If no process has made a new log, the last connection to close writes the old log into the database, which
+        saves its contents. If there is a new log, the old one must not be written over it: its connections are never
+        closed.
+        """
+        self._lost = (
+            f"{self.path.name}-wal or -shm was removed or replaced while this process had {self.path} open; tokens "
+            "that were handed out may be lost with it. Stop all processes that use the file and start them again. If "
+            "tokens are missing, grants then fail and say so: run `fenced authority raise`"
+        )
+        self.close_idle()
+
+    def refuse_if_lost(self) -> None:
+        if self._lost:
+            raise Misconfigured(self._lost)
+
+
+class StoreTransaction:
+    """One transaction on a connection that no other thread has.
+
+    `forking.enter` delays a fork until `forking.leave`: a child must not inherit a connection in a transaction.
+    """
+
+    __slots__ = ("_begin", "_connection", "_deadline", "_durable", "_file")
+
+    def __init__(self, file: LeaseFile, durable: bool, deadline: Deadline, begin: str) -> None:
+        self._file = file
+        self._durable = durable
+        self._deadline = deadline
+        self._begin = begin
+        self._connection: StoreConnection | None = None
+
+    def __enter__(self) -> sqlite3.Connection:
+        file = self._file
+        file.refuse_if_lost()
+        self._deadline.begun = True
+        forking.enter()
+        try:
+            connection = retry_while_locked(self._start, self._deadline)
+            file.check_files(connection)
+        except BaseException as error:
+            if self._connection is not None:
+                file.discard(self._connection)
+            forking.leave()
+            if isinstance(error, sqlite3.Error):
+                raise translate(error, file.path) from error
+            raise
+        return connection.db
+
+    def _start(self) -> StoreConnection:
+        """Tried again while the file is locked, on the same connection: it has written nothing yet."""
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._file.take()
+        connection.prepare(self._durable)
+        connection.db.execute(self._begin)
+        return connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        connection, file = self._connection, self._file
+        assert connection is not None
+        try:
+            if exc is None:
+                connection.db.execute("COMMIT")
+                file.put_back(connection)
+                return
+        except BaseException as error:
+            file.discard(connection)
+            if isinstance(error, sqlite3.Error):
+                raise translate(error, file.path) from error
+            raise
+        finally:
+            forking.leave()
+        # Closing rolls back, and no later call uses a connection in an unclear state.
+        file.discard(connection)
+        if isinstance(exc, sqlite3.Error):
+            raise translate(exc, file.path) from exc
 
 
 def switch_to_wal(db: sqlite3.Connection) -> None:

@@ -71,6 +71,16 @@ class Floor:
         realm, token = _RECORD.unpack(data)
         return int(token) if realm == self._realm else 0  # tokens of another realm do not count here
 
+    def refuse_known(self, token: int) -> None:
+        """Raise Misconfigured if a token that the database is about to mint was handed out before."""
+        floor = self.read()
+        if token <= floor:
+            raise Misconfigured(
+                f"{self._database}: tokens up to {floor} were handed out, but the file's last token is {token - 1}: it "
+                "was restored, or its write-ahead log was removed. Nothing is granted until you run "
+                f"`fenced authority raise --above {floor}`, or above every token that a guard has seen"
+            )
+
     def rise(self, token: int) -> None:
         """Record a token that was committed and is about to be handed out.
 

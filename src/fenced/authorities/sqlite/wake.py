@@ -34,7 +34,7 @@ class Wakes:
         self.address = ""
 
     def listen(self) -> socket.socket:
-        """Bind at first use. Must happen before the first ask that may wait."""
+        """Bind at first use: when the first attempt of this client waits."""
         with self._lock:
             if self._receiver is None:
                 try:
@@ -56,7 +56,7 @@ class Wakes:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Remove sockets whose processes are gone; a few each time somebody comes."""
+        """Remove sockets whose processes are gone; a few each time a client binds."""
         for entry in itertools.islice(os.listdir(self._folder_fd), _SWEEP_MAX):
             if entry != self.address:
                 self._send_to(entry, "")
@@ -84,7 +84,7 @@ class Wakes:
         return heard
 
     def send(self, wakes: list[tuple[str, str]]) -> None:
-        """Tell each (socket, public id). Nobody there, or a full queue: the waiter looks by itself."""
+        """Notify each (socket, public id). Where nobody listens, or the queue is full, the waiter polls."""
         for address, public in wakes:
             if address:
                 self._send_to(address, public)
@@ -113,7 +113,7 @@ class Wakes:
                 self._sender.close()
             if self._folder_fd >= 0:
                 os.close(self._folder_fd)
-            self._receiver, self._sender, self._folder_fd = None, None, -1
+            self._receiver, self._sender, self._folder_fd, self.address = None, None, -1, ""
 
     def forked(self) -> None:
         """The child must not read the parent's socket, nor unlink it."""

@@ -1,0 +1,398 @@
+"""The lease algorithm for stores that offer rows and short transactions.
+
+A store supplies the verbs of `Rows`, and runs one `LeaseAlgorithm` in each transaction. Whoever wants to know what an
+authority must do reads this file: the memory authority runs it over dictionaries, and every authority that decides
+elsewhere (PostgreSQL's functions, Redis's scripts) is compared with it.
+
+A transaction must exclude every other transaction on the same names (SQLite has one write lock, memory one mutex), and
+`now` is read after that lock was taken: a request that waited for the lock cannot revive what expired meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+from fenced import timing
+from fenced.authorities.shared.rules import (
+    NOBODY,
+    QUEUE_MAX,
+    holder_from,
+    holder_text,
+    reused_attempt,
+    tokens_used_up,
+)
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    Busy,
+    Ended,
+    Gone,
+    Granted,
+    HeldBy,
+    Kept,
+    NameView,
+    ReleaseAnswer,
+    Released,
+    RenewAnswer,
+    Waiter,
+    Waiting,
+    check_floor,
+    grant_id,
+)
+
+NS = 10**9
+"""Times and durations of rows are whole nanoseconds, on the store's own clock."""
+
+SWEEP_EVERY_TOKENS = 64
+"""Every so many grants also look for ended attempts to forget, so that no process has to do that."""
+SWEEP_AT_GRANT = 200
+SWEEP_AT_ENTRY = 4
+
+_LAST = 2**62
+"""Greater than every ticket: the place of an attempt that is not queued."""
+_WAITER_TTL_MAX = int(timing.WAITER_TTL_MAX * NS)
+_REMEMBER_MIN = int(timing.REMEMBER_SECONDS_MIN * NS)
+
+
+@lru_cache(maxsize=1024)
+def names_json(names: tuple[str, ...]) -> str:
+    return json.dumps(names, ensure_ascii=False)
+
+
+@lru_cache(maxsize=1024)
+def names_of(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text))
+
+
+class AttemptRow(NamedTuple):
+    """One ask, from its first arrival until it is forgotten: numbers and texts, as a table has them."""
+
+    id: str
+    """The public id; the secret is not stored."""
+    namespace: int
+    state: str
+    """waiting, granted, or how it ended: released, withdrawn, expired, revoked."""
+    names_json: str
+    """Empty for a tombstone: it was withdrawn before it arrived."""
+    ttl: int
+    lock_delay: int
+    ticket: int
+    """Its place in the queues of all its names; 0: it was never queued."""
+    token: int
+    expires: int
+    forget: int
+    """When this row may be deleted."""
+    wake: str
+    """Where its client receives wake-ups."""
+    holder: str
+    """JSON: id, label, host, pid."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return names_of(self.names_json)
+
+    def free_at(self) -> int:
+        """When a name that this attempt holds, or held until it expired, may be granted again."""
+        return self.expires + self.lock_delay
+
+    def is_open(self) -> bool:
+        return self.state in ("granted", "waiting")
+
+    def holds(self, now: int) -> bool:
+        return self.state == "granted" and self.expires > now
+
+
+class Rows(Protocol):
+    """What a store supplies: verbs on its rows, all in the transaction that is open."""
+
+    namespace: int
+    """Attempts of all namespaces may be in one table: ids are unique anyway."""
+
+    # Counters. They are never deleted, and never fall.
+    def mint(self) -> int | None:
+        """The next token; None when they are used up."""
+
+    def next_ticket(self) -> int: ...
+
+    def raise_floor(self, above: int) -> int:
+        """Make the last token at least `above`; returns the last token."""
+
+    # Attempts.
+    def attempts(self, ids: Sequence[str]) -> Mapping[str, AttemptRow]:
+        """Those that are there, by their ids."""
+
+    def put(self, row: AttemptRow) -> None:
+        """Insert it, or replace the row with its id."""
+
+    def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
+        """Set the same values in the rows of several attempts."""
+
+    def forget(self, row: AttemptRow) -> None:
+        """Delete it."""
+
+    def overdue(self, now: int, near: str = "", limit: int = 0) -> Iterable[AttemptRow]:
+        """Attempts that may be forgotten: all, or those among `limit` rows near a random id."""
+
+    # Claims: which attempt holds a name, or held it last and expired.
+    def claim(self, name: str) -> AttemptRow | None: ...
+
+    def take(self, row: AttemptRow) -> None:
+        """Its names are claimed by it now."""
+
+    def free(self, row: AttemptRow) -> None:
+        """Delete its claims, on those of its names that are still claimed by it."""
+
+    # Queues: attempts at a name, by their tickets.
+    def enqueue(self, row: AttemptRow) -> None: ...
+    def dequeue(self, row: AttemptRow) -> None: ...
+
+    def before(self, name: str, ticket: int) -> AttemptRow | None:
+        """The attempt directly ahead of a ticket."""
+
+    def ahead(self, name: str, ticket: int) -> int:
+        """How many are ahead of a ticket, whether they have expired or not."""
+
+    def head(self, name: str, now: int) -> AttemptRow | None:
+        """The first that has not expired."""
+
+    def queue(self, name: str) -> Sequence[AttemptRow]:
+        """All, in the order of their tickets."""
+
+    def names(self, after: str, limit: int) -> Sequence[str]:
+        """Names behind `after` that are claimed or waited for, in the order of their bytes."""
+
+
+class LeaseAlgorithm:
+    """One transaction: its rows, and the store's clock as it was read when the transaction had its lock."""
+
+    __slots__ = ("now", "rows")
+
+    def __init__(self, rows: Rows, now: int) -> None:
+        self.rows = rows
+        self.now = now
+
+    # Asking.
+
+    def ask(self, ask: Ask, wake: str = "") -> AskAnswer:
+        public, names, ttl = grant_id(ask.secret), names_json(ask.names), int(ask.ttl * NS)
+        row = self.rows.attempts((public,)).get(public)
+        if row is None:
+            delay, holder = int(ask.lock_delay * NS), holder_text(ask.holder)
+            namespace = self.rows.namespace
+            row = AttemptRow(public, namespace, "waiting", names, ttl, delay, 0, 0, self.now, 0, wake, holder)
+            return self._grant_or_queue(row, ask)
+        if row.names and (row.namespace, row.names_json, row.ttl) != (self.rows.namespace, names, ttl):
+            raise reused_attempt()
+        if row.is_open() and row.expires <= self.now:
+            self._end(row, "expired")
+            return Ended("expired")
+        if row.state == "granted":
+            return Granted(row.token, (row.expires - self.now) / NS, ask.ttl)
+        if row.state == "waiting":
+            return self._grant_or_queue(row._replace(wake=wake), ask)
+        return Ended(row.state)
+
+    def _grant_or_queue(self, row: AttemptRow, ask: Ask) -> AskAnswer:
+        claims = [claim for name in row.names if (claim := self.rows.claim(name)) is not None]
+        free_at = self._free_at(row, claims)
+        if free_at <= self.now:
+            return self._grant(row, claims, ask.ttl)
+        held_by = next((self._held_by(claim) for claim in claims if claim.holds(self.now)), None)
+        ahead = max(self.rows.ahead(name, row.ticket or _LAST) for name in row.names)
+        if not row.ticket:
+            if not ask.wait or ahead >= QUEUE_MAX:
+                return Busy(ahead, held_by)
+            row = self._enqueue(row)
+        expires = self.now + min(row.ttl, _WAITER_TTL_MAX)
+        self.rows.put(row._replace(expires=expires, forget=expires + _remember(row.ttl)))
+        return Waiting((free_at - self.now) / NS, ahead, held_by)
+
+    def _free_at(self, row: AttemptRow, claims: Sequence[AttemptRow]) -> int:
+        """When this attempt could be granted if nobody else sends another request; `now`: at once.
+
+        Waiters directly ahead that have expired are ended on the way.
+        """
+        free_at = max([self.now, *(claim.free_at() for claim in claims)])
+        for name in row.names:
+            before = self.rows.before(name, row.ticket or _LAST)
+            while before is not None and before.expires <= self.now:
+                self._end(before, "expired")
+                before = self.rows.before(name, row.ticket or _LAST)
+            if before is not None:
+                free_at = max(free_at, before.expires)
+        return free_at
+
+    def _enqueue(self, row: AttemptRow) -> AttemptRow:
+        row = row._replace(ticket=self.rows.next_ticket())
+        self.rows.enqueue(row)
+        self._sweep(row.id, SWEEP_AT_ENTRY)
+        return row
+
+    def _grant(self, row: AttemptRow, claims: Sequence[AttemptRow], ttl: float) -> Granted:
+        """Mint the token here: the names are locked, and everything that was granted before has its token."""
+        token = self._mint()
+        for claim in claims:
+            self._end(claim, "expired")
+        if row.ticket:
+            self.rows.dequeue(row)
+        expires = self.now + row.ttl
+        forget = expires + row.lock_delay + _remember(row.ttl)
+        row = row._replace(state="granted", token=token, expires=expires, forget=forget, wake="")
+        self.rows.put(row)
+        self.rows.take(row)
+        if token % SWEEP_EVERY_TOKENS == 0:
+            self._sweep(row.id, SWEEP_AT_GRANT)
+        return Granted(token, ttl, ttl)
+
+    def _mint(self) -> int:
+        token = self.rows.mint()
+        if token is None:
+            raise tokens_used_up()
+        return token
+
+    def _end(self, row: AttemptRow, state: str) -> None:
+        """Record how it ended. After an expiry it is remembered through its lock_delay, which its claim stands for."""
+        over = max(self.now, row.free_at()) if state == "expired" else self.now
+        self.rows.update((row.id,), state, row.expires, over + _remember(row.ttl))
+        if row.state == "waiting":
+            self.rows.dequeue(row)
+
+    # Renewing.
+
+    def renew(self, publics: Sequence[str]) -> list[RenewAnswer]:
+        """Leases with the same ttl, as one client has them, are extended by one statement."""
+        found = self.rows.attempts(publics)
+        alike: dict[tuple[str, int, int], list[str]] = {}
+        for row in found.values():
+            if self._is_renewable(row):
+                alike.setdefault((row.state, row.ttl, row.lock_delay), []).append(row.id)
+        for (state, ttl, delay), ids in alike.items():
+            self._extend(ids, state, ttl, delay)
+        return [self._renewed(found.get(public)) for public in publics]
+
+    def _is_renewable(self, row: AttemptRow) -> bool:
+        return row.expires > self.now and row.is_open() and row.namespace == self.rows.namespace
+
+    def _extend(self, ids: Sequence[str], state: str, ttl: int, delay: int) -> None:
+        held = state == "granted"
+        expires = self.now + (ttl if held else min(ttl, _WAITER_TTL_MAX))
+        self.rows.update(ids, state, expires, expires + (delay if held else 0) + _remember(ttl))
+
+    def _renewed(self, row: AttemptRow | None) -> RenewAnswer:
+        """The answer for a row as it was before it was extended."""
+        if row is None or row.namespace != self.rows.namespace:
+            return Gone()
+        if not self._is_renewable(row):
+            return Ended("expired" if row.is_open() else row.state)
+        if row.state == "granted":
+            return Kept(row.ttl / NS)
+        claims = [claim for name in row.names if (claim := self.rows.claim(name)) is not None]
+        return Waiting((self._free_at(row, claims) - self.now) / NS)
+
+    # Ending. The waiters that may be granted now are returned: the store notifies them after its commit.
+
+    def release(self, secret: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
+        public = grant_id(secret)
+        row = self.rows.attempts((public,)).get(public)
+        return (Gone(), []) if row is None else self._finish(row, "released")
+
+    def withdraw(self, secret: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
+        public = grant_id(secret)
+        row = self.rows.attempts((public,)).get(public)
+        if row is not None:
+            return self._finish(row, "withdrawn")
+        forget, nobody = self.now + _remember(0), holder_text(NOBODY)
+        self.rows.put(
+            AttemptRow(public, self.rows.namespace, "withdrawn", "[]", 0, 0, 0, 0, 0, forget, "", nobody)
+        )
+        self._sweep(public, SWEEP_AT_ENTRY)
+        return Released(), []
+
+    def _finish(self, row: AttemptRow, state: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
+        """End an attempt because its owner wants that."""
+        if row.namespace != self.rows.namespace:
+            return Gone(), []
+        if row.state in ("released", "withdrawn"):
+            return Released(), []
+        if not row.is_open():
+            return Ended(row.state), []
+        if row.expires <= self.now:
+            self._end(row, "expired")
+            return Ended("expired"), []
+        self._end(row, state)
+        return Released(), self._free(row)
+
+    def _free(self, row: AttemptRow) -> list[AttemptRow]:
+        """Free its names. Returns the first living waiter of each."""
+        self.rows.free(row)
+        heads: dict[str, AttemptRow] = {}
+        for name in row.names:
+            if (head := self.rows.head(name, self.now)) is not None:
+                heads[head.id] = head
+        return list(heads.values())
+
+    # Operating.
+
+    def force_release(self, name: str) -> tuple[int | None, list[AttemptRow]]:
+        claim = self.rows.claim(name)
+        if claim is None or not claim.holds(self.now):
+            return None, []
+        token = self._mint()
+        self._end(claim, "revoked")
+        return token, self._free(claim)
+
+    def raise_floor(self, above: int) -> int:
+        return self.rows.raise_floor(check_floor(above))
+
+    def tidy(self) -> int:
+        return self._forget(self.rows.overdue(self.now))
+
+    def _sweep(self, near: str, limit: int) -> None:
+        """Each row that comes in looks at a few others. Ids are random, so all rows are looked at in time."""
+        self._forget(self.rows.overdue(self.now, near, limit))
+
+    def _forget(self, over: Iterable[AttemptRow]) -> int:
+        forgotten = 0
+        for row in over:
+            self.rows.free(row)
+            if row.state == "waiting":
+                self.rows.dequeue(row)
+            self.rows.forget(row)
+            forgotten += 1
+        return forgotten
+
+    # Looking.
+
+    def survey(self, after: str, limit: int) -> list[NameView]:
+        views: list[NameView] = []
+        while len(views) < limit:
+            names = self.rows.names(after, limit)
+            found = map(self.observe, names)
+            views += [view for view in found if view.held_by or view.waiters or view.free_in > 0]
+            if len(names) < limit:
+                break
+            after = names[-1]
+        return views[:limit]
+
+    def observe(self, name: str) -> NameView:
+        claim = self.rows.claim(name)
+        free_in = max(0, claim.free_at() - self.now) / NS if claim is not None else 0.0
+        waiters = tuple(
+            Waiter(holder_from(row.holder), row.names, (row.expires - self.now) / NS)
+            for row in self.rows.queue(name)
+            if row.expires > self.now
+        )
+        if claim is None or not claim.holds(self.now):
+            return NameView(name, None, (), None, free_in, waiters)
+        return NameView(name, self._held_by(claim), claim.names, claim.ttl / NS, free_in, waiters)
+
+    def _held_by(self, claim: AttemptRow) -> HeldBy:
+        return HeldBy(holder_from(claim.holder), claim.token, claim.id, (claim.expires - self.now) / NS)
+
+
+def _remember(ttl: int) -> int:
+    """How long an ended attempt is remembered: `timing.remember_for` in nanoseconds."""
+    return max(_REMEMBER_MIN, 4 * ttl)
