@@ -46,8 +46,11 @@ class Harness:
 
     async def pass_time(self, seconds: float) -> None:
         for namespace in ("default", "other"):
-            keys = [f"fenced:{{{self._prefix}/{namespace}}}:{key}" for key in ("attempts", "forget")]
-            self._server.execute("EVAL", PASS_TIME, 2, *keys, round(seconds * 1e6))
+            self._pass_time(namespace, seconds)
+
+    def _pass_time(self, namespace: str, seconds: float) -> None:
+        keys = [f"fenced:{{{self._prefix}/{namespace}}}:{key}" for key in ("attempts", "forget")]
+        self._server.execute("EVAL", PASS_TIME, 2, *keys, round(seconds * 1e6))
 
     async def restart(self) -> None:
         await self.close()

@@ -10,7 +10,7 @@ from weakref import WeakSet
 from fenced import timing
 from fenced.authorities.redis import probe, replies
 from fenced.authorities.redis.listening import RedisWakeups
-from fenced.authorities.redis.scripts import RedisScript, scripts_of, us
+from fenced.authorities.redis.scripts import RedisScript, scripts_of, tag, us
 from fenced.authorities.shared.rules import NAMESPACE_ORDER, no_namespace, reused_attempt
 from fenced.contracts import Runtime, Trait
 from fenced.errors import FencedError, Misconfigured
@@ -30,8 +30,9 @@ from fenced.model import (
 )
 from fenced.schema import Schema, check_readable
 from fenced.wire.pool import Pool
-from fenced.wire.redis.address import RedisAddress
+from fenced.wire.redis.address import ClusterAddress, RedisAddress, SentinelAddress, redis_address
 from fenced.wire.redis.connection import RedisWire
+from fenced.wire.redis.routes import route_to
 from fenced.wire.resp import ErrorReply, bulks, command
 
 WAIT_SECONDS = 1.0
@@ -106,6 +107,7 @@ class RedisAuthority:
         self._address = address
         self._runtime = runtime
         self._namespace = check_name(namespace)
+        self._route = route_to(address, runtime, f"{{{tag(self._namespace)}}}")
         self._scripts = scripts_of(self._namespace)
         self._realm = ""
         self._promise = probe.SettingsPromise(self.url)
@@ -119,10 +121,10 @@ class RedisAuthority:
 
     @classmethod
     def at(cls, url: str, runtime: Runtime, namespace: str) -> RedisAuthority:
-        return cls(RedisAddress(url), runtime, namespace)
+        return cls(redis_address(url), runtime, namespace)
 
     def _make(self) -> RedisWire:
-        made = RedisWire(self._address, self._runtime, self._promise)
+        made = RedisWire(self._address, self._route, self._runtime, self._promise)
         self._wires.add(made)
         return made
 
@@ -130,6 +132,16 @@ class RedisAuthority:
         made = self._make()
         await made.connect(until)
         return made
+
+    @property
+    def _doubts(self) -> tuple[str, ...]:
+        """What speaks against strict whatever the settings of the server are."""
+        if isinstance(self._address, SentinelAddress | ClusterAddress):
+            who = "sentinels" if isinstance(self._address, SentinelAddress) else "a cluster"
+            return (
+                f"{who} may promote a replica that lacks the last tokens (name one server that has no replicas)",
+            )
+        return ()
 
     # Requests.
 
@@ -145,7 +157,10 @@ class RedisAuthority:
         self, wire: RedisWire, script: RedisScript, request: bytes, until: float, *, mints: bool = False
     ) -> Any:
         reply = await wire.exchange(request, until, mints=mints)
-        return await self._heeded(wire, script, request, reply, until)
+        reply = await self._heeded(wire, script, request, reply, until)
+        if type(reply) is list and reply[:1] == [b"replica"]:
+            wire.misrouted()
+        return reply
 
     async def _heeded(
         self, wire: RedisWire, script: RedisScript, request: bytes, reply: Any, until: float
@@ -211,6 +226,7 @@ class RedisAuthority:
         check_readable(self.url, Schema(int(version), int(schema), release.decode()), SCHEMA)
         self._realm = realm.decode()
         doubts = await self._pool.request(lambda wire: self._look(wire, until), until)
+        doubts += self._doubts
         self._promise.given = not doubts
         return Standing(self._realm, token, doubts)
 
@@ -247,7 +263,9 @@ class RedisAuthority:
 
         async def work(wire: RedisWire) -> Any:
             reply = await self._run(wire, self._ask, request, until, mints=True)
-            if type(reply) is not int and reply[0] == b"granted" and reply[3] > 0:
+            granted = type(reply) is int or reply[0] == b"granted"
+            # A primary that was replaced while it was cut off has no replica left, so it confirms nothing.
+            if granted and (self._route.found or (type(reply) is not int and reply[3] > 0)):
                 await self._confirmed(wire, until)
             return reply
 

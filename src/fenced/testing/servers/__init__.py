@@ -9,7 +9,7 @@ from fenced.testing.servers.base import Endpoint, MissingProgram, Server, Server
 from fenced.testing.servers.etcd import EtcdCluster, EtcdServer
 from fenced.testing.servers.pgbouncer import Pgbouncer
 from fenced.testing.servers.postgresql import PostgresqlServer
-from fenced.testing.servers.redis import RedisServer
+from fenced.testing.servers.redis import RedisCluster, RedisGroup, RedisSentinels, RedisServer
 from fenced.testing.servers.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [
@@ -19,6 +19,9 @@ __all__ = [
     "MissingProgram",
     "Pgbouncer",
     "PostgresqlServer",
+    "RedisCluster",
+    "RedisGroup",
+    "RedisSentinels",
     "RedisServer",
     "Server",
     "ServerFailed",

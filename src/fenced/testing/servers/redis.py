@@ -1,14 +1,27 @@
-"""Redis: a primary, its replicas, its backups; with or without TLS."""
+"""Redis: a primary, its replicas, its backups; sets behind sentinels, and clusters; with or without TLS."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
+from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
-from fenced.testing.servers.base import HOST, Endpoint, Server, ServerFailed, find_program
+from fenced.testing.servers.base import (
+    HOST,
+    PATIENCE_SECONDS,
+    POLL_SECONDS,
+    Endpoint,
+    Server,
+    ServerFailed,
+    Startable,
+    find_program,
+    free_port,
+)
 from fenced.testing.servers.certificates import make_certificates
 
 SETTINGS = {
@@ -19,6 +32,8 @@ SETTINGS = {
     "repl-diskless-sync-delay": "0",  # by default a replica waits for others to come along, for 5 s
 }
 APPEND_ONLY_FOLDER = "appendonlydir"
+DOWN_MS = 3000
+"""After how long without a sign of life a primary is replaced. Shorter, and a busy machine alone would do it."""
 
 
 class RedisServer(Server):
@@ -96,6 +111,9 @@ class RedisServer(Server):
         self.wait_until(
             lambda: self._replication().get("slave_repl_offset", -1) >= offset, f"it has come to {offset}"
         )
+
+    def _has_replicas(self, count: int) -> bool:
+        return bool(self._replication()["connected_slaves"] == count)
 
     def _replication(self) -> dict[str, Any]:
         """INFO replication; the replica's own view tells more than the primary's, which says online early."""
@@ -183,6 +201,152 @@ class RedisServer(Server):
             return self.execute("PING") is True
         except (NotThere, BusyLoadingError):
             return False
+
+
+class RedisSentinel(RedisServer):
+    """One sentinel. It keeps what it learns in its own configuration, so that is written at its first start only."""
+
+    def __init__(self, primary: RedisServer, name: str, quorum: int) -> None:
+        super().__init__()
+        watch = f"sentinel monitor {name} {primary.host} {primary.port} {quorum}"
+        self.settings = {
+            "bind": HOST,
+            watch: "",
+            f"sentinel down-after-milliseconds {name}": str(DOWN_MS),
+            f"sentinel failover-timeout {name}": str(3 * DOWN_MS),
+        }
+
+    def prepare(self) -> None:
+        if not (self.folder / "redis.conf").exists():
+            super().prepare()
+
+    def _own_settings(self) -> dict[str, str]:
+        return {"dir": _quoted(str(self.data)), "port": str(self.port)}
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--sentinel"]
+
+    def stop(self) -> None:
+        Server.stop(self)
+
+
+class RedisGroup(Startable):
+    """Servers of which one is the primary, and others promote a replica when it is gone."""
+
+    servers: list[RedisServer]
+
+    @abstractmethod
+    def url(self) -> str: ...
+
+    @abstractmethod
+    def primary(self, but: RedisServer | None = None) -> RedisServer:
+        """The primary, by what those say who decide it; `but` is not asked: it may be frozen."""
+
+    def promoted(self, before: RedisServer) -> RedisServer:
+        """The primary that takes the place of `before`, when it is one by its own account, too."""
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < limit:
+            now = self.primary(but=before)
+            if now is not before and now.running and now.execute("ROLE")[0] == b"master":
+                return now
+            time.sleep(POLL_SECONDS)
+        raise ServerFailed(f"no replica takes the place of the primary:\n{self.servers[-1].log_tail()}")
+
+    def at(self, host: bytes, port: int) -> RedisServer:
+        return next(server for server in self.servers if (server.host, server.port) == (host.decode(), port))
+
+    def close(self) -> None:
+        for server in reversed(self.servers):
+            server.close()
+
+
+class RedisSentinels(RedisGroup):
+    """A primary, two replicas, and three sentinels that watch them as `set_name`."""
+
+    set_name = "mine"
+
+    def __init__(self) -> None:
+        self.servers = []
+        self.sentinels: list[RedisSentinel] = []
+
+    def url(self) -> str:
+        hosts = ",".join(f"{sentinel.host}:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{hosts}/{self.set_name}"
+
+    def start(self) -> None:
+        self.servers.append(RedisServer())
+        self.servers[0].start()
+        self.servers += [self.servers[0].replica() for _ in range(2)]
+        self.sentinels += [RedisSentinel(self.servers[0], self.set_name, 2) for _ in range(3)]
+        for sentinel in self.sentinels:
+            sentinel.start()
+        for sentinel in self.sentinels:
+            sentinel.wait_until(partial(self._knows_all, sentinel), "it knows the others")
+
+    def _knows_all(self, sentinel: RedisSentinel) -> bool:
+        known = sentinel.execute("SENTINEL", "MASTER", self.set_name)
+        return (known[b"num-other-sentinels"], known[b"num-slaves"]) == (b"2", b"2")
+
+    def primary(self, but: RedisServer | None = None) -> RedisServer:
+        host, port = self.sentinels[0].execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.set_name)
+        return self.at(host, int(port))
+
+    def close(self) -> None:
+        for sentinel in self.sentinels:
+            sentinel.close()
+        super().close()
+
+
+class RedisCluster(RedisGroup):
+    """Three primaries, two replicas of the first and one of the second. `slot` (0) is one of the first one's."""
+
+    slot = 0
+
+    def __init__(self) -> None:
+        settings = {"cluster-enabled": "yes", "cluster-node-timeout": str(DOWN_MS)}
+        self.servers = [RedisServer({**settings, "cluster-port": str(free_port())}) for _ in range(6)]
+
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"{server.host}:{server.port}" for server in self.servers)
+
+    def start(self) -> None:
+        first, *others = self.servers
+        for server in self.servers:
+            server.start()
+        for server, slots in zip(self.servers, ((0, 5460), (5461, 10922), (10923, 16383)), strict=False):
+            server.execute("CLUSTER", "ADDSLOTSRANGE", *slots)
+        for other in others:
+            first.execute("CLUSTER", "MEET", other.host, other.port, other.settings["cluster-port"])
+        for server in self.servers:
+            server.wait_until(partial(self._knows_all, server), "it knows the others")
+        for replica, primary in zip(self.servers[3:], (first, first, others[0]), strict=True):
+            replica.execute("CLUSTER", "REPLICATE", node_id(primary))
+        for server in self.servers:
+            server.wait_until(partial(self._is_up, server), "the cluster is up")
+        for primary, count in ((first, 2), (others[0], 1)):
+            primary.wait_until(partial(primary._has_replicas, count), "it has its replicas")
+
+    def _knows_all(self, server: RedisServer) -> bool:
+        nodes = server.execute("CLUSTER", "NODES").splitlines()
+        return len(nodes) == len(self.servers) and not any(b"handshake" in node for node in nodes)
+
+    def _is_up(self, server: RedisServer) -> bool:
+        replicas = server.execute("CLUSTER", "NODES").count(b"slave")
+        return replicas == 3 and b"cluster_state:ok" in server.execute("CLUSTER", "INFO")
+
+    def primary(self, but: RedisServer | None = None) -> RedisServer:
+        for server in self.servers:
+            if server.running and server is not but:
+                for first, last, owner, *_ in server.execute("CLUSTER", "SLOTS"):
+                    if first <= self.slot <= last:
+                        return self.at(owner[0], owner[1])
+        raise ServerFailed("nobody has the slot")
+
+
+def node_id(server: RedisServer) -> str:
+    """Its name in the cluster."""
+    name: bytes = server.execute("CLUSTER", "MYID")
+    return name.decode()
 
 
 def _quoted(text: str) -> str:

@@ -5,17 +5,21 @@ The pool decides whether a request may be sent again.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from fenced.contracts import ByteStream, Runtime, SocketLike
-from fenced.errors import FencedError
+from fenced.contracts import ByteStream, Endpoint, Runtime, SocketLike
+from fenced.errors import FencedError, Unavailable
 from fenced.runtime.sockets import Late
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.redis.address import RedisAddress
 from fenced.wire.redis.refusals import connect_failed, login_refused, refused
+from fenced.wire.redis.routes import REDIRECTS_MAX, Route, read_reply, redirection
 from fenced.wire.resp import ErrorReply, Incomplete, RespReader, command
+
+_NO_PRIMARY = ("READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN")
+"""Refusals after which another server may be the primary."""
+_ASKING = command("ASKING")
 
 
 class SettingsCheck(Protocol):
@@ -29,8 +33,13 @@ class SettingsCheck(Protocol):
 class RedisWire:
     """Takes one request at a time. If its connection was lost, it reconnects before the next request."""
 
-    def __init__(self, address: RedisAddress, runtime: Runtime, check: SettingsCheck | None = None) -> None:
+    def __init__(
+        self, address: RedisAddress, route: Route, runtime: Runtime, check: SettingsCheck | None = None
+    ) -> None:
         self._address = address
+        self._route = route
+        self._endpoint: Endpoint = ""
+        self._asking = False
         self._where = address.url
         self._runtime = runtime
         self._check = check
@@ -41,16 +50,20 @@ class RedisWire:
 
     async def connect(self, until: float) -> ByteStream:
         """Connect. Unavailable or Misconfigured if that fails; no request was sent then."""
+        return await self._connect_to(await self._route.endpoint(until), until)
+
+    async def _connect_to(self, endpoint: Endpoint, until: float) -> ByteStream:
         self.close()
-        address = self._address
+        self._endpoint = endpoint
         made: SocketLike | ByteStream | None = None
         try:
-            made = link = await self._runtime.connect(address.endpoint, until, address.context)
+            made = link = await self._runtime.connect(endpoint, until, self._address.context)
             made = stream = self._runtime.stream(link)
             await self._introduce(stream, until)
         except BaseException as error:
             if made is not None:
                 made.close()
+            self._route.forget(endpoint)
             if isinstance(error, OSError | ConnectionBroken | ValueError):
                 raise connect_failed(error, self._where) from error
             raise
@@ -58,15 +71,17 @@ class RedisWire:
         return stream
 
     async def _introduce(self, stream: ByteStream, until: float) -> None:
-        """Authenticate, select the database and read the settings, all in one round trip."""
+        """Authenticate, select the database, see that it is a primary, read the settings: all in one round trip."""
         address = self._address
         words: list[tuple[str, ...]] = []
-        if address.user or address.password:
-            words.append(("AUTH", *([address.user] if address.user else []), address.password))
+        if address.login:
+            words.append(("AUTH", *address.login))
         if address.db:
             words.append(("SELECT", str(address.db)))
         if address.client_name:
             words.append(("CLIENT", "SETNAME", address.client_name))
+        if self._route.found:
+            words.append(("ROLE",))
         extra = list(self._check.requests()) if self._check is not None else []
         requests = [command(*each) for each in words] + extra
         if not requests:
@@ -75,19 +90,16 @@ class RedisWire:
         for word, reply in zip(words, replies, strict=False):
             if isinstance(reply, ErrorReply):
                 raise login_refused(reply, self._where) if word[0] == "AUTH" else refused(reply, self._where)
+            if word[0] == "ROLE" and reply[0] != b"master":
+                raise Unavailable(
+                    f"{self._where}: {self._endpoint} was named as the primary and is none (yet)"
+                )
         if self._check is not None and extra:
             self.objection = self._check.objection(replies[len(words) :])
 
     async def _replies(self, stream: ByteStream, requests: Sequence[bytes], until: float) -> list[Any]:
         await stream.send(b"".join(requests), until)
-        return [await self._reply(stream, until) for _ in requests]
-
-    async def _reply(self, stream: ByteStream, until: float) -> Any:
-        while True:
-            if self._reader.has_bytes:
-                with contextlib.suppress(Incomplete):
-                    return self._reader.next()
-            self._reader.feed(await stream.receive(until))
+        return [await read_reply(stream, self._reader, until) for _ in requests]
 
     async def pipeline(self, requests: Sequence[bytes], until: float) -> list[Any]:
         """The replies to several requests, in one round trip."""
@@ -95,13 +107,33 @@ class RedisWire:
         try:
             return await self._replies(stream, requests, until)
         except (OSError, ValueError) as error:
-            raise ConnectionBroken(f"{self._where}: {error}") from error
+            raise self._broken(error) from error
 
     async def exchange(self, request: bytes, until: float, *, mints: bool = False) -> Any:
         """The reply; a refusal of the server is an ErrorReply. Broken: the request may have been carried out.
 
-        A request that `mints` tokens is not sent if there is an objection to this connection.
+        A request that `mints` tokens is not sent if there is an objection to this connection. A node of a cluster that
+        redirects us has done nothing, so the same request goes to the node that it names, and to no other after that.
         """
+        for _ in range(REDIRECTS_MAX):
+            reply = await self._exchange_once(request, until, mints)
+            redirected = redirection(reply, self._endpoint) if self._route.found else None
+            if redirected is None:
+                break
+            target, only_now = redirected
+            if not only_now:
+                self._route.moved(target)
+            await self._connect_to(target, until)
+            self._asking = only_now
+        else:
+            raise Unavailable(
+                f"{self._where}: its nodes send us round in a circle; the cluster is being changed"
+            )
+        if isinstance(reply, ErrorReply) and reply.code in _NO_PRIMARY:
+            self.misrouted()
+        return reply
+
+    async def _exchange_once(self, request: bytes, until: float, mints: bool) -> Any:
         stream = self._stream or await self.connect(until)
         if mints and self.objection is not None:
             objection = self.objection
@@ -110,14 +142,28 @@ class RedisWire:
         if self._reader.has_bytes:  # or they would be taken for the reply to this request
             raise ConnectionBroken(f"{self._where}: it sent more than one reply to a request")
         try:
+            if self._asking:
+                await stream.send(_ASKING + request, until)
+                await read_reply(stream, self._reader, until)  # of ASKING itself
+                return await read_reply(stream, self._reader, until)
             await stream.send(request, until)
             self._reader.feed(await stream.receive(until))
             try:
                 return self._reader.next()  # nearly always: a reply comes in one piece
             except Incomplete:
-                return await self._reply(stream, until)
+                return await read_reply(stream, self._reader, until)
         except (OSError, ValueError) as error:  # no answer in time, connection closed, or another protocol
-            raise ConnectionBroken(f"{self._where}: {error}") from error
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> ConnectionBroken:
+        self._route.forget(self._endpoint)
+        return ConnectionBroken(f"{self._where}: {error}")
+
+    def misrouted(self) -> None:
+        """The server is no primary: find out again which one is, before the next request."""
+        self._route.forget(self._endpoint)
+        if self._route.found:
+            self.close()
 
     async def send(self, request: bytes, until: float) -> None:
         """Send a request whose reply comes as a message."""
@@ -135,15 +181,15 @@ class RedisWire:
         if stream is None:
             raise ConnectionBroken(f"{self._where}: not connected")
         try:
-            return await self._reply(stream, until)
+            return await read_reply(stream, self._reader, until)
         except Late:
             return None
         except (OSError, ValueError) as error:
-            raise ConnectionBroken(f"{self._where}: {error}") from error
+            raise self._broken(error) from error
 
     def close(self) -> None:
         stream, self._stream = self._stream, None
-        self._reader, self.objection = RespReader(), None
+        self._reader, self.objection, self._asking = RespReader(), None, False
         if stream is not None:
             stream.close()
 

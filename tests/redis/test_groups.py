@@ -1,0 +1,240 @@
+"""Redis behind sentinels and in a cluster: clients find the primary and follow a promotion, and tokens only rise.
+
+Real servers and real faults. A primary is replaced after `DOWN_MS` without a sign of life. The tests wait for events,
+however long they take.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import pytest
+
+from fenced import Client
+from fenced.authorities.redis.authority import RedisAuthority
+from fenced.authorities.redis.scripts import tag
+from fenced.contracts import Authority, Runtime
+from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
+from fenced.model import Ask, Ended, Granted, Kept, Released, Waiting
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing import AuthorityHarness, Check, Colour, run
+from fenced.testing.kit import asking
+from fenced.testing.servers import RedisCluster, RedisGroup, RedisSentinels, RedisServer
+from fenced.testing.servers.redis import node_id
+from fenced.wire.redis.address import redis_address
+from fenced.wire.redis.routes import redirection, slot_of
+from fenced.wire.resp import ErrorReply
+from tests.colours import CHANNEL_CHECKS, alternating
+from tests.conformance.authorities.test_redis import Harness
+
+pytestmark = pytest.mark.xdist_group("redis-groups")
+
+T = TypeVar("T")
+RUNTIME = BlockingRuntime()
+FIRST = range(5461)
+"""The slots of a cluster's first primary."""
+
+
+@pytest.fixture(scope="module")
+def sentinels() -> Iterator[RedisSentinels]:
+    with RedisSentinels() as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    with RedisCluster() as group:
+        yield group
+
+
+@pytest.fixture(params=["sentinels", "cluster"])
+def group(request: pytest.FixtureRequest) -> RedisGroup:
+    found: RedisGroup = request.getfixturevalue(request.param)
+    return found
+
+
+def fresh_namespace() -> str:
+    """One in a slot that has replicas."""
+    while slot_of(f"{{{tag(name := secrets.token_hex(8))}}}") not in FIRST:
+        pass
+    return name
+
+
+def opened(group: RedisGroup, namespace: str) -> RedisAuthority:
+    authority = RedisAuthority.at(group.url(), RUNTIME, namespace)
+    eventually(lambda: step(authority.open()))
+    return authority
+
+
+def eventually(call: Callable[[], T]) -> T:
+    """The first answer. As long as a primary is being replaced there is none."""
+    limit = time.monotonic() + 60
+    while True:
+        try:
+            return call()
+        except (Unavailable, Indeterminate):
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+
+
+def token_of(authority: Authority, ask: Ask) -> int:
+    """The token of a grant, as soon as there is one: the same attempt is repeated until it has an answer."""
+    answer = eventually(lambda: step(authority.ask(ask)))
+    assert isinstance(answer, Granted), answer
+    return answer.token
+
+
+class GroupHarness(Harness):
+    def __init__(self, runtime: Runtime, group: RedisGroup) -> None:
+        super().__init__(runtime, group.primary())
+        self._group = group
+        while slot_of(f"{{{self._prefix}/default}}") not in FIRST:
+            self._prefix = secrets.token_hex(8)
+
+    async def authority(self, namespace: str = "default") -> Authority:
+        authority = RedisAuthority.at(self._group.url(), self.runtime, f"{self._prefix}/{namespace}")
+        self._opened.append(authority)
+        await authority.open()
+        return authority
+
+    async def pass_time(self, seconds: float) -> None:
+        self._pass_time("default", seconds)  # others are in other slots
+
+
+STRICT = ("a_client_keeps_its_lease", "no_update_is_lost_under_contention")
+"""Checks of strict clients, which a group refuses."""
+
+
+@pytest.mark.parametrize(
+    ("check", "colour"), alternating([check for check in CHANNEL_CHECKS if check.name not in STRICT])
+)
+def test_channel(check: Check[AuthorityHarness], colour: Colour, group: RedisGroup) -> None:
+    """The rest of the kit runs on a server that is named: it is the same authority."""
+    run(check, lambda runtime: GroupHarness(runtime, group), colour)
+
+
+def test_strict_clients_are_refused(group: RedisGroup) -> None:
+    """Sentinels and clusters promote by themselves, whatever is missing: that is best-effort, and they say so."""
+    with (
+        pytest.raises(Misconfigured, match="may promote a replica that lacks the last tokens"),
+        Client(group.url(), namespace=fresh_namespace()) as client,
+    ):
+        client.acquire("orders")
+
+
+def test_a_slot_moves_under_a_holder_and_a_waiter(cluster: RedisCluster) -> None:
+    """ASK while its keys are on the way, MOVED afterwards: each is followed, and no token is minted twice."""
+    namespace = fresh_namespace()
+    slot = slot_of(f"{{{tag(namespace)}}}")
+    source = next(s for s in cluster.servers[:3] if _owns(s, slot))
+    target = next(s for s in cluster.servers[1:2] if s is not source)
+    one, two = opened(cluster, namespace), opened(cluster, namespace)
+    holder, waiter = asking(RUNTIME, "orders", ttl=60), asking(RUNTIME, "orders", ttl=60, wait=True)
+    tokens = [token_of(one, holder)]
+    assert isinstance(step(two.ask(waiter)), Waiting)
+
+    target.execute("CLUSTER", "SETSLOT", slot, "IMPORTING", node_id(source))
+    source.execute("CLUSTER", "SETSLOT", slot, "MIGRATING", node_id(target))
+    keys = source.execute("CLUSTER", "GETKEYSINSLOT", slot, 10)
+    source.execute("MIGRATE", target.host, target.port, "", 0, 5000, "KEYS", *keys)
+    assert len(keys) == 4
+    (kept,) = step(one.renew([holder.secret]))
+    assert isinstance(kept, Kept)
+    tokens.append(token_of(one, asking(RUNTIME, "meanwhile")))
+
+    for server in (target, source, cluster.servers[2]):
+        server.execute("CLUSTER", "SETSLOT", slot, "NODE", node_id(target))
+    tokens.append(token_of(two, asking(RUNTIME, "afterwards")))
+    assert step(one.release(holder.secret)) == Released()
+    tokens.append(token_of(two, waiter))
+    assert tokens == list(range(tokens[0], tokens[0] + 4)), "each was carried out once"
+    for each in (one, two):
+        step(each.close())
+
+
+def _owns(server: RedisServer, slot: int) -> bool:
+    mine, slots = node_id(server).encode(), server.execute("CLUSTER", "SLOTS")
+    return any(first <= slot <= last and owner[2] == mine for first, last, owner, *_ in slots)
+
+
+# proves authority redis: groups
+def test_promotions_under_live_holders(group: RedisGroup) -> None:
+    """The primary is killed, then its successor stands still and comes back: leases go on, and tokens only rise."""
+    namespace = fresh_namespace()
+    one, two, idle = (opened(group, namespace) for _ in range(3))
+    holder, waiter = asking(RUNTIME, "orders", ttl=600), asking(RUNTIME, "orders", ttl=600, wait=True)
+    last = token_of(one, holder)
+    assert isinstance(step(two.ask(waiter)), Waiting)
+
+    first = group.primary()
+    first.kill()
+    second = group.promoted(first)
+    (kept,) = eventually(lambda: step(one.renew([holder.secret])))
+    assert isinstance(kept, Kept), "the promoted replica knows the lease: it had confirmed the grant"
+    with pytest.raises(Misconfigured, match="replication id"):  # it may lack others: an operator must look
+        token_of(one, asking(RUNTIME, "new"))
+    floor = eventually(lambda: step(one.raise_floor(last + 1000)))
+    first.start()  # as a replica, without which nothing is confirmed
+    tokens = [floor, token_of(one, asking(RUNTIME, "new"))]
+    assert step(one.release(holder.secret)) == Released()
+    tokens += [
+        token_of(two, waiter),
+        token_of(idle, asking(RUNTIME, "idle")),
+    ]  # over a connection that it keeps
+    assert tokens == sorted(set(tokens))
+
+    second.freeze()
+    group.promoted(second)
+    (kept,) = eventually(lambda: step(two.renew([waiter.secret])))
+    assert isinstance(kept, Kept)
+    floor = eventually(lambda: step(two.raise_floor(tokens[-1] + 1000)))
+    second.thaw()  # it believes that it is the primary until it is told
+    late = asking(RUNTIME, "late")
+    assert token_of(idle, late) > floor, "the old primary has no replica left that confirms"
+    assert not isinstance(step(idle.release(late.secret)), Ended)
+    for each in (one, two, idle):
+        step(each.close())
+
+
+def test_nobody_names_a_primary() -> None:
+    with pytest.raises(Unavailable, match="nobody names a primary"):
+        step(RedisAuthority.at("redis+sentinel://127.0.0.1:1,127.0.0.1:2/mine", RUNTIME, "x").open())
+
+
+def test_a_set_that_nobody_watches(sentinels: RedisSentinels) -> None:
+    url = sentinels.url().rpartition("/")[0] + "/other"
+    with pytest.raises(Misconfigured, match="watches no set 'other'"):
+        step(RedisAuthority.at(url, RUNTIME, "x").open())
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis+sentinel://host", r"redis\+sentinel://user:password@sentinel1"),
+        ("redis+sentinel://host/mine/x", "is a number"),
+        ("redis+cluster://host/1", "has one database"),
+        ("redis+cluster://host?db=1", "no option 'db'"),
+    ],
+)
+def test_odd_addresses(url: str, says: str) -> None:
+    with pytest.raises(Misuse, match=says):
+        redis_address(url)
+
+
+def test_the_slot_of_a_key() -> None:
+    """The examples of the cluster's specification."""
+    assert slot_of("{user1000}.following") == slot_of("{user1000}.followers")
+    assert slot_of("foo{}{bar}") != slot_of("foo{}{other}")
+    assert slot_of("123456789") == 0x31C3
+
+
+def test_redirections() -> None:
+    asked = ("10.0.0.1", 6379)
+    assert redirection(ErrorReply("MOVED 3999 127.0.0.1:6381"), asked) == (("127.0.0.1", 6381), False)
+    assert redirection(ErrorReply("ASK 3999 ::1:6381"), asked) == (("::1", 6381), True)
+    assert redirection(ErrorReply("MOVED 3999 :6381"), asked) == (("10.0.0.1", 6381), False)
+    for other in (ErrorReply("MOVED nonsense"), ErrorReply("ERR no"), 7, [b"MOVED"]):
+        assert redirection(other, asked) is None
