@@ -13,17 +13,13 @@ TESTS = Path(__file__).parents[1]
 PROVES = re.compile(r"^# proves (\w+) (\w+): ([\w, -]+)$", re.MULTILINE)
 
 
-def backends() -> list[tuple[Kind, str]]:
-    return [(kind, scheme) for kind, table in BUILT_IN.items() for scheme in table]
-
-
 def traits(kind: Kind, scheme: str) -> tuple[Trait, ...]:
     module, _, name = BUILT_IN[kind][scheme].partition(":")
     found: tuple[Trait, ...] = getattr(import_module(module), name).traits
     return found
 
 
-@pytest.mark.parametrize(("kind", "scheme"), backends())
+@pytest.mark.parametrize(("kind", "scheme"), one_per_class())
 def test_a_registered_backend_has_a_binding(kind: Kind, scheme: str) -> None:
     folder = TESTS / "conformance" / kind.partition(".")[2]
     bound = [path for path in folder.glob("test_*.py") if f'BACKEND = "{scheme}"' in path.read_text()]

@@ -6,10 +6,13 @@ from typing import Any
 
 from fenced.authorities.redis.authority import RedisAuthority
 from fenced.authorities.redis.listening import RedisWakeups
+from fenced.contracts import ByteStream, Endpoint
 from fenced.errors import Indeterminate
 from fenced.testing.worlds.redis import RedisBackend
+from fenced.testing.worlds.redis_cluster import RedisClusterBackend
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.redis.connection import RedisWire
+from fenced.wire.redis.routes import read_reply
 from tests.simulation.planting import with_authority
 
 
@@ -27,7 +30,7 @@ class LateReplyAnswersTheNext(RedisAuthority):
     """A connection whose reply came too late is used again: the next request takes that reply for its own."""
 
     def _make(self) -> RedisWire:
-        made = PatientWire(self._address, self._runtime, self._promise)
+        made = PatientWire(self._address, self._route, self._runtime, self._promise)
         self._wires.add(made)
         return made
 
@@ -57,4 +60,35 @@ class SubscriptionIsNotRenewed(RedisAuthority):
         self._ears = DeafWakeups(self._make, self._runtime, self._namespace, self.url)
 
 
-PLANTED = [with_authority(bug, RedisBackend) for bug in (LateReplyAnswersTheNext, SubscriptionIsNotRenewed)]
+class TwiceSendingWire(RedisWire):
+    redirected = False
+
+    async def _connect_to(self, endpoint: Endpoint, until: float) -> ByteStream:
+        self.redirected = self._stream is not None
+        return await super()._connect_to(endpoint, until)
+
+    async def _exchange_once(self, request: bytes, until: float, mints: bool) -> Any:
+        if self._asking:
+            return await super()._exchange_once(request, until, mints)
+        stream = self._stream or await self.connect(until)
+        sent, self.redirected = request * (2 if self.redirected else 1), False
+        try:
+            await stream.send(sent, until)
+            return await read_reply(stream, self._reader, until)
+        except (OSError, ValueError) as error:
+            raise self._broken(error) from error
+
+
+class RedirectIsFollowedTwice(RedisAuthority):
+    """A request that a node of a cluster redirects is sent twice to the other: its second reply answers the next."""
+
+    def _make(self) -> RedisWire:
+        made = TwiceSendingWire(self._address, self._route, self._runtime, self._promise)
+        self._wires.add(made)
+        return made
+
+
+PLANTED = [
+    *(with_authority(bug, RedisBackend) for bug in (LateReplyAnswersTheNext, SubscriptionIsNotRenewed)),
+    with_authority(RedirectIsFollowedTwice, RedisClusterBackend),
+]

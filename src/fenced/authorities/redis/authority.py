@@ -93,6 +93,10 @@ class RedisAuthority:
             "With replicas a grant is handed out when one of them has it, and the guarantee is best-effort.",
         ),
         Trait(
+            "groups",
+            "Sentinels and clusters name the primary: leases outlive a promotion, and every grant needs a replica.",
+        ),
+        Trait(
             "one-slot",
             "All keys of a namespace are in one cluster slot, in which every operation is one script.",
         ),
@@ -198,7 +202,10 @@ class RedisAuthority:
     async def _confirmed(self, wire: RedisWire, until: float) -> None:
         """A replica has this connection's last write, or the grant is unknown."""
         patience = min(WAIT_SECONDS, until - self._runtime.now() - ANSWER_SECONDS)
-        if await self._reply(wire, command("WAIT", 1, max(1, int(patience * 1000))), until) < 1:
+        confirmed = await wire.exchange(command("WAIT", 1, max(1, int(patience * 1000))), until)
+        if isinstance(confirmed, ErrorReply):
+            wire.misrouted()  # it became a replica after it had granted
+        if isinstance(confirmed, ErrorReply) or confirmed < 1:
             raise replies.unconfirmed(self.url)
 
     # Opening.

@@ -37,17 +37,20 @@ MARGIN = 100
 class NodeServer:
     """A node and its process: connections in, replies out."""
 
-    def __init__(self, backend: RedisBackend, name: str) -> None:
+    node_type: type[RedisNode] = RedisNode
+
+    def __init__(self, backend: RedisBackend, name: str, endpoint: tuple[str, int] = ENDPOINT) -> None:
         self.backend = backend
+        self.endpoint = endpoint
         self.world = backend.world
-        self.node = RedisNode(name, backend.now_us, lambda: f"{self.world.rng.getrandbits(160):040x}")
+        self.node = self.node_type(name, backend.now_us, lambda: f"{self.world.rng.getrandbits(160):040x}")
         self.node.send = self._push
         self.process = Process(self.world, name)
         self._sent: dict[SimulatedConnection, bytearray] = {}
         self._waiting: dict[SimulatedConnection, int] = {}
 
     def listen(self) -> None:
-        self.backend.site.streams.listen(self.process, ENDPOINT, self)
+        self.backend.site.streams.listen(self.process, self.endpoint, self)
 
     def restart(self, down: float) -> None:
         """Crash, and come back with what was on the disk."""
@@ -57,7 +60,7 @@ class NodeServer:
         self.world.after(down, self._start)
 
     def _start(self) -> None:
-        if self.backend.primary is not self:
+        if not self.backend.is_primary(self):
             return  # its replica was promoted meanwhile
         self.process = Process(self.world, self.process.name)
         self.node.restarted()
@@ -99,7 +102,7 @@ class NodeServer:
             self.world.after(self.backend.lag(), partial(self._arrived, replica, upto))
 
     def _arrived(self, replica: RedisNode, upto: int) -> None:
-        if self.backend.primary is self and self.process.alive:
+        if self.backend.is_primary(self) and self.process.alive:
             replica.replicate(self.node, upto)
             self.world.after(0.0005, lambda: self.process.deliver(self._acknowledge))
 
@@ -126,6 +129,7 @@ class RedisBackend(AuthorityBackend):
     """One node, or a primary and its replica."""
 
     name = "redis"
+    url = URL
     authority_type: type[RedisAuthority] = RedisAuthority
 
     def __init__(self, site: Site) -> None:
@@ -141,6 +145,9 @@ class RedisBackend(AuthorityBackend):
             self.replica = NodeServer(self, "redis-2")
             self.replica.node.follow(self.primary.node)
 
+    def is_primary(self, server: NodeServer) -> bool:
+        return server is self.primary
+
     def now_us(self) -> int:
         return int((EPOCH + self.world.now) * 1e6)
 
@@ -148,7 +155,7 @@ class RedisBackend(AuthorityBackend):
         return 0.001 if self.site.healed else self.world.rng.random() * self._lag
 
     def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
-        return self.authority_type.at(URL, runtime, "default")
+        return self.authority_type.at(self.url, runtime, "default")
 
     def processes(self) -> Sequence[Process]:
         return (self.primary.process,)
