@@ -14,6 +14,7 @@ from fenced.runtime.world import Process, World
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.redis.address import RedisAddress
 from fenced.wire.redis.connection import RedisWire
+from fenced.wire.redis.routes import DirectRoute
 from fenced.wire.resp import ErrorReply, Incomplete, RespReader, command
 
 
@@ -44,7 +45,7 @@ def play(server: Scripted, work: Callable[[RedisWire], Awaitable[Any]], split: f
     results: list[Any] = []
 
     async def all_of_it() -> None:
-        results.append(await work(RedisWire(RedisAddress("redis://h"), runtime)))
+        results.append(await work(RedisWire(RedisAddress("redis://h"), DirectRoute(("h", 6379)), runtime)))
 
     runtime.spawn(all_of_it, "play")
     world.run(until=60)
