@@ -107,6 +107,11 @@ class Program:
                 tx.execute("UPDATE orders SET qty = 4 WHERE id = 4")
         return {}
 
+    def install(self, url: str) -> Answer:
+        with contextlib.closing(connected(url)) as db:
+            Guard(table="orders", name="orders/{id}").install(db)
+        return {}
+
     def write(self, url: str) -> Answer:
         """Count in two rows until `stop`, and try with the lease of the round before, which must be refused."""
         guard, late, refused = Guard(table="orders", name="orders/{id}"), None, 0

@@ -76,6 +76,17 @@ class Shop:
     def try_to_upgrade(self, code: Path) -> subprocess.CompletedProcess[str]:
         return self.command(code, "upgrade")
 
+    def install(self, code: Path) -> None:
+        """As a program of this version does it, again while a writer's lock is in the way."""
+        program = self.start(code)
+        while True:
+            try:
+                program.call("install", self.url)
+                return
+            except Failed as error:
+                if "lock timeout" not in str(error) and "deadlock" not in str(error):
+                    raise
+
     def upgrade(self, code: Path) -> None:
         """As an operator does it, again while a writer's lock is in the way."""
         while True:
@@ -101,6 +112,19 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path, old: Path) -> Iterator[
         yield Shop(request.param, *urls, old, stack)
 
 
+def judge(shop: Shop, writers: list[Process]) -> None:
+    """Stop them. No write was lost, and each late holder was refused."""
+    for writer in writers:
+        writer.call("stop")
+    ends = [writer.call("end", "write") for writer in writers]
+    rounds = sum(end["rounds"] for end in ends)
+    assert shop.run("SELECT qty FROM orders WHERE id < 3 ORDER BY id") == [(rounds,), (rounds,)]
+    assert [end["refused"] for end in ends] == [end["rounds"] - 1 for end in ends], (
+        "late holders were refused"
+    )
+    assert shop.kept() == shop.before
+
+
 def story(shop: Shop, old: Path, new: Path) -> None:
     """Marks, modes, records and keys stay; no write is lost or let through by mistake; nobody is stopped."""
     writers = [shop.start(old)]
@@ -112,14 +136,21 @@ def story(shop: Shop, old: Path, new: Path) -> None:
     writers[1].call("begin", "write", shop.url)
     for writer in writers:
         writer.work_on(ROUNDS)
-        writer.call("stop")
-    ends = [writer.call("end", "write") for writer in writers]
-    rounds = sum(end["rounds"] for end in ends)
-    assert shop.run("SELECT qty FROM orders WHERE id < 3 ORDER BY id") == [(rounds,), (rounds,)]
-    assert [end["refused"] for end in ends] == [end["rounds"] - 1 for end in ends], (
-        "late holders were refused"
-    )
-    assert shop.kept() == shop.before
+    judge(shop, writers)
+
+
+def test_the_other_order(shop: Shop, old: Path) -> None:
+    """A new program writes before the upgrade; after it an old one installs the triggers of 0.1 again."""
+    writers = [shop.start(NEW), shop.start(old)]
+    for writer in writers:
+        writer.call("begin", "write", shop.url)
+        writer.work_on(ROUNDS)
+    shop.upgrade(NEW)
+    shop.install(old)
+    for writer in writers:
+        writer.work_on(ROUNDS)
+    shop.upgrade(NEW)
+    judge(shop, writers)
 
 
 def test_a_guard_is_upgraded_under_load(shop: Shop, old: Path) -> None:
