@@ -14,6 +14,11 @@ import psycopg
 import pytest
 
 import fenced
+from fenced.guarding import credential
+from fenced.guards.postgresql.sessions import PsycopgSession
+from fenced.guards.postgresql.tables import PostgresqlTable
+from fenced.guards.shared.spec import Spec
+from fenced.runtime.blocking import step
 from fenced.testing.kit import stamp
 from tests.postgresql.test_guard_connections import PLAIN, TABLE, UPDATE, Writer, tell
 
@@ -101,6 +106,41 @@ async def refused_at_the_write(writer: Writer) -> None:
     with pytest.raises(fenced.Uncovered):
         async with writer.transaction(stamp(6)):
             await writer.run("UPDATE orders SET qty = 9 WHERE id = 43")
+
+
+class ReportedTooEarly(PsycopgSession):
+    """Reports inside the transaction that it then rolls back: a refusal leaves no record."""
+
+    async def rollback_and(self, statement: str) -> None:
+        await self.rollback()
+        await self._execute(f"BEGIN; {statement}; ROLLBACK".encode())
+
+
+class OneByOne(PsycopgSession):
+    """Rolls back first, and reports in a second message."""
+
+    async def rollback_and(self, statement: str) -> None:
+        await self.rollback()
+        await super().rollback_and(statement)
+
+
+@pytest.mark.parametrize(
+    ("kind", "trips", "records"), [(PsycopgSession, 2, 1), (ReportedTooEarly, 3, 0), (OneByOne, 3, 1)]
+)
+def test_planted_bugs_are_counted(
+    counter: Counter, postgresql_url: str, kind: type[PsycopgSession], trips: int, records: int
+) -> None:
+    """The shipped session, and two with a mistake that the counts show."""
+    with psycopg.connect(url_of(counter, postgresql_url), autocommit=True) as connection:
+        with PLAIN.transaction(connection, stamp(6)) as tx:
+            tx.execute(UPDATE)
+        table = PostgresqlTable(Spec("orders", "orders/{id}"), kind(connection))
+        before = counter.trips
+        with pytest.raises(fenced.StaleToken):
+            step(table.enter(credential(stamp(5))))
+        assert counter.trips - before == trips
+        found = connection.execute("SELECT count(*) FROM fenced_guard.record").fetchone()
+        assert found == (records,)
 
 
 @pytest.mark.parametrize(

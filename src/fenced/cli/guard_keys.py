@@ -40,7 +40,7 @@ def key() -> None:
 )
 @json_option
 def add(words: tuple[str, str], hmac_file: Path | None, public_file: Path | None, as_json: bool) -> None:
-    """Let the key ID sign stamps, besides those that already may. An id is never used again.
+    """Let the key ID sign stamps, in addition to the other keys. An id is never used again.
 
     \b
     Examples:
@@ -112,7 +112,7 @@ def list_(words: tuple[str], as_json: bool) -> None:
 def require(words: tuple[str, str], as_json: bool) -> None:
     """Let marks rise by proven stamps alone (on), or by any (off).
 
-    Makes the triggers of every guard in the database anew, in one transaction. Each table is locked against
+    Replaces the triggers of every guard in the database, in one transaction. Each table is locked against
     writers for that moment; when one cannot be had within 2 s, nothing is changed.
 
     \b

@@ -75,11 +75,11 @@ def status(words: tuple[str], table: str | None, quiet_for: float, check: bool, 
 
 
 def _full(found: DatabaseStatus) -> Any:
-    told = jsonable(found)
-    for guard, shown in zip(found.guards, told["guards"], strict=True):
+    full = jsonable(found)
+    for guard, shown in zip(found.guards, full["guards"], strict=True):
         for stage, row in zip(guard.stages, shown["stages"], strict=True):
             row["next"]["safe"] = stage.next.safe
-    return {**told, "wrong": found.wrong}
+    return {**full, "wrong": found.wrong}
 
 
 # For people.

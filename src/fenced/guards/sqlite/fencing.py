@@ -46,7 +46,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A decision that has to be written down."""
+    """A decision that must be recorded, with the whole mark."""
 
     name: str | None
     stamp: Stamp | None
@@ -57,7 +57,7 @@ class Note:
 
 
 class RefusalPending(Exception):
-    """Carries a refusal out of the transaction that it ends, with the note that must survive it."""
+    """Leaves the transaction that a refusal ends; the note is recorded after its rollback."""
 
     def __init__(self, error: FencedError, note: Note | None) -> None:
         super().__init__(str(error))
@@ -120,8 +120,8 @@ class SqliteFence:
             if stamping:
                 await self._put(session, name, stamp, judged.verdict, mode, rule)
 
-    async def miss(self, session: SqliteSession, names: Sequence[str]) -> None:
-        """An operation without a stamp, where no trigger would notice."""
+    async def record_missing_stamp(self, session: SqliteSession, names: Sequence[str]) -> None:
+        """Decide an operation without a stamp, for a guard without triggers."""
         _, _, _, modes = await self._look(session)
         for name in names:
             mode = mode_of(name, modes)
@@ -131,7 +131,7 @@ class SqliteFence:
             )
 
     async def _look(self, session: SqliteSession) -> tuple[Rule, str | None, bool, list[tuple[str, Mode]]]:
-        """The guard as it is installed: its rule, its realm, whether its triggers are all there, its modes."""
+        """The installed guard: its rule, its realm, whether all its triggers exist, its modes."""
         try:
             rows = await session.run(_LOOK, (self.guard, self.guard))
         except sqlite3.OperationalError as error:
@@ -143,7 +143,7 @@ class SqliteFence:
         return own[0], own[1], bool(own[2]), modes
 
     async def installed(self, session: SqliteSession) -> None:
-        """Misconfigured unless this guard is there."""
+        """Raise Misconfigured if this guard is not installed."""
         await self._look(session)
 
     async def mark(self, session: SqliteSession, name: str) -> Mark | None:
@@ -165,7 +165,7 @@ class SqliteFence:
         judged: Judgement,
         mode: Mode,
     ) -> None:
-        """Carry a judgement out at once: raise the mark, refuse, or write down that neither was done."""
+        """Act on a judgement: raise the mark, refuse, or record that the operation was let through."""
         if judged.verdict is Verdict.ADMIT:
             await self._raise(session, name, stamp, before, judged.mark)
             return
@@ -192,7 +192,7 @@ class SqliteFence:
         ruling: Ruling,
         mode: Mode,
     ) -> None:
-        """Refuse, or write down that it was not done."""
+        """Refuse, or record that the operation was let through."""
         note = Note(name, stamp, mark, verdict, ruling, str(mode))
         if verdict is Verdict.APPLIED:
             raise RefusalPending(error_for(verdict, name=name, stamp=stamp, mark=mark), None)
@@ -225,7 +225,7 @@ class SqliteFence:
     async def refusal(
         self, session: SqliteSession, error: BaseException, stamp: Stamp | None, names: Sequence[str]
     ) -> FencedError | None:
-        """The typed error for a refusal, written down now that its own transaction is rolled back."""
+        """The typed error for a refusal; it is recorded here, after its transaction was rolled back."""
         if isinstance(error, RefusalPending):
             await self._note_late(session, error.error, error.note)
             return error.error
@@ -250,7 +250,7 @@ class SqliteFence:
         return refused
 
     async def _note_late(self, session: SqliteSession, refused: FencedError, note: Note | None) -> None:
-        """Write a refusal down in a transaction of its own."""
+        """Record a refusal in a separate transaction."""
         if note is None:
             return
         try:

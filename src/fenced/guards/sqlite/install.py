@@ -1,8 +1,8 @@
-"""Which name covers a row, and the triggers that see to it.
+"""The statements that install an SQLite guard: which name covers a row, and the triggers that check it.
 
-A trigger's fast path is one look: is there an open stamp for this row's name? Everything else was decided
-when the stamp was announced. New names are looked at after the row is written (an INSERT may not know its
-rowid before), rows that REPLACE would remove silently before.
+A trigger's fast path is one query: is there an open stamp for this row's name? Everything else was decided
+when the stamp was announced. AFTER triggers check new names, because an INSERT may not know its rowid before.
+BEFORE triggers check the rows that a REPLACE would remove.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REALM = (
 
 
 def check_table(spec: Spec) -> None:
-    """Refuse what is no table of the program's own in an SQLite database."""
+    """Refuse fenced's own tables, and what SQLite cannot do."""
     check_identifier(spec.table, "table")
     if spec.table.startswith("fenced_") and spec.table != OWN_TABLE:
         raise Misuse(f"{spec.table!r} is one of fenced's own tables")
@@ -148,7 +148,7 @@ async def _triggers(spec: Spec, run: Run) -> list[str]:
 
 
 def _replace_triggers(spec: Spec, number: int, key: Key, named: str, new: str) -> list[str]:
-    """Look at the row that a REPLACE through this key would remove, if its name is another one."""
+    """Check the row that a REPLACE through this key would remove, if that row has another name."""
     victims = f'FROM "{spec.table}" v WHERE {key.same} AND {named} IS NOT {new}'
     removed = f"(SELECT {named} {victims})"
     found = f"EXISTS (SELECT 1 {victims}) AND "
@@ -159,7 +159,7 @@ def _replace_triggers(spec: Spec, number: int, key: Key, named: str, new: str) -
 
 
 async def _refuse_mixed_rules(spec: Spec, run: Run) -> None:
-    """Two guards that may meet under one name judge by one rule, or the weaker one would be the way in."""
+    """Guards that can have a name in common must have one rule; otherwise a writer could use the weaker one."""
     if not await run("SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'"):
         return
     for guard, template, rule in await run("SELECT guard, template, rule FROM fenced_guard"):
@@ -188,7 +188,7 @@ def _gate(spec: Spec) -> str:
 
 
 def _gate_statements(spec: Spec) -> list[str]:
-    # The longest pattern, without ORDER BY: its sorter is allocated anew for every row.
+    # The longest pattern, without ORDER BY: its sorter is allocated again for every row.
     mode = (
         "(SELECT mode FROM (SELECT mode, max(printf('%03d%s', length(pattern), pattern)) FROM fenced_mode "
         f"WHERE guard = '{spec.table}' AND (pattern = '*' OR NEW.name GLOB glob)))"
@@ -212,7 +212,7 @@ async def drop_triggers(spec: Spec, run: Run) -> list[str]:
 
 
 async def uninstall(spec: Spec, run: Run) -> list[str]:
-    """Leave the table as it was. The marks stay: a later guard must not forget them."""
+    """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders."""
     table = literal(spec.table)
     return [
         *await drop_triggers(spec, run),

@@ -19,7 +19,7 @@ from fenced.model import Credential, Stamp, check_name, check_realm
 
 
 class SqliteTable:
-    """What can be done with a guard, on this connection."""
+    """The operations of a guard on a table, over one connection."""
 
     def __init__(self, spec: Spec, session: SqliteSession, mandatory: bool) -> None:
         install.check_table(spec)
@@ -89,14 +89,14 @@ class SqliteTable:
             await self._guarded.leave(error)
 
     async def announce(self, credential: Credential) -> None:
-        """On its own, committed: reads that follow are fenced."""
+        """Announce in a separate transaction and commit it: reads that begin afterwards are fenced."""
         stamp, names = _one(credential)
         guarded = GuardedConnection(self._fence, self._session, stamp, names, stamping=False)
         await guarded.enter()
         await guarded.leave(None)
 
     async def announce_on(self, credential: Credential) -> None:
-        """In the transaction that the program began itself: all names, or none of them."""
+        """Announce in the transaction that the program has begun: all names, or none."""
         stamp, names = _one(credential)
         session = self._session
         if not session.in_transaction:
@@ -121,7 +121,7 @@ class SqliteTable:
             raise refusing.error from None
 
     async def clear(self, credential: Credential) -> None:
-        """Take the stamps out again; COMMIT fails while they are in."""
+        """Delete the stamps; COMMIT fails while they are there."""
         _, names = _one(credential)
         if self._session.in_transaction:
             for name in names:

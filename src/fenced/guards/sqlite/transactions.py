@@ -89,7 +89,7 @@ class GuardedConnection:
     async def announce(self, names: Sequence[str]) -> None:
         try:
             if self._stamp is None:
-                await self._fence.miss(self._session, names)
+                await self._fence.record_missing_stamp(self._session, names)
             else:
                 await self._fence.announce(self._session, self._stamp, names, stamping=self._stamping)
         except BaseException as error:

@@ -1,7 +1,7 @@
-"""Unique keys of a table, as far as a REPLACE through them could remove a row of another name unseen.
+"""The unique keys through which a REPLACE could remove a row of another name without a trigger.
 
-A REPLACE fires no trigger for the rows that it removes, so a trigger looks for them before it happens: by every
-unique key, with that key's own collation, with defaults in place of NULL, and by the rowid.
+A REPLACE fires no trigger for the rows that it removes, so a BEFORE trigger looks for them: by every unique key, with
+that key's own collation, with defaults in place of NULL, and by the rowid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A unique key: `columns` as an UPDATE OF lists them, `same` when row `v` stands in the way of NEW."""
+    """A unique key: `columns` as UPDATE OF lists them; `same` is true if row `v` has NEW's key."""
 
     columns: str
     same: str
@@ -38,7 +38,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class TableKeys:
-    """What a guard has to know of a table. `alias`: the column that is the rowid."""
+    """What a guard must know about a table. `alias`: the column that is the rowid."""
 
     alias: str | None
     rowids: tuple[str, ...]
@@ -110,7 +110,7 @@ def _rowid_key(named: tuple[str, ...], rowids: tuple[str, ...], alias: str | Non
 def _tells_the_name(
     named: tuple[str, ...], columns: dict[str, Column], parts: Sequence[tuple[str, str]]
 ) -> bool:
-    """Whether rows that are equal in this key always have the same name."""
+    """Whether two rows with the same key always have the same name."""
     exact = {name for name, collation in parts if collation == "BINARY" and _EXACT.search(columns[name].kind)}
     return set(named) <= exact
 
