@@ -10,11 +10,13 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fenced import __version__
 from fenced.errors import Misconfigured
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RELEASE: Final = __version__
 
