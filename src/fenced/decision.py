@@ -7,8 +7,11 @@ mark rises exactly when an operation is admitted, in the same atomic step as its
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Literal
 
 from fenced.errors import Misuse, shown
@@ -65,7 +68,10 @@ def judge(
     operation: str | None = None,
     proven: bool = True,
 ) -> Judgement:
-    """Decide one operation on `name`. `realm` None: the guard has not met an authority yet."""
+    """Decide one operation on `name`. `realm` None: the guard has not met an authority yet.
+
+    `operation` is unique for ever: an operation with the id of the one that set the mark is that one, going on.
+    """
     verdict = _screen(stamp, name, realm, proven)
     if verdict is not None:
         return Judgement(verdict, mark)
@@ -167,10 +173,32 @@ def _percent(text: str) -> float:
     return percent
 
 
+def canary_point(name: str) -> int:
+    """Where a name lies among 2**32 points: the first four bytes of its SHA-256, the highest first.
+
+    A store that cannot compute it is sent the point with the request.
+    """
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
+
+
 def in_canary(name: str, percent: float) -> bool:
     """Whether `name` is among the `percent` that is enforced; a larger share contains the smaller."""
-    point = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
-    return point < percent / 100 * 2**32
+    return canary_point(name) < percent / 100 * 2**32
+
+
+@lru_cache(maxsize=1024)
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.DOTALL)
+
+
+def mode_of(name: str, modes: Iterable[tuple[str, Mode]]) -> Mode:
+    """The mode of the longest pattern that matches, of several the last in order; `observe` when none does."""
+    best, found = "", Mode("observe")
+    for pattern, mode in modes:
+        longer = (len(pattern), pattern) > (len(best), best)
+        if longer and (pattern == "*" or _regex(pattern).fullmatch(name)):
+            best, found = pattern, mode
+    return found
 
 
 def rule_on(verdict: Verdict, mode: Mode, name: str) -> Ruling:

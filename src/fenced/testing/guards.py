@@ -9,6 +9,7 @@ from dataclasses import replace
 from fenced.contracts import NamedValues, Versioned
 from fenced.decision import RULES, Mark
 from fenced.errors import (
+    REFUSALS,
     AlreadyApplied,
     Conflict,
     Contended,
@@ -29,6 +30,7 @@ from fenced.model import TOKEN_MAX, Credential, Stamp
 from fenced.testing import abilities
 from fenced.testing.inputs import BAD_NAMES, BAD_STAMPS, ODD_NAMES
 from fenced.testing.kit import NAME, Check, Checks, GuardHarness, by, ensure, has, is_at, raises, stamp, until
+from fenced.testing.vectors import Case, cases
 
 check: Checks[GuardHarness] = Checks()
 
@@ -336,6 +338,43 @@ async def _do(
         await guard.announce(carried if kind == "announce" else replace(carried, names=(name,)))
         return None
     return await guard.read(carried, name)
+
+
+@check()
+async def decides_as_the_vectors_say(h: GuardHarness) -> None:
+    """Each order of tokens, grants and seqs, from the shipped file: the same verdict, and the mark rises or stays."""
+    for rule in RULES:
+        guard = await h.guard(rule)
+        # An operation here never goes on, so its id is new; an announcement is the same under every rule.
+        chosen = {
+            (case.mark_token, case.mark_grant, case.mark_seq, case.seq, case.announce): case
+            for case in cases()
+            if case.rule == rule and case.token == 10 and case.operation is None and not _is_bad(case)
+            if rule == "retry" or not case.announce
+        }
+        for number, case in enumerate(chosen.values()):
+            await _decides(guard, case, f"{rule}/{number}")
+
+
+def _is_bad(case: Case) -> bool:
+    return not case.covered or not case.proven or case.guard_realm != case.stamp_realm
+
+
+async def _decides(guard: NamedValues, case: Case, name: str) -> None:
+    if case.mark is not None:
+        before = by(case.mark.token, case.mark.seq, name, grant=case.mark.grant)
+        await (guard.write(before, name, b"before") if case.mark.seq else guard.announce(before))
+    carried = by(10, case.seq, name, grant=case.grant)
+    work: Awaitable[object] = guard.announce(carried) if case.announce else guard.write(carried, name, b"x")
+    outcome = await _outcome(work)
+    due = AlreadyApplied if case.verdict == "applied" else REFUSALS.get(case.verdict)
+    ensure(outcome == due.__name__ if due else not isinstance(outcome, str), f"{case}: {outcome}")
+    seq = 0 if case.announce else case.seq or 0
+    risen = Mark(10, case.grant or "", seq) if case.rises else case.mark
+    found = await guard.mark(name)
+    if case.rule == "retry":  # does not count seqs, and a guard need not keep them
+        found, risen = found and replace(found, seq=0), risen and replace(risen, seq=0)
+    ensure(_bare(found) == _bare(risen), f"{case}: the mark is {found}")
 
 
 async def _outcome(work: Awaitable[object]) -> object:

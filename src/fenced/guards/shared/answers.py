@@ -1,12 +1,10 @@
-"""What guards share: modes by name pattern, and verdicts turned into errors."""
+"""What guards share: checks of what they are given, and verdicts turned into errors."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 
-from fenced.decision import Mark, Mode, Verdict
+from fenced.decision import Mark, Verdict
 from fenced.errors import REFUSALS, AlreadyApplied, FencedError, InvalidStamp, Misuse, Unsupported, shown
 from fenced.model import Credential, Stamp
 
@@ -21,21 +19,6 @@ def check_pattern(pattern: object) -> str:
     return pattern
 
 
-@lru_cache(maxsize=1024)
-def _regex(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.DOTALL)
-
-
-def mode_of(name: str, modes: Iterable[tuple[str, Mode]]) -> Mode:
-    """The mode of the longest pattern that matches; `observe` when none does."""
-    best, found = "", Mode("observe")
-    for pattern, mode in modes:
-        longer = (len(pattern), pattern) > (len(best), best)
-        if longer and (pattern == "*" or _regex(pattern).fullmatch(name)):
-            best, found = pattern, mode
-    return found
-
-
 _SAYS = {
     Verdict.STALE: "token {token} is stale: {mark} has been seen",
     Verdict.DUPLICATE: "this grant has made its one operation (rule once)",
@@ -44,7 +27,7 @@ _SAYS = {
     "raise its floor",
     Verdict.UNCOVERED: "not covered by the lease of {names} (token {token})",
     Verdict.FOREIGN: "the stamp is of another authority (realm); adopt it if that is meant",
-    Verdict.MISSING: "the operation carries no stamp, and the mode is require",
+    Verdict.MISSING: "the write carries no stamp, and the mode is require",
     Verdict.INVALID: "not a stamp that this rule can use",
     Verdict.FORGED: "the proof does not verify",
 }

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from fenced.decision import Mark, Mode, Rule
+from fenced.decision import Mark, Mode, Rule, mode_of
 from fenced.errors import Misconfigured, shown
-from fenced.guards.shared.answers import mode_of
 
 CONFIG = "config"
 """The key of the configuration; the cells of names begin with `n/`."""

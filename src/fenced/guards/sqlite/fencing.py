@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fenced.decision import Judgement, Mark, Mode, Rule, Ruling, Verdict, judge, rule_on
+from fenced.decision import Judgement, Mark, Mode, Rule, Ruling, Verdict, judge, mode_of, rule_on
 from fenced.errors import FencedError, Misconfigured
-from fenced.guards.shared.answers import error_for, mode_of
+from fenced.guards.shared.answers import error_for
 from fenced.guards.sqlite.refusals import translate, verdict_in
 from fenced.guards.sqlite.sessions import SqliteSession
 from fenced.model import Stamp

@@ -244,12 +244,13 @@ BEGIN
       coalesce(m.token, (SELECT floor FROM fenced_guard.trust)))
     WHEN 'duplicate' THEN 'this grant has made its one operation (rule once)'
     WHEN 'out_of_order' THEN 'a later operation of the same lease was applied before (rule sequenced)'
-    WHEN 'reused' THEN format('token %s was seen from another grant: the authority lost its history', v_token)
+    WHEN 'reused' THEN format('token %s was seen from another grant: the authority lost its history; raise its floor', v_token)
     WHEN 'uncovered' THEN CASE WHEN p_name = ANY ((fenced_guard.parse(p_stamp)).names)
       THEN format('covered by the lease (token %s), but not announced in this transaction; announce it too', v_token)
-      ELSE format('not covered by the lease that was announced (token %s)', v_token) END
-    WHEN 'foreign' THEN 'the stamp is of another authority than the one trusted here'
-    WHEN 'missing' THEN 'the write carries no stamp'
+      ELSE format('not covered by the lease of %s (token %s)',
+        array_to_string((fenced_guard.parse(p_stamp)).names, ', '), v_token) END
+    WHEN 'foreign' THEN 'the stamp is of another authority (realm); adopt it if that is meant'
+    WHEN 'missing' THEN 'the write carries no stamp, and the mode is require'
     WHEN 'invalid' THEN 'not a stamp that this rule can use'
     WHEN 'forged' THEN fenced_guard.why_forged(fenced_guard.parse(p_stamp))
     WHEN 'applied' THEN 'this operation was applied before; nothing was done'
