@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,16 @@ def test_the_other_order(shop: Shop, old: Path) -> None:
 def test_a_guard_is_upgraded_under_load(shop: Shop, old: Path) -> None:
     story(shop, old, NEW)
     shop.upgrade(NEW)  # harmless
+
+
+@pytest.mark.parametrize("shop", ["postgresql"], indirect=True)
+def test_upgrades_at_the_same_time_do_not_meet(shop: Shop) -> None:
+    """One of them upgrades; the others wait for it, look again, and find nothing to do."""
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(shop.upgrade, NEW) for _ in range(4)]:
+            done.result()
+    assert shop.run("SELECT version, functions <> '' FROM fenced_guard.schema") == [(2, True)]
+    assert shop.kept() == shop.before
 
 
 def test_status_shows_the_versions(shop: Shop) -> None:
