@@ -12,7 +12,7 @@ CHUNK = 100
 WORLDS = [(authority, first) for authority in BACKENDS for first in range(0, SEEDS[authority], CHUNK)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("authority", "first"), WORLDS)
 def test_no_promise_is_broken(authority: str, first: int) -> None:
     site_type = site_of(authority)
@@ -46,6 +46,7 @@ def test_seeds_are_read() -> None:
     assert seeds_of("1-3,9") == [1, 2, 3, 9]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("site_type", planted(), ids=lambda site_type: site_type.__name__)
 def test_planted_bug_is_found(site_type: type[Site]) -> None:
     for seed in range(200):

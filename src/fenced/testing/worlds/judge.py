@@ -40,7 +40,7 @@ PATIENCE_MAX = 0.25
 """How many seconds past its deadline a call may take."""
 
 
-HAND_OVER_MAX = 1.0
+HAND_OVER_MAX = 0.6
 """How many seconds a waiter may need to be granted what another client has released."""
 
 
@@ -48,7 +48,7 @@ class PromiseBroken(AssertionError):
     """A promise was broken in a world."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class CallUnderWay:
     """A call of an authority that has not ended yet."""
 
@@ -84,6 +84,7 @@ class Judge:
     freed: dict[str, float] = field(
         default_factory=dict
     )  # when a release or a withdrawal of a name was answered
+    taken: dict[str, float] = field(default_factory=dict)  # when a name was last acquired
     prompt_from: float = math.inf
     """From when on every hand-over must be prompt (L6)."""
     leaving: set[str] = field(default_factory=set)  # attempts that their owners release or withdraw
@@ -188,11 +189,14 @@ class Judge:
 
     def _prompt(self, hold: GrantState, process: Process) -> None:
         """L6: once all faults are over, the next waiter is granted soon after a release: its wake-up was not lost."""
-        queued = self.queued.get(hold.grant, math.inf)
-        freed = max(self.freed.get(name, 0.0) for name in hold.names)
-        since = max(freed, self.prompt_from)
+        free = max(self.freed.get(name, 0.0) for name in hold.names)
+        taken = max(self.taken.get(name, 0.0) for name in hold.names)
+        self.taken |= dict.fromkeys(hold.names, self.world.now)
+        # Taken after it was free: the answer to the last holder's release is still under way, so it is free just now.
+        waited = self.queued.get(hold.grant, math.inf) < free and taken <= free
+        since = max(free, self.prompt_from)
         late = self.world.now - since
-        if queued < freed and late > HAND_OVER_MAX and not process.paused_since(since):
+        if waited and late > HAND_OVER_MAX and not process.paused_since(since):
             self.broken("L6", f"{process.name} waited {late:.3f} s for {hold} after it was free")
 
     def returned(self, names: Sequence[str]) -> int:
