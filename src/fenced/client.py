@@ -182,7 +182,7 @@ class _ClientBase:
         self._desk_: LeaseEngine | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._authority: Authority = registry.authority(url, self._runtime, self._namespace)
-        forking.tell(self)
+        forking.register(self)
 
     def _make_runtime(self) -> Runtime:
         raise Misuse("use Client or AsyncClient")
@@ -415,7 +415,7 @@ class LeaseContext(_LeaseContextBase, Generic[L]):
                 if (unfinished := guard.announce(lease)) is not None:
                     raise _wrong_colour(guard, unfinished)
         except BaseException:
-            step(desk.leave(hold, raised=True))
+            step(desk.release_at_exit(hold, raised=True))
             raise
         return cast(L, lease)
 
@@ -424,10 +424,10 @@ class LeaseContext(_LeaseContextBase, Generic[L]):
     ) -> None:
         lease = self._lease
         if lease is not None and isinstance(exc, GeneratorExit):
-            lease._desk.abandon(lease._hold)
+            lease._desk.let_expire(lease._hold)
         elif lease is not None:
             try:
-                step(lease._desk.leave(lease._hold, raised=exc is not None))
+                step(lease._desk.release_at_exit(lease._hold, raised=exc is not None))
             finally:  # whatever interrupts the release, nobody renews any more
                 lease._desk.keeper.drop(lease._hold.secret)
 
@@ -567,7 +567,7 @@ class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
                     raise _wrong_colour(guard, announcing)
                 await announcing
         except BaseException:
-            await desk.leave(lease._hold, raised=True)
+            await desk.release_at_exit(lease._hold, raised=True)
             raise
         self._scope.enter(lease._hold)
         return cast(L, lease)
@@ -580,8 +580,8 @@ class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
             return
         ours = self._scope.leave(exc)
         if isinstance(exc, GeneratorExit):
-            lease._desk.abandon(lease._hold)
+            lease._desk.let_expire(lease._hold)
             return
-        await lease._desk.leave(lease._hold, raised=exc is not None)
+        await lease._desk.release_at_exit(lease._hold, raised=exc is not None)
         if ours:
             raise lease._hold.lost_error() from exc

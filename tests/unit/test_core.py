@@ -84,7 +84,7 @@ def test_the_end_of_a_block_looks_at_the_clock() -> None:
         desk.keeper.drop(hold.secret)  # which would have told
         await sleep(runtime, 2.5)
         with pytest.raises(LeaseLost) as caught:
-            await desk.leave(hold, raised=False)
+            await desk.release_at_exit(hold, raised=False)
         assert caught.value.reason == "max_hold"
 
     play(story)

@@ -17,10 +17,11 @@ from typing import assert_never
 
 from fenced import events, timing
 from fenced.contracts import Authority, Runtime
+from fenced.core.callbacks import call_user_callback
 from fenced.core.holding import GrantState, State
-from fenced.core.keeping import Keeper, Listener, QueueEntry
+from fenced.core.keeping import Keeper
 from fenced.core.settling import Settler
-from fenced.core.telling import tell
+from fenced.core.waiting import Listener, QueueEntry
 from fenced.errors import (
     FencedError,
     Indeterminate,
@@ -101,7 +102,7 @@ class LeaseEngine:
         self.runtime = runtime
         self.holder = holder
         self._observed = emit is not None
-        self.emit = functools.partial(tell, emit) if emit is not None else _nobody
+        self.emit = functools.partial(call_user_callback, emit) if emit is not None else _nobody
         self.settler = Settler(authority, runtime)
         self.keeper = Keeper(authority, runtime, self.emit, self.settler)
         self.listener = Listener(authority, runtime)
@@ -158,7 +159,7 @@ class LeaseEngine:
         try:
             self._keep(hold)
         except BaseException:
-            self._let_go(hold)
+            self._stop_keeping(hold)
             await self._withdraw(hold.secret, hold.ttl)
             raise
         if self._observed:
@@ -322,7 +323,7 @@ class LeaseEngine:
             raise hold.lost_error()
         # `state` compares with the clock: the keeper may not have marked the lease lost yet.
         late = hold.state is State.LOST
-        self._let_go(hold)
+        self._stop_keeping(hold)
         # Recorded before the request is sent: an interrupt may come at any time.
         given_up = self.settler.give_up(hold.secret, hold.ttl)
         try:
@@ -356,7 +357,7 @@ class LeaseEngine:
             case _:
                 assert_never(answer)
 
-    async def leave(self, hold: GrantState, *, raised: bool) -> None:
+    async def release_at_exit(self, hold: GrantState, *, raised: bool) -> None:
         """The end of a `with` block: release, and raise if the lease did not last through the body."""
         lost = hold.state is State.LOST
         try:
@@ -369,19 +370,19 @@ class LeaseEngine:
             if lost and not raised:
                 raise hold.lost_error() from error
 
-    def abandon(self, hold: GrantState) -> None:
-        """The body was collected and not run to its end: nobody acts under this lease, let it lapse."""
-        self._let_go(hold)
+    def let_expire(self, hold: GrantState) -> None:
+        """The body was collected before its end: nobody acts under this lease. Send nothing, and let it expire."""
+        self._stop_keeping(hold)
         hold.lose("abandoned")
 
-    def _let_go(self, hold: GrantState) -> None:
+    def _stop_keeping(self, hold: GrantState) -> None:
         self.keeper.drop(hold.secret)
         for name in hold.names:
             if self._held.get(name) is hold:
                 self._held.pop(name, None)
 
     def _ended(self, hold: GrantState, reason: str) -> None:
-        self._let_go(hold)
+        self._stop_keeping(hold)
         self.emit(events.LeaseEnded(hold.names, hold.token, hold.grant, reason))
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fenced import timing
 from fenced.contracts import Runtime, Wakeup
-from fenced.core.telling import tell
+from fenced.core.callbacks import call_user_callback
 from fenced.errors import LeaseLost, Misuse, NotEnoughTime
 from fenced.model import Granted, Stamp, grant_id
 
@@ -139,7 +139,7 @@ class GrantState:
         """Call `call(reason)` once when the lease is lost; at once if it is lost already."""
         self._callbacks.append(call)
         if self.lost_reason is not None:
-            self._tell()
+            self._call_on_lost()
 
     async def wait_lost(self, until: float | None) -> bool:
         """Wait for the loss (True); False when released, or when `until` comes first."""
@@ -172,7 +172,7 @@ class GrantState:
         if self._on_end is not None:
             self._on_end(self, reason)
         self._notify()
-        self._tell()
+        self._call_on_lost()
 
     def forked(self) -> None:
         """In a forked child: over, and nobody is told; the callbacks' locks may be held by absent threads."""
@@ -189,13 +189,13 @@ class GrantState:
         if self._changed is not None:
             self._changed.set()
 
-    def _tell(self) -> None:
+    def _call_on_lost(self) -> None:
         while self._callbacks:
             try:
                 call = self._callbacks.pop()
-            except IndexError:  # another thread told it
+            except IndexError:  # another thread has called it
                 return
-            tell(call, self.lost_reason or "expired")
+            call_user_callback(call, self.lost_reason or "expired")
 
     def __str__(self) -> str:
         return f"lease of {', '.join(self.names)} (token {self.token})"

@@ -13,43 +13,15 @@ from fenced import timing
 from fenced.contracts import Authority, Runtime, Task
 from fenced.core.holding import GrantState
 from fenced.core.settling import Settler
+from fenced.core.waiting import QueueEntry
 from fenced.errors import FencedError
 from fenced.events import Event, KeeperFailed, LeaseInJeopardy
-from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting, grant_id
+from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting
 
 BATCH_MAX = 5000
 CALL_SECONDS_MIN = 0.01
-EARLY_MAX = 1024
 IDLE_SECONDS = 5.0
 """A keeper with nothing to renew looks again by then, so that a lease that is soon released need not wake it."""
-_ABSENT = object()
-
-
-class QueueEntry:
-    """A place in a queue: what its waiter is told by the keeper and the listener."""
-
-    def __init__(self, runtime: Runtime, secret: str, ttl: float, jitter: float) -> None:
-        self.secret = secret
-        self.ttl = timing.waiter_ttl(ttl)
-        self.wakeup = runtime.wakeup()
-        self.renew_at = runtime.now() + timing.renew_after(self.ttl, jitter)
-        self.check_at = math.inf
-        self.heard = runtime.now()
-        self.woken = False
-
-    @property
-    def due(self) -> float:
-        """When the keeper has to renew it."""
-        return self.renew_at
-
-    def asking(self) -> None:
-        """An ask is about to be sent: a wake-up from now on means to ask once more."""
-        self.woken = False
-        self.wakeup.clear()
-
-    def wake(self) -> None:
-        self.woken = True
-        self.wakeup.set()
 
 
 class Keeper:
@@ -212,71 +184,3 @@ class Keeper:
 
 def _time_left(item: GrantState | QueueEntry, now: float) -> float:
     return item.deadline - now if isinstance(item, GrantState) else item.ttl / 2
-
-
-class Listener:
-    """Hears wake-ups for this client's waiters, and runs only while there are any."""
-
-    def __init__(self, authority: Authority, runtime: Runtime) -> None:
-        self._authority = authority
-        self._runtime = runtime
-        self._places: dict[str, QueueEntry] = {}
-        self._early: dict[str, object] = {}
-        self._kick = runtime.wakeup()
-        self._task: Task | None = None
-        self._starting = runtime.lock()
-        self._closed = False
-
-    def expect(self, place: QueueEntry) -> None:
-        """Pass wake-ups on to `place`, also one that came before the ask's own answer did."""
-        public = grant_id(place.secret)
-        self._places[public] = place
-        if self._early.pop(public, _ABSENT) is not _ABSENT:
-            place.wake()
-        if self._task is None:
-            with self._starting:
-                if self._task is None:
-                    self._task = self._runtime.spawn(self._run, "fenced-listener")
-        self._kick.set()
-
-    def forget(self, place: QueueEntry) -> None:
-        self._places.pop(grant_id(place.secret), None)
-
-    def stop(self) -> None:
-        self._closed = True
-        self._kick.set()
-
-    async def close(self, until: float) -> None:
-        self.stop()
-        if (task := self._task) is not None:
-            await task.join(until)
-
-    async def _run(self) -> None:
-        try:
-            await self._listen()
-        finally:
-            self._task = None
-
-    async def _listen(self) -> None:
-        while not self._closed:
-            if not self._places:
-                self._kick.clear()
-                if not self._places and not self._closed:
-                    await self._runtime.wait(self._kick, None)
-                continue
-            try:
-                heard = await self._authority.next_wakeups(self._runtime.now() + 0.5)
-            except FencedError:
-                # A wake-up is a hint: without one the waiters look again when the keeper says so.
-                self._kick.clear()
-                await self._runtime.wait(self._kick, self._runtime.now() + 0.5)
-                continue
-            for public in heard:
-                if place := self._places.get(public):
-                    place.wake()
-                elif public:
-                    self._early[public] = None
-                    if place := self._places.get(public):  # it came just now
-                        place.wake()
-            while len(self._early) > EARLY_MAX:
-                del self._early[next(iter(self._early))]

@@ -56,12 +56,12 @@ class _Gate:
 
 
 _gate = _Gate()
-_told: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_registered: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
-def tell(thing: Forkable) -> None:
-    """Tell `thing` of every fork while it lives."""
-    _told.add(thing)
+def register(thing: Forkable) -> None:
+    """Call its `_before_fork` and `_forked` at every fork while it lives."""
+    _registered.add(thing)
 
 
 def enter() -> None:
@@ -75,17 +75,17 @@ def leave() -> None:
 
 def _before() -> None:
     _gate.shut()
-    for thing in list(_told):
+    for thing in list(_registered):
         thing._before_fork()
 
 
 def _in_child() -> None:
     global _gate  # noqa: PLW0603 - the inherited one may be locked by a thread that is not here
     _gate = _Gate()
-    for thing in list(_told):
+    for thing in list(_registered):
         try:
             thing._forked()
-        except Exception:  # noqa: BLE001 - one that fails must not keep the others from being told
+        except Exception:  # noqa: BLE001 - the others are called whatever one of them raises
             sys.excepthook(*sys.exc_info())
 
 

@@ -49,7 +49,7 @@ class SqliteRows:
         return {row.id: row for row in rows}
 
     def put(self, row: AttemptRow) -> None:
-        self._db.execute(SQL["put"], row)
+        self._db.execute(SQL["put"], tuple(row))  # sqlite3 binds an exact tuple faster
 
     def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
         if len(ids) == 1:

@@ -114,7 +114,7 @@ class PostgresqlGuard:
         self._mode = str(Mode.parse(mode))
         self._isolation = isolation
         self._idle: list[_Session] = []
-        forking.tell(self)
+        forking.register(self)
 
     def _before_fork(self) -> None:
         while self._idle:

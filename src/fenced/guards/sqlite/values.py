@@ -81,7 +81,7 @@ class SqliteGuard:
         self._mode = Mode.parse(mode)
         self._fence = SqliteFence(_TABLE, mandatory)
         self._idle: list[sqlite3.Connection] = []
-        forking.tell(self)
+        forking.register(self)
 
     def _before_fork(self) -> None:
         while self._idle:

@@ -290,10 +290,10 @@ class SimulatedClient:
             for _ in range(writes):
                 await self._update(hold, rng.choice(names))
         except FencedError:
-            await self.engine.leave(hold, raised=True)
+            await self.engine.release_at_exit(hold, raised=True)
             raise
         judge.believes(hold)
-        await self.engine.leave(hold, raised=False)
+        await self.engine.release_at_exit(hold, raised=False)
 
     def _watch(self, hold: GrantState) -> None:
         """Ask the judge just before each local deadline, when belief is weakest."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def tell(call: Callable[..., Any], *args: object) -> None:
+def call_user_callback(call: Callable[..., Any], *args: object) -> None:
     """Call it; an exception goes to `sys.excepthook`, like one in a thread of the program."""
     try:
         call(*args)

@@ -1,0 +1,113 @@
+"""Waiters: their places in queues, and the loop that receives wake-ups for them."""
+
+from __future__ import annotations
+
+import math
+
+from fenced import timing
+from fenced.contracts import Authority, Runtime, Task
+from fenced.errors import FencedError
+from fenced.model import grant_id
+
+EARLY_MAX = 1024
+"""How many wake-ups are kept that arrived before the answer that says that the attempt waits."""
+_ABSENT = object()
+
+
+class QueueEntry:
+    """One waiter's place in a queue. The keeper renews it; the keeper and the listener wake its waiter."""
+
+    def __init__(self, runtime: Runtime, secret: str, ttl: float, jitter: float) -> None:
+        self.secret = secret
+        self.ttl = timing.waiter_ttl(ttl)
+        self.wakeup = runtime.wakeup()
+        self.renew_at = runtime.now() + timing.renew_after(self.ttl, jitter)
+        self.check_at = math.inf
+        self.heard = runtime.now()
+        self.woken = False
+
+    @property
+    def due(self) -> float:
+        """When the keeper has to renew it."""
+        return self.renew_at
+
+    def asking(self) -> None:
+        """An ask is about to be sent: a wake-up from now on means to ask once more."""
+        self.woken = False
+        self.wakeup.clear()
+
+    def wake(self) -> None:
+        self.woken = True
+        self.wakeup.set()
+
+
+class Listener:
+    """Receives wake-ups for this client's waiters. Its loop waits while there are none."""
+
+    def __init__(self, authority: Authority, runtime: Runtime) -> None:
+        self._authority = authority
+        self._runtime = runtime
+        self._places: dict[str, QueueEntry] = {}
+        self._early: dict[str, object] = {}
+        self._kick = runtime.wakeup()
+        self._task: Task | None = None
+        self._starting = runtime.lock()
+        self._closed = False
+
+    def expect(self, place: QueueEntry) -> None:
+        """Pass wake-ups on to `place`, also one that came before the ask's own answer did."""
+        public = grant_id(place.secret)
+        # Stored first, then `_early` is looked up; the loop does the reverse. So one of the two sees a wake-up that
+        # arrives in between.
+        self._places[public] = place
+        if self._early.pop(public, _ABSENT) is not _ABSENT:
+            place.wake()
+        if self._task is None:
+            with self._starting:  # two waiters that come first at the same time must not start two loops
+                if self._task is None:
+                    self._task = self._runtime.spawn(self._run, "fenced-listener")
+        self._kick.set()
+
+    def forget(self, place: QueueEntry) -> None:
+        self._places.pop(grant_id(place.secret), None)
+
+    def stop(self) -> None:
+        self._closed = True
+        self._kick.set()
+
+    async def close(self, until: float) -> None:
+        self.stop()
+        if (task := self._task) is not None:
+            await task.join(until)
+
+    async def _run(self) -> None:
+        try:
+            await self._listen()
+        finally:
+            self._task = None
+
+    async def _listen(self) -> None:
+        while not self._closed:
+            if not self._places:
+                self._kick.clear()
+                # Looked at again after the flag was cleared: `expect` and `stop` set the flag after their change, so
+                # a change that is not seen here leaves the flag set, and the wait returns at once.
+                if not self._places and not self._closed:
+                    await self._runtime.wait(self._kick, None)
+                continue
+            try:
+                woken = await self._authority.next_wakeups(self._runtime.now() + 0.5)
+            except FencedError:
+                # A wake-up is a hint: without one the waiters poll, at the latest when the keeper wakes them.
+                self._kick.clear()
+                await self._runtime.wait(self._kick, self._runtime.now() + 0.5)
+                continue
+            for public in woken:
+                if place := self._places.get(public):
+                    place.wake()
+                elif public:
+                    self._early[public] = None
+                    if place := self._places.get(public):  # `expect` ran in between
+                        place.wake()
+            while len(self._early) > EARLY_MAX:
+                del self._early[next(iter(self._early))]
