@@ -160,14 +160,25 @@ def test_tokens_do_not_repeat_after_a_fork(tmp_path: Path, whose: str) -> None:
 
 
 def test_sockets_of_dead_processes_are_removed(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/leases.db"
-    script = "import fenced, sys; fenced.Client(sys.argv[1]).acquire('a').release()"
-    for _ in range(3):
-        subprocess.run([sys.executable, "-c", script, url], check=True, timeout=30)
-    with fenced.Client(url) as last:
-        last.acquire("a").release()
-        assert len(list((tmp_path / "leases.db-wake").iterdir())) == 1
-    assert list((tmp_path / "leases.db-wake").iterdir()) == []
+    """A client that waits binds a socket. A process that dies leaves it, and the next client that binds one removes it."""
+    url, folder = f"sqlite:///{tmp_path}/leases.db", tmp_path / "leases.db-wake"
+    script = """
+import fenced, os, sys
+try:
+    fenced.Client(sys.argv[1]).acquire("a", wait=0.05)
+except fenced.NotGranted:
+    os._exit(7)
+"""
+    with fenced.Client(url) as holder, holder.hold("a"):
+        for _ in range(3):
+            waiter = subprocess.run([sys.executable, "-c", script, url], check=False, timeout=30)
+            assert (waiter.returncode, len(list(folder.iterdir()))) == (7, 1), "its own is left"
+        left = set(folder.iterdir())
+        with fenced.Client(url) as last:
+            with pytest.raises(fenced.NotGranted):
+                last.acquire("a", wait=0.05)
+            assert len(list(folder.iterdir())) == 1 and not left & set(folder.iterdir())
+    assert list(folder.iterdir()) == []
 
 
 def test_an_exit_with_a_live_keeper_is_quiet_and_releases_nothing(client: fenced.Client) -> None:
