@@ -160,7 +160,7 @@ def test_tokens_do_not_repeat_after_a_fork(tmp_path: Path, whose: str) -> None:
 
 
 def test_sockets_of_dead_processes_are_removed(tmp_path: Path) -> None:
-    """A client that waits binds a socket. A process that dies leaves it, and the next client that binds one removes it."""
+    """A client that waits binds a socket. A process that dies leaves it; the next client that waits removes it."""
     url, folder = f"sqlite:///{tmp_path}/leases.db", tmp_path / "leases.db-wake"
     script = """
 import fenced, os, sys
