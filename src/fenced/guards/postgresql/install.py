@@ -25,13 +25,15 @@ LOCK_TIMEOUT = "2s"
 """How long an installation waits for the lock of a table. Writers of the table queue behind it meanwhile."""
 
 # Other statements may follow in the same transaction, such as the rest of a migration.
-_KEEP_SETTINGS = (
-    "SELECT set_config('fenced.search_path', current_setting('search_path'), true), "
-    "set_config('fenced.lock_timeout', current_setting('lock_timeout'), true)"
+_SETTINGS = ("search_path", "lock_timeout")
+_KEEP_SETTINGS = "SELECT " + ", ".join(
+    f"set_config('fenced.{setting}', current_setting('{setting}'), true)" for setting in _SETTINGS
 )
-_RESTORE_SETTINGS = (
-    "SELECT set_config('search_path', current_setting('fenced.search_path'), true), "
-    "set_config('lock_timeout', current_setting('fenced.lock_timeout'), true)"
+# Outside of a transaction nothing was kept, and the settings were not changed either.
+_RESTORE_SETTINGS = "SELECT " + ", ".join(
+    f"set_config('{setting}', coalesce(nullif(current_setting('fenced.{setting}', true), ''), "
+    f"current_setting('{setting}')), true)"
+    for setting in _SETTINGS
 )
 
 
