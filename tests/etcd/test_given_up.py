@@ -323,6 +323,35 @@ def test_a_lease_that_nobody_renews_lapses(bench: Bench, lock_delay: float) -> N
     assert step(bench.one.release(ask.secret)) == Ended("expired")
 
 
+@pytest.mark.parametrize("lost, withdrawn", [(True, False), (True, True), (False, True)])
+def test_a_lock_delay_is_as_long_as_it_says_whatever_reply_is_lost(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, lost: bool, withdrawn: bool
+) -> None:
+    """The reply to the expiry does not come, or the owner withdraws afterwards: the delay goes by, no more, no less."""
+    assert isinstance(bench.one, EtcdAuthority)
+    ask = bench.asking("orders", lock_delay=20.0)
+    bench.kept = bench.asking("kept with a delay", lock_delay=20.0)
+    step(granted(bench.one, bench.kept))
+    step(granted(bench.one, ask))
+    run = bench.one._space.run
+
+    async def run_and_lose(request: bytes, until: float, *, repeatable: bool = True) -> messages.TxnReply:
+        reply = await run(request, until, repeatable=repeatable)
+        if lost and b'"expired","names":["orders"]' in request:
+            monkeypatch.undo()
+            raise Indeterminate("the reply is lost")
+        return reply
+
+    monkeypatch.setattr(bench.one._space, "run", run_and_lose)
+    bench.later(TTL)
+    if withdrawn:
+        assert step(bench.one.withdraw(ask.secret)) == Ended("expired")
+    bench.later(15)
+    bench.is_taken()
+    bench.later(10)
+    bench.is_free()
+
+
 def test_a_waiter_that_nobody_renews_loses_its_place(bench: Bench) -> None:
     """After ten seconds, as everybody who is silent."""
     holder, behind = bench.asking("orders"), bench.asking("orders", wait=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fenced.runtime.world import World
 from fenced.testing.servers import EtcdServer
 from fenced.testing.worlds.etcd_cluster import InMemoryEtcd
 from fenced.wire import http2
@@ -22,7 +23,7 @@ COMPACT = "/etcdserverpb.KV/Compact"
 LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
 SECONDS = 10_000
 """Leases are granted in these steps, and what is left of them is compared in them: a slow machine changes nothing."""
-HISTORIES = 24
+HISTORIES = 12
 REQUESTS = 60
 
 # What replies consist of. "revision" is compared relative to the beginning of the history.
@@ -117,9 +118,9 @@ class RealClient(GrpcClient):
 class InMemoryClient(GrpcClient):
     """Connected to an in-memory member; what the member sends is kept until it is received."""
 
-    def __init__(self, cluster: InMemoryEtcd) -> None:
+    def __init__(self, cluster: InMemoryEtcd, member: int = 0) -> None:
         super().__init__()
-        self._member = cluster.members[0]
+        self._member = cluster.members[member]
         self._end = _ClientEnd()
 
     def send(self, data: bytes) -> None:
@@ -276,13 +277,13 @@ def server() -> Iterator[EtcdServer]:
         yield server
 
 
-def in_memory(now: float = 0.0) -> InMemoryEtcd:
-    return InMemoryEtcd(1, lambda: now, lambda when, call: None, random.Random(1))
+def in_memory(world: World, size: int = 1) -> InMemoryEtcd:
+    return InMemoryEtcd(size, lambda: world.now, world.at, world.rng)
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_the_same_requests_have_the_same_replies(seed: int, server: EtcdServer) -> None:
-    history, cluster = History(seed), in_memory()
+    history, cluster = History(seed), in_memory(World(seed))
     calls, stream = RealClient(server.port), RealClient(server.port)
     real = Side(calls, stream)
     watched = InMemoryClient(cluster)
@@ -304,3 +305,80 @@ def test_the_same_requests_have_the_same_replies(seed: int, server: EtcdServer) 
         assert real.watched == ours.watched
     calls.close()
     stream.close()
+
+
+def test_a_lease_expires_as_on_a_real_server(server: EtcdServer) -> None:
+    """Its keys are deleted in one revision, a watch says so, and later requests find it gone."""
+    world, lease = World(1), 1 << 62 | secrets.randbits(62)
+    cluster = in_memory(world)
+    real, ours = RealClient(server.port), InMemoryClient(cluster)
+    real_stream, our_stream = RealClient(server.port), InMemoryClient(cluster)
+    outcomes: list[list[Any]] = []
+    for calls, stream in ((real, real_stream), (ours, our_stream)):
+        side = Side(calls, stream)
+        side.ask(messages.WATCH, message(1, data(1, b"k") + data(2, b"l") + integer(7, 1)))
+        side.read_watches(1)
+        outcome = [side.ask(messages.LEASE_GRANT, messages.lease_grant(lease, 1))]
+        outcome.append(side.ask(messages.TXN, txn((), [put(b"k1", b"", lease), put(b"k2", b"", lease)])))
+        world.run(world.now + 10.0)  # the real server waits by itself
+        while side.events() < 5:
+            side.read_watches(1)
+        outcome += [
+            side.watched,
+            side.ask(messages.LEASE_KEEP_ALIVE, messages.lease_id(lease)),
+            side.ask(messages.LEASE_TIME_TO_LIVE, messages.time_to_live(lease, keys=True)),
+            side.ask(messages.TXN, txn((), [get(b"k", b"l")])),
+        ]
+        outcomes.append(outcome)
+    assert outcomes[0] == outcomes[1]
+    real.close()
+    real_stream.close()
+
+
+# A cluster of three.
+
+
+def test_a_lagging_member_answers_serializable_reads_from_its_past() -> None:
+    world = World(1)
+    cluster = in_memory(world, 3)
+    leader, follower = InMemoryClient(cluster), InMemoryClient(cluster, 1)
+    cluster.members[1].lag = 1.0
+    leader.call(messages.TXN, txn((), [put(b"k", b"new")]))
+    found = []
+    for serializable in (1, 0):
+        read = message(1, data(1, b"k") + integer(7, serializable))
+        replies = follower.call(messages.TXN, txn((), [read]))
+        assert isinstance(replies, list)
+        reply = messages.TxnReply(replies[0])
+        found.append((reply.header.revision, reply.found[0].total))
+    assert found == [(1, 0), (2, 1)]
+    world.run(2.0)
+    assert cluster.members[1].applied == 2
+
+
+def test_a_request_that_meets_an_election_fails_and_may_have_been_carried_out() -> None:
+    carried_out = set()
+    for seed in range(20):
+        world = World(seed)
+        cluster = in_memory(world, 3)
+        client = InMemoryClient(cluster, 1)
+        cluster.members[0].leave(1)  # the leader, and nobody has noticed yet
+        client.begin(messages.TXN, [txn((), [put(b"k", b"")])])
+        world.run(5.0)
+        status = client.call(messages.TXN, txn((), [get(b"k")]))
+        assert isinstance(status, list)
+        carried_out.add(cluster.store.revision)
+        assert cluster.leader is not cluster.members[0] and cluster.term == 3
+    assert carried_out == {1, 2}
+
+
+def test_a_member_without_its_peers_says_that_it_knows_no_leader() -> None:
+    world = World(1)
+    cluster = in_memory(world, 3)
+    cut_off, others = InMemoryClient(cluster, 2), InMemoryClient(cluster)
+    cluster.members[2].leave(1)
+    world.run(5.0)
+    assert cut_off.call(messages.TXN, txn((), [get(b"k")])) == Status(14, "etcdserver: no leader")
+    assert isinstance(others.call(messages.TXN, txn((), [get(b"k")])), list)
+    cluster.members[2].come_back(1)
+    assert isinstance(cut_off.call(messages.TXN, txn((), [get(b"k")])), list)

@@ -48,7 +48,10 @@ def data(field: int, value: bytes) -> bytes:
 
 def message(field: int, value: bytes) -> bytes:
     """A field that holds a message; an empty one is there all the same."""
-    return varint(field << 3 | BYTES) + varint(len(value)) + value
+    tag, size = field << 3 | BYTES, len(value)
+    if tag < 0x80 and size < 0x80:  # most are so short
+        return _SMALL[tag] + _SMALL[size] + value
+    return varint(tag) + varint(size) + value
 
 
 def signed(number: int) -> int:
@@ -82,6 +85,8 @@ def fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint_at(raw: bytes, at: int) -> tuple[int, int]:
+    if at < len(raw) and (number := raw[at]) < 0x80:  # most are so small
+        return number, at + 1
     number = shift = 0
     for byte in raw[at : at + _VARINT_MAX]:
         at += 1

@@ -85,6 +85,8 @@ class Ending(Known):
             sign.freed = reply.succeeded
         self.forget(mine)
         if reply.succeeded:
+            if state != EXPIRED:
+                sign.delays = ()  # deleted with its claims
             return Released()
         found = reply.found[0].first
         if found is None or found.modified != mine.revision:
@@ -203,7 +205,7 @@ class Ending(Known):
     async def _settle(self, sign: Sign, until: float) -> None:
         if sign.freed:
             await self._record_end(sign, until)
-        elif sign.delays:
+        elif sign.delays and not sign.expiring:
             for key, value in sign.delays:
                 await self._space.run(txn([valued(key, value)], [delete(key)]), until)
             self.signs.drop(sign.public)
@@ -234,8 +236,10 @@ class Ending(Known):
             if mine.granted and self._now() < sign.since + record.seconds:
                 sign.ttl = float(record.seconds)
                 return
-            await self._finish(mine, sign, EXPIRED, until)
+            # Before the request: if its reply is lost, nothing else says which keys it has left in place.
             self.expired(mine)
+            sign.expiring = True
+            await self._finish(mine, sign, EXPIRED, until)
             if sign.freed and not sign.delays:
                 sign.end = EXPIRED
                 return

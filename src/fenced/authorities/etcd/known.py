@@ -148,5 +148,7 @@ class Known:
     def forget_sign(self, public: str) -> None:
         """It has ended: forget its sign of life, unless its lock_delay keys still have to be deleted."""
         sign = self.signs.get(public)
-        if sign is not None and not sign.delays:
+        if sign is not None and sign.delays:
+            sign.expiring, sign.end = False, ""  # the delay goes by, although its owner has given it up
+        else:
             self.signs.drop(public)

@@ -30,12 +30,15 @@ class Sign:
     delay: float = 0.0
     delays: tuple[tuple[bytes, bytes], ...] = ()
     """It has expired; these keys, with their values, keep its names ungranted for `delay` more seconds."""
+    expiring: bool = False
+    """Whether the expiry was carried out is unknown. `delays` count once its record says so."""
 
     def is_due(self, now: float) -> bool:
         """Whether it has to be ended now: its owner gave it up, or nobody renewed it in time."""
         if now < self.under_way:
             return False
-        return bool(self.end) or now >= self.since + self.ttl + (self.delay if self.delays else 0.0)
+        delay = self.delay if self.delays and not self.expiring else 0.0
+        return bool(self.end) or now >= self.since + self.ttl + delay
 
 
 class Signs:

@@ -73,10 +73,16 @@ class EtcdClientConnection:
     grpc: GrpcServerConnection = field(default_factory=GrpcServerConnection)
     watches: dict[int, dict[int, MemberWatch]] = field(default_factory=dict)
 
-    def send(self, data: bytes) -> None:
-        out, self.grpc.out = self.grpc.out, b""
-        if out or data:
-            self.end.send(out + data)
+    reading: bool = False
+    """What is said while the client's bytes are read is sent together."""
+    out: bytes = b""
+
+    def send(self, data: bytes = b"") -> None:
+        self.out += self.grpc.out + data
+        self.grpc.out = b""
+        if self.out and not self.reading:
+            out, self.out = self.out, b""
+            self.end.send(out)
 
 
 @dataclass
@@ -286,14 +292,15 @@ class EtcdMember:
 
     def on_bytes(self, end: ClientEnd, data: bytes) -> None:
         client = self._clients.setdefault(end, EtcdClientConnection(end))
+        client.reading = True
         try:
             for call in client.grpc.receive(data):
                 self._take(client, call)
         except http2.Malformed:
             end.close()
             self.on_close(end)
-            return
-        client.send(b"")
+        client.reading = False
+        client.send()
 
     def on_close(self, end: ClientEnd) -> None:
         self._clients.pop(end, None)
