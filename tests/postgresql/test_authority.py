@@ -303,7 +303,7 @@ def test_a_newer_schema_is_left_alone(postgresql_server: PostgresqlServer, postg
     newer = "UPDATE fenced.schema SET version = 99, release = '99.1', functions = 'later', readable_by = {}"
     postgresql_server.execute(newer.format(2), database)
     step(opened(postgresql_url).close())
-    assert postgresql_server.execute(stored, database) == [("99", "2", "99.1", "later")], (
+    assert postgresql_server.execute(stored, database) == [(99, 2, "99.1", "later")], (
         "readable by this client"
     )
     postgresql_server.execute(newer.format(99), database)
