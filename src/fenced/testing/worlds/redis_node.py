@@ -1,8 +1,9 @@
 """An in-memory Redis: the commands and the Lua that the shipped scripts need, on a clock that is passed in.
 
-Bytes in, bytes out: `RedisNode.requests` splits what a connection sent, `RedisNode.execute` carries one request out.
-The scripts run as they ship, in Lua 5.1 (the package `lupa`). What it does not model: memory limits, eviction, expiry
-of keys (the scripts use none), transactions, RESP3, and every command that `COMMANDS` does not name.
+Bytes in, bytes out: `requests` splits what a connection sent, `RedisNode.execute` carries one request out. The scripts
+run as they ship, in Lua 5.1 (the package `lupa`). A test sends random requests to it and to a real server. What it does
+not model: memory limits, eviction, expiry of keys (the scripts use none), transactions, RESP3, and every command that
+`COMMANDS` does not name.
 """
 
 from __future__ import annotations
@@ -417,6 +418,8 @@ class ScriptEngine:
             return int(value)
         if isinstance(value, bytes):
             return value
+        if (status := value[b"ok"]) is not None:
+            return Status(status)
         items: list[Reply] = []
         while (item := value[len(items) + 1]) is not None:
             items.append(self._from_lua(item))
