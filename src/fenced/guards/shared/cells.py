@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 from fenced.decision import Mark, Mode, Rule, mode_of
@@ -18,6 +19,8 @@ CONFIG = "config"
 """The key of the configuration; the cells of names begin with `n/`."""
 KEPT = 8
 """How many operations a cell remembers, so that one whose reply was lost finds out whether it happened."""
+
+_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Cells(Protocol):
@@ -53,7 +56,7 @@ class Cell:
     def packed(self) -> bytes:
         mark = self.mark and [self.mark.token, self.mark.grant, self.mark.seq, self.mark.operation]
         header = [self.version, self.swaps, mark, self.written, self.value is not None]
-        return json.dumps(header, separators=(",", ":")).encode() + b"\n" + (self.value or b"")
+        return _json(header).encode() + b"\n" + (self.value or b"")
 
     @classmethod
     def unpacked(cls, key: str, blob: bytes | None) -> Cell:
@@ -61,12 +64,10 @@ class Cell:
             return cls()
         header, _, value = blob.partition(b"\n")
         try:
-            version, swaps, mark, written, there = json.loads(header)
-            return cls(
-                Mark(*mark) if mark else None, value if there else None, version, swaps, tuple(written)
-            )
+            mark, version, swaps, written, there = _header(header)
         except (ValueError, TypeError) as error:
             raise Misconfigured(f"{shown(key)} is not a guard's cell: something else wrote to it") from error
+        return cls(mark, value if there else None, version, swaps, written)
 
     def changed(self, operation: str, mark: Mark | None, value: bytes | None) -> Cell:
         """The cell after an operation; `value` None leaves the value as it is."""
@@ -78,6 +79,16 @@ class Cell:
 
     def _swapped(self, operation: str) -> dict[str, Any]:
         return {"swaps": self.swaps + 1, "written": (*self.written, operation)[-KEPT:]}
+
+
+@lru_cache(maxsize=256)
+def _header(text: bytes) -> tuple[Mark | None, int, int, tuple[str, ...], bool]:
+    """A cell without its value; the same ones are read again and again."""
+    version, swaps, mark, written, there = json.loads(text)
+    return Mark(*mark) if mark else None, version, swaps, tuple(written), there
+
+
+_mode = lru_cache(maxsize=64)(Mode.parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +103,7 @@ class Config:
         return json.dumps([self.rule, self.modes, self.realm]).encode()
 
     def mode_of(self, name: str) -> Mode:
-        return mode_of(name, ((pattern, Mode.parse(mode)) for pattern, mode in self.modes.items()))
+        return mode_of(name, ((pattern, _mode(mode)) for pattern, mode in self.modes.items()))
 
     @classmethod
     def unpacked(cls, blob: bytes) -> Config:
