@@ -1,4 +1,4 @@
-"""Client and AsyncClient: thin twins over the core. Everything that decides is in `fenced.core`."""
+"""Client and AsyncClient: the same thin interface twice, over `fenced.core`, which makes every decision."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ Guarantee = Literal["strict", "best-effort"]
 
 
 class Announces(Protocol):
-    """A guard, as far as `hold(guards=[...])` needs it."""
+    """The part of a guard that `hold(guards=[...])` needs."""
 
     def announce(self, fence: Any, *names: str) -> Any: ...
 
 
 class _LeaseBase:
-    """What both leases share: reading, without lock and without I/O."""
+    """What both leases share: methods that take no lock and do no I/O."""
 
-    def __init__(self, hold: GrantState, client: _ClientBase) -> None:
-        self._hold = hold
+    def __init__(self, grant: GrantState, client: _ClientBase) -> None:
+        self._grant = grant
         self._client = client  # keeps the client alive: it is not collected while one of its leases is in use
-        self._desk = client._desk
+        self._engine = client._engine
 
     @property
     def name(self) -> str:
         """The one name of this lease; Misuse when it has several."""
-        if len(self._hold.names) != 1:
-            raise Misuse(f"this lease covers {len(self._hold.names)} names; use `names`")
-        return self._hold.names[0]
+        if len(self._grant.names) != 1:
+            raise Misuse(f"this lease covers {len(self._grant.names)} names; use `names`")
+        return self._grant.names[0]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What it covers."""
-        return self._hold.names
+        """The names that it covers, sorted."""
+        return self._grant.names
 
     @property
     def token(self) -> int:
@@ -66,62 +66,62 @@ class _LeaseBase:
 
         Most authorities also order the grants of different names: their trait is `namespace-order`.
         """
-        return self._hold.token
+        return self._grant.token
 
     @property
     def grant(self) -> str:
         """The public id of this grant."""
-        return self._hold.grant
+        return self._grant.grant
 
     @property
     def realm(self) -> str:
         """The id of the authority's namespace; a guard trusts one realm at a time."""
-        return self._hold.realm
+        return self._grant.realm
 
     @property
     def ttl(self) -> float:
-        """The seconds that were really granted."""
-        return self._hold.ttl
+        """The seconds that the authority granted; may differ from the `ttl` that was asked for."""
+        return self._grant.ttl
 
     @property
     def state(self) -> State:
         """A `State`: `held`, `jeopardy`, `lost` or `released`."""
-        return self._hold.state
+        return self._grant.state
 
     @property
     def lost_reason(self) -> str | None:
         """Why the lease was lost; None while it is not."""
-        return self._hold.lost_reason if self._hold.state is State.LOST else None
+        return self._grant.lost_reason if self._grant.state is State.LOST else None
 
     def check(self, need: Seconds = 0.0) -> None:
         """Raise LeaseLost if the lease is lost, NotEnoughTime if less than `need` seconds remain.
 
-        Returning means "may go on", never "is safe": a pause can follow. The guard is what is safe.
+        If it returns, the holder may go on, but is not safe: a pause can follow. Only a guard makes it safe.
         """
-        self._hold.check(timing.check_need(need))
+        self._grant.check(timing.check_need(need))
 
     def remaining(self) -> float:
-        """Seconds until this holder must believe the lease lost, unless it is renewed."""
-        return self._hold.remaining()
+        """Seconds until this holder must take the lease for lost, unless it is renewed."""
+        return self._grant.remaining()
 
     def next_stamp(self) -> Stamp:
-        """The stamp of the next operation. Send it again as it is when that operation is retried."""
-        return self._hold.next_stamp()
+        """The stamp of the next operation. To retry that operation, send the same stamp again."""
+        return self._grant.next_stamp()
 
     def announcement(self) -> Stamp:
         """The stamp that announces this lease to a guard (seq 0)."""
-        return self._hold.announcement()
+        return self._grant.announcement()
 
     def bare_stamp(self) -> Stamp:
-        """A stamp without seq, for a child process or another service; for rule `retry` only."""
-        return self._hold.bare_stamp()
+        """A stamp without seq, for a child process or another service; rule `retry` alone accepts it."""
+        return self._grant.bare_stamp()
 
     def on_lost(self, call: Callable[[str], Any]) -> None:
         """Call `call(reason)` once when the lease is lost; at once if it is lost already."""
-        self._hold.on_lost(call)
+        self._grant.on_lost(call)
 
     def __repr__(self) -> str:
-        names = ", ".join(repr(name) for name in self._hold.names)
+        names = ", ".join(repr(name) for name in self._grant.names)
         return f"<{type(self).__name__} {names} token={self.token} {self.state}>"
 
 
@@ -130,11 +130,11 @@ class Lease(_LeaseBase):
 
     def wait_lost(self, timeout: Seconds | None = None) -> bool:
         """Block until the lease is lost (True), released, or `timeout` seconds are over (False)."""
-        return step(self._hold.wait_lost(_until(self._desk, timeout)))
+        return step(self._grant.wait_lost(_until(self._engine, timeout)))
 
     def release(self) -> None:
         """Give the lease back; LeaseLost if it was lost before. Repeating it is harmless."""
-        step(self._desk.release(self._hold))
+        step(self._engine.release(self._grant))
 
 
 class AsyncLease(_LeaseBase):
@@ -142,20 +142,20 @@ class AsyncLease(_LeaseBase):
 
     async def wait_lost(self, timeout: Seconds | None = None) -> bool:
         """Wait until the lease is lost (True), released, or `timeout` seconds are over (False)."""
-        return await self._hold.wait_lost(_until(self._desk, timeout))
+        return await self._grant.wait_lost(_until(self._engine, timeout))
 
     async def release(self) -> None:
         """Give the lease back; LeaseLost if it was lost before. Repeating it is harmless."""
-        await self._desk.release(self._hold)
+        await self._engine.release(self._grant)
 
 
-def _until(desk: LeaseEngine, timeout: Seconds | None) -> float | None:
+def _until(engine: LeaseEngine, timeout: Seconds | None) -> float | None:
     seconds = timing.check_wait(timeout)
-    return None if seconds is None else desk.runtime.now() + seconds
+    return None if seconds is None else engine.runtime.now() + seconds
 
 
 class _ClientBase:
-    """What both clients share: their address, and the desk that is made at first use."""
+    """What both clients share: their address, and the engine that is made at first use."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class _ClientBase:
         patience: Seconds = timing.PATIENCE_SECONDS,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        """`patience`: how long after its `wait` a call still waits for an answer to a request it has sent."""
+        """`patience`: how long after its `wait` a call still waits for the answer to a request that it has sent."""
         if guarantee not in ("strict", "best-effort"):
             raise Misuse(f"guarantee is 'strict' or 'best-effort', not {shown(guarantee)}")
         if label is not None and not (isinstance(label, str) and len(label) <= 200):
@@ -179,7 +179,7 @@ class _ClientBase:
         self._on_event = on_event
         self._runtime = self._make_runtime()
         self._lock = threading.Lock()
-        self._desk_: LeaseEngine | None = None
+        self._made_engine: LeaseEngine | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._authority: Authority = registry.authority(url, self._runtime, self._namespace)
         forking.register(self)
@@ -193,20 +193,20 @@ class _ClientBase:
         return self._authority.url
 
     @property
-    def _desk(self) -> LeaseEngine:
-        desk = self._desk_
-        if desk is None:
-            with self._lock:
-                if self._desk_ is None:
-                    self._desk_ = self._make_desk()
-                desk = self._desk_
-        return desk
+    def _engine(self) -> LeaseEngine:
+        engine = self._made_engine
+        if engine is None:
+            with self._lock:  # two threads that use the client first must not make two engines
+                if self._made_engine is None:
+                    self._made_engine = self._make_engine()
+                engine = self._made_engine
+        return engine
 
-    def _make_desk(self) -> LeaseEngine:
+    def _make_engine(self) -> LeaseEngine:
         host, pid = socket.gethostname(), os.getpid()
         label = self._label if self._label is not None else f"{host}:{pid}"
         holder = Holder(self._runtime.secret(), label, host, pid)
-        desk = LeaseEngine(
+        engine = LeaseEngine(
             self._authority,
             self._runtime,
             holder,
@@ -214,14 +214,14 @@ class _ClientBase:
             patience=self._patience,
             emit=self._on_event,
         )
-        # Threads and connections refer to the desk and never to the client, so the collector can free a client
+        # Threads and connections refer to the engine and never to the client, so the collector can free a client
         # that the program has dropped while they still run. Each lease refers to its client and keeps it alive.
-        self._finalizer = weakref.finalize(self, _end_dropped_client, desk, repr(self))
+        self._finalizer = weakref.finalize(self, _end_dropped_client, engine, repr(self))
         self._finalizer.atexit = False  # at exit nothing is sent; leases expire
-        return desk
+        return engine
 
     def _detach_finalizer(self) -> None:
-        """The client was closed, or belongs to a parent process: there is nothing to end or to warn about."""
+        """Do not warn: the client was closed, or belongs to the parent process."""
         if self._finalizer is not None:
             self._finalizer.detach()
 
@@ -229,21 +229,21 @@ class _ClientBase:
         self._authority.before_fork()
 
     def _forked(self) -> None:
-        """The child gets no lease, no thread and no connection of its parent."""
-        self._lock = threading.Lock()
+        """In a forked child: forget the parent's leases, threads and connections."""
+        self._lock = threading.Lock()  # a thread of the parent may hold the inherited one
         self._detach_finalizer()  # open connections belong to the parent
-        if self._desk_ is not None:
-            self._desk_.forked()
-            self._desk_ = None
+        if self._made_engine is not None:
+            self._made_engine.forked()
+            self._made_engine = None
         self._authority.forked()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r}, namespace={self._namespace!r})"
 
 
-def _end_dropped_client(desk: LeaseEngine, who: str) -> None:
-    """The client was collected without close(): end its threads, close its connections, release nothing."""
-    if desk.dropped():
+def _end_dropped_client(engine: LeaseEngine, who: str) -> None:
+    """A client was collected without close(): stop its threads, close its connections, release no lease."""
+    if engine.abandon():
         warnings.warn(
             f"unclosed {who}: its leases are no longer renewed; call close(), or use the client in a `with` block",
             ResourceWarning,
@@ -266,8 +266,8 @@ class Client(_ClientBase):
         lock_delay: Seconds = 0.0,
     ) -> Lease:
         """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
-        wish = LeaseRequest.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return Lease(step(self._desk.acquire(wish)), self)
+        request = LeaseRequest.checked(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return Lease(step(self._engine.acquire(request)), self)
 
     def hold(
         self,
@@ -279,7 +279,10 @@ class Client(_ClientBase):
         lock_delay: Seconds = 0.0,
         guards: Iterable[Announces] = (),
     ) -> LeaseContext[Lease]:
-        """`with client.hold(name) as lease:` first come, first served; renewed in the background."""
+        """`with client.hold(name) as lease:` waits in a fair queue; the lease is renewed in the background.
+
+        Raises NotGranted after `wait` seconds. Leaving the block releases the lease; LeaseLost if it was lost before.
+        """
         return self.hold_all(
             [name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards
         )
@@ -295,8 +298,8 @@ class Client(_ClientBase):
         guards: Iterable[Announces] = (),
     ) -> LeaseContext[Lease]:
         """Hold several names under one token: all or none, without deadlock or starvation."""
-        wish = LeaseRequest.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return LeaseContext(self, wish, _guards(guards))
+        request = LeaseRequest.checked(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return LeaseContext(self, request, _guards(guards))
 
     def try_hold(
         self,
@@ -309,8 +312,8 @@ class Client(_ClientBase):
         guards: Iterable[Announces] = (),
     ) -> LeaseContext[Lease | None]:
         """`with client.try_hold(name) as lease:` where lease is None when the name was not granted."""
-        wish = LeaseRequest.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return LeaseContext(self, wish, _guards(guards), optional=True)
+        request = LeaseRequest.checked([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return LeaseContext(self, request, _guards(guards), optional=True)
 
     def held(
         self,
@@ -323,7 +326,7 @@ class Client(_ClientBase):
         guards: Iterable[Announces] = (),
     ) -> Callable[[Callable[Concatenate[Lease, P], R]], Callable[P, R]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
-        wish = LeaseRequest.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        request = LeaseRequest.checked([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         announced = _guards(guards)
 
         def decorate(function: Callable[Concatenate[Lease, P], R]) -> Callable[P, R]:
@@ -334,7 +337,7 @@ class Client(_ClientBase):
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                context: LeaseContext[Lease] = LeaseContext(self, wish, announced)
+                context: LeaseContext[Lease] = LeaseContext(self, request, announced)
                 with context as lease:
                     return function(lease, *args, **kwargs)
 
@@ -344,7 +347,7 @@ class Client(_ClientBase):
 
     def close(self) -> None:
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
-        step(self._desk.close())
+        step(self._engine.close())
         self._detach_finalizer()
 
     def __enter__(self) -> Client:
@@ -368,30 +371,32 @@ def _runs_later(function: Callable[..., object]) -> bool:
 def _wrong_colour(guard: object, unfinished: object) -> Misuse:
     if inspect.iscoroutine(unfinished):
         unfinished.close()
-    return Misuse(f"{type(guard).__name__}.announce() is for the other kind of client; nothing was announced")
+    return Misuse(
+        f"{type(guard).__name__}.announce() is for the other kind of client, blocking or asyncio; nothing was announced"
+    )
 
 
 class _LeaseContextBase:
-    """What both contexts share: which lease to take, and whether None is the answer if it is not granted."""
+    """What both contexts share: the request, and whether entering returns None instead of raising NotGranted."""
 
     def __init__(
         self,
         client: _ClientBase,
-        wish: LeaseRequest,
+        request: LeaseRequest,
         guards: tuple[Announces, ...],
         *,
         optional: bool = False,
     ) -> None:
         self._client = client
-        self._wish = wish
+        self._request = request
         self._guards = guards
         self._optional = optional
 
     async def _acquire(self, lease: _LeaseBase | None) -> GrantState | None:
         if lease is not None:
-            raise Misuse("this was entered before; call hold() again")
+            raise Misuse("this context was entered before; call hold() again")
         try:
-            return await self._client._desk.acquire(self._wish)
+            return await self._client._engine.acquire(self._request)
         except NotGranted:
             if self._optional:
                 return None
@@ -399,23 +404,23 @@ class _LeaseContextBase:
 
 
 class LeaseContext(_LeaseContextBase, Generic[L]):
-    """What `hold` and `try_hold` return: enter it once."""
+    """Returned by `hold` and `try_hold`; can be entered once."""
 
     _client: Client
     _lease: Lease | None = None
 
     def __enter__(self) -> L:
-        hold = step(self._acquire(self._lease))
-        if hold is None:
+        grant = step(self._acquire(self._lease))
+        if grant is None:
             return cast(L, None)
-        desk = self._client._desk
+        engine = self._client._engine
         try:
-            lease = self._lease = Lease(hold, self._client)
+            lease = self._lease = Lease(grant, self._client)
             for guard in self._guards:
                 if (unfinished := guard.announce(lease)) is not None:
                     raise _wrong_colour(guard, unfinished)
         except BaseException:
-            step(desk.release_at_exit(hold, raised=True))
+            step(engine.release_at_exit(grant, raised=True))
             raise
         return cast(L, lease)
 
@@ -424,12 +429,12 @@ class LeaseContext(_LeaseContextBase, Generic[L]):
     ) -> None:
         lease = self._lease
         if lease is not None and isinstance(exc, GeneratorExit):
-            lease._desk.let_expire(lease._hold)
+            lease._engine.let_expire(lease._grant)
         elif lease is not None:
             try:
-                step(lease._desk.release_at_exit(lease._hold, raised=exc is not None))
-            finally:  # whatever interrupts the release, nobody renews any more
-                lease._desk.keeper.drop(lease._hold.secret)
+                step(lease._engine.release_at_exit(lease._grant, raised=exc is not None))
+            finally:  # even if the release is interrupted, the keeper must stop renewing
+                lease._engine.keeper.drop(lease._grant.secret)
 
 
 class AsyncClient(_ClientBase):
@@ -451,8 +456,8 @@ class AsyncClient(_ClientBase):
         lock_delay: Seconds = 0.0,
     ) -> AsyncLease:
         """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
-        wish = LeaseRequest.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return AsyncLease(await self._desk.acquire(wish), self)
+        request = LeaseRequest.checked(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return AsyncLease(await self._engine.acquire(request), self)
 
     def hold(
         self,
@@ -480,8 +485,8 @@ class AsyncClient(_ClientBase):
         guards: Iterable[Announces] = (),
     ) -> AsyncLeaseContext[AsyncLease]:
         """Hold several names under one token: all or none, without deadlock or starvation."""
-        wish = LeaseRequest.of(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return AsyncLeaseContext(self, wish, _guards(guards))
+        request = LeaseRequest.checked(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return AsyncLeaseContext(self, request, _guards(guards))
 
     def try_hold(
         self,
@@ -494,8 +499,8 @@ class AsyncClient(_ClientBase):
         guards: Iterable[Announces] = (),
     ) -> AsyncLeaseContext[AsyncLease | None]:
         """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
-        wish = LeaseRequest.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
-        return AsyncLeaseContext(self, wish, _guards(guards), optional=True)
+        request = LeaseRequest.checked([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        return AsyncLeaseContext(self, request, _guards(guards), optional=True)
 
     def held(
         self,
@@ -508,18 +513,18 @@ class AsyncClient(_ClientBase):
         guards: Iterable[Announces] = (),
     ) -> Callable[[Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
-        wish = LeaseRequest.of([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        request = LeaseRequest.checked([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
         announced = _guards(guards)
 
         def decorate(
             function: Callable[Concatenate[AsyncLease, P], Awaitable[R]],
         ) -> Callable[P, Coroutine[Any, Any, R]]:
             if not inspect.iscoroutinefunction(function):
-                raise Misuse("held() of an AsyncClient is for `async def` functions that return")
+                raise Misuse("held() of an AsyncClient accepts only `async def` functions that do not yield")
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                context: AsyncLeaseContext[AsyncLease] = AsyncLeaseContext(self, wish, announced)
+                context: AsyncLeaseContext[AsyncLease] = AsyncLeaseContext(self, request, announced)
                 async with context as lease:
                     return await function(lease, *args, **kwargs)
 
@@ -533,7 +538,7 @@ class AsyncClient(_ClientBase):
 
     async def close(self) -> None:
         """Stop renewing and disconnect. Leases still held are lost to this client and expire."""
-        await self._desk.close()
+        await self._engine.close()
         self._runtime.close()
         self._detach_finalizer()
 
@@ -545,20 +550,20 @@ class AsyncClient(_ClientBase):
 
 
 class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
-    """What `hold` and `try_hold` return: enter it once. Loss cancels the body, as `asyncio.timeout` does."""
+    """Returned by `hold` and `try_hold`; can be entered once. If the lease is lost, the body is cancelled."""
 
     _client: AsyncClient
     _lease: AsyncLease | None = None
     _scope: BodyScope
 
     async def __aenter__(self) -> L:
-        hold = await self._acquire(self._lease)
-        if hold is None:
+        grant = await self._acquire(self._lease)
+        if grant is None:
             return cast(L, None)
         from fenced.scope import BodyScope
 
-        desk = self._client._desk
-        lease = self._lease = AsyncLease(hold, self._client)
+        engine = self._client._engine
+        lease = self._lease = AsyncLease(grant, self._client)
         self._scope = BodyScope()
         try:
             for guard in self._guards:
@@ -567,9 +572,9 @@ class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
                     raise _wrong_colour(guard, announcing)
                 await announcing
         except BaseException:
-            await desk.release_at_exit(lease._hold, raised=True)
+            await engine.release_at_exit(lease._grant, raised=True)
             raise
-        self._scope.enter(lease._hold)
+        self._scope.enter(lease._grant)
         return cast(L, lease)
 
     async def __aexit__(
@@ -580,8 +585,8 @@ class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
             return
         ours = self._scope.leave(exc)
         if isinstance(exc, GeneratorExit):
-            lease._desk.let_expire(lease._hold)
+            lease._engine.let_expire(lease._grant)
             return
-        await lease._desk.release_at_exit(lease._hold, raised=exc is not None)
+        await lease._engine.release_at_exit(lease._grant, raised=exc is not None)
         if ours:
-            raise lease._hold.lost_error() from exc
+            raise lease._grant.lost_error() from exc

@@ -1,8 +1,8 @@
-"""What the parts expect of each other: Runtime, Authority, and guards by what they can do.
+"""The contracts between the parts: Runtime, Authority, and one protocol for each ability of a guard.
 
-Core, authorities and guards are written once, as `async def`, and await only their Runtime and their
-driver. Under the blocking runtime nothing ever suspends and the coroutine is stepped once to its end;
-under asyncio the leaves suspend; in the simulation they yield to a seeded scheduler.
+Core, authorities and guards are written once, as `async def`, and await only their Runtime and their driver. The
+blocking runtime never suspends, so one `send` runs a coroutine to its end. Under asyncio the runtime's methods suspend;
+in the simulation they yield to a seeded scheduler.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from fenced.rollout import (
 )
 
 if TYPE_CHECKING:
-    from fenced.proofs import VerifyingKey
-
-if TYPE_CHECKING:
     import ssl
+
+    from fenced.proofs import VerifyingKey
 
 T = TypeVar("T")
 Colour = Literal["blocking", "asyncio"]
@@ -46,7 +45,7 @@ Endpoint = tuple[str, int] | str
 
 
 class Wakeup(Protocol):
-    """A flag that one side sets and the other waits for. Setting it twice is setting it once."""
+    """A flag that one side sets and the other waits for. Setting it twice is the same as setting it once."""
 
     def set(self) -> None: ...
     def clear(self) -> None: ...
@@ -70,7 +69,10 @@ class SocketLike(Protocol):
 
 
 class ByteStream(Protocol):
-    """A connection with deadlines; not safe for concurrent use. OSError: none in time, or the connection has ended."""
+    """A connection with deadlines; not safe for concurrent use.
+
+    Methods raise OSError if the deadline passes or the connection has ended.
+    """
 
     link: SocketLike
 
@@ -85,7 +87,7 @@ class ByteStream(Protocol):
         """Stop reading, so that the link can be used directly. Returns bytes that were read but not consumed."""
 
     def interrupt(self) -> None:
-        """End the connection from any thread: whoever waits for it wakes. The owner still closes it."""
+        """End the connection from any thread, and wake whoever waits for it. The owner still closes it."""
 
     def close(self) -> None: ...
 
@@ -96,10 +98,10 @@ class Selector(Protocol):
     def add(self, link: SocketLike, owner: object) -> None: ...
     def remove(self, link: SocketLike) -> None: ...
     def wake(self) -> None:
-        """Let `wait` return soon, also the next one if none is under way."""
+        """Let the running `wait` return soon, or the next one if none is running."""
 
     async def wait(self, until: float) -> list[object] | None:
-        """The owners of the links that can be read (none: woken), or None when `until` is reached.
+        """The owners of the links that can be read (empty: woken), or None if `until` is reached first.
 
         OSError or ValueError: the selector is closed.
         """
@@ -115,10 +117,10 @@ class Task(Protocol):
 
 
 class Runtime(Protocol):
-    """The leaves: what core, authorities and guards await. Time, tasks and the network come from here alone."""
+    """What core, authorities and guards await. Time, tasks and the network come only from here."""
 
     colour: Colour
-    """Which form of a driver fits: the one that blocks, or the one that suspends."""
+    """Which form of a driver to use: the one that blocks, or the one that suspends."""
 
     def now(self) -> float:
         """Seconds on a clock that never goes back and also runs while the machine is suspended."""
@@ -130,12 +132,12 @@ class Runtime(Protocol):
         """32 hexadecimal digits that nobody can guess."""
 
     def whoami(self) -> object:
-        """The thread or task that runs now, for telling re-entrance."""
+        """The current thread or task, to detect re-entrance."""
 
     def wakeup(self) -> Wakeup: ...
 
     def lock(self) -> AbstractContextManager[object]:
-        """For a few lines that never wait; what runs in one thread alone needs none."""
+        """A lock for a few lines that never wait. A runtime with one thread returns one that does nothing."""
 
     async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
         """Wait until the flag is set (True) or `now()` reaches `until` (False)."""
@@ -157,14 +159,14 @@ class Runtime(Protocol):
     def selector(self) -> Selector: ...
 
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
-        """Run a blocking function. `urgent` calls never queue behind the others."""
+        """Run a blocking function. `urgent` calls do not queue behind other calls."""
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Trait:
-    """A promise (or a limit) of a backend, in one sentence, proven by the test that names its key."""
+    """A guarantee or a limit of a backend, in one sentence. A test that names its key proves it."""
 
     key: str
     sentence: str
@@ -186,9 +188,9 @@ ANNOUNCES_SEPARATELY = Trait(
 class Authority(Protocol):
     """Grants leases and mints tokens.
 
-    Every method ends in an answer, or raises Unavailable (nothing happened), Indeterminate (unknown:
-    repeat the same attempt), Misconfigured or Misuse. No driver error leaves. `ask`, `renew`, `release`
-    and `withdraw` never wait for another holder.
+    Every method returns an answer, or raises Unavailable (nothing happened), Indeterminate (unknown: repeat the same
+    attempt), Misconfigured or Misuse. It never raises a driver's error. `ask`, `renew`, `release` and `withdraw` never
+    wait for another holder.
 
     `until`, on the runtime's clock, is the caller's deadline for the whole call: name look-up, connecting,
     every retry and every partial read. If the server has not answered by then, or has sent only part of an
@@ -207,9 +209,9 @@ class Authority(Protocol):
         """Where it is, without secrets."""
 
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
-        """Connect, create what is missing, and find out whether tokens could repeat here.
+        """Connect, create what is missing, and find out whether tokens could repeat on this store.
 
-        Without `create` nothing is made: Misconfigured where there is no such authority or namespace. It may be
+        Without `create` nothing is created: Misconfigured where there is no such authority or namespace. It may be
         called again at any time: leases and waiters stay as they are, and the answer describes the store as it is
         now. A store that was replaced since the first call is refused, not adopted.
         """
@@ -224,24 +226,24 @@ class Authority(Protocol):
         """
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
-        """Keep leases and places in queues alive, in one batch. Never creates, never revives."""
+        """Renew leases and places in queues, in one batch. Never creates an attempt, never revives an ended one."""
 
     async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         """Free the names and wake the heads of their queues. Repeating it gives the same answer."""
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        """End the attempt, whatever became of it, and leave a tombstone: a delayed ask finds it."""
+        """End the attempt, whether granted or waiting, and leave a tombstone that stops a delayed ask."""
 
     async def next_wakeups(self, until: float) -> list[str]:
-        """Wait for wake-ups: public ids of attempts that may have come to the head. A hint only."""
+        """Wait for wake-ups: public ids of attempts that may now be at the head of their queue. Only a hint."""
 
     def interrupt(self) -> None:
-        """Let a `next_wakeups` that is under way return soon: the client closes."""
+        """Let a running `next_wakeups` return soon, because the client is closing."""
 
     async def survey(
         self, *, after: str = "", limit: int = 1000, until: float | None = None
     ) -> list[NameView]:
-        """The names that are held or waited for, in order, beginning behind `after`."""
+        """The names that are held or waited for, in order, starting after `after`."""
 
     async def observe(self, name: str, until: float | None = None) -> NameView:
         """One name as it is now, whether anybody holds it or not."""
@@ -253,7 +255,7 @@ class Authority(Protocol):
         """Make every later token greater than `above`; returns the floor that now holds."""
 
     async def tidy(self, until: float | None = None) -> int:
-        """Forget attempts that are long over. Never touches the counter."""
+        """Delete attempts that ended long ago; returns how many. Never changes the token counter."""
 
     async def close(self) -> None: ...
 
@@ -264,15 +266,15 @@ class Authority(Protocol):
         """
 
     def before_fork(self) -> None:
-        """In the parent, about to fork: close what a child must not inherit. Nothing is under way."""
+        """In the parent, before a fork: close what a child must not inherit. No transaction is running."""
 
     def forked(self) -> None:
-        """In a forked child: forget what belongs to the parent."""
+        """In a forked child: drop the parent's connections without using them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """A value and its version, for `expect`. None and 0: nothing was written yet."""
+    """A value and its version, for `expect`. None and 0 if nothing has been written yet."""
 
     value: bytes | None
     version: int
@@ -282,8 +284,8 @@ class Marks(Protocol):
     """What every guard can do: keep the highest token of each name, and refuse lower ones.
 
     A guard decides as `decision.judge` does, in the same atomic step as the effect. The id that it gives to an
-    operation is unique for ever, also after a restart of its process or its store: `judge` takes two operations with
-    the same id for one.
+    operation is unique for ever, even after its process or its store restarts: `judge` treats two operations with
+    the same id as one.
 
     Every method that is fenced takes a whole `Credential`. A guard that cannot use a part of it (a proof, a second
     stamp, `still_held`) raises Unsupported: nothing of a credential is dropped.
@@ -306,9 +308,9 @@ class Marks(Protocol):
     async def mark(self, name: str) -> Mark | None: ...
 
     async def highest(self) -> int:
-        """The highest token among all marks, also of other tables there; 0 when there is none.
+        """The highest token among all marks, including those of other tables there; 0 if there is none.
 
-        May be asked before `open`, and creates nothing: Misconfigured where there is no guard.
+        May be called before `open`, and creates nothing: Misconfigured where there is no guard.
         """
 
     async def set_mode(self, mode: str, pattern: str = "*") -> None:
@@ -321,9 +323,9 @@ class Marks(Protocol):
         """Trust this authority from now on, and no other."""
 
     async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
-        """Run `work` with what operators do here: `guard.operate(lambda operator: operator.status())`.
+        """Run `work` with this guard's Operator: `guard.operate(lambda operator: operator.status())`.
 
-        May be used before `open`, and creates nothing: Misconfigured where there is no guard.
+        May be called before `open`, and creates nothing: Misconfigured where there is no guard.
         """
 
     async def close(self) -> None: ...
@@ -340,7 +342,7 @@ class UnitOfWork(Protocol):
 
 
 class NamedValues(Marks, Protocol):
-    """Small values under names, for drills and for programs without a store of their own."""
+    """Small values under names, for drills and for programs that have no store."""
 
     async def read(self, credential: Credential, name: str) -> Versioned:
         """Announce, then read."""
@@ -358,28 +360,28 @@ class NamedValues(Marks, Protocol):
 
 
 class Operator:
-    """What operators do with a guard. Every method raises Unsupported until a guard has it.
+    """What operators do with a guard. A method that the guard does not override raises Unsupported.
 
-    `table` says which guarded table is meant; None means all, and guards that guard no tables take None alone.
+    `table` selects one guarded table; None means all. Guards without tables accept only None.
     """
 
     kind = "this guard"
-    """The subject of the sentence that says what is lacking."""
+    """The subject of the error message: "this guard has no ..."."""
 
     async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
-        """How far the rollout is; a next stage is called safe after `quiet_for` quiet seconds."""
+        """How far the rollout has come; the next stage counts as safe after `quiet_for` quiet seconds."""
         raise self._lacks("status")
 
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
-        """The newest decisions of the audit, the newest last."""
+        """The newest recorded decisions, oldest first."""
         raise self._lacks("audit")
 
     async def counts(self, table: str | None = None) -> list[DecisionCount]:
-        """The decisions that were not plainly admitted, counted."""
+        """How many decisions of each kind there were, without plain admissions."""
         return [count for guard in (await self.status(table)).guards for count in guard.counts]
 
     async def history(self, table: str | None = None, limit: int = 100) -> list[Change]:
-        """What operators did, the newest last."""
+        """The newest changes by operators, oldest first."""
         raise self._lacks("history of changes")
 
     async def pending(self, table: str | None, wait: float = 0.0) -> tuple[str, ...]:
@@ -401,11 +403,11 @@ class Operator:
         raise self._lacks("realm to adopt")
 
     async def unset_mode(self, table: str | None, pattern: str) -> bool:
-        """Forget the mode of a pattern; False when it had none."""
+        """Delete the mode of a pattern; False if it had none."""
         raise self._lacks("modes that can be unset")
 
     async def override(self, table: str | None, pattern: str, seconds: float, why: str) -> Override:
-        """Let the names that match through for a while, whatever their mode."""
+        """Admit every operation on the names that match for `seconds`, whatever their mode."""
         raise self._lacks("overrides")
 
     async def end_overrides(self, table: str | None, pattern: str | None) -> int:
@@ -413,7 +415,7 @@ class Operator:
         raise self._lacks("overrides")
 
     async def reset(self, name: str, why: str) -> int | None:
-        """Forget the mark of a name; returns its token, None if it had none."""
+        """Delete the mark of a name; returns its token, None if it had none."""
         raise self._lacks("reset of a mark")
 
     async def drop_marks(self, realm: str, below: int) -> int:
@@ -425,11 +427,11 @@ class Operator:
         raise self._lacks("settings of trust")
 
     async def upgrade(self) -> list[str]:
-        """Bring what is installed to this version of fenced; returns the guarded tables."""
+        """Upgrade what is installed to this version of fenced; returns the guarded tables."""
         raise self._lacks("schema to upgrade")
 
     async def tidy(self, keep: int = 10_000) -> dict[str, int]:
-        """Add up all but the newest `keep` records, and delete what has expired; returns how much."""
+        """Summarise all but the newest `keep` records, and delete what has expired; returns how many of each."""
         raise self._lacks("tidying")
 
     async def keys(self) -> list[KeyView]:
@@ -441,7 +443,7 @@ class Operator:
         raise self._lacks("proofs")
 
     async def revoke_key(self, key_id: str) -> None:
-        """Accept proofs that this key made no longer."""
+        """Stop accepting proofs that this key made."""
         raise self._lacks("proofs")
 
     async def require_proofs(self, required: bool) -> None:

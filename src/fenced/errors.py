@@ -24,7 +24,7 @@ SHOWN_BYTES_MAX = 200
 
 
 def shown(value: object) -> str:
-    """A caller's value for a message: its repr, cut so that a hostile one cannot fill a log."""
+    """The repr of a caller's value, shortened so that a hostile value cannot fill a log."""
     if isinstance(value, str | bytes) and len(value) > SHOWN_BYTES_MAX:
         value = value[:SHOWN_BYTES_MAX]
     if isinstance(value, int) and value.bit_length() > 4 * SHOWN_BYTES_MAX:
@@ -45,7 +45,7 @@ def redacted(url: object) -> object:
 
 
 class FencedError(Exception):
-    """The root of all errors of fenced."""
+    """The base class of all errors of fenced."""
 
     retry: ClassVar[Retry] = "no"
 
@@ -89,7 +89,7 @@ class Overtaken(FencedError):
 
 
 class LeaseLost(Overtaken):
-    """The holder's own view: this lease is over, for the reason given."""
+    """The holder's own view: this lease has ended, for the reason given."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -171,7 +171,7 @@ class MissingStamp(Refused):
 
 
 class InvalidStamp(Refused):
-    """What the operation carries is not a stamp, or not one that this rule can use."""
+    """The operation carries no valid stamp, or one that this rule cannot use."""
 
     kind = "invalid"
 
@@ -183,11 +183,11 @@ class ForgedStamp(Refused):
 
 
 class AlreadyApplied(FencedError):
-    """Rule `sequenced`: this very operation was applied before. Success for the caller."""
+    """Rule `sequenced`: this same operation was applied before. Success for the caller."""
 
 
 class Contended(FencedError):
-    """Somebody else is at the same rows just now; nothing happened."""
+    """Another transaction is using the same rows; nothing happened."""
 
     retry = "transaction"
 
@@ -199,11 +199,11 @@ class Conflict(FencedError):
 
 
 class Unsupported(FencedError):
-    """This backend cannot do that, and says so instead of pretending."""
+    """This backend lacks the ability that was asked for; nothing happened."""
 
 
 class Misconfigured(FencedError):
-    """A store or setting that would break the promise; the message says what to change."""
+    """A store or a setting would break the guarantee; the message says what to change."""
 
 
 class Misuse(FencedError, ValueError):

@@ -1,6 +1,6 @@
-"""What a client tells its observer (`on_event`): one frozen value per happening.
+"""The events that a client passes to its `on_event` callback, as frozen values.
 
-Events are for logs, metrics and people; no correctness depends on anybody listening.
+Events are for logs and metrics; correctness never depends on them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseFailed:
-    """The section is over, but the authority could not be told yet: the client goes on telling it.
+    """The `with` block has ended, but the authority has not confirmed the release: the client retries.
 
-    At worst the lease expires by itself.
+    If no retry succeeds, the lease expires by itself.
     """
 
     names: tuple[str, ...]
@@ -58,7 +58,7 @@ class ReleaseFailed:
 
 @dataclass(frozen=True, slots=True)
 class KeeperFailed:
-    """The keeper met an error that it does not know; its leases are lost."""
+    """The keeper failed with an unexpected error; its leases are lost."""
 
     why: str
 

@@ -60,8 +60,8 @@ def _stamp(fence: object, announcing: bool) -> Stamp:
 
 
 def _hold_left(lease: Lease | AsyncLease) -> float | None:
-    hold = lease._hold
-    return None if hold.give_up is None else hold.give_up - hold.runtime.now()
+    grant = lease._grant
+    return None if grant.hold_until is None else grant.hold_until - grant.runtime.now()
 
 
 def _no_fence(fence: object) -> Misuse:

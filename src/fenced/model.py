@@ -1,4 +1,4 @@
-"""The values that every part speaks in: names, holders, stamps, asks and their answers.
+"""The values that all parts share: names, holders, stamps, asks and their answers.
 
 Nothing here does I/O, reads a clock or draws a random number.
 """
@@ -25,7 +25,7 @@ NAMES_MAX = 64
 """How many names one lease may cover; bounds the length of a stamp."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:@=+-]*(/[A-Za-z0-9_-][A-Za-z0-9_.:@=+-]*)*")
-# Marks that turn the direction of text round, and the byte order mark: two names could look alike.
+# Marks that change the direction of text, and the byte order mark: with them two names could look the same.
 _INVISIBLE = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
 _BANNED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
@@ -86,7 +86,7 @@ def check_realm(realm: object) -> str:
 
 
 def check_floor(above: object) -> int:
-    """Return `above` if every later token can still be one, else raise Misuse."""
+    """Return `above` if a greater token still exists, else raise Misuse."""
     if type(above) is not int or not 0 <= above < TOKEN_MAX:
         raise Misuse(f"a floor is a whole number from 0 to 2**53 - 2, not {shown(above)}")
     return above
@@ -94,13 +94,13 @@ def check_floor(above: object) -> int:
 
 @lru_cache(maxsize=1024)
 def grant_id(secret: str) -> str:
-    """The public id of the grant that an attempt's secret leads to."""
+    """The public id of an attempt and its grant, derived from the secret."""
     return hashlib.sha256(b"fenced grant:" + secret.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who asks: a random id per client instance, and what people need to find it."""
+    """Who asks: a random id per client instance, and a label, host and pid that help people to find it."""
 
     id: str
     label: str
@@ -122,7 +122,7 @@ def _names_text(names: tuple[str, ...]) -> str:
 
 
 class Stamp(NamedTuple):
-    """What an operation carries to a guard. `seq` 0 announces; None is good for rule `retry` only."""
+    """What an operation carries to a guard. `seq` 0 announces; rule `retry` alone accepts None."""
 
     realm: str
     names: tuple[str, ...]
@@ -166,7 +166,7 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for one lease over `names`. `secret` identifies the attempt; who has it owns it."""
+    """A request for one lease over `names`. `secret` identifies the attempt; only its owner knows it."""
 
     secret: str
     names: tuple[str, ...]
@@ -178,7 +178,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class HeldBy:
-    """Who holds a name, for people."""
+    """Who holds a name, for messages and operators."""
 
     holder: Holder
     token: int
@@ -188,7 +188,7 @@ class HeldBy:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Yes. `remaining` is by the authority's clock, `ttl` what it really granted."""
+    """Yes. `remaining` is by the authority's clock; `ttl` may differ from the one that was asked for."""
 
     token: int
     remaining: float
@@ -197,7 +197,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """In the queue. Ask again when woken, or after `check_in` seconds, whichever is first."""
+    """In the queue. Ask again after a wake-up or after `check_in` seconds, whichever comes first."""
 
     check_in: float
     ahead: int | None = None
@@ -214,33 +214,33 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The attempt is over: released, withdrawn, expired or revoked (by force)."""
+    """The attempt has ended: released, withdrawn, expired, or revoked by an operator."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Renewed: so many seconds remain by the authority's clock."""
+    """Renewed; `remaining` seconds are left by the authority's clock."""
 
     remaining: float
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """This one of a batch could not be decided now; it may be renewed or not."""
+    """This attempt of a batch may have been renewed or not."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The grant was given back, by this call or an earlier one like it."""
+    """The grant was released, by this call or by an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The authority does not know this attempt (any more)."""
+    """The authority does not know this attempt, or no longer knows it."""
 
 
 AskAnswer = Granted | Waiting | Busy | Ended
@@ -250,7 +250,7 @@ ReleaseAnswer = Released | Ended | Gone
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """One place in a queue, for people."""
+    """One place in a queue, for messages and operators."""
 
     holder: Holder
     names: tuple[str, ...]
@@ -271,7 +271,7 @@ class NameView:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What an authority found out about its store when it opened it."""
+    """What an authority learned about its store when it opened it."""
 
     realm: str
     last_token: int
@@ -281,14 +281,14 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What one operation, transaction or request is fenced with: goes through every kind of guard."""
+    """What one operation, transaction or request is fenced with. Every kind of guard takes it whole."""
 
     stamps: tuple[Stamp, ...]
     names: tuple[str, ...] = ()
-    """Only these; empty: all that the stamps cover."""
+    """The names that the operation uses. Empty: all that the stamps cover."""
     left: float | None = None
-    """Seconds that the transaction may be idle: until `max_hold` is over. None: no limit."""
+    """Seconds that the transaction may be idle, until `max_hold` has passed. None: no limit."""
     still_held: bool = False
-    """Refuse when the authority, in the same database, says that the lease is over."""
+    """Refuse if the authority, in the same database, says that the lease has ended."""
     proofs: tuple[str, ...] = ()
-    """One for each stamp, where the guard asks for them."""
+    """One for each stamp, if the guard requires proofs."""

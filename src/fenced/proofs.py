@@ -1,9 +1,9 @@
-"""Proofs: signed stamps, for guards that do not believe a token because somebody says it.
+"""Proofs: signed stamps, for guards that must not trust a token without a signature.
 
     key = HmacKey.read("shop-1", "/etc/shop/proofs.key")
     guard.announce(key.sign(lease.announcement()))
 
-A proof covers realm, names, token and grant, and not the seq: one serves all operations of a lease.
+A proof covers realm, names, token and grant, but not the seq: one proof serves all operations of a lease.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fenced.errors import InvalidStamp, Misconfigured, Misuse, shown
 from fenced.model import Stamp
 
 CONTEXT = b"fenced proof 1\n"
-"""Goes before what is signed, so that a signature made for something else is no proof."""
+"""Precedes the signed text, so that a signature made for another purpose is not a proof."""
 SECRET_BYTES_MIN = 32
 SECRET_BYTES_MAX = 1024
 
@@ -48,7 +48,7 @@ def check_key_id(key_id: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A stamp, and the text that proves it: `KEYID:SIGNATURE`. Goes wherever fenced.sql takes a stamp."""
+    """A stamp, and the text that proves it: `KEYID:SIGNATURE`. fenced.sql accepts it wherever it accepts a stamp."""
 
     stamp: Stamp
     text: str
@@ -62,7 +62,7 @@ class Proof:
 
 def _signed(stamp: object) -> bytes:
     if not isinstance(stamp, Stamp):
-        raise Misuse(f"a stamp is signed, as lease.announcement() gives it, not {shown(stamp)}")
+        raise Misuse(f"only a stamp can be signed, such as lease.announcement(), not {shown(stamp)}")
     return CONTEXT + stamp.bare_text.encode()
 
 
@@ -98,7 +98,7 @@ class HmacKey:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ed25519Public:
-    """What a guard needs to check proofs of another trust domain; it cannot sign with it."""
+    """The public key with which a guard checks proofs of another trust domain; it cannot sign."""
 
     kind: ClassVar[str] = "ed25519"
     id: str
@@ -129,7 +129,7 @@ class Ed25519Public:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ed25519Key:
-    """A key of which guards know the public part alone: proofs between trust domains. Needs fenced[ed25519]."""
+    """A private key; guards know only its public part. For proofs between trust domains. Needs fenced[ed25519]."""
 
     id: str
     private: bytes = field(repr=False)
@@ -159,7 +159,7 @@ VerifyingKey = HmacKey | Ed25519Public
 
 
 def verify(proof: Proof, keys: Iterable[VerifyingKey]) -> bool:
-    """Whether one of the keys has signed the stamp."""
+    """Whether one of the keys signed the stamp."""
     key_id, _, signature = proof.text.partition(":")
     message = _signed(proof.stamp)
     return any(key.verifies(message, bytes.fromhex(signature)) for key in keys if key.id == key_id)

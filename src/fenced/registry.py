@@ -1,4 +1,4 @@
-"""Which class serves which URL. Third parties register under the entry points of the same names."""
+"""Which class serves which URL scheme. Other packages register theirs under the entry points of the same names."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ ENGINES = {
 """The SQL databases whose tables can be guarded; others are registered under the entry point `fenced.engines`."""
 
 ALIASES = {"postgres": "postgresql"}
-"""Other spellings of a scheme, which mean the same."""
+"""Other spellings of a scheme."""
 
 
 def one_per_class() -> list[tuple[Kind, str]]:
-    """Each class once, by the first of its schemes: the others differ in how its server is reached."""
+    """Each class once, under its first scheme. Its other schemes differ only in how they reach the server."""
     first: dict[tuple[Kind, str], str] = {}
     for kind, table in BUILT_IN.items():
         for scheme, target in table.items():
@@ -130,7 +130,7 @@ def _find(what: str, group: str, built_in: dict[str, str], url: object) -> Any:
     plain, plus, _ = scheme.partition("+")
     if plus and ALIASES.get(plain, plain) in built_in:
         raise Misconfigured(
-            f"{shown(scheme)} is SQLAlchemy's way to name a driver; write {plain}://, and the rest as it is"
+            f"{shown(scheme)} names a driver in the style of SQLAlchemy; write {plain}:// and keep the rest"
         )
     known = ", ".join(sorted(built_in))
     raise Misconfigured(f"no {what} for {shown(scheme)}; known: {known}")

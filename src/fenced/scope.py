@@ -1,4 +1,4 @@
-"""Cancelling an asyncio body when its lease is lost, in the way of `asyncio.timeout`."""
+"""Cancels the body of an asyncio `with` block when its lease is lost, as `asyncio.timeout` does at its deadline."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ class BodyScope:
         self._task: asyncio.Task[object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._hold: GrantState | None = None
+        self._grant: GrantState | None = None
         self._cancelled = False
         self._cancelling_before = 0
 
-    def enter(self, hold: GrantState) -> None:
-        self._hold = hold
+    def enter(self, grant: GrantState) -> None:
+        self._grant = grant
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         if self._task is not None:
             self._cancelling_before = self._task.cancelling()
         self._arm()
-        hold.on_lost(self._lost)
+        grant.on_lost(self._lost)
 
     def _arm(self) -> None:
-        """Look again at the deadline, in slices: the loop's clock stands still in suspend.
+        """Check the deadline at least once per slice: the loop's clock stands still while the machine is suspended.
 
-        The keeper may hang in a request just then, so the deadline is watched here as well.
+        The keeper checks it too, but may be waiting for a reply at that moment.
         """
-        assert self._hold is not None and self._loop is not None
-        if self._hold.remaining() > 0:
-            delay = min(self._hold.remaining(), SLICE_SECONDS)
+        assert self._grant is not None and self._loop is not None
+        if self._grant.remaining() > 0:
+            delay = min(self._grant.remaining(), SLICE_SECONDS)
             self._timer = self._loop.call_later(delay, self._arm)
         else:
-            _ = self._hold.state  # notices the deadline, and tells `_lost`
+            _ = self._grant.state  # marks the lease lost, which calls `_lost`
 
     def _lost(self, reason: str) -> None:
-        # Later, and in the loop: who noticed may be the body itself, or a thread of its own.
+        # Cancelled from the loop: this may run in the body itself or in another thread, where cancel() is not safe.
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._cancel, reason)
 
@@ -51,7 +51,7 @@ class BodyScope:
             self._task.cancel(f"the lease was lost: {reason}")
 
     def leave(self, exc: BaseException | None) -> bool:
-        """Stop watching. True when `exc` is our own cancellation, and nobody else's."""
+        """Stop watching. True if `exc` is the cancellation that this scope requested, and nobody else did."""
         task, self._task = self._task, None
         if self._timer is not None:
             self._timer.cancel()

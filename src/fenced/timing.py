@@ -1,7 +1,7 @@
-"""Pure arithmetic about time: what a holder may believe, and when to renew.
+"""Pure arithmetic about time: until when a holder may believe in its lease, and when to renew.
 
-The authority's clock decides; the holder only doubts. Its deadline counts from the instant *before*
-the request left, and gives away a margin for clocks that run at different speeds.
+The authority's clock decides when a lease ends. The holder's own deadline must come earlier: it counts from the
+instant *before* the request was sent, and subtracts a margin for clocks that run at different speeds.
 """
 
 from __future__ import annotations
@@ -79,31 +79,31 @@ def local_deadline(sent: float, remaining: float) -> float:
 
 
 def renew_after(ttl: float, jitter: float) -> float:
-    """Seconds from one renewal to the next; `jitter` in [0, 1) spreads clients apart."""
+    """Seconds from one renewal to the next; `jitter` in [0, 1) makes clients renew at different times."""
     return ttl / 3 * (1 - 0.15 * jitter)
 
 
 def overdue_after(ttl: float) -> float:
-    """Seconds after a confirmed renewal at which the lease is in jeopardy if no other came."""
+    """Seconds after a confirmed renewal until the lease is in jeopardy, unless another renewal is confirmed."""
     return ttl / 2
 
 
 def retry_after(ttl: float) -> float:
-    """Seconds to the next try after a failed renewal."""
+    """Seconds until a failed renewal is retried."""
     return min(max(ttl / 12, 0.01), 1.0)
 
 
 def waiter_ttl(ttl: float) -> float:
-    """How long a silent waiter keeps its place: never longer than a silent holder its lease."""
+    """How long a waiter that is not renewed keeps its place; never longer than a lease that is not renewed."""
     return min(ttl, WAITER_TTL_MAX)
 
 
 def repeat_for(ttl: float) -> float:
-    """How long the withdrawal of an attempt is retried. The attempt has expired by then, even if a new leader
-    restarted its ttl."""
+    """How long the withdrawal of an attempt is retried. After that it has expired, even if a new leader restarted
+    its ttl."""
     return 2 * ttl
 
 
 def remember_for(ttl: float) -> float:
-    """How long an ended attempt is remembered, so that a delayed request cannot revive it."""
+    """How long the authority keeps an ended attempt, so that a delayed request cannot revive it."""
     return max(REMEMBER_SECONDS_MIN, 4 * ttl)

@@ -23,7 +23,7 @@ def url(tmp_path: Path) -> str:
 
 
 async def view(client: fenced.AsyncClient, name: str):  # type: ignore[no-untyped-def]
-    await client._desk.standing()
+    await client._engine.standing()
     return await client._authority.observe(name)
 
 
@@ -230,7 +230,7 @@ def test_a_guard_is_told_at_grant_time(tmp_path: Path) -> None:
 
 
 def lease_realm(lease: fenced.AsyncLease) -> str:
-    return lease._hold.realm
+    return lease._grant.realm
 
 
 class _Fixed:

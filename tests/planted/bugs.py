@@ -445,7 +445,9 @@ class NoMargin(GrantState):
 
 def engine_with(hold_type: type[GrantState]) -> type[LeaseEngine]:
     class EngineWithBug(LeaseEngine):
-        def _take(self, wish: Any, ask: Ask, granted: Granted, sent: float, realm: str) -> GrantState | None:
+        def _take(
+            self, request: Any, ask: Ask, granted: Granted, sent: float, realm: str
+        ) -> GrantState | None:
             return hold_type(
                 self.runtime,
                 realm=realm,
@@ -454,7 +456,7 @@ def engine_with(hold_type: type[GrantState]) -> type[LeaseEngine]:
                 granted=granted,
                 sent=sent,
                 jitter=self.keeper.jitter,
-                max_hold=wish.max_hold,
+                max_hold=request.max_hold,
                 on_end=self._ended,
             )
 

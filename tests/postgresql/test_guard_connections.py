@@ -479,7 +479,7 @@ def test_a_holder_that_stops_inside_its_transaction_is_ended_by_its_successor(
         PLAIN.transaction(held, lease) as tx,
     ):
         tx.execute(UPDATE)
-        zombie._desk.keeper.drop(lease._hold.secret)  # a paused process renews nothing, and sends nothing
+        zombie._engine.keeper.drop(lease._grant.secret)  # a paused process renews nothing, and sends nothing
         with successor.hold("orders/42", ttl=10) as newer, PLAIN.transaction(db, newer) as mine:
             mine.execute("UPDATE orders SET qty = 10 WHERE id = 42")
     assert qty(db) == 10

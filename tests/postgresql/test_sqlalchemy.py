@@ -69,7 +69,7 @@ async def entered(block: Any) -> AsyncIterator[Any]:
             yield inner
 
 
-class LeaseEngine:
+class GuardedDatabase:
     """A target of one kind, its guard, and an onlooker's connection."""
 
     def __init__(self, url: str, kind: str, **options: Any) -> None:
@@ -112,29 +112,29 @@ def url(postgresql_url: str) -> Iterator[str]:
         yield postgresql_url
 
 
-def play(url: str, kind: str, story: Callable[[LeaseEngine], Awaitable[None]], **options: Any) -> None:
+def play(url: str, kind: str, story: Callable[[GuardedDatabase], Awaitable[None]], **options: Any) -> None:
     async def played() -> None:
-        desk = LeaseEngine(url, kind, **options)
+        db = GuardedDatabase(url, kind, **options)
         try:
-            await story(desk)
+            await story(db)
         finally:
-            desk.onlooker.close()
-            await now(desk.engine.dispose())
+            db.onlooker.close()
+            await now(db.engine.dispose())
 
     asyncio.run(played())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_older_transaction_is_ended(url: str, kind: str) -> None:
-    async def story(desk: LeaseEngine) -> None:
-        desk.onlooker.execute("UPDATE fenced_guard.trust SET patience = 0.2")
+    async def story(db: GuardedDatabase) -> None:
+        db.onlooker.execute("UPDATE fenced_guard.trust SET patience = 0.2")
         with psycopg.connect(url) as old:
             old.execute("SELECT fenced_guard.announce(%s)", (str(stamp(5)),))
-            async with desk.target() as target, entered(desk.guard.transaction(target, stamp(6))) as tx:
-                await desk.write(tx)
+            async with db.target() as target, entered(db.guard.transaction(target, stamp(6))) as tx:
+                await db.write(tx)
             with pytest.raises(psycopg.OperationalError):
                 old.execute("SELECT 1")
-        assert desk.qty() == 9
+        assert db.qty() == 9
 
     play(url, kind, story)
 
@@ -143,24 +143,24 @@ def test_an_older_transaction_is_ended(url: str, kind: str) -> None:
 def test_a_block_is_announced_by_one_statement_more_and_committed(url: str, kind: str) -> None:
     """And by one text for all leases, or a driver that prepares would spend a round trip on each."""
 
-    async def story(desk: LeaseEngine) -> None:
+    async def story(db: GuardedDatabase) -> None:
         sent: list[str] = []
-        sa.event.listen(desk.events, "before_cursor_execute", lambda *seen: sent.append(seen[2]))
-        sa.event.listen(desk.events, "commit", lambda _: sent.append("COMMIT"))
-        async with desk.target() as target:
+        sa.event.listen(db.events, "before_cursor_execute", lambda *seen: sent.append(seen[2]))
+        sa.event.listen(db.events, "commit", lambda _: sent.append("COMMIT"))
+        async with db.target() as target:
             for token in range(5, 13):
                 sent.clear()
-                async with entered(desk.guard.transaction(target, stamp(token))) as tx:
+                async with entered(db.guard.transaction(target, stamp(token))) as tx:
                     assert tx is target
-                    await desk.write(tx)
+                    await db.write(tx)
                 announce, *plain = sent
                 assert "fenced_guard.announce(" in announce and plain == [WRITE.format(42), "COMMIT"]
-            async with entered(desk.guard.transaction(target, stamp(12))) as tx:
+            async with entered(db.guard.transaction(target, stamp(12))) as tx:
                 prepared = "SELECT 1 FROM pg_prepared_statements WHERE statement LIKE 'SELECT fenced%'"
                 assert len((await now(tx.execute(sa.text(prepared)))).fetchall()) == 1
-        assert desk.qty() == 2
+        assert db.qty() == 2
         assert (
-            len(desk.events.dialect.dispatch.handle_error) == 1
+            len(db.events.dialect.dispatch.handle_error) == 1
         )  # one listener, whatever the number of blocks
 
     play(url, kind, story)
@@ -168,25 +168,25 @@ def test_a_block_is_announced_by_one_statement_more_and_committed(url: str, kind
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_refusal_leaves_as_itself_and_the_target_can_be_used_again(url: str, kind: str) -> None:
-    async def story(desk: LeaseEngine) -> None:
-        desk.raise_mark(7)
-        async with desk.target() as target:
+    async def story(db: GuardedDatabase) -> None:
+        db.raise_mark(7)
+        async with db.target() as target:
             with pytest.raises(fenced.StaleToken) as stale:
-                async with entered(desk.guard.transaction(target, stamp(6))):
+                async with entered(db.guard.transaction(target, stamp(6))):
                     raise AssertionError
             assert isinstance(stale.value.__cause__, DBAPIError) and stale.value.mark == 7
             with pytest.raises(fenced.Uncovered) as uncovered:
-                async with entered(desk.guard.transaction(target, stamp(7))):
-                    await desk.write(target)
-                    await desk.write(target, 43)
+                async with entered(db.guard.transaction(target, stamp(7))):
+                    await db.write(target)
+                    await db.write(target, 43)
             assert isinstance(uncovered.value.__cause__, DBAPIError) and uncovered.value.name == "orders/43"
             with pytest.raises(IntegrityError):  # the program's own
-                async with entered(desk.guard.transaction(target, stamp(7))):
+                async with entered(db.guard.transaction(target, stamp(7))):
                     await now(target.execute(sa.text("UPDATE orders SET qty = -1 WHERE id = 42")))
-            async with entered(desk.guard.transaction(target, stamp(7))):
-                await desk.write(target)
-        assert (desk.qty(42), desk.qty(43)) == (9, 10)
-        recorded = desk.onlooker.execute("SELECT verdict FROM fenced_guard.record ORDER BY id").fetchall()
+            async with entered(db.guard.transaction(target, stamp(7))):
+                await db.write(target)
+        assert (db.qty(42), db.qty(43)) == (9, 10)
+        recorded = db.onlooker.execute("SELECT verdict FROM fenced_guard.record ORDER BY id").fetchall()
         assert recorded == [("stale",), ("uncovered",)]
 
     play(url, kind, story)
@@ -194,59 +194,59 @@ def test_a_refusal_leaves_as_itself_and_the_target_can_be_used_again(url: str, k
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_swallowed_error_is_not_taken_for_a_commit(url: str, kind: str) -> None:
-    async def story(desk: LeaseEngine) -> None:
-        async with desk.target() as target:
+    async def story(db: GuardedDatabase) -> None:
+        async with db.target() as target:
             with pytest.raises(fenced.Misuse, match="nothing was committed"):
-                async with entered(desk.guard.transaction(target, stamp(5))):
-                    await desk.write(target)
+                async with entered(db.guard.transaction(target, stamp(5))):
+                    await db.write(target)
                     with pytest.raises(DBAPIError):
                         await now(target.execute(sa.text("SELECT 1/0")))
-            async with entered(desk.guard.transaction(target, stamp(5))):
-                await desk.write(target)
+            async with entered(db.guard.transaction(target, stamp(5))):
+                await db.write(target)
                 with pytest.raises(DBAPIError):  # undone by its savepoint: this one is a commit
                     async with entered(await now(target.begin_nested())):
                         await now(target.execute(sa.text("SELECT 1/0")))
-        assert desk.qty() == 9
+        assert db.qty() == 9
 
     play(url, kind, story)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_refusal_at_commit_is_typed(url: str, kind: str) -> None:
-    async def story(desk: LeaseEngine) -> None:
-        desk.onlooker.execute(
+    async def story(db: GuardedDatabase) -> None:
+        db.onlooker.execute(
             "CREATE TABLE note (id int); CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS "
             f"$$BEGIN {WRITE.format(43)}; RETURN NULL; END$$; CREATE CONSTRAINT TRIGGER late AFTER INSERT "
             "ON note DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late()"
         )
-        async with desk.target() as target:
+        async with db.target() as target:
             with pytest.raises(fenced.Uncovered):
-                async with entered(desk.guard.transaction(target, stamp(5))):
-                    await desk.write(target)
+                async with entered(db.guard.transaction(target, stamp(5))):
+                    await db.write(target)
                     await now(target.execute(sa.text("INSERT INTO note VALUES (1)")))
-            async with entered(desk.guard.transaction(target, stamp(5))):
-                await desk.write(target)
-        assert (desk.qty(42), desk.qty(43)) == (9, 10)
+            async with entered(db.guard.transaction(target, stamp(5))):
+                await db.write(target)
+        assert (db.qty(42), db.qty(43)) == (9, 10)
 
     play(url, kind, story)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_begun_transaction_is_announced_on(url: str, kind: str) -> None:
-    async def story(desk: LeaseEngine) -> None:
-        async with desk.target() as target:
+    async def story(db: GuardedDatabase) -> None:
+        async with db.target() as target:
             await now(target.begin())
             with pytest.raises(fenced.Misuse, match="announce_on"):
-                async with entered(desk.guard.transaction(target, stamp(5))):
+                async with entered(db.guard.transaction(target, stamp(5))):
                     raise AssertionError
-            async with entered(await now(desk.guard.announce_on(target, stamp(5)))):
-                await desk.write(target)
+            async with entered(await now(db.guard.announce_on(target, stamp(5)))):
+                await db.write(target)
             await now(target.commit())
             with pytest.raises(fenced.Misuse, match="ended inside"):
-                async with entered(desk.guard.transaction(target, stamp(5))):
+                async with entered(db.guard.transaction(target, stamp(5))):
                     await now(target.commit())
-                    await desk.write(target)  # begins another one, which carries no stamp
-        assert desk.qty() == 9
+                    await db.write(target)  # begins another one, which carries no stamp
+        assert db.qty() == 9
 
     play(url, kind, story)
 
@@ -256,8 +256,8 @@ def test_a_newer_commit_during_the_announcement_repeats_it(url: str, kind: str) 
     """The announcement waits for another holder's, meets its commit (40001), and goes on: on its own first, then
     in the transaction, which sees what that holder wrote."""
 
-    async def story(desk: LeaseEngine) -> None:
-        desk.raise_mark(4)
+    async def story(db: GuardedDatabase) -> None:
+        db.raise_mark(4)
         other = psycopg.connect(url)
         other.execute("SELECT fenced_guard.announce(%s)", (str(stamp(5)),))
         other.execute(WRITE.format(42))
@@ -265,19 +265,19 @@ def test_a_newer_commit_during_the_announcement_repeats_it(url: str, kind: str) 
         def commit() -> None:
             waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
             deadline = time.monotonic() + 20
-            while not desk.onlooker.execute(waiting).fetchone() and time.monotonic() < deadline:
+            while not db.onlooker.execute(waiting).fetchone() and time.monotonic() < deadline:
                 time.sleep(0.01)
             other.commit()
             other.close()
 
         committing = threading.Thread(target=commit)
         committing.start()
-        async with desk.target() as target:
-            async with entered(desk.guard.transaction(target, stamp(6))):
+        async with db.target() as target:
+            async with entered(db.guard.transaction(target, stamp(6))):
                 found = await now(target.execute(sa.text("SELECT qty FROM orders WHERE id = 42")))
                 assert found.scalar() == 9
-                await desk.write(target)
-            assert desk.qty() == 8
+                await db.write(target)
+            assert db.qty() == 8
         committing.join()
 
     play(url, kind, story, isolation_level="REPEATABLE READ")
@@ -285,32 +285,32 @@ def test_a_newer_commit_during_the_announcement_repeats_it(url: str, kind: str) 
 
 @pytest.mark.parametrize("kind", SESSIONS)
 def test_the_orm_flushes_at_the_end_and_reads_nothing_from_before(url: str, kind: str) -> None:
-    async def story(desk: LeaseEngine) -> None:
-        async with desk.target(expire_on_commit=False, autobegin=False) as session:
+    async def story(db: GuardedDatabase) -> None:
+        async with db.target(expire_on_commit=False, autobegin=False) as session:
             await now(session.begin())
             order = await now(session.get(Order, 42))
             await now(session.commit())
-            desk.raise_mark(5)
-            desk.onlooker.execute(WRITE.format(42))
-            async with entered(desk.guard.transaction(session, stamp(6))):
+            db.raise_mark(5)
+            db.onlooker.execute(WRITE.format(42))
+            async with entered(db.guard.transaction(session, stamp(6))):
                 fresh = await now(session.get(Order, 42))
                 assert fresh is order and order.qty == 9
                 order.qty -= 1
-            assert desk.qty() == 8
+            assert db.qty() == 8
             with pytest.raises(fenced.Uncovered):  # by the flush
-                async with entered(desk.guard.transaction(session, stamp(6))):
+                async with entered(db.guard.transaction(session, stamp(6))):
                     session.add(Order(id=44, qty=1))
-            async with entered(desk.guard.transaction(session, stamp(6))):
+            async with entered(db.guard.transaction(session, stamp(6))):
                 (await now(session.get(Order, 42))).qty -= 1
-        assert desk.qty() == 7
+        assert db.qty() == 7
 
     play(url, kind, story)
 
 
 @pytest.mark.parametrize("kind", SESSIONS)
 def test_the_errors_of_hooks_and_a_lost_connection(url: str, kind: str) -> None:
-    async def story(desk: LeaseEngine) -> None:
-        async with desk.target() as session:
+    async def story(db: GuardedDatabase) -> None:
+        async with db.target() as session:
             inner = getattr(session, "sync_session", session)
 
             def fail(_: object) -> None:
@@ -318,39 +318,39 @@ def test_the_errors_of_hooks_and_a_lost_connection(url: str, kind: str) -> None:
 
             def kill(connection: sa.Connection) -> None:
                 pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
-                desk.onlooker.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
+                db.onlooker.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
 
             for hook in ("before_commit", "after_commit"):
                 sa.event.listen(inner, hook, fail, once=True)
                 with pytest.raises(KeyError, match="mine"):
-                    async with entered(desk.guard.transaction(session, stamp(5))):
-                        await desk.write(session)
-            assert desk.qty() == 9  # the second one was committed when its hook failed
+                    async with entered(db.guard.transaction(session, stamp(5))):
+                        await db.write(session)
+            assert db.qty() == 9  # the second one was committed when its hook failed
             await now(session.close())  # as SQLAlchemy wants it after such a hook
             with pytest.raises(DBAPIError):  # nothing can have been committed: the program's own error
-                async with entered(desk.guard.transaction(session, stamp(5))):
+                async with entered(db.guard.transaction(session, stamp(5))):
                     session.add(Order(id=44, qty=1))
                     if inner is session:
                         kill(session.connection())
                     else:
                         await session.run_sync(lambda plain: kill(plain.connection()))
-            sa.event.listen(desk.events, "commit", kill, once=True)
+            sa.event.listen(db.events, "commit", kill, once=True)
             with pytest.raises(fenced.Indeterminate):
-                async with entered(desk.guard.transaction(session, stamp(5))):
-                    await desk.write(session)
-            async with entered(desk.guard.transaction(session, stamp(5))):
-                await desk.write(session)
-        assert desk.qty() == 8
+                async with entered(db.guard.transaction(session, stamp(5))):
+                    await db.write(session)
+            async with entered(db.guard.transaction(session, stamp(5))):
+                await db.write(session)
+        assert db.qty() == 8
 
     play(url, kind, story)
 
 
 @pytest.mark.parametrize("kind", ["Session-psycopg", "AsyncConnection-asyncpg"])
 def test_autocommit_is_refused(url: str, kind: str) -> None:
-    async def story(desk: LeaseEngine) -> None:
-        async with desk.target() as target:
+    async def story(db: GuardedDatabase) -> None:
+        async with db.target() as target:
             with pytest.raises(fenced.Misuse, match="AUTOCOMMIT"):
-                async with entered(desk.guard.transaction(target, stamp(5))):
+                async with entered(db.guard.transaction(target, stamp(5))):
                     raise AssertionError
 
     play(url, kind, story, isolation_level="AUTOCOMMIT")
@@ -358,19 +358,19 @@ def test_autocommit_is_refused(url: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_guard_is_installed_and_looked_at_through_sqlalchemy(postgresql_url: str, kind: str) -> None:
-    async def story(desk: LeaseEngine) -> None:
-        desk.onlooker.execute("CREATE TABLE orders (id int PRIMARY KEY, qty int)")
-        desk.onlooker.execute("INSERT INTO orders VALUES (42, 10)")
-        async with desk.target() as target:
-            await now(desk.guard.install(target, mode="require"))
+    async def story(db: GuardedDatabase) -> None:
+        db.onlooker.execute("CREATE TABLE orders (id int PRIMARY KEY, qty int)")
+        db.onlooker.execute("INSERT INTO orders VALUES (42, 10)")
+        async with db.target() as target:
+            await now(db.guard.install(target, mode="require"))
             with pytest.raises(psycopg.DatabaseError, match="no stamp"):
-                desk.onlooker.execute(WRITE.format(42))
-            async with entered(desk.guard.transaction(target, stamp(5))):
-                await desk.write(target)
-            assert (await now(desk.guard.peek(target, "orders/42"))).token == 5
-            await now(desk.guard.uninstall(target))
-        desk.onlooker.execute(WRITE.format(42))
-        assert desk.qty() == 8
+                db.onlooker.execute(WRITE.format(42))
+            async with entered(db.guard.transaction(target, stamp(5))):
+                await db.write(target)
+            assert (await now(db.guard.peek(target, "orders/42"))).token == 5
+            await now(db.guard.uninstall(target))
+        db.onlooker.execute(WRITE.format(42))
+        assert db.qty() == 8
 
     play(postgresql_url, kind, story)
 
@@ -403,12 +403,12 @@ def test_scoped_sessions_are_their_sessions(url: str) -> None:
 
 
 def test_async_scoped_sessions_are_their_sessions(url: str) -> None:
-    async def story(desk: LeaseEngine) -> None:
-        scoped = async_scoped_session(async_sessionmaker(desk.engine), scopefunc=asyncio.current_task)
-        async with desk.guard.transaction(scoped, stamp(5)) as tx:
+    async def story(db: GuardedDatabase) -> None:
+        scoped = async_scoped_session(async_sessionmaker(db.engine), scopefunc=asyncio.current_task)
+        async with db.guard.transaction(scoped, stamp(5)) as tx:
             assert tx is scoped
-            await desk.write(tx)
-        assert desk.qty() == 9
+            await db.write(tx)
+        assert db.qty() == 9
         await scoped.remove()
 
     play(url, "AsyncSession-asyncpg", story)

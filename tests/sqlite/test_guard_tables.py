@@ -418,7 +418,7 @@ def test_the_story_end_to_end(tmp_path: Path, db: sqlite3.Connection) -> None:
     ORDERS.install(db, mode="require")
     zombie = fenced.Client(f"sqlite:///{tmp_path}/leases.db")
     lease = zombie.acquire("orders/42", ttl=0.2)
-    zombie._desk.keeper.drop(lease._hold.secret)  # a paused process renews nothing
+    zombie._engine.keeper.drop(lease._grant.secret)  # a paused process renews nothing
     assert lease.wait_lost(5)
     with fenced.Client(f"sqlite:///{tmp_path}/leases.db").hold("orders/42") as newer:
         with ORDERS.transaction(db, newer) as tx:

@@ -29,7 +29,7 @@ from fenced.core.holding import State
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.model import Ask, AskAnswer, Granted, Waiting
 from fenced.testing import COLOURS
-from fenced.testing.kit import asking, desk, granted
+from fenced.testing.kit import asking, granted, lease_engine
 from tests.colours import play
 
 DEADLINE = 0.3
@@ -161,15 +161,15 @@ def test_who_is_cancelled_leaves_no_thread_waiting(path: Path) -> None:
 @pytest.mark.parametrize("colour", COLOURS)
 def test_a_locked_file_keeps_nobody_past_its_wait(path: Path, colour: Colour) -> None:
     async def story(runtime: Runtime) -> None:
-        client = desk(authority(path, runtime), runtime, patience=timing.PATIENCE_SECONDS)
-        await client.release(await client.acquire(LeaseRequest.of(["orders"])))
+        client = lease_engine(authority(path, runtime), runtime, patience=timing.PATIENCE_SECONDS)
+        await client.release(await client.acquire(LeaseRequest.checked(["orders"])))
         with locked(path):
             for wait in (0.0, 0.5):
                 began = runtime.now()
                 with pytest.raises((Unavailable, Indeterminate)):
-                    await client.acquire(LeaseRequest.of(["orders"], wait=wait))
+                    await client.acquire(LeaseRequest.checked(["orders"], wait=wait))
                 assert runtime.now() - began - wait < timing.CALL_SECONDS / 2
-        await client.acquire(LeaseRequest.of(["orders"], wait=SOON))
+        await client.acquire(LeaseRequest.checked(["orders"], wait=SOON))
         await client.close()
 
     play(story, colour)
@@ -180,16 +180,16 @@ def test_a_failed_release_is_repeated(path: Path, colour: Colour, monkeypatch: p
     """The file is locked while a lease is given back: its name is free soon after, and not when its ttl is over."""
 
     async def story(runtime: Runtime) -> None:
-        client = desk(authority(path, runtime), runtime)
-        other = await client.acquire(LeaseRequest.of(["other"], ttl=LONG))
-        hold = await client.acquire(LeaseRequest.of(["orders"], ttl=LONG))
+        client = lease_engine(authority(path, runtime), runtime)
+        other = await client.acquire(LeaseRequest.checked(["other"], ttl=LONG))
+        hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG))
         with locked(path):
             monkeypatch.setattr(timing, "CALL_SECONDS", DEADLINE)
             with pytest.raises((Unavailable, Indeterminate)):
                 await client.release(hold)
             assert hold.state is State.RELEASED
         monkeypatch.undo()
-        again = await client.acquire(LeaseRequest.of(["orders"], ttl=LONG, wait=SOON))
+        again = await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=SOON))
         assert again.token > hold.token
         assert other.state is State.HELD
         await client.close()
@@ -211,12 +211,12 @@ def test_a_grant_that_nobody_waits_for_any_more_is_withdrawn(
         return answer
 
     async def story(runtime: Runtime) -> None:
-        client = desk(authority(path, runtime), runtime, patience=timing.PATIENCE_SECONDS)
-        other = await client.acquire(LeaseRequest.of(["other"], ttl=LONG))
+        client = lease_engine(authority(path, runtime), runtime, patience=timing.PATIENCE_SECONDS)
+        other = await client.acquire(LeaseRequest.checked(["other"], ttl=LONG))
         monkeypatch.setattr(Store, "ask", slow)
         began = runtime.now()
         with pytest.raises(FencedError):
-            await client.acquire(LeaseRequest.of(["orders"], ttl=LONG, wait=DEADLINE))
+            await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=DEADLINE))
         assert runtime.now() - began < timing.CALL_SECONDS / 2
         assert late.is_set()
         answered.set()

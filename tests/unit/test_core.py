@@ -45,11 +45,11 @@ def play(story: Story, seconds: float = 200.0) -> None:
     process = Process(world, "client")
     runtime = SimulatedRuntime(process)
     authority = Deaf(MemoryStore(runtime.now), runtime)
-    desk = LeaseEngine(authority, runtime, Holder("1" * 32, "client", "host", 1))
+    engine = LeaseEngine(authority, runtime, Holder("1" * 32, "client", "host", 1))
     done: list[bool] = []
 
     async def run() -> None:
-        await story(desk, authority, runtime)
+        await story(engine, authority, runtime)
         done.append(True)
 
     runtime.spawn(run, "story")
@@ -62,10 +62,10 @@ async def sleep(runtime: SimulatedRuntime, seconds: float) -> None:
 
 
 def test_a_sleeping_keeper_is_woken_for_max_hold() -> None:
-    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        await desk.acquire(LeaseRequest.of(["long"], ttl=60))  # for which it sleeps seconds at a time
+    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        await engine.acquire(LeaseRequest.checked(["long"], ttl=60))  # for which it sleeps seconds at a time
         await sleep(runtime, 0.1)
-        hold = await desk.acquire(LeaseRequest.of(["short"], ttl=60, max_hold=1))
+        hold = await engine.acquire(LeaseRequest.checked(["short"], ttl=60, max_hold=1))
         lost: list[tuple[str, float]] = []
         began = runtime.now()
         hold.on_lost(lambda reason: lost.append((reason, runtime.now() - began)))
@@ -79,12 +79,12 @@ def test_a_sleeping_keeper_is_woken_for_max_hold() -> None:
 def test_the_end_of_a_block_looks_at_the_clock() -> None:
     """Nobody has noticed that `max_hold` is over: the release that follows says so all the same."""
 
-    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await desk.acquire(LeaseRequest.of(["a"], ttl=60, max_hold=1))
-        desk.keeper.drop(hold.secret)  # which would have told
+    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=60, max_hold=1))
+        engine.keeper.drop(hold.secret)  # which would have told
         await sleep(runtime, 2.5)
         with pytest.raises(LeaseLost) as caught:
-            await desk.release_at_exit(hold, raised=False)
+            await engine.release_at_exit(hold, raised=False)
         assert caught.value.reason == "max_hold"
 
     play(story)
@@ -94,16 +94,16 @@ def test_the_end_of_a_block_looks_at_the_clock() -> None:
 def test_after_a_failed_release_the_lease_is_over_here(error: type[Unavailable | Indeterminate]) -> None:
     """Asking again is no Misuse: it queues behind the old grant, which the settler ends when it can."""
 
-    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await desk.acquire(LeaseRequest.of(["a"], ttl=60))
+    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
         authority.fails = error
         with pytest.raises(error):
-            await desk.release(hold)
+            await engine.release(hold)
         assert hold.state is State.RELEASED
-        await desk.release(hold)  # repeating it is harmless
+        await engine.release(hold)  # repeating it is harmless
         began = runtime.now()
         runtime.spawn(lambda: heal(authority, runtime), "heal")
-        again = await desk.acquire(LeaseRequest.of(["a"], ttl=60))
+        again = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
         assert again.token > hold.token
         assert runtime.now() - began < 10 + 1.1, "within a second of the server's return"
 
@@ -115,11 +115,11 @@ def test_after_a_failed_release_the_lease_is_over_here(error: type[Unavailable |
 
 
 def test_what_would_have_expired_is_not_repeated_for_ever() -> None:
-    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await desk.acquire(LeaseRequest.of(["a"], ttl=5))
+    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=5))
         authority.fails = Unavailable
         with pytest.raises(Unavailable):
-            await desk.release(hold)
+            await engine.release(hold)
         await sleep(runtime, 5)
         assert authority.tried > 5
         await sleep(runtime, 60)
@@ -131,12 +131,12 @@ def test_what_would_have_expired_is_not_repeated_for_ever() -> None:
 
 
 def test_a_hanging_withdrawal_delays_no_renewal() -> None:
-    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        given_up = await desk.acquire(LeaseRequest.of(["a"], ttl=60))
+    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        given_up = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
         authority.hangs = True
         with pytest.raises(Indeterminate):
-            await desk.release(given_up)
-        kept = await desk.acquire(LeaseRequest.of(["b"], ttl=0.3))
+            await engine.release(given_up)
+        kept = await engine.acquire(LeaseRequest.checked(["b"], ttl=0.3))
         await sleep(runtime, 20)
         assert kept.state is State.HELD
 
@@ -144,27 +144,27 @@ def test_a_hanging_withdrawal_delays_no_renewal() -> None:
 
 
 def test_closing_does_not_wait_for_a_silent_server() -> None:
-    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await desk.acquire(LeaseRequest.of(["a"], ttl=60))
+    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
         authority.hangs = True
         with pytest.raises(Indeterminate):
-            await desk.release(hold)
+            await engine.release(hold)
         await sleep(runtime, 1)  # the settler waits for an answer
         began = runtime.now()
-        await desk.close()
+        await engine.close()
         assert runtime.now() - began < 0.25
 
     play(story)
 
 
 def test_closing_tries_once_more() -> None:
-    async def story(desk: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
-        hold = await desk.acquire(LeaseRequest.of(["a"], ttl=60))
+    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        hold = await engine.acquire(LeaseRequest.checked(["a"], ttl=60))
         authority.fails = Unavailable
         with pytest.raises(Unavailable):
-            await desk.release(hold)
+            await engine.release(hold)
         authority.fails = None
-        await desk.close()
+        await engine.close()
         assert (await authority.observe("a")).held_by is None
 
     play(story)

@@ -16,7 +16,7 @@ from fenced.core.holding import GrantState, State
 from fenced.errors import Indeterminate, LeaseLost, Unavailable
 from fenced.model import Ended, Granted, Kept, Released, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.kit import asking, desk, granted
+from fenced.testing.kit import asking, granted, lease_engine
 from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
 from fenced.wire import jute
 from tests.zookeeper.shifting import end_session
@@ -45,15 +45,15 @@ def opened(url: str, namespace: str) -> Iterator[ZooKeeperAuthority]:
 @contextmanager
 def client(url: str, namespace: str) -> Iterator[LeaseEngine]:
     authority = ZooKeeperAuthority.at(url, RUNTIME, namespace)
-    made = desk(authority, RUNTIME)
+    made = lease_engine(authority, RUNTIME)
     try:
         yield made
     finally:
         step(made.close())
 
 
-def hold(desk: LeaseEngine, ttl: float = TTL, wait: float = 30.0) -> GrantState:
-    return step(desk.acquire(LeaseRequest.of(["orders"], ttl=ttl, wait=wait)))
+def hold(engine: LeaseEngine, ttl: float = TTL, wait: float = 30.0) -> GrantState:
+    return step(engine.acquire(LeaseRequest.checked(["orders"], ttl=ttl, wait=wait)))
 
 
 def patient(work: object) -> object:
@@ -110,7 +110,7 @@ def test_a_name_is_taken_over_soon_after_leader_and_holder_are_gone(
         began = time.monotonic()
         getattr(leader, how)()
         try:
-            held = patient(lambda: two.acquire(LeaseRequest.of(["orders"], ttl=TTL, wait=30)))
+            held = patient(lambda: two.acquire(LeaseRequest.checked(["orders"], ttl=TTL, wait=30)))
             took = time.monotonic() - began
         finally:
             leader.thaw() if how == "freeze" else ensemble.start(leader)
@@ -253,7 +253,7 @@ def test_a_client_that_waits_past_its_session_joins_again(zookeeper_url: str) ->
         held: list[GrantState] = []
 
         async def wait() -> None:
-            held.append(await two.acquire(LeaseRequest.of(["orders"], ttl=5)))
+            held.append(await two.acquire(LeaseRequest.checked(["orders"], ttl=5)))
 
         task = RUNTIME.spawn(wait, "waiter")
         while not step(one.observe("orders")).waiters:

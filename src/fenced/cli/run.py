@@ -233,7 +233,7 @@ def _pass_on(signum: int, child: Child, inbox: Inbox) -> None:
 
 
 def _lost(lease: Lease, doubts: _Doubts) -> int:
-    bounded = lease._hold.give_up is not None and not doubts.why
+    bounded = lease._grant.hold_until is not None and not doubts.why
     reason = lease.lost_reason or ("max_hold is over" if bounded else "it could not be renewed in time")
     why = "" if reason in ("revoked", "gone") or not doubts.why else f" ({doubts.why})"
     complain(f"stopped the command, its lease of {lease.name} (token {lease.token}) is lost: {reason}{why}")

@@ -1,1 +1,1 @@
-"""The algorithms, once: holding, keeping, acquiring. They import no runtime and no backend."""
+"""The client's algorithms, written once. They import no runtime and no backend."""

@@ -1,9 +1,8 @@
-"""Asking for a lease and giving it back: one attempt, repeated until it is granted, denied or withdrawn.
+"""Acquiring and releasing a lease: one attempt, retried until it is granted, denied or withdrawn.
 
-Unknown outcomes are repeated with the *same* attempt, so a lost reply cannot leave a ghost behind. An
-attempt that is given up, for whatever reason, is withdrawn, and its tombstone stops a delayed ask. The settler
-records the attempt before the withdrawal is sent and retries a failed withdrawal, so no caller waits for a
-silent server.
+After an unknown outcome the engine retries the *same* attempt, so a lost reply cannot leave a grant that nobody uses.
+An attempt that the caller gives up is withdrawn, and its tombstone stops a delayed ask. The settler records the attempt
+before the withdrawal is sent and retries a failed withdrawal, so no caller waits for a silent server.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ from fenced.model import (
 BACKOFF_FIRST = 0.02
 BACKOFF_MAX = 0.5
 POLL_MAX = 5.0
-"""The longest a waiter sleeps without looking when it hears nothing, not even from its keeper."""
+"""The longest that a waiter sleeps before it asks again, if neither a wake-up nor a renewal reaches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """What a caller asks for, checked."""
+    """The names and times that a caller asks for."""
 
     names: tuple[str, ...]
     ttl: float = timing.TTL_DEFAULT
@@ -66,7 +65,7 @@ class LeaseRequest:
     lock_delay: float = 0.0
 
     @classmethod
-    def of(
+    def checked(
         cls,
         names: Iterable[object],
         *,
@@ -75,7 +74,7 @@ class LeaseRequest:
         max_hold: object = None,
         lock_delay: object = 0.0,
     ) -> LeaseRequest:
-        """Check everything before anything happens; Misuse says what is wrong."""
+        """Check every argument before anything is sent; raise Misuse if one is wrong."""
         return cls(
             check_names(names),
             timing.check_ttl(ttl),
@@ -86,7 +85,7 @@ class LeaseRequest:
 
 
 class LeaseEngine:
-    """One client's dealings with one authority: its leases, its keeper, its listener."""
+    """Acquires and releases the leases of one client, and owns its keeper, listener and settler."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class LeaseEngine:
         self.runtime = runtime
         self.holder = holder
         self._observed = emit is not None
-        self.emit = functools.partial(call_user_callback, emit) if emit is not None else _nobody
+        self.emit = functools.partial(call_user_callback, emit) if emit is not None else _ignore
         self.settler = Settler(authority, runtime)
         self.keeper = Keeper(authority, runtime, self.emit, self.settler)
         self.listener = Listener(authority, runtime)
@@ -113,7 +112,7 @@ class LeaseEngine:
         self._held: dict[str, GrantState] = {}
 
     async def standing(self, until: float = math.inf) -> Standing:
-        """Open the authority at first use, and refuse one whose tokens could repeat."""
+        """Open the authority at first use. Misconfigured if its tokens could repeat and the guarantee is strict."""
         if self.closed:
             raise Misuse("this client is closed")
         if self._standing is None:
@@ -139,38 +138,38 @@ class LeaseEngine:
         with contextlib.suppress(FencedError):  # the next caller opens again and gets the error itself
             await self.standing()
 
-    async def acquire(self, wish: LeaseRequest) -> GrantState:
-        """Return a Hold, or raise NotGranted once `wish.wait` is over."""
+    async def acquire(self, request: LeaseRequest) -> GrantState:
+        """Return the granted lease, or raise NotGranted after `request.wait` seconds."""
         began = self.runtime.now()
-        until = math.inf if wish.wait is None else began + wish.wait
-        self._refuse_reentrance(wish.names)
+        until = math.inf if request.wait is None else began + request.wait
+        self._refuse_reentrance(request.names)
         try:
             standing = await self.standing(until)
-            while (hold := await self._attempt(wish, until, standing.realm)) is None:
+            while (lease := await self._attempt(request, until, standing.realm)) is None:
                 if self.runtime.now() >= until:  # granted, but the answer took longer than the ttl
-                    raise _not_granted(wish, None, None)
+                    raise _not_granted(request, None, None)
         except (Unavailable, Indeterminate) as error:
             if self.runtime.now() >= until:
                 error.add_note(
-                    f"the server did not answer within wait={wish.wait:g} s plus patience={self._patience:g} s; "
+                    f"the server did not answer within wait={request.wait:g} s plus patience={self._patience:g} s; "
                     "for a slow server, raise the patience: Client(..., patience=...)"
                 )
             raise
         try:
-            self._keep(hold)
+            self._keep(lease)
         except BaseException:
-            self._stop_keeping(hold)
-            await self._withdraw(hold.secret, hold.ttl)
+            self._stop_keeping(lease)
+            await self._withdraw(lease.secret, lease.ttl)
             raise
         if self._observed:
             waited = self.runtime.now() - began
-            self.emit(events.LeaseGranted(hold.names, hold.token, hold.grant, waited))
-        return hold
+            self.emit(events.LeaseGranted(lease.names, lease.token, lease.grant, waited))
+        return lease
 
-    def _keep(self, hold: GrantState) -> None:
-        for name in hold.names:
-            self._held[name] = hold
-        self.keeper.keep(hold)
+    def _keep(self, lease: GrantState) -> None:
+        for name in lease.names:
+            self._held[name] = lease
+        self.keeper.keep(lease)
         if self.closed:
             raise Misuse("this client was closed while waiting")
 
@@ -179,54 +178,54 @@ class LeaseEngine:
             mine = self._held.get(name)
             if mine is not None and mine.owner == self.runtime.whoami() and mine.remaining() > 0:
                 raise Misuse(
-                    f"{name!r} is held by this very thread or task (token {mine.token}); "
+                    f"{name!r} is already held by this thread or task (token {mine.token}); "
                     "leases are not re-entrant: pass the lease on instead"
                 )
 
-    async def _attempt(self, wish: LeaseRequest, until: float, realm: str) -> GrantState | None:
-        """One attempt from its ask to its grant; None when it ended in the queue and a new one is due."""
-        wait = wish.wait is None or wish.wait > 0
-        ask = Ask(self.runtime.secret(), wish.names, wish.ttl, self.holder, wait, wish.lock_delay)
-        place: QueueEntry | None = None
+    async def _attempt(self, request: LeaseRequest, until: float, realm: str) -> GrantState | None:
+        """Run one attempt until it is granted. None: it ended without a usable grant, and a new attempt is due."""
+        wait = request.wait is None or request.wait > 0
+        ask = Ask(self.runtime.secret(), request.names, request.ttl, self.holder, wait, request.lock_delay)
+        entry: QueueEntry | None = None
         settled = False  # True after Busy: it is final and leaves no state behind, so nothing is withdrawn
         try:
             while True:
-                if place is not None:
-                    place.asking()
-                sent, answer = await self._ask(ask, until, queued=place is not None)
+                if entry is not None:
+                    entry.asking()
+                sent, answer = await self._ask(ask, until, queued=entry is not None)
                 match answer:
                     case Granted():
-                        hold = self._take(wish, ask, answer, sent, realm)
-                        if hold is None:
+                        lease = self._take(request, ask, answer, sent, realm)
+                        if lease is None:
                             self.settler.retry_now(self.settler.give_up(ask.secret, ask.ttl))
-                        return hold
+                        return lease
                     case Busy(ahead, held_by):
                         settled = True
-                        raise _not_granted(wish, held_by, ahead)
+                        raise _not_granted(request, held_by, ahead)
                     case Ended("expired" | "revoked"):
-                        return None  # paused past its place in the queue: join again at the end
+                        return None  # paused for too long and lost its place: join the queue again at its end
                     case Ended(reason):
                         raise InvariantBroken(f"a live attempt came back as {reason}")
                     case Waiting(check_in, ahead, held_by):
-                        place = place or self._enter(ask)
-                        place.check_at = sent + check_in
-                        if not await self._wait(place, until):
-                            raise _not_granted(wish, held_by, ahead)
+                        entry = entry or self._join_queue(ask)
+                        entry.check_at = sent + check_in
+                        if not await self._wait(entry, until):
+                            raise _not_granted(request, held_by, ahead)
                     case _:
                         assert_never(answer)
         except GeneratorExit:
-            raise  # collected, not cancelled: nothing is done by a finalizer, and the attempt lapses
+            raise  # collected, not cancelled: a finalizer sends nothing, and the attempt expires
         except BaseException as error:
             if not settled and not (
-                place is None and isinstance(error, Unavailable | Misconfigured | Misuse)
+                entry is None and isinstance(error, Unavailable | Misconfigured | Misuse)
             ):
                 silent = isinstance(error, Unavailable | Indeterminate)
                 await self._withdraw(ask.secret, ask.ttl, until, at_once=not silent)
             raise
         finally:
-            if place is not None:
-                self.listener.forget(place)
-                self.keeper.drop(place.secret)
+            if entry is not None:
+                self.listener.forget(entry)
+                self.keeper.drop(entry.secret)
 
     async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer]:
         """Ask until there is an answer.
@@ -254,12 +253,12 @@ class LeaseEngine:
                 backoff = min(backoff * 2, BACKOFF_MAX)
 
     def _take(
-        self, wish: LeaseRequest, ask: Ask, granted: Granted, sent: float, realm: str
+        self, request: LeaseRequest, ask: Ask, granted: Granted, sent: float, realm: str
     ) -> GrantState | None:
-        """Turn the answer into a Hold, unless it took so long to arrive that it is over already."""
+        """Turn the answer into a lease; None if the answer took so long that the lease has already expired."""
         if not 1 <= granted.token <= TOKEN_MAX:
             raise InvariantBroken(f"the authority minted {granted.token}")
-        hold = GrantState(
+        lease = GrantState(
             self.runtime,
             realm=realm,
             names=ask.names,
@@ -267,28 +266,28 @@ class LeaseEngine:
             granted=granted,
             sent=sent,
             jitter=self.keeper.jitter,
-            max_hold=wish.max_hold,
+            max_hold=request.max_hold,
             on_end=self._ended,
         )
-        return hold if self.runtime.now() < hold.deadline else None
+        return lease if self.runtime.now() < lease.deadline else None
 
-    def _enter(self, ask: Ask) -> QueueEntry:
-        place = QueueEntry(self.runtime, ask.secret, ask.ttl, self.keeper.jitter)
-        self.listener.expect(place)
-        self.keeper.keep(place)
-        return place
+    def _join_queue(self, ask: Ask) -> QueueEntry:
+        entry = QueueEntry(self.runtime, ask.secret, ask.ttl, self.keeper.jitter)
+        self.listener.expect(entry)
+        self.keeper.keep(entry)
+        return entry
 
-    async def _wait(self, place: QueueEntry, until: float) -> bool:
-        """Wait until it is time to ask again (True) or `until` has come (False)."""
-        place.heard = self.runtime.now()
+    async def _wait(self, entry: QueueEntry, until: float) -> bool:
+        """Wait until it is time to ask again (True) or until `until` (False)."""
+        entry.last_reply = self.runtime.now()
         while (now := self.runtime.now()) < until:
             if self.closed:
                 raise Misuse("this client was closed while waiting")
-            check_at = min(place.check_at, place.heard + POLL_MAX)
-            if place.woken or now >= check_at:
+            check_at = min(entry.check_at, entry.last_reply + POLL_MAX)
+            if entry.woken or now >= check_at:
                 return True
-            await self.runtime.wait(place.wakeup, min(check_at, until))
-            place.wakeup.clear()
+            await self.runtime.wait(entry.wakeup, min(check_at, until))
+            entry.wakeup.clear()
         return False
 
     async def _withdraw(
@@ -311,87 +310,87 @@ class LeaseEngine:
             raise
         self.settler.retry_now(given_up)
 
-    async def release(self, hold: GrantState) -> None:
-        """Give the lease back. Raises LeaseLost when it was lost before; repeating is harmless.
+    async def release(self, lease: GrantState) -> None:
+        """Give the lease back. Raises LeaseLost if it was lost before. Safe to repeat.
 
         Whatever it raises, the lease has ended for this program. If the authority did not answer, the settler
         withdraws the attempt later.
         """
-        if hold.released:
+        if lease.released:
             return
-        if hold.lost_reason == "forked":
-            raise hold.lost_error()
+        if lease.lost_reason == "forked":
+            raise lease.lost_error()
         # `state` compares with the clock: the keeper may not have marked the lease lost yet.
-        late = hold.state is State.LOST
-        self._stop_keeping(hold)
+        late = lease.state is State.LOST
+        self._stop_keeping(lease)
         # Recorded before the request is sent: an interrupt may come at any time.
-        given_up = self.settler.give_up(hold.secret, hold.ttl)
+        given_up = self.settler.give_up(lease.secret, lease.ttl)
         try:
-            answer = await self.authority.release(hold.secret, self.runtime.now() + timing.CALL_SECONDS)
+            answer = await self.authority.release(lease.secret, self.runtime.now() + timing.CALL_SECONDS)
         except GeneratorExit:
             self.settler.settled(given_up)  # collected, not cancelled: a finalizer sends nothing
             raise
         except FencedError:
-            hold.end()
+            lease.end()
             self.settler.retry_now(given_up)
             raise
         except BaseException:  # cancelled or interrupted: the authority may still answer, so withdraw at once
-            hold.end()
-            await self._withdraw(hold.secret, hold.ttl)
+            lease.end()
+            await self._withdraw(lease.secret, lease.ttl)
             raise
         self.settler.settled(given_up)
         match answer:
             case Released():
-                hold.end()
-                if late or hold.lost_reason is not None:
-                    raise hold.lost_error()
+                lease.end()
+                if late or lease.lost_reason is not None:
+                    raise lease.lost_error()
                 if self._observed:
-                    held = self.runtime.now() - hold.acquired
-                    self.emit(events.LeaseReleased(hold.names, hold.token, hold.grant, held))
+                    held = self.runtime.now() - lease.acquired
+                    self.emit(events.LeaseReleased(lease.names, lease.token, lease.grant, held))
             case Ended(reason):
-                hold.lose(reason)
-                raise hold.lost_error()
+                lease.lose(reason)
+                raise lease.lost_error()
             case Gone():
-                hold.lose("gone")
-                raise hold.lost_error()
+                lease.lose("gone")
+                raise lease.lost_error()
             case _:
                 assert_never(answer)
 
-    async def release_at_exit(self, hold: GrantState, *, raised: bool) -> None:
-        """The end of a `with` block: release, and raise if the lease did not last through the body."""
-        lost = hold.state is State.LOST
+    async def release_at_exit(self, lease: GrantState, *, raised: bool) -> None:
+        """Release at the end of a `with` block, and raise LeaseLost if the lease was lost during the body."""
+        lost = lease.state is State.LOST
         try:
-            await self.release(hold)
+            await self.release(lease)
         except LeaseLost:
             if not raised:
                 raise
         except FencedError as error:
-            self.emit(events.ReleaseFailed(hold.names, hold.token, hold.grant, str(error)))
+            self.emit(events.ReleaseFailed(lease.names, lease.token, lease.grant, str(error)))
             if lost and not raised:
-                raise hold.lost_error() from error
+                raise lease.lost_error() from error
 
-    def let_expire(self, hold: GrantState) -> None:
+    def let_expire(self, lease: GrantState) -> None:
         """The body was collected before its end: nobody acts under this lease. Send nothing, and let it expire."""
-        self._stop_keeping(hold)
-        hold.lose("abandoned")
+        self._stop_keeping(lease)
+        lease.lose("abandoned")
 
-    def _stop_keeping(self, hold: GrantState) -> None:
-        self.keeper.drop(hold.secret)
-        for name in hold.names:
-            if self._held.get(name) is hold:
+    def _stop_keeping(self, lease: GrantState) -> None:
+        self.keeper.drop(lease.secret)
+        for name in lease.names:
+            if self._held.get(name) is lease:
                 self._held.pop(name, None)
 
-    def _ended(self, hold: GrantState, reason: str) -> None:
-        self._stop_keeping(hold)
-        self.emit(events.LeaseEnded(hold.names, hold.token, hold.grant, reason))
+    def _ended(self, lease: GrantState, reason: str) -> None:
+        self._stop_keeping(lease)
+        self.emit(events.LeaseEnded(lease.names, lease.token, lease.grant, reason))
 
     async def close(self) -> None:
         """Stop renewing and disconnect. Leases still held expire by themselves."""
         if self.closed:
             return
         self.closed = True
-        for hold in self.keeper.holds():
-            hold.lose("closed")
+        for lease in self.keeper.leases():
+            lease.lose("closed")
         self.listener.stop()
         self.authority.interrupt()
         # Loops are joined only until the patience is over. A loop that waits for a silent server ends by itself
@@ -404,10 +403,10 @@ class LeaseEngine:
         finally:
             await self.authority.close()
 
-    def dropped(self) -> bool:
-        """The program has dropped its client: stop the loops and close the connections, without waiting.
+    def abandon(self) -> bool:
+        """Stop the loops and close the connections without waiting, because the program has dropped its client.
 
-        Releases nothing. The garbage collector may call it in any thread. Returns whether anything was open.
+        Releases no lease. The garbage collector may call it in any thread. Returns whether anything was open.
         """
         if self.closed or self._standing is None:
             return False
@@ -419,27 +418,27 @@ class LeaseEngine:
         return True
 
     def forked(self) -> None:
-        """In a forked child: the leases are the parent's."""
-        for hold in {*self._held.values(), *self.keeper.holds()}:
-            hold.forked()
+        """In a forked child: mark the leases lost, because they belong to the parent."""
+        for lease in {*self._held.values(), *self.keeper.leases()}:
+            lease.forked()
 
 
 def shown_label(label: str) -> str:
-    """A label as its holder chose it, unless it could play tricks on a terminal or a log."""
+    """The holder's label, escaped if it contains characters that could corrupt a terminal or a log."""
     return label if label.isprintable() else shown(label)
 
 
-def _nobody(event: events.Event) -> None:
-    """Nobody observes."""
+def _ignore(event: events.Event) -> None:
+    """The client has no `on_event`."""
 
 
-def _not_granted(wish: LeaseRequest, held_by: HeldBy | None, ahead: int | None) -> NotGranted:
-    names = ", ".join(wish.names)
+def _not_granted(request: LeaseRequest, held_by: HeldBy | None, ahead: int | None) -> NotGranted:
+    names = ", ".join(request.names)
     who = "others wait ahead"
     if held_by is not None:
         holder = held_by.holder
         who = (
             f"held by {shown_label(holder.label)} (pid {holder.pid} on {holder.host}, token {held_by.token})"
         )
-    waited = "" if not wish.wait else f" within {wish.wait:g} s"
+    waited = "" if not request.wait else f" within {request.wait:g} s"
     return NotGranted(f"{names} not granted{waited}: {who}", held_by=held_by, ahead=ahead or 0)

@@ -8,8 +8,8 @@ from typing import Any
 
 
 def call_user_callback(call: Callable[..., Any], *args: object) -> None:
-    """Call it; an exception goes to `sys.excepthook`, like one in a thread of the program."""
+    """Call it; report an exception to `sys.excepthook`, as `threading` does for a thread of the program."""
     try:
         call(*args)
-    except Exception:  # noqa: BLE001 - whatever it is, it is not ours
+    except Exception:  # noqa: BLE001 - the callback is the user's and may raise anything
         sys.excepthook(*sys.exc_info())

@@ -1,7 +1,7 @@
 """A lease as its holder sees it: held, in jeopardy, lost for a reason, or released.
 
-The deadline moves only by a confirmed renewal, and never again once it has passed: `lost` is final.
-Reading takes no lock and does no I/O, so `check()` is cheap enough for every loop.
+Only a confirmed renewal moves the deadline. Once the deadline has passed, nothing moves it: `lost` is final.
+Reading takes no lock and does no I/O, so a loop can call `check()` in every iteration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class State(StrEnum):
 
 
 class GrantState:
-    """One grant, with the holder's local doubt about it."""
+    """One grant, and how long the holder may believe in it."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class GrantState:
         self.lost_reason: str | None = None
         self.released = False
         self.in_doubt = False
-        self.give_up = None if max_hold is None else sent + max_hold
+        self.hold_until = None if max_hold is None else sent + max_hold
         self._sequence = itertools.count(1)
         self._callbacks: list[Callable[[str], Any]] = []
         self._on_end = on_end
@@ -65,7 +65,7 @@ class GrantState:
 
     def _set_times(self, sent: float, remaining: float) -> None:
         deadline = timing.local_deadline(sent, remaining)
-        self.deadline = deadline if self.give_up is None else min(deadline, self.give_up)
+        self.deadline = deadline if self.hold_until is None else min(deadline, self.hold_until)
         self.overdue = sent + timing.overdue_after(self.ttl)
         self.renew_at = sent + timing.renew_after(self.ttl, self._jitter)
 
@@ -74,7 +74,7 @@ class GrantState:
         """When the keeper must act on it: renew it, or mark it lost."""
         return min(self.renew_at, self.deadline)
 
-    # What a program asks.
+    # Called by the program.
 
     @property
     def state(self) -> State:
@@ -111,11 +111,11 @@ class GrantState:
         return LeaseLost(f"{self} is lost: {reason}", reason=reason)
 
     def next_stamp(self) -> Stamp:
-        """The stamp of the next operation. A lost lease still stamps: the guard decides, not we."""
+        """The stamp of the next operation. A lost lease still makes stamps: the guard refuses stale ones."""
         return self._stamp(self.next_seq())
 
     def next_seq(self) -> int:
-        """The number of the next operation; only the lease allots it."""
+        """The sequence number of the next operation."""
         if self.released:
             raise self._released_error()
         return next(self._sequence)
@@ -124,7 +124,7 @@ class GrantState:
         return self._stamp(0)
 
     def bare_stamp(self) -> Stamp:
-        """A stamp without seq, to hand to a child or another service; good for rule `retry` only."""
+        """A stamp without seq, for a child process or another service; rule `retry` alone accepts it."""
         return self._stamp(None)
 
     def _stamp(self, seq: int | None) -> Stamp:
@@ -142,8 +142,8 @@ class GrantState:
             self._call_on_lost()
 
     async def wait_lost(self, until: float | None) -> bool:
-        """Wait for the loss (True); False when released, or when `until` comes first."""
-        # The flag is there before the state is looked at, so that no change falls in between.
+        """Wait until the lease is lost (True), or until it is released or `until` is reached (False)."""
+        # The flag exists before the state is read, so a change after the read sets the flag and the wait returns.
         changed = self._changed = self._changed or self.runtime.wakeup()
         while self.state not in (State.LOST, State.RELEASED):
             if until is not None and self.runtime.now() >= until:
@@ -151,18 +151,18 @@ class GrantState:
             await self.runtime.wait(changed, _earlier(self.deadline, until))
         return self.state is State.LOST
 
-    # What the keeper and the release do to it.
+    # Called by the keeper and by the release.
 
     def confirm(self, sent: float, remaining: float) -> None:
-        """A renewal was confirmed. After the local deadline it comes too late and revives nothing."""
+        """Move the deadline after a confirmed renewal. Ignored once the lease is lost or released."""
         if self.state in (State.LOST, State.RELEASED):
             return
         self.in_doubt = False
         self._set_times(sent, remaining)
 
     def expire(self) -> None:
-        """The deadline has passed."""
-        given_up = self.give_up is not None and self.runtime.now() >= self.give_up
+        """Mark the lease lost: its deadline has passed."""
+        given_up = self.hold_until is not None and self.runtime.now() >= self.hold_until
         self.lose("max_hold" if given_up else "expired")
 
     def lose(self, reason: str) -> None:
@@ -175,13 +175,13 @@ class GrantState:
         self._call_on_lost()
 
     def forked(self) -> None:
-        """In a forked child: over, and nobody is told; the callbacks' locks may be held by absent threads."""
+        """In a forked child: mark the lease lost and call no callback: the parent's threads may hold its locks."""
         if not self.released:
             self.lost_reason = "forked"
         self._callbacks.clear()
 
     def end(self) -> None:
-        """The program gave it back: nobody acts under it any more, whether or not the authority has answered."""
+        """Mark the lease released: the program no longer acts under it, whether or not the authority has answered."""
         self.released = True
         self._notify()
 

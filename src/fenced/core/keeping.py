@@ -1,7 +1,7 @@
-"""The keeper: one loop per client that renews all its leases and places in queues, in batches.
+"""The keeper: one loop per client that renews all its leases and queue entries, in batches.
 
-Neighbours in time are renewed together, so a thousand leases cost one request a round. What fails is
-tried again soon, and puts its leases in jeopardy. A keeper that dies takes every lease with it.
+Leases that are due at about the same time are renewed together, so a thousand leases cost one request a round. If a
+renewal fails, its leases are in jeopardy and the keeper retries soon. If the keeper itself fails, every lease is lost.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from fenced.model import Ended, Gone, Kept, RenewAnswer, Unknown, Waiting
 BATCH_MAX = 5000
 CALL_SECONDS_MIN = 0.01
 IDLE_SECONDS = 5.0
-"""A keeper with nothing to renew looks again by then, so that a lease that is soon released need not wake it."""
+"""The keeper's longest sleep. A new lease wakes it only if it is due before that sleep ends."""
 
 
 class Keeper:
-    """Renews what it is given until it is taken away again."""
+    """Renews leases and queue entries, from `keep` to `drop`."""
 
     def __init__(
         self, authority: Authority, runtime: Runtime, emit: Callable[[Event], None], settler: Settler
     ) -> None:
-        # One jitter for the whole client: it spreads clients apart, and keeps one client's leases together.
+        # One jitter for the whole client: clients renew at different times, the leases of one client together.
         self.jitter = runtime.random()
         self._authority = authority
         self._runtime = runtime
         self._emit = emit
         self._settler = settler
-        self._holds: dict[str, GrantState] = {}
-        self._places: dict[str, QueueEntry] = {}
+        self._leases: dict[str, GrantState] = {}
+        self._entries: dict[str, QueueEntry] = {}
         self._kick = runtime.wakeup()
         self._asleep_until = -math.inf
         self._task: Task | None = None
@@ -47,22 +47,22 @@ class Keeper:
     def keep(self, item: GrantState | QueueEntry) -> None:
         """Start renewing. Wakes the loop only when it would sleep past the first renewal, or past `max_hold`."""
         if isinstance(item, GrantState):
-            self._holds[item.secret] = item
+            self._leases[item.secret] = item
         else:
-            self._places[item.secret] = item
+            self._entries[item.secret] = item
         if self._task is None:
-            with self._starting:
+            with self._starting:  # two first leases at the same time must not start two loops
                 if self._task is None:
                     self._task = self._runtime.spawn(self._run, "fenced-keeper")
         elif item.due < self._asleep_until:
             self._kick.set()
 
     def drop(self, secret: str) -> None:
-        self._holds.pop(secret, None)
-        self._places.pop(secret, None)
+        self._leases.pop(secret, None)
+        self._entries.pop(secret, None)
 
-    def holds(self) -> list[GrantState]:
-        return list(self._holds.values())
+    def leases(self) -> list[GrantState]:
+        return list(self._leases.values())
 
     def stop(self) -> None:
         """End the loop. Leases that it still keeps become lost("closed")."""
@@ -72,24 +72,26 @@ class Keeper:
     async def close(self, until: float) -> None:
         """Stop, and wait at most until `until` for a renewal that is under way."""
         self.stop()
-        for place in list(self._places.values()):
-            place.wake()
+        for entry in list(self._entries.values()):
+            entry.wake()
         if (task := self._task) is not None:
             await task.join(until)
 
     def fail(self, why: str) -> None:
-        """Nobody renews any more: say so to every lease at once."""
-        holds, self._holds = self.holds(), {}
-        for hold in holds:
-            hold.lose("keeper")
-        for place in list(self._places.values()):
-            place.wake()
+        """Mark every lease lost and wake every waiter, because nobody renews them any more."""
+        leases, self._leases = self.leases(), {}
+        for lease in leases:
+            lease.lose("keeper")
+        for entry in list(self._entries.values()):
+            entry.wake()
         self._emit(KeeperFailed(why))
 
     async def _run(self) -> None:
         try:
             while not self._closed:
-                self._asleep_until = math.inf  # from here on a newcomer kicks
+                self._asleep_until = (
+                    math.inf
+                )  # set first: `_next_due` sees a new lease, or the new lease kicks
                 self._asleep_until = min(self._next_due(), self._runtime.now() + IDLE_SECONDS)
                 await self._runtime.wait(self._kick, self._asleep_until)
                 self._kick.clear()
@@ -98,31 +100,31 @@ class Keeper:
                     await self._round()
         except Exception as error:
             if not self._closed:
-                self.fail(f"the keeper met {type(error).__name__}: {error}")
+                self.fail(f"the keeper failed with {type(error).__name__}: {error}")
             raise
-        finally:  # ended by its loop, or by an error: the next lease starts another one
+        finally:  # closed, cancelled or failed: the next lease starts another loop
             self._task = None
             if self._closed:
-                for hold in self.holds():
-                    hold.lose("closed")
+                for lease in self.leases():
+                    lease.lose("closed")
 
     def _next_due(self) -> float:
         due = math.inf
-        for hold in self.holds():
-            due = min(due, hold.due)
-        for place in list(self._places.values()):
-            due = min(due, place.due)
+        for lease in self.leases():
+            due = min(due, lease.due)
+        for entry in list(self._entries.values()):
+            due = min(due, entry.due)
         return due
 
     async def _round(self) -> None:
-        """Expire what is over, then renew all that is due or nearly so, in one batch."""
+        """Mark leases lost whose deadline has passed, then renew in batches all that is due or nearly due."""
         now = self._runtime.now()
-        for hold in self.holds():
-            if now >= hold.deadline:
-                hold.expire()
-            if hold.lost_reason is not None:
-                self.drop(hold.secret)
-        items: list[GrantState | QueueEntry] = [*self.holds(), *list(self._places.values())]
+        for lease in self.leases():
+            if now >= lease.deadline:
+                lease.expire()
+            if lease.lost_reason is not None:
+                self.drop(lease.secret)
+        items: list[GrantState | QueueEntry] = [*self.leases(), *list(self._entries.values())]
         if any(item.renew_at <= now for item in items):
             due = [item for item in items if item.renew_at <= now + 0.15 * item.ttl]
             for start in range(0, len(due), BATCH_MAX):
@@ -131,8 +133,8 @@ class Keeper:
 
     async def _renew(self, items: list[GrantState | QueueEntry]) -> None:
         sent = self._runtime.now()
-        # Nobody's deadline may pass while the keeper waits here for others.
-        patience = min(_time_left(item, sent) for item in (*self.holds(), *items)) / 2
+        # Wait at most half of the shortest time left, so that no lease expires during this request.
+        patience = min(_time_left(item, sent) for item in (*self.leases(), *items)) / 2
         until = sent + min(max(patience, CALL_SECONDS_MIN), timing.CALL_SECONDS)
         try:
             answers = await self._authority.renew([item.secret for item in items], until)
@@ -142,44 +144,44 @@ class Keeper:
             if isinstance(item, GrantState):
                 self._apply(item, answer, sent)
             else:
-                self._apply_place(item, answer, sent)
+                self._apply_to_entry(item, answer, sent)
 
-    def _apply(self, hold: GrantState, answer: RenewAnswer, sent: float) -> None:
+    def _apply(self, lease: GrantState, answer: RenewAnswer, sent: float) -> None:
         match answer:
             case Kept(remaining):
-                hold.confirm(sent, remaining)
+                lease.confirm(sent, remaining)
             case Unknown(why):
-                hold.renew_at = self._runtime.now() + timing.retry_after(hold.ttl)
-                self._doubt(hold, why)
+                lease.renew_at = self._runtime.now() + timing.retry_after(lease.ttl)
+                self._doubt(lease, why)
             case Ended("released" | "withdrawn"):
-                self.drop(hold.secret)  # our own doing: the release is on its way back
+                self.drop(lease.secret)  # this client released it: the answer to the release is under way
             case Ended(reason):
-                hold.lose(reason)
+                lease.lose(reason)
             case Gone() | Waiting():
-                hold.lose("gone")
-        if hold.lost_reason is not None:
-            self.drop(hold.secret)
+                lease.lose("gone")
+        if lease.lost_reason is not None:
+            self.drop(lease.secret)
 
-    def _apply_place(self, place: QueueEntry, answer: RenewAnswer, sent: float) -> None:
+    def _apply_to_entry(self, entry: QueueEntry, answer: RenewAnswer, sent: float) -> None:
         match answer:
             case Waiting(check_in):
-                place.renew_at = sent + timing.renew_after(place.ttl, self.jitter)
-                place.check_at = sent + check_in
-                place.heard = sent
+                entry.renew_at = sent + timing.renew_after(entry.ttl, self.jitter)
+                entry.check_at = sent + check_in
+                entry.last_reply = sent
                 if check_in <= 0:
-                    place.wake()
+                    entry.wake()
             case Unknown():
-                place.renew_at = self._runtime.now() + timing.retry_after(place.ttl)
+                entry.renew_at = self._runtime.now() + timing.retry_after(entry.ttl)
             case Kept() | Ended() | Gone():
-                # Granted already (a lost reply) or no longer in the queue: its own ask finds out.
-                self.drop(place.secret)
-                place.wake()
+                # Already granted (a reply was lost) or no longer in the queue: the waiter's next ask finds out.
+                self.drop(entry.secret)
+                entry.wake()
 
-    def _doubt(self, hold: GrantState, why: str) -> None:
-        if hold.in_doubt:
+    def _doubt(self, lease: GrantState, why: str) -> None:
+        if lease.in_doubt:
             return
-        hold.in_doubt = True
-        self._emit(LeaseInJeopardy(hold.names, hold.token, hold.grant, hold.remaining(), why))
+        lease.in_doubt = True
+        self._emit(LeaseInJeopardy(lease.names, lease.token, lease.grant, lease.remaining(), why))
 
 
 def _time_left(item: GrantState | QueueEntry, now: float) -> float:

@@ -43,16 +43,16 @@ class Settler:
         self._closed = False
 
     def give_up(self, secret: str, ttl: float) -> GivenUp:
-        """Record that this attempt has to end. The caller sends the first request itself."""
+        """Record that this attempt has to end. The caller itself sends the first request."""
         given_up = self._given_up[secret] = GivenUp(secret, ttl, self._runtime.now())
         return given_up
 
     def settled(self, given_up: GivenUp) -> None:
-        """The authority has answered."""
+        """Delete the record: the authority has answered."""
         self._given_up.pop(given_up.secret, None)
 
     def retry_now(self, given_up: GivenUp) -> None:
-        """The caller got no answer: the loop retries now, and again until the authority answers or it has expired."""
+        """Let the loop retry until the authority answers or the attempt has expired: the caller got no answer."""
         given_up.retry_at = self._runtime.now()
         self._start()
 

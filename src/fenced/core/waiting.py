@@ -10,7 +10,7 @@ from fenced.errors import FencedError
 from fenced.model import grant_id
 
 EARLY_MAX = 1024
-"""How many wake-ups are kept that arrived before the answer that says that the attempt waits."""
+"""How many wake-ups are kept for attempts whose `Waiting` answer has not arrived yet."""
 _ABSENT = object()
 
 
@@ -23,7 +23,7 @@ class QueueEntry:
         self.wakeup = runtime.wakeup()
         self.renew_at = runtime.now() + timing.renew_after(self.ttl, jitter)
         self.check_at = math.inf
-        self.heard = runtime.now()
+        self.last_reply = runtime.now()
         self.woken = False
 
     @property
@@ -32,7 +32,7 @@ class QueueEntry:
         return self.renew_at
 
     def asking(self) -> None:
-        """An ask is about to be sent: a wake-up from now on means to ask once more."""
+        """Clear the wake-up before an ask is sent: one that arrives from now on means to ask again."""
         self.woken = False
         self.wakeup.clear()
 
@@ -47,29 +47,29 @@ class Listener:
     def __init__(self, authority: Authority, runtime: Runtime) -> None:
         self._authority = authority
         self._runtime = runtime
-        self._places: dict[str, QueueEntry] = {}
+        self._entries: dict[str, QueueEntry] = {}
         self._early: dict[str, object] = {}
         self._kick = runtime.wakeup()
         self._task: Task | None = None
         self._starting = runtime.lock()
         self._closed = False
 
-    def expect(self, place: QueueEntry) -> None:
-        """Pass wake-ups on to `place`, also one that came before the ask's own answer did."""
-        public = grant_id(place.secret)
+    def expect(self, entry: QueueEntry) -> None:
+        """Pass wake-ups on to `entry`, including one that arrived before the answer to its ask."""
+        public = grant_id(entry.secret)
         # Stored first, then `_early` is looked up; the loop does the reverse. So one of the two sees a wake-up that
         # arrives in between.
-        self._places[public] = place
+        self._entries[public] = entry
         if self._early.pop(public, _ABSENT) is not _ABSENT:
-            place.wake()
+            entry.wake()
         if self._task is None:
-            with self._starting:  # two waiters that come first at the same time must not start two loops
+            with self._starting:  # two first waiters at the same time must not start two loops
                 if self._task is None:
                     self._task = self._runtime.spawn(self._run, "fenced-listener")
         self._kick.set()
 
-    def forget(self, place: QueueEntry) -> None:
-        self._places.pop(grant_id(place.secret), None)
+    def forget(self, entry: QueueEntry) -> None:
+        self._entries.pop(grant_id(entry.secret), None)
 
     def stop(self) -> None:
         self._closed = True
@@ -88,11 +88,11 @@ class Listener:
 
     async def _listen(self) -> None:
         while not self._closed:
-            if not self._places:
+            if not self._entries:
                 self._kick.clear()
                 # Looked at again after the flag was cleared: `expect` and `stop` set the flag after their change, so
                 # a change that is not seen here leaves the flag set, and the wait returns at once.
-                if not self._places and not self._closed:
+                if not self._entries and not self._closed:
                     await self._runtime.wait(self._kick, None)
                 continue
             try:
@@ -103,11 +103,11 @@ class Listener:
                 await self._runtime.wait(self._kick, self._runtime.now() + 0.5)
                 continue
             for public in woken:
-                if place := self._places.get(public):
-                    place.wake()
+                if entry := self._entries.get(public):
+                    entry.wake()
                 elif public:
                     self._early[public] = None
-                    if place := self._places.get(public):  # `expect` ran in between
-                        place.wake()
+                    if entry := self._entries.get(public):  # `expect` ran in between
+                        entry.wake()
             while len(self._early) > EARLY_MAX:
                 del self._early[next(iter(self._early))]

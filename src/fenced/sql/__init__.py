@@ -133,8 +133,8 @@ class Guard(_GuardBase):
     def _direct(
         self, found: OnConnection, fence: Lease | Stamp, names: tuple[str, ...]
     ) -> AbstractContextManager[Any]:
-        source = fence._hold if isinstance(fence, Lease) else fence
-        seq = fence._hold.next_seq() if isinstance(fence, Lease) else fence.seq
+        source = fence._grant if isinstance(fence, Lease) else fence
+        seq = fence._grant.next_seq() if isinstance(fence, Lease) else fence.seq
         covered = tuple(check_name(name) for name in names) if names else source.names
         assert found.driver.direct is not None
         return found.driver.direct(found.connection, self._spec, self._mandatory, source, seq, covered)

@@ -6,7 +6,7 @@ from fenced.core.acquiring import LeaseEngine, LeaseRequest
 from fenced.core.holding import GrantState, State
 from fenced.errors import LeaseLost, Misuse, NotEnoughTime, NotGranted
 from fenced.testing.inputs import BAD_NAMES, BAD_TTLS, BAD_WAITS
-from fenced.testing.kit import AuthorityHarness, Checks, desk, ensure, raises, until
+from fenced.testing.kit import AuthorityHarness, Checks, ensure, lease_engine, raises, until
 
 check: Checks[AuthorityHarness] = Checks()
 CHECKS = check
@@ -15,15 +15,15 @@ CHECKS = check
 @check()
 async def a_client_holds_and_gives_back(h: AuthorityHarness) -> None:
     """Acquire, check, stamp, release; what is released can neither be checked nor stamped."""
-    client = desk(await h.authority(), h.runtime)
-    hold = await client.acquire(LeaseRequest.of(["orders/42"], ttl=5))
+    client = lease_engine(await h.authority(), h.runtime)
+    hold = await client.acquire(LeaseRequest.checked(["orders/42"], ttl=5))
     ensure(hold.state is State.HELD and 4.8 < hold.remaining() < 5, f"held for {hold.remaining()}")
     hold.check(need=1.0)
     await raises(NotEnoughTime, _later(hold.check, 5.0))
     stamps = [hold.next_stamp(), hold.next_stamp(), hold.announcement()]
     ensure([s.seq for s in stamps] == [1, 2, 0], "the lease counts its operations")
     ensure({s.token for s in stamps} == {hold.token}, "under one token")
-    await raises(Misuse, client.acquire(LeaseRequest.of(["orders/42"], wait=0)))  # not re-entrant
+    await raises(Misuse, client.acquire(LeaseRequest.checked(["orders/42"], wait=0)))  # not re-entrant
     await client.release(hold)
     await client.release(hold)
     await raises(Misuse, _later(hold.next_stamp))
@@ -40,23 +40,23 @@ async def _later(call: object, *args: object) -> object:
 async def a_client_refuses_bad_numbers(h: AuthorityHarness) -> None:
     """Bad names, ttls, waits and delays are Misuse before anything happens."""
     for bad in BAD_NAMES:
-        await raises(Misuse, _later(LeaseRequest.of, [bad]))
+        await raises(Misuse, _later(LeaseRequest.checked, [bad]))
     for bad in BAD_TTLS:
-        await raises(Misuse, _later(lambda bad=bad: LeaseRequest.of(["a"], ttl=bad)))
+        await raises(Misuse, _later(lambda bad=bad: LeaseRequest.checked(["a"], ttl=bad)))
     for bad in BAD_WAITS:
-        await raises(Misuse, _later(lambda bad=bad: LeaseRequest.of(["a"], wait=bad)))
-        await raises(Misuse, _later(lambda bad=bad: LeaseRequest.of(["a"], lock_delay=bad)))
+        await raises(Misuse, _later(lambda bad=bad: LeaseRequest.checked(["a"], wait=bad)))
+        await raises(Misuse, _later(lambda bad=bad: LeaseRequest.checked(["a"], lock_delay=bad)))
     for names in ([], ["a", "a"], [f"n{i}" for i in range(65)], "abc", b"abc"):
-        await raises(Misuse, _later(LeaseRequest.of, names))
+        await raises(Misuse, _later(LeaseRequest.checked, names))
 
 
 @check()
 async def a_client_is_told_who_holds(h: AuthorityHarness) -> None:
     """NotGranted after `wait`, with the holder's label; the attempt leaves nothing behind."""
-    one, two = desk(await h.authority(), h.runtime), desk(await h.authority(), h.runtime)
-    hold = await one.acquire(LeaseRequest.of(["orders"], ttl=5))
+    one, two = lease_engine(await h.authority(), h.runtime), lease_engine(await h.authority(), h.runtime)
+    hold = await one.acquire(LeaseRequest.checked(["orders"], ttl=5))
     for wait in (0, 0.15):
-        error = await raises(NotGranted, two.acquire(LeaseRequest.of(["orders"], wait=wait)))
+        error = await raises(NotGranted, two.acquire(LeaseRequest.checked(["orders"], wait=wait)))
         ensure(error.held_by is not None and one.holder.label in str(error), f"{error}")
         ensure(isinstance(error, TimeoutError), "a TimeoutError too")
     view = await two.authority.observe("orders")
@@ -69,9 +69,9 @@ async def a_client_is_told_who_holds(h: AuthorityHarness) -> None:
 @check()
 async def a_client_keeps_its_lease(h: AuthorityHarness) -> None:
     """The keeper renews past the ttl, for leases and for places in the queue."""
-    one, two = desk(await h.authority(), h.runtime), desk(await h.authority(), h.runtime)
-    hold = await one.acquire(LeaseRequest.of(["orders"], ttl=0.5))
-    waiting = _Waiting(h, two, LeaseRequest.of(["orders"], ttl=0.5))
+    one, two = lease_engine(await h.authority(), h.runtime), lease_engine(await h.authority(), h.runtime)
+    hold = await one.acquire(LeaseRequest.checked(["orders"], ttl=0.5))
+    waiting = _Waiting(h, two, LeaseRequest.checked(["orders"], ttl=0.5))
     limit = h.runtime.now() + 1.2
     while h.runtime.now() < limit:
         hold.check()
@@ -85,15 +85,15 @@ async def a_client_keeps_its_lease(h: AuthorityHarness) -> None:
 class _Waiting:
     """An acquire in a thread or task of its own."""
 
-    def __init__(self, h: AuthorityHarness, client: LeaseEngine, wish: LeaseRequest) -> None:
-        self._h, self._client, self._wish = h, client, wish
+    def __init__(self, h: AuthorityHarness, client: LeaseEngine, request: LeaseRequest) -> None:
+        self._h, self._client, self._request = h, client, request
         self.hold: GrantState | None = None
         self.error: BaseException | None = None
         self._task = h.runtime.spawn(self._run, "waiting")
 
     async def _run(self) -> None:
         try:
-            self.hold = await self._client.acquire(self._wish)
+            self.hold = await self._client.acquire(self._request)
         except BaseException as error:  # noqa: BLE001 - handed to `done`, which raises it
             self.error = error
 
@@ -106,8 +106,8 @@ class _Waiting:
 @check()
 async def a_client_learns_that_it_was_revoked(h: AuthorityHarness) -> None:
     """Force-release reaches the holder by the keeper: state, reason, callback, check, release."""
-    client = desk(await h.authority(), h.runtime)
-    hold = await client.acquire(LeaseRequest.of(["orders"], ttl=0.6))
+    client = lease_engine(await h.authority(), h.runtime)
+    hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=0.6))
     told: list[str] = []
     hold.on_lost(told.append)
     await client.authority.force_release("orders")
@@ -124,8 +124,8 @@ async def a_client_learns_that_it_was_revoked(h: AuthorityHarness) -> None:
 @check()
 async def a_client_gives_up_at_max_hold(h: AuthorityHarness) -> None:
     """A body that hangs is not renewed for ever."""
-    client = desk(await h.authority(), h.runtime)
-    hold = await client.acquire(LeaseRequest.of(["orders"], ttl=0.3, max_hold=0.7))
+    client = lease_engine(await h.authority(), h.runtime)
+    hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=0.3, max_hold=0.7))
     began = h.runtime.now()
     ensure(await hold.wait_lost(began + 5.0) and hold.lost_reason == "max_hold", f"{hold.lost_reason}")
     ensure(h.runtime.now() - began < 2.0, "in time")
@@ -137,12 +137,12 @@ async def no_update_is_lost_under_contention(h: AuthorityHarness) -> None:
     """Several clients count up an unprotected number under the lease: a lost update shows as a wrong sum."""
     box = {"count": 0}
     tokens: list[int] = []
-    clients = [desk(await h.authority(), h.runtime) for _ in range(4)]
+    clients = [lease_engine(await h.authority(), h.runtime) for _ in range(4)]
     finished: list[int] = []
 
     async def count(client: LeaseEngine) -> None:
         for _ in range(8):
-            hold = await client.acquire(LeaseRequest.of(["sum"], ttl=5))
+            hold = await client.acquire(LeaseRequest.checked(["sum"], ttl=5))
             seen = box["count"]
             await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.0005)
             box["count"] = seen + 1

@@ -167,12 +167,12 @@ async def granted(authority: Authority, ask: Ask) -> Granted:
     return answer
 
 
-def desk(authority: Authority, runtime: Runtime, **options: Any) -> LeaseEngine:
+def lease_engine(authority: Authority, runtime: Runtime, **options: Any) -> LeaseEngine:
     """The real client core over an authority, with a long `patience`: a busy machine may answer slowly."""
     number = next(_numbers)
     options = {"patience": 5.0, **options}
     return LeaseEngine(
-        authority, runtime, Holder(f"{number:032x}", f"desk-{number}", "host", number), **options
+        authority, runtime, Holder(f"{number:032x}", f"engine-{number}", "host", number), **options
     )
 
 

@@ -20,7 +20,7 @@ from fenced.core.holding import State
 from fenced.errors import FencedError, Indeterminate, LeaseLost, NotGranted, Unavailable
 from fenced.model import Ask, AskAnswer, Ended, Gone, Kept, Released, Unknown, Waiting, grant_id
 from fenced.testing.faults import Fault, Proxy
-from fenced.testing.kit import Checks, asking, desk, ensure, granted, raises, until
+from fenced.testing.kit import Checks, asking, ensure, granted, lease_engine, raises, until
 from fenced.testing.servers import Server
 
 CUTS = (Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.LOSE_REPLY)
@@ -229,12 +229,12 @@ async def a_later_no_does_not_undo_a_doubt(h: OutageHarness) -> None:
 @check()
 async def a_wake_up_lost_on_the_way_is_made_good(h: OutageHarness) -> None:
     """All connections of a waiter break while it waits: it is granted all the same, soon after the release."""
-    one, two = desk(await h.direct(), h.runtime), desk(await h.authority(), h.runtime)
-    hold = await one.acquire(LeaseRequest.of(["orders"], ttl=20))
+    one, two = lease_engine(await h.direct(), h.runtime), lease_engine(await h.authority(), h.runtime)
+    hold = await one.acquire(LeaseRequest.checked(["orders"], ttl=20))
     tokens: list[int] = []
 
     async def wait() -> None:
-        tokens.append((await two.acquire(LeaseRequest.of(["orders"], ttl=3, wait=20))).token)
+        tokens.append((await two.acquire(LeaseRequest.checked(["orders"], ttl=3, wait=20))).token)
 
     task = h.runtime.spawn(wait, "waiter")
     onlooker = await h.direct()
@@ -254,10 +254,10 @@ async def a_wake_up_lost_on_the_way_is_made_good(h: OutageHarness) -> None:
 @check()
 async def a_killed_server_keeps_what_it_said(h: OutageHarness) -> None:
     """SIGKILL and restart under a live holder: the lease goes on, tokens rise, the queue is kept."""
-    client = desk(await h.direct(), h.runtime)
+    client = lease_engine(await h.direct(), h.runtime)
     tokens = []
     for _ in range(5):
-        hold = await client.acquire(LeaseRequest.of(["orders"], ttl=6))
+        hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=6))
         tokens.append(hold.token)
         if len(tokens) < 5:
             await client.release(hold)
@@ -282,8 +282,8 @@ async def a_killed_server_keeps_what_it_said(h: OutageHarness) -> None:
 async def a_frozen_server_frees_its_holders_in_time(h: OutageHarness) -> None:
     """SIGSTOP of the server for two TTLs: the holder stops believing before its TTL is over, and stays lost."""
     ttl = 1.0
-    client = desk(await h.direct(), h.runtime)
-    hold = await client.acquire(LeaseRequest.of(["orders"], ttl=ttl))
+    client = lease_engine(await h.direct(), h.runtime)
+    hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=ttl))
     frozen = h.runtime.now()
     h.server.freeze()
     try:
@@ -292,8 +292,8 @@ async def a_frozen_server_frees_its_holders_in_time(h: OutageHarness) -> None:
         await h.runtime.wait(h.runtime.wakeup(), frozen + 2 * ttl)
     finally:
         h.server.thaw()
-    other = desk(await h.direct(), h.runtime)
-    after = await other.acquire(LeaseRequest.of(["orders"], ttl=5, wait=10))
+    other = lease_engine(await h.direct(), h.runtime)
+    after = await other.acquire(LeaseRequest.checked(["orders"], ttl=5, wait=10))
     ensure(after.token > hold.token, "the next holder's token is greater")
     await raises(LeaseLost, client.release(hold))
     ensure(hold.state is State.LOST, "what was lost stays lost")
@@ -323,14 +323,14 @@ async def a_failed_release_is_repeated(h: OutageHarness) -> None:
 
     The client holds another lease of the same ttl meanwhile, and may ask for the name again at once.
     """
-    client = desk(await h.authority(), h.runtime)
-    other = await client.acquire(LeaseRequest.of(["other"], ttl=LONG))
-    hold = await client.acquire(LeaseRequest.of(["orders"], ttl=LONG))
+    client = lease_engine(await h.authority(), h.runtime)
+    other = await client.acquire(LeaseRequest.checked(["other"], ttl=LONG))
+    hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG))
     cut = h.proxy.on(h.words["release"], Fault.CUT_BEFORE, times=10_000)
     await raises((Indeterminate, Unavailable), client.release(hold))
     ensure(hold.state is State.RELEASED, "this program has released it")
     cut.disarm()
-    again = await client.acquire(LeaseRequest.of(["orders"], ttl=LONG, wait=SOON))
+    again = await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=SOON))
     ensure(again.token > hold.token, "a new grant")
     ensure(other.state is State.HELD, "the other lease goes on")
     await client.release(again)
@@ -340,15 +340,15 @@ async def a_failed_release_is_repeated(h: OutageHarness) -> None:
 @check()
 async def a_failed_withdrawal_is_repeated(h: OutageHarness) -> None:
     """The reply to an ask is lost and its withdrawal fails: the client retries, and the unknown grant is released."""
-    client, second = desk(await h.authority(), h.runtime), desk(await h.direct(), h.runtime)
-    other = await client.acquire(LeaseRequest.of(["other"], ttl=LONG))
+    client, second = lease_engine(await h.authority(), h.runtime), lease_engine(await h.direct(), h.runtime)
+    other = await client.acquire(LeaseRequest.checked(["other"], ttl=LONG))
     cut = h.proxy.on(h.words.get("withdraw", h.words["release"]), Fault.CUT_BEFORE, times=10_000)
     lost = h.proxy.on(h.words["ask"], Fault.LOSE_REPLY, times=10_000)
-    await raises(Indeterminate, client.acquire(LeaseRequest.of(["orders"], ttl=LONG, wait=1)))
+    await raises(Indeterminate, client.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=1)))
     lost.wait()
     lost.disarm()
     cut.disarm()
-    await second.acquire(LeaseRequest.of(["orders"], ttl=LONG, wait=SOON))
+    await second.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=SOON))
     ensure(other.state is State.HELD, "the other lease goes on")
     await second.close()
     await client.close()
@@ -360,16 +360,16 @@ async def a_waiter_that_gives_up_while_cut_off_blocks_nobody(h: OutageHarness) -
 
     The client that is cut off has another waiter, and keeps that one's place alive.
     """
-    holder = desk(await h.direct(), h.runtime)
-    first, second = desk(await h.authority(), h.runtime), desk(await h.direct(), h.runtime)
+    holder = lease_engine(await h.direct(), h.runtime)
+    first, second = lease_engine(await h.authority(), h.runtime), lease_engine(await h.direct(), h.runtime)
     onlooker = await h.direct()
-    held = await holder.acquire(LeaseRequest.of(["orders"], ttl=LONG))
-    await holder.acquire(LeaseRequest.of(["more"], ttl=LONG))
+    held = await holder.acquire(LeaseRequest.checked(["orders"], ttl=LONG))
+    await holder.acquire(LeaseRequest.checked(["more"], ttl=LONG))
     said: list[object] = []
 
     async def wait(client: LeaseEngine, name: str, seconds: float) -> None:
         try:
-            said.append((await client.acquire(LeaseRequest.of([name], ttl=LONG, wait=seconds))).token)
+            said.append((await client.acquire(LeaseRequest.checked([name], ttl=LONG, wait=seconds))).token)
         except NotGranted:
             said.append("not granted")
         except FencedError as error:  # the client is closed in the end
@@ -396,15 +396,15 @@ async def a_waiter_that_gives_up_while_cut_off_blocks_nobody(h: OutageHarness) -
 @check()
 async def a_dead_waiter_keeps_its_place_for_ten_seconds(h: OutageHarness) -> None:
     """A place lapses min(ttl, 10 s) after its last renewal, however long the ttl; then the next waiter is granted."""
-    holder, second = desk(await h.direct(), h.runtime), desk(await h.direct(), h.runtime)
-    held = await holder.acquire(LeaseRequest.of(["orders"], ttl=LONG))
+    holder, second = lease_engine(await h.direct(), h.runtime), lease_engine(await h.direct(), h.runtime)
+    held = await holder.acquire(LeaseRequest.checked(["orders"], ttl=LONG))
     dead = await h.authority()
     waiting = await dead.ask(asking(h.runtime, "orders", ttl=LONG, wait=True))
     ensure(isinstance(waiting, Waiting), f"it waits: {waiting}")
     h.proxy.black_hole(drop=True)  # no renewal of it arrives any more
     cut_off = h.runtime.now()
     await holder.release(held)
-    await second.acquire(LeaseRequest.of(["orders"], ttl=LONG, wait=LONG))
+    await second.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=LONG))
     took = h.runtime.now() - cut_off
     ensure(took < timing.WAITER_TTL_MAX + SOON, f"the second is granted after {took:.1f} s")
     for client in (second, holder):
@@ -414,8 +414,8 @@ async def a_dead_waiter_keeps_its_place_for_ten_seconds(h: OutageHarness) -> Non
 @check()
 async def a_silent_server_keeps_nobody_past_its_wait(h: OutageHarness) -> None:
     """The server sends nothing, or single bytes: a call ends by its caller's deadline, and at once if cancelled."""
-    client = desk(await h.authority(), h.runtime, patience=timing.PATIENCE_SECONDS)
-    await client.release(await client.acquire(LeaseRequest.of(["orders"])))
+    client = lease_engine(await h.authority(), h.runtime, patience=timing.PATIENCE_SECONDS)
+    await client.release(await client.acquire(LeaseRequest.checked(["orders"])))
     silences: list[Callable[[], None]] = [
         functools.partial(h.proxy.drip, 0.4),
         functools.partial(h.proxy.black_hole, drop=True),
@@ -424,17 +424,21 @@ async def a_silent_server_keeps_nobody_past_its_wait(h: OutageHarness) -> None:
         silence()
         for wait in (0.0, 0.5):
             began = h.runtime.now()
-            await raises((Indeterminate, Unavailable), client.acquire(LeaseRequest.of(["orders"], wait=wait)))
+            await raises(
+                (Indeterminate, Unavailable), client.acquire(LeaseRequest.checked(["orders"], wait=wait))
+            )
             took = h.runtime.now() - began - wait
             ensure(took < timing.CALL_SECONDS / 2, f"wait={wait:g} took {took:.2f} s more")
         if h.runtime.colour == "asyncio":
             began = h.runtime.now()
-            await raises(TimeoutError, asyncio.wait_for(client.acquire(LeaseRequest.of(["orders"])), 0.3))
+            await raises(
+                TimeoutError, asyncio.wait_for(client.acquire(LeaseRequest.checked(["orders"])), 0.3)
+            )
             took = h.runtime.now() - began - 0.3
             ensure(took < timing.CALL_SECONDS / 2, f"cancelling took {took:.2f} s")
     h.proxy.heal()
     h.proxy.reset()
-    await client.acquire(LeaseRequest.of(["orders"], wait=SOON))
+    await client.acquire(LeaseRequest.checked(["orders"], wait=SOON))
     await client.close()
 
 

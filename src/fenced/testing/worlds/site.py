@@ -271,7 +271,9 @@ class SimulatedClient:
         rng, judge = self.site.world.rng, self.site.judge
         returned = judge.returned(names)
         wait = rng.choice((None, None, 0.0, 1.0, 4.0))
-        request = LeaseRequest.of(names, ttl=self.site.ttl, wait=wait, lock_delay=rng.choice((0.0, 0.0, 0.5)))
+        request = LeaseRequest.checked(
+            names, ttl=self.site.ttl, wait=wait, lock_delay=rng.choice((0.0, 0.0, 0.5))
+        )
         began, local = self.site.world.now, self.runtime.now()
         error: FencedError | None = None
         try:
