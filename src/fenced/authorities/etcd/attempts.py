@@ -157,7 +157,7 @@ class Attempts(Ending):
         sight: QueueView,
         until: float,
     ) -> None:
-        """Take a place in all queues at once, under one ticket: the revision in which somebody was in the way.
+        """Take a place in all queues at once, under one ticket: the revision in which another attempt was ahead.
 
         If that one is gone by now, nothing is written: look again.
         """
@@ -205,7 +205,7 @@ class Attempts(Ending):
         return None if sight.blocker is None else await self._waiting(sight, until)
 
     async def _waiting(self, sight: QueueView, until: float) -> Waiting:
-        """How long it may take, told by the lease of the holder, or of what else is directly ahead."""
+        """How long it may take: what is left of the etcd lease of the holder, or of the key directly ahead."""
         assert sight.blocker is not None
         held_by = await self._looker.held_by(sight.claim, until)
         if held_by is not None:

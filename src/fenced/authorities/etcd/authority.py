@@ -60,7 +60,7 @@ class EtcdAuthority:
         Trait("pushed", "A release wakes the head of the queue at once; waiters that are idle ask nothing."),
         Trait(
             "restart-prolongs",
-            "A new leader starts every ttl anew: after a leader's death a lease may last one ttl longer.",
+            "A new leader restarts every ttl: after a leader's death a lease may last one ttl longer.",
         ),
         Trait(
             "lineage-noticed",

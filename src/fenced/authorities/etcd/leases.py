@@ -128,7 +128,7 @@ class Sessions:
         return session
 
     async def queueing(self, holder: Holder, ttl: float, until: float) -> EtcdLease:
-        """What a place in a queue hangs on: who falls silent loses it sooner than a lease."""
+        """The etcd lease of places in queues. It is shorter than a hold's: a silent waiter loses its place early."""
         return (await self.holding(holder, timing.waiter_ttl(ttl), 0.0, until)).hold
 
     async def memory(self, ttl: float, until: float) -> EtcdLease:

@@ -67,12 +67,12 @@ class QueueReader:
         return kv if kv is not None and self._space.keys.spot(kv.key).kind == CLAIM else None
 
     def _holds_a_place(self, held: Found, floor: int) -> bool:
-        """Who came through the queue keeps its place, among those that were counted, but does not wait."""
+        """Whether the holder is among the places that were counted: it came through the queue and kept its place."""
         claim = self._claim(held)
         return claim is not None and ClaimInfo.read(claim.value).ticket >= max(floor, 1)
 
     async def held_by(self, claim: KeyValue | None, until: float) -> HeldBy | None:
-        """Who it is; None if its lease is over just now."""
+        """The holder; None if its lease has just ended."""
         if claim is None:
             return None
         left = await self._leases.left(claim.lease, until)

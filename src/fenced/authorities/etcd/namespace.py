@@ -13,7 +13,7 @@ from fenced.wire.etcd.cluster import EtcdWire
 from fenced.wire.etcd.messages import Header, KeyValue, TxnReply, absent, get, put, valued
 
 WENT_BACK = "!"
-"""In front of a lineage: somebody saw its revision fall."""
+"""In front of a lineage: a client saw its revision fall."""
 
 
 class Namespace:
@@ -51,7 +51,7 @@ class Namespace:
     # Lineage.
 
     async def _mark(self, until: float) -> None:
-        """The revision was higher before: tell all who use this namespace, until an operator has looked."""
+        """The revision was higher before: no client grants in this namespace until an operator raises the floor."""
         marked = self.meta._replace(lineage=WENT_BACK + self.meta.lineage)
         self._seen = 0
         request = messages.txn([valued(self.keys.meta, self.raw)], [put(self.keys.meta, marked.written())])

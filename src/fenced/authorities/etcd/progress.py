@@ -66,7 +66,10 @@ class QueueProgress:
             self._tickets[name] = max(ticket, self._tickets.get(name, 0))
 
     def was_free(self, names: tuple[str, ...], revision: int) -> None:
-        """Nobody waited. Who was turned away before takes its place soon or never: free again later, it is a floor."""
+        """Nobody waited. An ask that was turned away before takes its place soon or never.
+
+        So if the name is free again after TICKET_SECONDS, the earlier revision is a floor.
+        """
         now = self._now()
         for name in names:
             before = self._free.get(name)

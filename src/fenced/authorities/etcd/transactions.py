@@ -97,7 +97,7 @@ def promote(
 
 
 def _told(keys: Keys, record: KeyRecord, memory: int, tell: bool) -> list[bytes]:
-    """How far the queue has come, for those who come new."""
+    """Store the lowest live ticket, for clients that do not know this queue yet."""
     return [put(keys.floor(name), b"%d" % record.ticket, memory) for name in record.names if tell]
 
 

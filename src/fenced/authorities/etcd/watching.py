@@ -29,7 +29,7 @@ class Target(NamedTuple):
 
 
 class EtcdWakeups:
-    """Opened by the first who hears. A stream that ends is opened again, and resumes where each watch began."""
+    """The first `next_wakeups` opens the stream. If it ends, the next one opens another and repeats every watch."""
 
     def __init__(self, wire: EtcdWire, runtime: Runtime) -> None:
         self._wire = wire
@@ -62,7 +62,7 @@ class EtcdWakeups:
         return self._targets.get(public)
 
     async def watch(self, public: str, target: Target, until: float) -> None:
-        """Tell this waiter when its target goes."""
+        """Wake this waiter when its target is deleted."""
         known = self._targets.get(public)
         if known is not None and known.key == target.key and public in self._watch_of:
             return
