@@ -4,6 +4,7 @@ import contextlib
 import random
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -374,8 +375,9 @@ def test_a_crowd_that_loses_patience(etcd_server: EtcdServer) -> None:
     def contend(client: fenced.Client, draw: random.Random) -> None:
         try:
             for _ in range(12):
-                with contextlib.suppress(fenced.NotGranted):
-                    lease = client.acquire("orders", ttl=30, wait=draw.choice((0.002, 0.01, 0.03, 5)))
+                # On a busy machine a short wait is over before the server has answered: that is no answer, either.
+                with contextlib.suppress(fenced.NotGranted, fenced.Unavailable, fenced.Indeterminate):
+                    lease = client.acquire("orders", ttl=30, wait=draw.choice((0.002, 0.01, 0.03, 20)))
                     assert inside.acquire(blocking=False), "two at a time"
                     tokens.append(lease.token)
                     lease.check()
@@ -396,8 +398,13 @@ def test_a_crowd_that_loses_patience(etcd_server: EtcdServer) -> None:
         for thread in crowd:
             thread.start()
         for thread in crowd:
-            thread.join(30)
+            thread.join(60)
         assert not failed and not any(thread.is_alive() for thread in crowd)
         assert tokens == sorted(set(tokens)) and len(tokens) > 12
-        assert one._authority is not None
-        assert [view for view in step(one._authority.survey()) if view.held_by or view.waiters] == []
+    # Closed clients have ended what they gave up. A request whose outcome is unknown may still be under way.
+    authority = opened(etcd_server.url(), namespace)
+    until = time.monotonic() + 60
+    while left := [view for view in step(authority.survey()) if view.held_by or view.waiters]:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+    step(authority.close())
