@@ -168,8 +168,8 @@ def test_a_storm_ends_in_a_table_of_counts() -> None:
 @pytest.mark.parametrize(
     "words,says",
     [
-        (["--authority", "memory:"], "lives in one process"),
-        (["--guard", "memory:"], "lives in one process"),
+        (["--authority", "memory:"], "works within one process only"),
+        (["--guard", "memory:"], "works within one process only"),
         (["--authority", "sqlite:////nowhere/at/all.db"], "does not exist"),
         (["--guard", "sqlite:////nowhere/at/all.db"], "cannot be written"),
         (["--authority", "nosuch://user:hunter2@host/x"], "nosuch"),

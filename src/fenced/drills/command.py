@@ -13,11 +13,11 @@ from pathlib import Path
 import click
 
 from fenced.drills import late_renewal, pause, storm
-from fenced.drills.crew import CouldNotRun
 from fenced.drills.history import check
 from fenced.drills.outcome import DrillOutcome, outcome, to_json
+from fenced.drills.processes import CouldNotRun
 from fenced.drills.report import write_report
-from fenced.drills.stage import NO_GUARD, DrillStage, Plan, Theatre, without_secrets
+from fenced.drills.stage import NO_GUARD, DrillRun, DrillStage, Plan, without_secrets
 from fenced.drills.story import Log
 from fenced.drills.terminal import Quiet, Screen, Terminal
 from fenced.errors import FencedError
@@ -54,7 +54,7 @@ INTERRUPTED = 130
 @click.option("--holders", type=click.IntRange(2, 64), help="Processes in the storm. Default: 4.")
 @click.option("--names", type=click.IntRange(1, 64), help="Names in the storm. Default: 2.")
 @click.option(
-    "--seed", type=int, help="Seed of what is drawn by lot; timing stays the machine's. Default: a new one."
+    "--seed", type=int, help="Seed of the random choices; timing is not repeatable. Default: a new one."
 )
 @click.pass_context
 def drill(
@@ -77,8 +77,8 @@ def drill(
     storm         many holders, stopped again and again; counts lost updates
     late-renewal  a renewal arrives after the lease has moved on
 
-    Holders are real processes. The drill uses names of its own, and leaves them behind in an authority and
-    a guard that you name. A guard trusts the first authority that it meets: give it the one it belongs to.
+    Holders are real processes. The drill uses new names, and leaves them behind in an authority and a guard
+    that you name. A guard trusts the first authority that it meets: name the one that it belongs to.
 
     Exit status: 0 if no stale operation was admitted and no acknowledged update lost, 1 if one was,
     2 if the drill could not run.
@@ -105,11 +105,11 @@ def _refuse_misplaced(scenario: str, given: dict[str, object]) -> None:
 
 
 def _run(plan: Plan, screen: Screen, *, as_json: bool, report: Path | None) -> int:
-    """Play, show and judge; returns the exit status."""
+    """Run the drill, show and check it; returns the exit status."""
     expect_interrupts()
     try:
         with _ending_on_signals():
-            result = play(plan, screen)
+            result = run_drill(plan, screen)
             if report is not None:
                 write_report(report, result)
     except CouldNotRun as error:
@@ -133,11 +133,11 @@ def _give_up(why: str) -> int:
     return COULD_NOT_RUN
 
 
-def play(plan: Plan, screen: Screen) -> DrillOutcome:
-    """Run one drill from an empty stage to its findings."""
+def run_drill(plan: Plan, screen: Screen) -> DrillOutcome:
+    """Run one drill, from opening the stage to its findings."""
     if plan.guard == "":
         raise CouldNotRun(f"--guard is an address, or {NO_GUARD}")
-    with Theatre(plan) as stage:
+    with DrillRun(plan) as stage:
         screen.heading(stage)
         log = Log(now(), stage.guarded, screen.step)
         log.history.ttl = plan.ttl
@@ -148,7 +148,7 @@ def play(plan: Plan, screen: Screen) -> DrillOutcome:
 
 @contextlib.contextmanager
 def _ending_on_signals() -> Iterator[None]:
-    """Treat the signals that ask a program to end like Ctrl-C, so that everything is cleared away."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that processes and files are cleaned up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

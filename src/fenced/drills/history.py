@@ -1,7 +1,7 @@
-"""What a drill records, and the pure check that turns it into counts and a verdict.
+"""The records of a drill, and the pure check that turns them into counts and a verdict.
 
-The check trusts nobody's intentions: it looks at what was granted, what was acknowledged, in which order
-the resource took it, and what is there at the end. Times are seconds on one clock of one machine.
+The check uses only facts: what was granted, what was acknowledged, in which order the resource applied it, and what
+is stored at the end. Times are seconds on one clock of one machine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Literal
 
 Kind = Literal["announce", "read", "write"]
 Decision = Literal["admitted", "refused", "failed", "unknown"]
-"""`failed`: nothing happened (the store was busy or away). `unknown`: it may have happened."""
+"""`failed`: nothing happened (the store was busy or not reachable). `unknown`: it may have happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The authority said yes."""
+    """The authority granted a lease."""
 
     name: str
     token: int
@@ -71,7 +71,7 @@ class RenewalEvent:
 
 @dataclass(slots=True)
 class History:
-    """Everything that was seen in one drill."""
+    """Everything that one drill recorded."""
 
     grants: list[Grant] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
@@ -80,7 +80,7 @@ class History:
     finals: dict[str, frozenset[str]] = field(default_factory=dict)
     """For each name, the ids of the updates that its value holds at the end."""
     ttl: float = 0.0
-    """How long its leases last."""
+    """The ttl of its leases."""
 
     def writes(self, decision: Decision) -> list[Operation]:
         return [each for each in self.operations if each.kind == "write" and each.decision == decision]
@@ -88,7 +88,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The counts, and the offenders behind those that must be zero."""
+    """The counts, and the operations behind those that must be zero."""
 
     acknowledged: int
     contested: int
@@ -158,7 +158,7 @@ def _stale(operations: Iterable[Operation]) -> list[Operation]:
 
 
 def _stale_by_version(admitted: Sequence[Operation]) -> list[Operation]:
-    """In the resource's own order: a read that saw version 7 came after write 7 and before write 8."""
+    """Stale by the resource's order: a read that saw version 7 came after write 7 and before write 8."""
     ordered = [each for each in admitted if each.version is not None]
     ordered.sort(key=lambda each: (each.version, each.kind != "write"))
     highest, stale = 0, []
@@ -170,7 +170,7 @@ def _stale_by_version(admitted: Sequence[Operation]) -> list[Operation]:
 
 
 def _stale_by_time(admitted: Sequence[Operation]) -> list[Operation]:
-    """In real time: what had ended before a write began came before it, whatever the resource says."""
+    """Stale in real time: an operation that ended before a write began came before it."""
     ordered = sorted(admitted, key=lambda each: each.time)
     ends = [each.time for each in ordered]
     highest = [0, *accumulate((each.token for each in ordered), max)]

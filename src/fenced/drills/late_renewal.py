@@ -1,13 +1,13 @@
-"""A renewal is held up in the network, the lease moves on, and then the renewal arrives after all.
+"""A renewal is delayed in the network, the lease expires and is granted to another holder, then the renewal arrives.
 
-The story has a clock of its own: T=0 grant, T=6 renewal sent, T=10 expiry, T=12 renewal arrives. It is
-played at the contract of the authority, without a keeper, and scaled so that ten seconds take one ttl.
+The scenario has its own clock: T=0 grant, T=6 renewal sent, T=10 expiry, T=12 renewal arrives. It calls the authority
+directly, without a keeper, and is scaled so that ten of its seconds take one ttl.
 """
 
 from __future__ import annotations
 
 from fenced.drills import pause
-from fenced.drills.crew import PATIENCE_SECONDS, Crew
+from fenced.drills.processes import PATIENCE_SECONDS, HolderProcesses
 from fenced.drills.stage import DrillStage
 from fenced.drills.story import AUTHORITY, Log
 from fenced.drills.terminal import Screen
@@ -18,41 +18,41 @@ STORY_SECONDS = 10.0
 
 
 def run(stage: DrillStage, log: Log, screen: Screen) -> None:
-    """Play the story; what must follow something waits for it."""
+    """Run the scenario. A step that depends on another waits for it, whatever the clock says."""
     name, scale = stage.names[0], stage.plan.ttl / STORY_SECONDS
-    with stage.crew(["A", "B"]) as crew:
+    with stage.start_holders(["A", "B"]) as holders:
         log.start = now()
-        crew["A"].tell("ask", name=name)
-        log.tell_asking("A", crew.expect(crew["A"], "asking"))
-        granted = crew.expect(crew["A"], "granted")
-        log.tell_granted("A", granted)
-        pause.read(crew, log, "A")
+        holders["A"].send("ask", name=name)
+        log.add_asking("A", holders.expect(holders["A"], "asking"))
+        granted = holders.expect(holders["A"], "granted")
+        log.add_granted("A", granted)
+        pause.read(holders, log, "A")
         zero = granted["began"]
-        crew.rest(zero + 6 * scale)
-        crew["A"].tell("renew", delay=max(0.0, zero + 12 * scale - now()))
-        _tell_renewing(crew, log)
+        holders.sleep_until(zero + 6 * scale)
+        holders["A"].send("renew", delay=max(0.0, zero + 12 * scale - now()))
+        _add_renewing(holders, log)
         expires = stage.expiry(name, granted["token"])
-        crew.rest(zero + 8 * scale)
-        crew["B"].tell("acquire", name=name, wait=stage.plan.ttl + PATIENCE_SECONDS)
-        log.tell_asking("B", crew.expect(crew["B"], "asking"), busy=True)
-        pause.wait_for_expiry(crew, log, screen, expires, "T=10: ")
-        log.tell_granted("B", crew.expect(crew["B"], "granted", stage.plan.ttl + PATIENCE_SECONDS))
-        pause.read(crew, log, "B")
-        pause.write(crew, log, "B", 3)
-        _tell_renewed(crew, log)
-        crew["A"].tell("write", amount=1)
-        pause.finish_write(crew, log, "A", late=True)
-        pause.conclude(stage, crew, log)
+        holders.sleep_until(zero + 8 * scale)
+        holders["B"].send("acquire", name=name, wait=stage.plan.ttl + PATIENCE_SECONDS)
+        log.add_asking("B", holders.expect(holders["B"], "asking"), busy=True)
+        pause.wait_for_expiry(holders, log, screen, expires, "T=10: ")
+        log.add_granted("B", holders.expect(holders["B"], "granted", stage.plan.ttl + PATIENCE_SECONDS))
+        pause.read(holders, log, "B")
+        pause.write(holders, log, "B", 3)
+        _add_renewed(holders, log)
+        holders["A"].send("write", amount=1)
+        pause.finish_write(holders, log, "A", late=True)
+        pause.conclude(stage, holders, log)
 
 
-def _tell_renewing(crew: Crew, log: Log) -> None:
-    message = crew.expect(crew["A"], "renewing")
+def _add_renewing(holders: HolderProcesses, log: Log) -> None:
+    message = holders.expect(holders["A"], "renewing")
     text = "T=6: sends its renewal; the network holds it up"
     log.add(message["time"], "A", "A", "held_up", text, "renewal sent, held up")
 
 
-def _tell_renewed(crew: Crew, log: Log) -> None:
-    message = crew.expect(crew["A"], "renewed", within=PATIENCE_SECONDS)
+def _add_renewed(holders: HolderProcesses, log: Log) -> None:
+    message = holders.expect(holders["A"], "renewed", within=PATIENCE_SECONDS)
     log.take("A", message)
     log.add(
         message["began"], "A", AUTHORITY, "late", "T=12: its renewal arrives at last", "the renewal arrives"

@@ -1,4 +1,4 @@
-"""What came of a drill, as one value: for the terminal, for JSON and for the report."""
+"""The result of a drill as one value, for the terminal, JSON and the report."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def to_json(outcome: DrillOutcome) -> dict[str, object]:
 
 
 def sentence(outcome: DrillOutcome) -> str:
-    """The verdict in words that claim no more than was seen."""
+    """The verdict in a sentence that claims no more than the drill has shown."""
     findings = outcome.findings
     if outcome.plan.scenario == "storm":
         return _storm_sentence(outcome)

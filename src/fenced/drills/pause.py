@@ -1,8 +1,8 @@
-"""A holder is stopped past its ttl, another takes over, the first wakes up and writes."""
+"""A holder is stopped for longer than its ttl, another takes over, then the first wakes up and writes."""
 
 from __future__ import annotations
 
-from fenced.drills.crew import PATIENCE_SECONDS, CouldNotRun, Crew, Message
+from fenced.drills.processes import PATIENCE_SECONDS, CouldNotRun, HolderProcesses, Message
 from fenced.drills.resource import stock_of
 from fenced.drills.stage import DrillStage
 from fenced.drills.story import AUTHORITY, Log
@@ -14,73 +14,73 @@ _TICK_SECONDS = 0.1
 
 
 def run(stage: DrillStage, log: Log, screen: Screen) -> None:
-    """Play the story; every step waits for the one before it, so a slow machine tells it slower."""
+    """Run the scenario. Every step waits for the previous one, so a slow machine only makes it slower."""
     name = stage.names[0]
-    with stage.crew(["A", "B"]) as crew:
+    with stage.start_holders(["A", "B"]) as holders:
         log.start = now()
-        granted = _take(crew, log, "A", name)
-        stopped = stage.stop_outside_transactions(crew["A"])
+        granted = _take(holders, log, "A", name)
+        stopped = stage.stop_outside_transactions(holders["A"])
         log.add(
             stopped, "A", "A", "stop", "is stopped in the middle of its work (SIGSTOP)", "stopped (SIGSTOP)"
         )
         expires = stage.expiry(name, granted["token"])
-        crew["B"].tell("acquire", name=name, wait=stage.plan.ttl + PATIENCE_SECONDS)
-        log.tell_asking("B", crew.expect(crew["B"], "asking"), busy=True)
-        wait_for_expiry(crew, log, screen, expires)
-        taken = crew.expect(crew["B"], "granted", stage.plan.ttl + PATIENCE_SECONDS)
-        log.tell_granted("B", taken)
-        read(crew, log, "B")
-        write(crew, log, "B", 3)
+        holders["B"].send("acquire", name=name, wait=stage.plan.ttl + PATIENCE_SECONDS)
+        log.add_asking("B", holders.expect(holders["B"], "asking"), busy=True)
+        wait_for_expiry(holders, log, screen, expires)
+        taken = holders.expect(holders["B"], "granted", stage.plan.ttl + PATIENCE_SECONDS)
+        log.add_granted("B", taken)
+        read(holders, log, "B")
+        write(holders, log, "B", 3)
         screen.tick("A is still stopped")
-        crew.rest(now() + min(0.4, stage.plan.ttl / 4))
-        # The rest of A's program lies in its pipe: it goes on by itself as soon as it runs again.
-        crew["A"].tell("write", amount=1)
+        holders.sleep_until(now() + min(0.4, stage.plan.ttl / 4))
+        # A's next command already waits in its pipe: A runs it as soon as it is resumed.
+        holders["A"].send("write", amount=1)
         woken = now()
-        log.paused("A", granted, crew["A"].resume(), woken)
+        log.paused("A", granted, holders["A"].resume(), woken)
         log.add(woken, "A", "A", "wake", "wakes up (SIGCONT) and goes on where it was", "wakes up (SIGCONT)")
-        finish_write(crew, log, "A", late=True)
-        conclude(stage, crew, log)
+        finish_write(holders, log, "A", late=True)
+        conclude(stage, holders, log)
 
 
-def _take(crew: Crew, log: Log, holder: str, name: str) -> Message:
-    crew[holder].tell("acquire", name=name, wait=PATIENCE_SECONDS)
-    log.tell_asking(holder, crew.expect(crew[holder], "asking"))
-    granted = crew.expect(crew[holder], "granted")
-    log.tell_granted(holder, granted)
-    read(crew, log, holder)
+def _take(holders: HolderProcesses, log: Log, holder: str, name: str) -> Message:
+    holders[holder].send("acquire", name=name, wait=PATIENCE_SECONDS)
+    log.add_asking(holder, holders.expect(holders[holder], "asking"))
+    granted = holders.expect(holders[holder], "granted")
+    log.add_granted(holder, granted)
+    read(holders, log, holder)
     return granted
 
 
-def read(crew: Crew, log: Log, holder: str) -> None:
-    """Have a holder announce and read."""
-    crew[holder].tell("read")
+def read(holders: HolderProcesses, log: Log, holder: str) -> None:
+    """Let a holder announce and read."""
+    holders[holder].send("read")
     if log.guarded:
-        log.tell_announced(holder, _admitted(crew.expect(crew[holder], "operation")))
-    log.tell_read(holder, _admitted(crew.expect(crew[holder], "operation")))
+        log.add_announced(holder, _admitted(holders.expect(holders[holder], "operation")))
+    log.add_read(holder, _admitted(holders.expect(holders[holder], "operation")))
 
 
-def write(crew: Crew, log: Log, holder: str, amount: int) -> None:
-    """Have a holder write what must be admitted."""
-    crew[holder].tell("write", amount=amount)
-    log.tell_writing(holder, crew.expect(crew[holder], "writing"))
-    log.tell_written(holder, _admitted(crew.expect(crew[holder], "operation")))
+def write(holders: HolderProcesses, log: Log, holder: str, amount: int) -> None:
+    """Let a holder write; the write must be admitted."""
+    holders[holder].send("write", amount=amount)
+    log.add_writing(holder, holders.expect(holders[holder], "writing"))
+    log.add_written(holder, _admitted(holders.expect(holders[holder], "operation")))
 
 
-def finish_write(crew: Crew, log: Log, holder: str, *, late: bool) -> None:
-    """Hear how a write ended that may be refused."""
-    log.tell_writing(holder, crew.expect(crew[holder], "writing"))
-    answer = crew.expect(crew[holder], "operation")
-    log.tell_written(holder, answer, late=late)
+def finish_write(holders: HolderProcesses, log: Log, holder: str, *, late: bool) -> None:
+    """Record the outcome of a write that may be refused."""
+    log.add_writing(holder, holders.expect(holders[holder], "writing"))
+    answer = holders.expect(holders[holder], "operation")
+    log.add_written(holder, answer, late=late)
     if answer["decision"] not in ("admitted", "refused"):
         raise CouldNotRun(f"the late write was not decided: {answer.get('why')}")
 
 
-def conclude(stage: DrillStage, crew: Crew, log: Log) -> None:
-    """Let both go, and look at what is left."""
+def conclude(stage: DrillStage, holders: HolderProcesses, log: Log) -> None:
+    """Let both holders release, and read the final value."""
     for holder in ("A", "B"):
-        crew[holder].tell("release")
-    orders = stage.look_at_finals(log.history)[stage.names[0]]
-    log.tell_final(now(), stock_of(orders), as_left=all(each in orders for each in _sold_by("B", log)))
+        holders[holder].send("release")
+    orders = stage.read_finals(log.history)[stage.names[0]]
+    log.add_final(now(), stock_of(orders), as_left=all(each in orders for each in _sold_by("B", log)))
 
 
 def _sold_by(holder: str, log: Log) -> list[str | None]:
@@ -94,17 +94,19 @@ def _admitted(message: Message) -> Message:
 
 
 def why_not(message: Message) -> str:
-    """Why an honest holder got nowhere."""
+    """Why an operation that should have been admitted was not."""
     why = message.get("why")
     if why == "foreign":
         return "the guard trusts another authority; name that one with --authority"
     return f"an honest {message['kind']} was {message['decision']}: {why}"
 
 
-def wait_for_expiry(crew: Crew, log: Log, screen: Screen, expires: float, prefix: str = "") -> None:
+def wait_for_expiry(
+    holders: HolderProcesses, log: Log, screen: Screen, expires: float, prefix: str = ""
+) -> None:
     """Wait until A's lease has ended by the authority's clock."""
     while (left := expires - now()) > 0:
         screen.tick(f"A's lease ends in {left:.1f} s")
-        crew.rest(now() + min(left, _TICK_SECONDS))
+        holders.sleep_until(now() + min(left, _TICK_SECONDS))
     text = f"{prefix}A's lease has expired: nobody renewed it"
     log.add(expires, AUTHORITY, AUTHORITY, "expiry", text, "A's lease expires")

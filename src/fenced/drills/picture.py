@@ -1,4 +1,4 @@
-"""Small helpers for SVG, and the colours that both pictures share, for light and for dark surroundings."""
+"""Small helpers for SVG, and the colours that both pictures share, for light and dark mode."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cross(x: float, y: float, size: float = 6.0) -> str:
 
 
 def svg(width: float, height: float, title: str, parts: list[str]) -> str:
-    """A whole picture on a card of its own, so that it can be read on any ground."""
+    """A whole picture on its own background, so that it can be read on any page."""
     card = tag("rect", class_="card", x=0.5, y=0.5, width=width - 1, height=height - 1, rx=10)
     body = "\n".join([f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>", card, *parts])
     return (

@@ -1,4 +1,4 @@
-"""The report of a drill: one page that needs nothing else, with the picture, the verdict and the records."""
+"""The report of a drill: one self-contained page with the picture, the verdict and the records."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def picture(outcome: DrillOutcome) -> str:
 
 
 def page(outcome: DrillOutcome) -> str:
-    """The whole page; everything that did not come from this module is escaped."""
+    """The whole page. Text that does not come from this module is escaped."""
     title = _TITLES[outcome.plan.scenario]
     shown, not_shown = _shown(outcome), _not_shown(outcome)
     sections = [
@@ -124,11 +124,11 @@ def _conditions(outcome: DrillOutcome) -> list[tuple[str, ...]]:
 def _shown(outcome: DrillOutcome) -> list[str]:
     who = "Holders were separate processes, stopped by SIGSTOP and resumed by SIGCONT."
     if outcome.plan.scenario == "late-renewal":
-        who = "Holders were separate processes; A's renewal was kept back until after its lease had expired."
+        who = "Holders were separate processes; A's renewal was delayed until after its lease had expired."
     what = sentence(outcome)
     how = (
-        "A late holder carried its stamp as it was, without looking at its lease or at a clock. "
-        "Whether it got through was decided by the resource alone."
+        "A late holder sent its stamp without checking its lease or a clock. "
+        "The resource alone decided whether the write was admitted."
     )
     if not outcome.guarded:
         how = "The holders carried tokens, and nobody at the table compared them: a lease alone stops no one."

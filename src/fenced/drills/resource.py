@@ -1,6 +1,6 @@
-"""What the holders fight over: a stock of goods, as named values, behind a guard or in a plain table.
+"""What the holders compete for: a stock of goods, as named values, behind a guard or in a plain table.
 
-A value is the set of orders that were sold, by id; so a lost update is an id that is missing.
+A value is the set of orders that were sold, by id. A lost update is a missing id.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value, version = version + 1
 RETURNING version"""
 
 
-class Plain:
-    """The same kind of table without a guard: a stamp is carried along, and nobody looks at it."""
+class PlainTable:
+    """The same kind of table without a guard: stamps are passed, and ignored."""
 
     guarded = False
 
@@ -146,4 +146,4 @@ def _translate(error: sqlite3.Error) -> Contended | Misconfigured | Unavailable:
 
 def resource(guard: str | None, table: str) -> Resource:
     """The guard's values, or the plain table in the file `table` when there is no guard."""
-    return Plain(table) if guard is None else GuardedResource(guard)
+    return PlainTable(table) if guard is None else GuardedResource(guard)

@@ -1,4 +1,4 @@
-"""The sequence of a small story as a picture: four lifelines, time flowing downwards."""
+"""A sequence diagram of a scenario with two holders: four lifelines, time flowing downwards."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class SequenceRow:
     step: StoryStep
     y: float
     fate: str
-    """How the next step answers a write; a refused one is stopped at the database."""
+    """The tone of the step after a write. The arrow of a refused write ends before the database."""
     sent: float | None = None
-    """Where a message that was held up left its sender."""
+    """The height at which a delayed message was sent."""
 
 
 def sequence_svg(steps: Sequence[StoryStep], title: str) -> str:
@@ -49,7 +49,7 @@ _PATTERN = (
 
 
 def _rows(steps: Sequence[StoryStep]) -> list[SequenceRow]:
-    """One row a step, and more room where time went by."""
+    """One row for each step, with a gap where time passed."""
     rows: list[SequenceRow] = []
     y = _TOP
     for before, step, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
@@ -140,7 +140,7 @@ def _draw(row: SequenceRow) -> list[str]:
 
 
 def _draw_late(row: SequenceRow, sent: float) -> list[str]:
-    """A message that took its time: it leaves where it was sent and arrives where it arrived."""
+    """A delayed message: a slanted arrow from where it was sent to where it arrived."""
     start, end, color = _LIVES[row.step.actor] + 5, _LIVES[row.step.target] - 3, _COLORS[row.step.actor]
     width, height = end - start, row.y - sent
     turn = math.degrees(math.atan2(height, width))
@@ -166,7 +166,7 @@ def _draw_expiry(row: SequenceRow) -> list[str]:
 
 
 def _draw_note(row: SequenceRow) -> list[str]:
-    """Something that happens to one alone: written beside its lifeline."""
+    """A step that concerns one participant: written next to its lifeline."""
     step, x = row.step, _LIVES[row.step.actor]
     color = _BAD if step.tone == "corrupt" else "var(--ink)"
     left = step.actor == DATABASE  # the last lifeline: there is no room to its right
@@ -189,7 +189,7 @@ def _draw_arrow(row: SequenceRow) -> list[str]:
         line(start + way * 6, row.y, stop, row.y, stroke=color, stroke_width=2.6 if bad else 1.8, **dash)
     ]
     parts.append(cross(end - way * 9, row.y) if refused else _head(stop, row.y, way, color))
-    middle = start + way * 110  # beside the one who acts, where no other lifeline passes
+    middle = start + way * 110  # next to the sender, where no other lifeline passes
     style = f"fill:{color}" if bad else ""
     kind = "strong halo" if bad or step.tone == "grant" else "halo"
     parts.append(text(middle, row.y - 6, step.label, text_anchor="middle", class_=kind, style=style))

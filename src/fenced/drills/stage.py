@@ -1,4 +1,4 @@
-"""Where a drill is played: the authority, the guard or plain table, and the names, all tried beforehand."""
+"""What a drill runs against: the authority, the guard or plain table, and the names. All are opened first."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from fenced import registry, timing
 from fenced.contracts import Authority, NamedValues
-from fenced.drills.crew import CouldNotRun, Crew, Member
 from fenced.drills.history import History
+from fenced.drills.processes import CouldNotRun, HolderProcess, HolderProcesses
 from fenced.drills.resource import GuardedResource, Orders, Resource, orders_in, resource
-from fenced.drills.worker import Part
+from fenced.drills.worker import HolderSetup
 from fenced.errors import FencedError, Unavailable
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.clocks import now
@@ -27,7 +27,7 @@ _NOBODY = "0" * 32
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     scenario: str
     authority: str | None
@@ -41,12 +41,15 @@ class Plan:
 
 
 def without_secrets(text: str) -> str:
-    """An address, or a message that may quote one, fit to be shown."""
+    """An address, or a message that may quote one, with its secrets replaced."""
     return _SECRET.sub("***", text)
 
 
 class DrillStage:
-    """Opened before any holder is started, so that what cannot work is said at once."""
+    """The authority, the resource and the names of one drill.
+
+    Opened before any holder starts, so that a wrong address is reported at once.
+    """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
@@ -67,7 +70,7 @@ class DrillStage:
         self.names = self._names()
 
     def _names(self) -> list[str]:
-        """Names of our own: a drill never touches what others keep under theirs."""
+        """Fresh names: a drill never touches names that are in use."""
         fresh = self.fresh_authority and self.fresh_guard
         first = "stock" if fresh else f"drill-{secrets.token_hex(3)}/stock"
         count = self.plan.names
@@ -85,33 +88,33 @@ class DrillStage:
     def guard_shown(self) -> str:
         return without_secrets(self.resource.url)
 
-    def crew(self, holders: list[str]) -> Crew:
+    def start_holders(self, holders: list[str]) -> HolderProcesses:
         """Start the holder processes."""
-        return Crew([self._part(each) for each in holders], self.folder)
+        return HolderProcesses([self._setup(each) for each in holders], self.folder)
 
-    def _part(self, holder: str) -> Part:
+    def _setup(self, holder: str) -> HolderSetup:
         seed = f"{self.plan.seed} {holder}"
-        return Part(holder, self._authority_url, self._guard_url, self._table, self.plan.ttl, seed)
+        return HolderSetup(holder, self._authority_url, self._guard_url, self._table, self.plan.ttl, seed)
 
-    def stop_outside_transactions(self, member: Member) -> float:
-        """Stop a process, but not while its keeper is inside a transaction that would block everybody."""
+    def stop_outside_transactions(self, process: HolderProcess) -> float:
+        """Stop a process, but not while its keeper is inside a transaction that would block everyone else."""
         for _ in range(_PROBE_TRIES):
-            stopped_at = member.stop()
+            stopped_at = process.stop()
             try:
                 step(self.authority.renew([_NOBODY], now() + _PROBE_SECONDS))
                 return stopped_at
             except Unavailable:
-                member.resume()
-        raise CouldNotRun(f"holder {member.holder} could not be stopped outside of a transaction")
+                process.resume()
+        raise CouldNotRun(f"holder {process.holder} could not be stopped outside of a transaction")
 
     def expiry(self, name: str, token: int) -> float:
-        """Until when the authority takes `token` for the holder of `name`, unless it is renewed."""
+        """When the lease with `token` on `name` expires at the authority, unless it is renewed."""
         asked = now()
         held_by = step(self.authority.observe(name)).held_by
         return asked + held_by.remaining if held_by is not None and held_by.token == token else asked
 
-    def look_at_finals(self, history: History) -> dict[str, Orders]:
-        """Read what is there at the end."""
+    def read_finals(self, history: History) -> dict[str, Orders]:
+        """Read the values at the end of the drill, and add them to the history."""
         finals = {name: orders_in(self.resource.peek(name).value) for name in self.names}
         history.finals.update((name, frozenset(orders)) for name, orders in finals.items())
         return finals
@@ -124,14 +127,14 @@ class DrillStage:
 def _check_shared(party: Authority | NamedValues, what: str) -> None:
     if any(trait.key == "one-process" for trait in party.traits):
         raise CouldNotRun(
-            f"{without_secrets(party.url)} lives in one process, and a drill's holders are several: "
+            f"{without_secrets(party.url)} works within one process only, and a drill has several: "
             f"give it {'an' if what == 'authority' else 'a'} {what} that processes can share, "
             "such as sqlite:///file.db"
         )
 
 
-class Theatre:
-    """A stage in a temporary folder that goes away with it."""
+class DrillRun:
+    """Opens a stage in a temporary folder; closes the stage and deletes the folder at the end."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

@@ -1,4 +1,4 @@
-"""What happens in a drill, step by step, for people: each step is a sentence and an arrow in a picture."""
+"""The steps of a drill, for people to read: each step is a sentence and an arrow in a picture."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fenced.drills.crew import Message
 from fenced.drills.history import Grant, History, Operation, Pause, RenewalEvent
+from fenced.drills.processes import Message
 
 Tone = Literal[
     "ask",
@@ -28,7 +28,7 @@ Tone = Literal[
     "final",
     "note",
 ]
-"""What kind of thing a step is; colours and arrows follow from it."""
+"""The kind of a step; it determines colour and arrow."""
 
 AUTHORITY = "authority"
 DATABASE = "database"
@@ -36,7 +36,7 @@ DATABASE = "database"
 
 @dataclass(frozen=True, slots=True)
 class StoryStep:
-    """One thing that happened. Without `text` it is for the picture alone, without `label` for the list."""
+    """One event. Without `text` it appears only in the picture, without `label` only in the list."""
 
     time: float
     actor: str
@@ -48,7 +48,7 @@ class StoryStep:
 
 @dataclass(slots=True)
 class Log:
-    """The history of one drill and its story, grown message by message."""
+    """The history of one drill and its steps, built from the messages of the holders."""
 
     start: float
     guarded: bool = True
@@ -62,7 +62,7 @@ class Log:
         self.on_step(step)
 
     def take(self, holder: str, message: Message) -> None:
-        """Note down what a holder said."""
+        """Record a message of a holder in the history."""
         match message["event"]:
             case "granted":
                 self.history.grants.append(
@@ -74,45 +74,45 @@ class Log:
                 self.history.renewals.append(_renewal(holder, message))
 
     def paused(self, holder: str, message: Message, began: float, ended: float) -> None:
-        """Note down that `holder` stood still after it said `message`."""
+        """Record that `holder` was paused after it sent `message`."""
         self.history.pauses.append(Pause(holder, message["name"], message["token"], began, ended))
 
-    # The sentences of the small stories.
+    # The sentences of the scenarios with two holders.
 
-    def tell_asking(self, holder: str, message: Message, *, busy: bool = False) -> None:
+    def add_asking(self, holder: str, message: Message, *, busy: bool = False) -> None:
         name = message["name"]
         text = "asks for it too, and waits in line" if busy else f"asks for the lease on {name}"
         self.add(message["time"], holder, AUTHORITY, "busy" if busy else "ask", text, f"ask for {name}")
 
-    def tell_granted(self, holder: str, message: Message) -> None:
+    def add_granted(self, holder: str, message: Message) -> None:
         self.take(holder, message)
         token = message["token"]
         text = f"grants it to {holder} with token {token}"
         self.add(message["time"], AUTHORITY, holder, "grant", text, f"granted, token {token}")
 
-    def tell_announced(self, holder: str, message: Message) -> None:
+    def add_announced(self, holder: str, message: Message) -> None:
         self.take(holder, message)
         self.add(message["time"], holder, DATABASE, "announce", "", f"announce token {message['token']}")
 
-    def tell_read(self, holder: str, message: Message) -> None:
+    def add_read(self, holder: str, message: Message) -> None:
         self.take(holder, message)
         token, stock = message["token"], message["stock"]
-        told = f"announces token {token}, then reads: stock {stock}"
-        text = told if self.guarded else f"reads: stock {stock}"
+        reads = f"reads: stock {stock}"
+        text = f"announces token {token}, then {reads}" if self.guarded else reads
         self.add(message["time"], DATABASE, holder, "read", "", f"read: stock {stock}")
         self.add(message["time"], holder, holder, "read", text)
 
-    def tell_writing(self, holder: str, message: Message) -> None:
+    def add_writing(self, holder: str, message: Message) -> None:
         token, stock = message["token"], message["stock"]
         text = f"sells {message['amount']}, writes: stock {stock}, with token {token}"
         self.add(message["time"], holder, DATABASE, "write", text, f"write stock {stock}, token {token}")
 
-    def tell_written(self, holder: str, message: Message, *, late: bool = False) -> None:
+    def add_written(self, holder: str, message: Message, *, late: bool = False) -> None:
         self.take(holder, message)
         tone, text, label = self._decision(holder, message, late)
         self.add(message["time"], DATABASE, holder, tone, text, label)
 
-    def tell_final(self, moment: float, stock: int, *, as_left: bool) -> None:
+    def add_final(self, moment: float, stock: int, *, as_left: bool) -> None:
         """The last line: what the database holds."""
         if as_left:
             text, label = f"holds stock {stock}, as B left it", f"stock {stock}"

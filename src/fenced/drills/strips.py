@@ -1,4 +1,4 @@
-"""A storm as a picture: for each name a strip of who held it, who was stopped, and what was refused."""
+"""A picture of a storm: for each name a strip that shows who held it, who was stopped, and what was refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLORS = 7
 
 
 class Strips:
-    """The scale of one picture."""
+    """One picture, and its scale."""
 
     def __init__(self, history: History, findings: Findings, start: float, seconds: float) -> None:
         self._history = history

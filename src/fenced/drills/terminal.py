@@ -1,4 +1,4 @@
-"""A drill as one watches it: a heading, a line for every step as it happens, and the verdict."""
+"""Shows a drill while it runs: a heading, a line for every step, and the verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TONES: dict[Tone, str] = {
     "expiry": "bright_black",
 }
 _TOKEN = re.compile(r"\btoken \d+\b")
-_PLOTS = {
+_QUESTIONS = {
     "pause": "A paused holder wakes up and writes. Is it refused?",
     "late-renewal": "A renewal arrives after its lease has moved on. Does anything come back?",
     "storm": "Holders are stopped again and again while they work. Is any update lost?",
@@ -34,7 +34,7 @@ _PLOTS = {
 
 
 class Screen(Protocol):
-    """Where a drill shows itself while it runs."""
+    """Shows a running drill."""
 
     def heading(self, stage: DrillStage) -> None: ...
     def step(self, step: StoryStep) -> None: ...
@@ -59,7 +59,7 @@ class Quiet:
 
 
 class Terminal:
-    """Lines on the standard output; colours and a moving line only if it is a terminal."""
+    """Writes lines to the standard output; with colours and a progress line only if it is a terminal."""
 
     def __init__(self) -> None:
         self._live = sys.stdout.isatty()
@@ -69,9 +69,9 @@ class Terminal:
         self._owners: dict[str, str] = {}
 
     def heading(self, stage: DrillStage) -> None:
-        self._say(self._style(_PLOTS[stage.plan.scenario], bold=True))
+        self._say(self._style(_QUESTIONS[stage.plan.scenario], bold=True))
         self._say()
-        for key, value in _cast(stage):
+        for key, value in _setup_lines(stage):
             self._say(f"  {self._style(f'{key:<10}', fg=_ACTORS.get(key))} {value}")
         for doubt in stage.doubts:
             self._say(f"  best effort only: {doubt}")
@@ -88,7 +88,7 @@ class Terminal:
         self._say(f"{step.time:7.2f} s  {actor} {self._sentence(step)}")
 
     def tick(self, text: str) -> None:
-        """Show `text` in a line that the next one takes the place of."""
+        """Show `text` in a line that the next output overwrites."""
         if self._live and now() - self._ticked >= _TICK_SECONDS:
             self._ticked, self._shown = now(), True
             room = shutil.get_terminal_size().columns - 1
@@ -120,7 +120,7 @@ class Terminal:
         self._say(f"  {what:<27}{number}   {remark}".rstrip())
 
     def _sentence(self, step: StoryStep) -> str:
-        """The text in the colour of its tone, tokens in the colour of whom they were granted to."""
+        """The text in the colour of its tone, and tokens in the colour of the holder that they were granted to."""
         fg, parts, last = _TONES.get(step.tone), [], 0
         for found in _TOKEN.finditer(step.text):
             parts.append(self._style(step.text[last : found.start()], fg=fg))
@@ -143,7 +143,7 @@ class Terminal:
         click.echo(text, nl=False, color=True)
 
 
-def _cast(stage: DrillStage) -> list[tuple[str, str]]:
+def _setup_lines(stage: DrillStage) -> list[tuple[str, str]]:
     plan = stage.plan
     authority = "SQLite, a fresh file" if stage.fresh_authority else stage.authority_shown
     if not stage.guarded:

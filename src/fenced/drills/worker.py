@@ -1,7 +1,7 @@
-"""The process that plays a holder: it does what it is told, one JSON line at a time, and says what it saw.
+"""A holder process: it reads commands as JSON lines, runs them, and reports what happened.
 
-It never asks its lease whether it is still held before it writes. A holder that was paused cannot know
-that it was, and the drill is about who notices: the resource.
+It never checks its lease before it writes. A holder that was paused cannot know that it was, and the drill shows that
+the resource detects it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from fenced.runtime.clocks import now
 T = TypeVar("T")
 
 WORK_SECONDS = (0.004, 0.016)
-"""How long a holder of the storm works between its read and its write."""
+"""How long a holder in the storm works between its read and its write."""
 WAIT_SECONDS = 1.0
 BACKOFF_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Who this process plays, and where. Comes by pipe: an argument could be read by anybody."""
+class HolderSetup:
+    """Which holder this process is, and its addresses. Sent through a pipe: others could read an argument."""
 
     holder: str
     authority: str
@@ -49,8 +49,8 @@ class Part:
     seed: str
 
 
-class Right(Protocol):
-    """What stamps operations: a lease, or a grant that nobody keeps."""
+class StampSource(Protocol):
+    """Makes the stamps of operations: a lease, or a grant without a keeper."""
 
     @property
     def token(self) -> int: ...
@@ -59,7 +59,7 @@ class Right(Protocol):
 
 
 class BareGrant:
-    """A grant straight from the authority: no keeper renews it, no local clock doubts it."""
+    """A grant taken directly from the authority: no keeper renews it, and it has no local deadline."""
 
     def __init__(self, realm: str, name: str, secret: str, token: int) -> None:
         self.secret = secret
@@ -74,62 +74,62 @@ class BareGrant:
         return self._first._replace(seq=next(self._sequence))
 
 
-def say(event: str, **facts: object) -> None:
-    """Tell the drill what happened. One write for a line, so that lines stay whole."""
+def report(event: str, **facts: object) -> None:
+    """Send an event to the drill. One write for each line, so that lines of several threads do not mix."""
     os.write(1, json.dumps({"event": event, **facts}).encode() + b"\n")
 
 
 class Worker:
-    """A holder with one name at a time: acquire, read, work, write, release."""
+    """A holder that uses one name at a time: acquire, read, work, write, release."""
 
-    def __init__(self, part: Part) -> None:
-        self._part = part
-        self._random = random.Random(part.seed)
-        self._client = Client(part.authority, label=f"drill {part.holder}", guarantee="best-effort")
-        self._resource = resource(part.guard, part.table)
+    def __init__(self, setup: HolderSetup) -> None:
+        self._setup = setup
+        self._random = random.Random(setup.seed)
+        self._client = Client(setup.authority, label=f"drill {setup.holder}", guarantee="best-effort")
+        self._resource = resource(setup.guard, setup.table)
         self._resource.open()
         self._updates = itertools.count(1)
         self._name = ""
-        self._right: Right | None = None
+        self._source: StampSource | None = None
         self._seen: Orders | None = None
         self._authority: Authority | None = None
 
-    # Steps that the drill commands one by one.
+    # Steps that the drill requests one by one.
 
     def acquire(self, name: str, wait: float) -> bool:
         """Take a lease that the keeper renews."""
         began = now()
-        say("asking", name=name, time=began)
+        report("asking", name=name, time=began)
         try:
-            lease = self._client.acquire(name, ttl=self._part.ttl, wait=wait)
+            lease = self._client.acquire(name, ttl=self._setup.ttl, wait=wait)
         except NotGranted as error:
-            say("not_granted", name=name, why=str(error), time=now())
+            report("not_granted", name=name, why=str(error), time=now())
             return False
         self._take(name, lease, began)
         return True
 
     def ask(self, name: str) -> None:
-        """Take a grant by the authority's contract alone, without a keeper."""
+        """Take a grant directly from the authority, without a keeper."""
         runtime = BlockingRuntime()
-        self._authority = registry.authority(self._part.authority, runtime)
+        self._authority = registry.authority(self._setup.authority, runtime)
         realm = step(self._authority.open()).realm
         secret, began = runtime.secret(), now()
-        holder = Holder(runtime.secret(), f"drill {self._part.holder}", os.uname().nodename, os.getpid())
-        say("asking", name=name, time=began)
-        answer = step(self._authority.ask(Ask(secret, (name,), self._part.ttl, holder)))
+        holder = Holder(runtime.secret(), f"drill {self._setup.holder}", os.uname().nodename, os.getpid())
+        report("asking", name=name, time=began)
+        answer = step(self._authority.ask(Ask(secret, (name,), self._setup.ttl, holder)))
         if not isinstance(answer, Granted):
-            say("not_granted", name=name, why=repr(answer), time=now())
+            report("not_granted", name=name, why=repr(answer), time=now())
             return
         self._take(name, BareGrant(realm, name, secret, answer.token), began)
 
-    def _take(self, name: str, right: Right, began: float) -> None:
-        self._name, self._right, self._seen = name, right, None
-        say("granted", name=name, token=right.token, began=began, time=now())
+    def _take(self, name: str, source: StampSource, began: float) -> None:
+        self._name, self._source, self._seen = name, source, None
+        report("granted", name=name, token=source.token, began=began, time=now())
 
     def read(self) -> bool:
-        """Announce, and then read: in this order the value cannot change behind the reader's back."""
-        right, name = self._held(), self._name
-        stamp = right.announcement()
+        """Announce, then read: in this order no older holder can change the value after the read."""
+        source, name = self._held(), self._name
+        stamp = source.announcement()
         if self._resource.guarded and not self._operate("announce", stamp, lambda: self._announce(stamp)):
             return False
         return self._operate("read", stamp, lambda: self._look(stamp, name))
@@ -144,59 +144,61 @@ class Worker:
         return {"version": found.version, "stock": stock_of(self._seen)}
 
     def write(self, amount: int) -> bool:
-        """Sell `amount` from the stock as it was read, whatever became of the lease meanwhile."""
-        right, name = self._held(), self._name
+        """Sell `amount` from the stock that was read, without checking the lease."""
+        source, name = self._held(), self._name
         if self._seen is None:
             return False
-        update = f"{self._part.holder}{next(self._updates)}"
+        update = f"{self._setup.holder}{next(self._updates)}"
         orders = {**self._seen, update: amount}
-        stamp = right.next_stamp()
-        say("writing", name=name, token=right.token, amount=amount, stock=stock_of(orders), time=now())
+        stamp = source.next_stamp()
+        report("writing", name=name, token=source.token, amount=amount, stock=stock_of(orders), time=now())
         value = json.dumps(orders).encode()
         return self._operate(
             "write", stamp, lambda: {"version": self._resource.write(stamp, name, value)}, update=update
         )
 
     def release(self) -> None:
-        """Give the lease back; a lost one is no news to a holder that goes on anyway."""
-        right, self._right, self._seen = self._held(), None, None
+        """Give the lease back, and report whether it had been lost."""
+        source, self._source, self._seen = self._held(), None, None
         try:
-            if isinstance(right, Lease):
-                _release(right)
-            elif isinstance(right, BareGrant) and self._authority is not None:
-                step(self._authority.release(right.secret))
+            if isinstance(source, Lease):
+                _release(source)
+            elif isinstance(source, BareGrant) and self._authority is not None:
+                step(self._authority.release(source.secret))
         except LeaseLost as error:
-            say("lost", name=self._name, token=right.token, reason=error.reason, time=now())
+            report("lost", name=self._name, token=source.token, reason=error.reason, time=now())
         else:
-            say("released", name=self._name, token=right.token, time=now())
+            report("released", name=self._name, token=source.token, time=now())
 
     def renew(self, delay: float) -> None:
-        """Send a renewal that the network keeps for `delay` seconds."""
-        right = self._held()
-        assert isinstance(right, BareGrant)
+        """Send a renewal, delayed by `delay` seconds as if by the network."""
+        source = self._held()
+        assert isinstance(source, BareGrant)
         assert self._authority is not None
-        say("renewing", name=self._name, token=right.token, time=now())
+        report("renewing", name=self._name, token=source.token, time=now())
         time.sleep(delay)
         began = now()
-        (answer,) = step(self._authority.renew([right.secret]))
-        say("renewed", name=self._name, token=right.token, answer=_in_words(answer), began=began, time=now())
+        (answer,) = step(self._authority.renew([source.secret]))
+        report(
+            "renewed", name=self._name, token=source.token, answer=_in_words(answer), began=began, time=now()
+        )
 
-    def _held(self) -> Right:
-        assert self._right is not None
-        return self._right
+    def _held(self) -> StampSource:
+        assert self._source is not None
+        return self._source
 
-    # The storm: the same steps, over and over.
+    # The storm: the same steps in a loop.
 
     def storm(self, names: list[str], seconds: float) -> None:
-        """Read, modify and write until the time is over, and survive whatever happens meanwhile."""
+        """Read, modify and write for `seconds`; report outages of the authority and go on."""
         end = now() + seconds
         while (left := end - now()) > 0:
             try:
                 self._turn(self._random.choice(names), min(left, WAIT_SECONDS))
             except (Unavailable, Indeterminate) as error:
-                say("trouble", why=str(error), time=now())
+                report("trouble", why=str(error), time=now())
                 time.sleep(BACKOFF_SECONDS)
-        say("done", time=now())
+        report("done", time=now())
 
     def _turn(self, name: str, wait: float) -> None:
         if not self.acquire(name, wait):
@@ -210,15 +212,15 @@ class Worker:
 
     def _work(self) -> None:
         seconds = self._random.uniform(*WORK_SECONDS)
-        say("holding", name=self._name, token=self._held().token, time=now(), until=now() + seconds)
+        report("holding", name=self._name, token=self._held().token, time=now(), until=now() + seconds)
         time.sleep(seconds)
 
-    # One operation at the resource, whatever comes of it.
+    # One operation at the resource.
 
     def _operate(
         self, kind: Kind, stamp: Stamp, act: Callable[[], dict[str, object]], update: str | None = None
     ) -> bool:
-        """Run `act` and say how it ended; True when it was admitted."""
+        """Run `act` and report how it ended; True if it was admitted."""
         began = now()
         facts: dict[str, object] = {}
         decision: Decision = "admitted"
@@ -233,7 +235,7 @@ class Worker:
             if error.retry not in ("later", "transaction"):
                 raise
             decision, mark, facts = "failed", None, {"why": str(error)}
-        say(
+        report(
             "operation",
             kind=kind,
             name=self._name,
@@ -256,13 +258,13 @@ class Worker:
 
 
 def _release(lease: Lease) -> None:
-    """Release, and while the authority is away try again until the lease is over anyway."""
+    """Release; if the authority does not answer, retry until the lease has expired."""
     while True:
         try:
             lease.release()
             return
         except (Unavailable, Indeterminate) as error:
-            say("trouble", why=str(error), time=now())
+            report("trouble", why=str(error), time=now())
             if lease.remaining() <= 0:
                 return
             time.sleep(BACKOFF_SECONDS)
@@ -279,13 +281,13 @@ def _in_words(answer: RenewAnswer) -> str:
 
 
 def die_with_parent(parent: int) -> None:
-    """End with the drill, however it ends: a stopped process cannot notice that its pipe was closed."""
+    """Have the kernel kill this process when the drill ends: a stopped process cannot detect a closed pipe."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def obey(worker: Worker, command: dict[str, Any]) -> None:
+def run_command(worker: Worker, command: dict[str, Any]) -> None:
     match command.pop("do"):
         case "acquire":
             worker.acquire(**command)
@@ -308,13 +310,13 @@ def obey(worker: Worker, command: dict[str, Any]) -> None:
 def main() -> None:
     die_with_parent(int(sys.argv[1]))
     try:
-        worker = Worker(Part(**json.loads(sys.stdin.readline())))
-        say("ready", time=now())
+        worker = Worker(HolderSetup(**json.loads(sys.stdin.readline())))
+        report("ready", time=now())
         for line in sys.stdin:
-            obey(worker, json.loads(line))
+            run_command(worker, json.loads(line))
         worker.close()
     except FencedError as error:
-        say("failed", why=f"{type(error).__name__}: {error}")
+        report("failed", why=f"{type(error).__name__}: {error}")
         sys.exit(1)
 
 
