@@ -81,10 +81,9 @@ class Judge:
     believers: dict[str, tuple[GrantState, Process]] = field(default_factory=dict)
     under_way: dict[CallUnderWay, None] = field(default_factory=dict)
     queued: dict[str, float] = field(default_factory=dict)  # since when an attempt waits, by its own answers
-    freed: dict[str, float] = field(
-        default_factory=dict
-    )  # when a release or a withdrawal of a name was answered
-    taken: dict[str, float] = field(default_factory=dict)  # when a name was last acquired
+    freed: dict[str, float] = field(default_factory=dict)
+    """By name, when its last release or withdrawal was answered."""
+    holder: dict[str, str] = field(default_factory=dict)  # the grant that was acquired and not yet given back
     prompt_from: float = math.inf
     """From when on every hand-over must be prompt (L6)."""
     leaving: set[str] = field(default_factory=set)  # attempts that their owners release or withdraw
@@ -185,18 +184,22 @@ class Judge:
     def given_back(self, public: str) -> None:
         """The owner of an attempt got the answer that it is over."""
         for name in self.asked_for.get(public, ()):
-            self.freed[name] = self.world.now
+            if (
+                self.holder.get(name, public) == public
+            ):  # else it was a waiter, and another client holds the name
+                self.holder.pop(name, None)
+                self.freed[name] = self.world.now
 
     def _prompt(self, hold: GrantState, process: Process) -> None:
         """L6: once all faults are over, the next waiter is granted soon after a release: its wake-up was not lost."""
+        # Still held, as far as we know: the answer to the holder's release is under way, so it is free just now.
+        under_way = any(name in self.holder for name in hold.names)
+        self.holder |= dict.fromkeys(hold.names, hold.grant)
         free = max(self.freed.get(name, 0.0) for name in hold.names)
-        taken = max(self.taken.get(name, 0.0) for name in hold.names)
-        self.taken |= dict.fromkeys(hold.names, self.world.now)
-        # Taken after it was free: the answer to the last holder's release is still under way, so it is free just now.
-        waited = self.queued.get(hold.grant, math.inf) < free and taken <= free
         since = max(free, self.prompt_from)
         late = self.world.now - since
-        if waited and late > HAND_OVER_MAX and not process.paused_since(since):
+        waited = self.queued.get(hold.grant, math.inf) < free
+        if waited and not under_way and late > HAND_OVER_MAX and not process.paused_since(since):
             self.broken("L6", f"{process.name} waited {late:.3f} s for {hold} after it was free")
 
     def returned(self, names: Sequence[str]) -> int:

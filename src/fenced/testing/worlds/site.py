@@ -70,8 +70,9 @@ class Site:
         self.guard = self.guard_type(rule=self.rule, clock=lambda: self.world.now)
         self.backend = self.backend_type(self)
         self.judge.holds = self.backend.holds
-        # By then servers have come back and leases of crashed clients have expired.
-        self.judge.prompt_from = HEALED_AT + 2 * self.pace + self.backend.lateness + 1.0
+        # By then servers have come back, late messages have arrived, and what crashed clients left has expired.
+        settled = max(2 * self.pace, self.faults.delay_max + self.pace)
+        self.judge.prompt_from = HEALED_AT + settled + self.backend.lateness + 1.0
         self._written: dict[str, bytes] = {}
         self._items = itertools.count(1)
         self._operations = itertools.count(1)
