@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from fenced.decision import Mode, Ruling, Verdict
+from fenced.decision import Mark, Mode, Ruling, Verdict
 from fenced.errors import InvalidStamp
 from fenced.model import Stamp
 from fenced.schema import Schema
@@ -30,6 +30,8 @@ class Decision:
     """What the operation carried, as a text: it may be no stamp that can be read."""
     mark: int | None
     """The highest token that was seen for the name."""
+    mark_grant: str | None
+    mark_seq: int | None
     verdict: Verdict
     ruling: Ruling
     mode: str
@@ -48,8 +50,24 @@ class Decision:
     @classmethod
     def of(cls, row: Sequence[Any]) -> Decision:
         """A decision as SQL guards keep it: the fields in their order, the verdict and the ruling as texts."""
-        at, guard, name, stamp, mark, verdict, ruling, *rest = row
-        return cls(at, guard, name, stamp, mark, Verdict(verdict), Ruling(ruling), *rest)
+        at, guard, name, stamp, mark, grant, seq, verdict, ruling, *rest = row
+        return cls(at, guard, name, stamp, mark, grant, seq, Verdict(verdict), Ruling(ruling), *rest)
+
+    @classmethod
+    def about(
+        cls,
+        at: datetime,
+        guard: str,
+        name: str | None,
+        stamp: Stamp | None,
+        mark: Mark | None,
+        verdict: Verdict,
+        ruling: Ruling,
+        mode: str,
+    ) -> Decision:
+        """A decision about this stamp, made while the name had this mark."""
+        token, grant, seq = (mark.token, mark.grant, mark.seq) if mark else (None, None, None)
+        return cls(at, guard, name, str(stamp) if stamp else None, token, grant, seq, verdict, ruling, mode)
 
 
 @dataclass(frozen=True, slots=True)

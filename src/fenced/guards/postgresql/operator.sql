@@ -87,7 +87,7 @@ WHERE r.rolcanlogin AND (
 ORDER BY 1, r.rolsuper DESC, 2
 
 -- records: The newest lines of the audit, the newest first.
-SELECT at, guard, name, stamp, token, verdict, ruling, mode, who, application, query
+SELECT at, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, who, application, query
 FROM fenced_guard.record WHERE guard = coalesce({guard}, guard) ORDER BY id DESC LIMIT {limit}
 
 -- history: What operators did, the newest first.

@@ -261,8 +261,7 @@ class CellGuard:
         self, name: str, stamp: Stamp | None, mark: Mark | None, verdict: Verdict, ruling: Ruling, mode: Mode
     ) -> Decision:
         at = datetime.fromtimestamp(self._clock(), UTC)
-        text, token = str(stamp) if stamp else None, mark.token if mark else None
-        return Decision(at, self.url, name, text, token, verdict, ruling, str(mode))
+        return Decision.about(at, self.url, name, stamp, mark, verdict, ruling, str(mode))
 
     def _note(self, notes: list[Decision]) -> None:
         for note in notes:

@@ -1,15 +1,15 @@
 """Announcing and deciding on an SQLite connection, in both colours.
 
-`BEGIN IMMEDIATE` holds the database's one write lock, so what the pure function decides here stays true
-until COMMIT. The triggers make sure that no row is written without that decision.
+`BEGIN IMMEDIATE` takes the database's one write lock. So a decision that the pure function makes here stays true until
+COMMIT. The triggers make sure that no row is written without that decision.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from fenced.decision import Judgement, Mark, Mode, Rule, Ruling, Verdict, judge, mode_of, rule_on
 from fenced.errors import FencedError, Misconfigured
@@ -17,6 +17,7 @@ from fenced.guards.shared.answers import error_for
 from fenced.guards.sqlite.refusals import translate, verdict_in
 from fenced.guards.sqlite.sessions import SqliteSession
 from fenced.model import Stamp
+from fenced.rollout import Decision
 
 _AT_THE_WRITE = (Verdict.ADMIT, Verdict.APPLIED, Verdict.DUPLICATE, Verdict.OUT_OF_ORDER)
 _FOREIGN_KEYS = """
@@ -44,25 +45,13 @@ INSERT INTO fenced_record (time, guard, name, stamp, token, grant_id, seq, verdi
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A decision that must be recorded, with the whole mark."""
-
-    name: str | None
-    stamp: Stamp | None
-    mark: Mark | None
-    verdict: Verdict
-    ruling: Ruling
-    mode: str
-
-
 class RefusalPending(Exception):
-    """Leaves the transaction that a refusal ends; the note is recorded after its rollback."""
+    """Leaves the transaction that a refusal ends; the decision is recorded after its rollback."""
 
-    def __init__(self, error: FencedError, note: Note | None) -> None:
+    def __init__(self, error: FencedError, decision: Decision | None) -> None:
         super().__init__(str(error))
         self.error = error
-        self.note = note
+        self.decision = decision
 
 
 @dataclass(slots=True)
@@ -79,9 +68,9 @@ class SqliteFence:
             raise translate(error) from error
 
     async def make_ready(self, session: SqliteSession) -> None:
-        """Once per connection: turn foreign keys on, by which COMMIT fails if a stamp was left behind.
+        """Once per connection: turn on foreign keys, which make COMMIT fail if a stamp was left behind.
 
-        They stay on: every switch makes SQLite compile all statements of the connection again.
+        They stay on, because every change of the setting makes SQLite compile all statements of the connection again.
         """
         if await session.run("PRAGMA foreign_keys") == [(0,)]:
             if await session.run(_FOREIGN_KEYS):
@@ -112,7 +101,7 @@ class SqliteFence:
                 await session.run("UPDATE fenced_guard SET realm = ? WHERE realm IS NULL", (stamp.realm,))
                 realm = stamp.realm
             if stamping and self.mandatory and judged.verdict in _AT_THE_WRITE:
-                # What the write will be is known, but it has not happened yet: announce only.
+                # The verdict of the write is known, but the write has not happened yet: only announce.
                 announced = judge(before, stamp, name=name, rule=rule, realm=realm, announce=True)
                 await self._raise(session, name, stamp, before, announced.mark)
             else:
@@ -177,7 +166,7 @@ class SqliteFence:
     ) -> None:
         """Insert the stamp's row, with the verdict that a write under it will get."""
         refuse = verdict is Verdict.APPLIED or rule_on(verdict, mode, name) is Ruling.REFUSE
-        # Open: nothing is left to decide at the write, be it admitted or noted and let through.
+        # Open: the write needs no further decision. It is admitted, or it was recorded and is let through.
         opened = verdict not in _AT_THE_WRITE or (verdict is Verdict.ADMIT and rule == "retry")
         row = (name, self.guard, stamp.bare_text, stamp.seq or 0, verdict.value, int(refuse), int(opened))
         await session.run(_STAMP, row)
@@ -193,69 +182,62 @@ class SqliteFence:
         mode: Mode,
     ) -> None:
         """Refuse, or record that the operation was let through."""
-        note = Note(name, stamp, mark, verdict, ruling, str(mode))
+        decision = Decision.about(
+            datetime.now(UTC), self.guard, name, stamp, mark, verdict, ruling, str(mode)
+        )
         if verdict is Verdict.APPLIED:
             raise RefusalPending(error_for(verdict, name=name, stamp=stamp, mark=mark), None)
         if ruling is Ruling.REFUSE:
-            raise RefusalPending(error_for(verdict, name=name, stamp=stamp, mark=mark), note)
-        await self.note(session, note)
+            raise RefusalPending(error_for(verdict, name=name, stamp=stamp, mark=mark), decision)
+        await self._record(session, decision)
 
-    async def note(self, session: SqliteSession, note: Note) -> None:
+    async def _record(self, session: SqliteSession, made: Decision) -> None:
         """Count a decision, and record it unless the mode only counts."""
-        await session.run(_TALLY, (self.guard, note.verdict.value, note.mode))
-        if note.ruling is Ruling.COUNT:
-            return
-        mark = note.mark
-        await session.run(
-            _RECORD,
-            (
-                time.time(),
-                self.guard,
-                note.name,
-                str(note.stamp) if note.stamp else None,
-                mark.token if mark else None,
-                mark.grant if mark else None,
-                mark.seq if mark else None,
-                note.verdict.value,
-                note.ruling.value,
-                note.mode,
-            ),
-        )
+        await session.run(_TALLY, (made.guard, made.verdict.value, made.mode))
+        if made.ruling is not Ruling.COUNT:
+            mark = (made.mark, made.mark_grant, made.mark_seq)
+            words = (made.verdict.value, made.ruling.value, made.mode)
+            row = (made.at.timestamp(), made.guard, made.name, made.stamp, *mark, *words)
+            await session.run(_RECORD, row)
 
     async def refusal(
         self, session: SqliteSession, error: BaseException, stamp: Stamp | None, names: Sequence[str]
     ) -> FencedError | None:
         """The typed error for a refusal; it is recorded here, after its transaction was rolled back."""
         if isinstance(error, RefusalPending):
-            await self._note_late(session, error.error, error.note)
+            await self._record_late(session, error.error, error.decision)
             return error.error
         raised = verdict_in(error)
         if raised is None:
             return None
         verdict, guard = raised
-        # A trigger's message cannot say which row it was; with one name, all but an uncovered one are that.
+        # A trigger's message does not name the row. If one name was announced, the refused row has that name,
+        # unless the verdict is uncovered.
         name = names[0] if len(names) == 1 and verdict is not Verdict.UNCOVERED else None
-        where = SqliteFence(guard, self.mandatory)
         mark, mode = None, "unknown"
         try:
             mark = await self.mark(session, name) if name else None
-            _, _, _, modes = await where._look(session)
+            _, _, _, modes = await SqliteFence(guard, self.mandatory)._look(session)
             mode = str(mode_of(name or "", modes))
         except (sqlite3.Error, FencedError):
             mark = None  # the refusal itself matters more than its details
         refused = error_for(verdict, name=name, stamp=stamp, mark=mark, table=guard, announced=names)
         if verdict is not Verdict.APPLIED:
-            note = Note(name, stamp, mark, verdict, Ruling.REFUSE, mode)
-            await where._note_late(session, refused, note)
+            decision = Decision.about(
+                datetime.now(UTC), guard, name, stamp, mark, verdict, Ruling.REFUSE, mode
+            )
+            await self._record_late(session, refused, decision)
         return refused
 
-    async def _note_late(self, session: SqliteSession, refused: FencedError, note: Note | None) -> None:
+    async def _record_late(
+        self, session: SqliteSession, refused: FencedError, decision: Decision | None
+    ) -> None:
         """Record a refusal in a separate transaction."""
-        if note is None:
+        if decision is None:
             return
         try:
             await session.run("BEGIN IMMEDIATE")
-            await self.note(session, note)
+            await self._record(session, decision)
             await session.run("COMMIT")
         except sqlite3.Error as error:
             refused.add_note(f"(this refusal could not be recorded: {error})")

@@ -37,7 +37,7 @@ _MARKS = """
 SELECT count(*), coalesce(max(token), 0) FROM fenced_mark
 WHERE name GLOB ?1 AND (?1 = '*' OR length(name) - length(replace(name, '/', '')) = ?2)"""
 _RECORDS = """
-SELECT time, guard, name, stamp, token, verdict, ruling, mode FROM fenced_record
+SELECT time, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode FROM fenced_record
 WHERE guard = coalesce(?1, guard) ORDER BY id DESC LIMIT ?2"""
 _UNSET = "DELETE FROM fenced_mode WHERE guard = ? AND pattern = ? RETURNING 1"
 
