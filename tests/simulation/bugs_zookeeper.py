@@ -45,6 +45,15 @@ class OpenConnectionsAreBelieved(ZooKeeperAuthority):
         return {mine.public: Kept(session.ttl) for mine in batch}
 
 
+class AskedInAnotherSession(ZooKeeperAuthority):
+    """Whether a lost request was carried out is asked in another session, which does not wait for that request."""
+
+    async def _placed(self, mine: ZooKeeperAttempt, until: float) -> bool:
+        home, path = self._session(mine.ttl), self._paths.attempt(mine.public)
+        _, reply = await home.exchange(jute.sync(self._paths.root), jute.get_data(path), until=until)
+        return not reply.error and await super()._placed(mine, until)
+
+
 class AnyMemberConfirms(ZooKeeperSession):
     """A session is kept alive by reads, which a member that has lost its leader answers, too."""
 
@@ -74,5 +83,6 @@ PLANTED = [
     with_session(WatchesAreLostAtReconnect),
     with_authority(OpenConnectionsAreBelieved, ZooKeeperBackend),
     with_session(AnyMemberConfirms),
+    with_authority(AskedInAnotherSession, ZooKeeperBackend),
     with_wire(RepliesAreNotMatched),
 ]

@@ -30,7 +30,7 @@ LONG = 30.0
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is true for the real time is shown with a shorter one."""
-    monkeypatch.setattr(base, "PLACES_SECONDS", PLACES_SECONDS)
+    monkeypatch.setattr(ZooKeeperAuthority, "places_seconds", PLACES_SECONDS)
 
 
 def let_in(server: ZooKeeperServer, patience: float) -> bool:

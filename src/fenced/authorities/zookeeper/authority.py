@@ -467,7 +467,7 @@ class ZooKeeperAuthority(Entering):
     async def _end(
         self, home: ZooKeeperSession, mine: ZooKeeperAttempt, state: str, until: float
     ) -> ReleaseAnswer:
-        if not mine.over and not mine.places and not await self._placed(home, mine, until):
+        if not mine.over and not mine.places and not await self._placed(mine, until):
             self._drop(mine, state)
             return Released()
         while not mine.over:
@@ -486,7 +486,7 @@ class ZooKeeperAuthority(Entering):
             if failed[1] not in (jute.NO_NODE, jute.BAD_VERSION):
                 raise refused(failed[1], self.url)
             version = mine.version
-            if not await self._placed(home, mine, until) or mine.version == version:
+            if not await self._placed(mine, until) or mine.version == version:
                 return await self._revoked(home, mine, until)
         return Released() if mine.state in ("released", "withdrawn") else Ended(mine.state)
 

@@ -36,9 +36,6 @@ KNOWN_MAX = 10_000
 USUAL_TTL = timing.TTL_DEFAULT
 PLACES = 0.0
 """Used instead of a ttl as the key of the session that carries places in queues."""
-PLACES_SECONDS = 8.0
-"""The timeout of that session. The server ends it up to a tick late, so with ZooKeeper's usual tick of 2 s a dead
-waiter is gone within 10 s, as on every authority."""
 STALE_SHARE = 0.05
 STALE_SECONDS = 0.5
 """Who grants without a write of its own asks for a sign of life first, if the last one is older than this."""
@@ -51,6 +48,9 @@ class Base:
     """One client of one namespace."""
 
     session_type: ClassVar[type[ZooKeeperSession]] = ZooKeeperSession
+    places_seconds = 8.0
+    """The timeout of the session for places. The server ends it up to a tick late, so with ZooKeeper's usual tick of
+    2 s a dead waiter is gone within 10 s, as on every authority."""
 
     def __init__(self, address: ZooKeeperAddress, runtime: Runtime, namespace: str = "default") -> None:
         self.url = address.url
@@ -84,7 +84,7 @@ class Base:
                 self._address,
                 self._runtime,
                 self._hub,
-                PLACES_SECONDS * LEASE_SHARE if places else ttl,
+                self.places_seconds * LEASE_SHARE if places else ttl,
                 root=self._paths.root,
                 places=places,
                 heard=self._wake,
@@ -95,7 +95,7 @@ class Base:
 
     def _queueing(self, home: ZooKeeperSession) -> ZooKeeperSession:
         """The session that carries the places of waiters for leases of `home`: a short one."""
-        return home if home.seconds <= PLACES_SECONDS else self._session(PLACES)
+        return home if home.seconds <= self.places_seconds else self._session(PLACES)
 
     def _carrier(self, mine: ZooKeeperAttempt) -> ZooKeeperSession:
         """The session that its nodes end with, as far as we know."""
@@ -181,15 +181,17 @@ class Base:
                 self._drop(mine, "expired")
         for mine in list(session.attempts.values()):
             if mine.expires <= now:  # whether its ask or its move was carried out is unknown: read it
-                await self._placed(session, mine, until)
+                await self._placed(mine, until)
                 self._drop(mine, "expired")
         session.due = min((mine.expires for mine in list(session.attempts.values())), default=math.inf)
         if session.leftovers:
             await session.exchange(until=until)
 
-    async def _placed(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> bool:
+    async def _placed(self, mine: ZooKeeperAttempt, until: float) -> bool:
         """Whether an ask or a move whose reply was lost was carried out; notes which session did it."""
-        # With a sync: another session may have sent the request, and this session's member may lag behind.
+        # In the session that has sent that request: the server answers a session in order, so it answers this only
+        # when it is decided whether the request is carried out. In another session even a sync does not wait for that.
+        session = self._session(mine.ttl) if mine.moving else self._carrier(mine)
         sync = jute.sync(self._paths.root)
         _, reply = await session.exchange(sync, jute.get_data(self._paths.attempt(mine.public)), until=until)
         record = self._record(reply)

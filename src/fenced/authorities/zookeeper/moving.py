@@ -77,7 +77,7 @@ class Moving(Base):
                 return True
             if failed[1] not in (jute.NO_NODE, jute.BAD_VERSION):
                 raise refused(failed[1], self.url)
-            if not await self._placed(home, mine, until) or len(mine.places) < len(mine.names):
+            if not await self._placed(mine, until) or len(mine.places) < len(mine.names):
                 return False
             if not mine.away:  # an earlier try was carried out, but its reply was lost
                 return True

@@ -37,6 +37,7 @@ class ZooKeeperBackend(AuthorityBackend):
         self.streams = SimulatedNetwork(self.world)
         self.streams.delay = self._delay
         self._clients: list[Process] = []
+        self._places_seconds = rng.choice((self.authority_type.places_seconds, 0.6))  # so leases of 1 s have two
         for replica in self.ensemble.replicas:
             self._listen(replica)
         self.url = f"zookeeper://{','.join(replica.process.name for replica in self.ensemble.replicas)}"
@@ -49,7 +50,9 @@ class ZooKeeperBackend(AuthorityBackend):
 
     def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
         self._clients.append(process)
-        return self.authority_type.at(self.url, SimulatedRuntime(process, self.streams), NAMESPACE)
+        authority = self.authority_type.at(self.url, SimulatedRuntime(process, self.streams), NAMESPACE)
+        authority.places_seconds = self._places_seconds
+        return authority
 
     def _delay(self, _source: Process, _target: Process) -> float:
         rng, faults = self.world.rng, self.site.faults

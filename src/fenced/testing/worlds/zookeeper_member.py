@@ -69,9 +69,9 @@ class ClientConnection:
         self.stream = stream
         self.data = b""
         self.session = 0
-        self.greeted = False
+        self.greeting = self.greeted = False
+        """It has asked for a session; it has one."""
         self.ids: Ids = NO_IDS
-        self.requests: deque[Request] = deque()
         self.watches: set[str] = set()
 
     def frame(self, payload: bytes) -> None:
@@ -84,6 +84,8 @@ class Member:
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.clients: dict[Connection, ClientConnection] = {}
+        self.requests: dict[int, deque[Request]] = {}
+        """By session, what is not answered yet. A session that connects again waits for what it sent before."""
 
     # Connections.
 
@@ -101,6 +103,7 @@ class Member:
             client.stream.close()
 
     def drop_all(self) -> None:
+        self.requests.clear()
         for client in list(self.clients.values()):
             self.drop(client)
 
@@ -109,7 +112,7 @@ class Member:
         if client is None:
             return
         client.data += data
-        while stream in self.clients and len(client.data) >= 4:
+        while stream in self.clients and len(client.data) >= 4 and client.greeting == client.greeted:
             size = struct.unpack_from(">i", client.data)[0]
             if len(client.data) < 4 + size:
                 break
@@ -125,37 +128,33 @@ class Member:
         reader = Reader(payload)
         _, seen, timeout, session = reader.take(">iqiq")
         password = reader.buffer()
-        client.greeted = True
+        client.greeting = True
         if seen > self.replica.tree.zxid:  # this client has seen what this member has not
             self.drop(client)
             return
         timeout = self.replica.negotiated(timeout)
         if not session:
-            request = Request(client, 0, CREATE_SESSION, struct.pack(">i", timeout))
-            session, password = self.replica.new_session()
-            request.body += packed(password)
-            client.session = session
-            client.requests.append(request)
-            self.replica.forward(request, session, NO_IDS)
+            client.session, password = self.replica.new_session()
+            request = Request(client, 0, CREATE_SESSION, struct.pack(">i", timeout) + packed(password))
+            self.replica.forward(request, client.session, NO_IDS)
             return
         for other in list(self.clients.values()):
             if other.session == session:
                 self.drop(other)
         client.session = session
-        client.requests.append(Request(client, 0, CREATE_SESSION, packed(password)))
-        self.replica.revalidate(
-            session, password, lambda valid: self._joined(client, timeout, password, valid)
-        )
+        self.replica.revalidate(session, password, lambda valid: self._greeted(client, timeout, password, valid))
 
-    def _joined(self, client: ClientConnection, timeout: int, password: bytes, valid: bool) -> None:
-        """Tell the client that its session goes on here, or that it is over."""
+    def _greeted(self, client: ClientConnection, timeout: int, password: bytes, valid: bool) -> None:
+        """Answer the greeting: the session goes on here, or is over. Then what the client has sent behind it."""
+        if client.stream not in self.clients:
+            return
         told = (timeout, client.session, password) if valid else (0, 0, b"\0" * PASSWORD_BYTES)
         client.frame(struct.pack(">iiq", 0, *told[:2]) + packed(told[2]) + b"\0")
         if not valid:
             self.drop(client)
-        elif client.requests:
-            client.requests.popleft()
-            self._answer(client)
+            return
+        client.greeted = True
+        self.on_bytes(client.stream, b"")
 
     # Requests.
 
@@ -170,22 +169,26 @@ class Member:
             client.frame(struct.pack(">iqi", XID_AUTH, 0, 0))
             return
         request = Request(client, xid, kind, payload[8:])
-        client.requests.append(request)
+        self.requests.setdefault(client.session, deque()).append(request)
         if kind in WRITES or kind == SYNC:
             self.replica.forward(request, client.session, client.ids)
-        self._answer(client)
+        self._answer(client.session)
 
-    def _answer(self, client: ClientConnection) -> None:
-        """Answer what can be answered, in order: a read waits for the writes before it on the same connection."""
-        while client.requests and client.stream in self.clients:
-            request = client.requests[0]
+    def _answer(self, session: int) -> None:
+        """Answer what can be answered, in order: a read waits for the writes of its session before it."""
+        waiting = self.requests.get(session, deque())
+        while waiting:
+            request = waiting[0]
             if request.outcome is None and request.kind in (*WRITES, SYNC):
                 return
-            client.requests.popleft()
+            waiting.popleft()
+            client = request.client
+            if client.stream not in self.clients:  # its connection has ended
+                continue
             outcome = request.outcome or self._read(client, request)
             if outcome.error == SESSION_MOVED:
                 self.drop(client)
-                return
+                continue
             head = struct.pack(">iqi", request.xid, self.replica.tree.zxid, outcome.error)
             client.frame(head + (outcome.body if not outcome.error else b""))
             if request.kind == CLOSE_SESSION:
@@ -218,17 +221,15 @@ class Member:
         if isinstance(request, Request) and request.client.member is self:
             self.answered(request, outcome)
         if entry.kind == CLOSE_SESSION:
+            self.requests.pop(entry.session, None)
             for client in list(self.clients.values()):
                 if client.session == entry.session:
                     self.drop(client)
 
     def answered(self, request: Request, outcome: Outcome) -> None:
-        client = request.client
-        if client.stream not in self.clients:
-            return
         if request.kind == CREATE_SESSION:
             reader = Reader(request.body)
-            self._joined(client, reader.number(), reader.buffer(), not outcome.error)
-            return
-        request.outcome = outcome
-        self._answer(client)
+            self._greeted(request.client, reader.number(), reader.buffer(), not outcome.error)
+        else:
+            request.outcome = outcome
+            self._answer(request.client.session)

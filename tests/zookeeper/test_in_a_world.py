@@ -1,0 +1,93 @@
+"""Stories of the ZooKeeper authority that need a certain order of events: told on the ensemble in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
+from fenced.authorities.zookeeper.base import PLACES
+from fenced.errors import Indeterminate
+from fenced.model import Ask, Granted, Holder, Released, Waiting
+from fenced.runtime.network import SimulatedNetwork
+from fenced.runtime.simulated import SimulatedRuntime
+from fenced.runtime.world import Process, World
+from fenced.testing.worlds.zookeeper_ensemble import Ensemble, Link, Replica
+from fenced.testing.worlds.zookeeper_member import Request
+from fenced.testing.worlds.zookeeper_tree import MULTI, Ids
+
+HOLDER = Holder("id", "label", "host", 1)
+
+
+class Stage:
+    """An ensemble of three, and clients that know its leader alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self.network = SimulatedNetwork(self.world)
+        self.ensemble = Ensemble(self.world, sync_limit=50)
+        self.world.run(0.1)
+        leader = self.ensemble.leader()
+        assert leader is not None
+        self.leader = leader
+        self.network.listen(leader.process, ("leader", 2181), leader.member)
+
+    def client(self, name: str) -> ZooKeeperAuthority:
+        runtime = SimulatedRuntime(Process(self.world, name), self.network)
+        return ZooKeeperAuthority.at("zookeeper://leader", runtime, "default")
+
+    def freeze_followers_at_write_of(self, session: int) -> None:
+        """The leader orders this session's next write, and nobody confirms it for a while."""
+        order = self.leader._order
+
+        def freeze(by: Replica, link: Link | None, request: Request, who: int, ids: Ids) -> None:
+            if who == session and request.kind == MULTI:
+                self.leader._order = order  # type: ignore[method-assign]
+                for replica in self.ensemble.replicas:
+                    if replica is not self.leader:
+                        replica.process.pause(3.0)
+            order(by, link, request, who, ids)
+
+        self.leader._order = freeze  # type: ignore[method-assign]
+
+    def play(self, authority: ZooKeeperAuthority, work: Coroutine[Any, Any, object]) -> object:
+        """The result of a call, or the error that it raised."""
+        results: list[object] = []
+
+        async def run() -> None:
+            try:
+                results.append(await work)
+            except Indeterminate as error:
+                results.append(error)
+
+        authority._runtime.spawn(run, "story")
+        while not results:
+            self.world.run(self.world.now + 0.01)
+        return results[0]
+
+
+def ask(secret: str, *, wait: bool) -> Ask:
+    return Ask(secret * 32, ("orders",), 30.0, HOLDER, wait)
+
+
+def test_what_is_withdrawn_stays_withdrawn_even_if_its_ask_is_carried_out_later() -> None:
+    """A leader that has lost its followers cannot say yet whether the ask is carried out, and must not be believed.
+
+    The waiter's place is made in one session, and the lease would be in another. Asked in that other session, the
+    leader answers at once that there is no place; then its followers return, and the place is made.
+    """
+    stage = Stage(1)
+    one, two = stage.client("one"), stage.client("two")
+    for each in (one, two):
+        stage.play(each, each.open())
+    assert isinstance(stage.play(one, one.ask(ask("a", wait=False))), Granted)
+    assert isinstance(stage.play(two, two.ask(ask("b", wait=True))), Waiting)  # both sessions are connected
+    stage.freeze_followers_at_write_of(two._session(PLACES).id)
+    now = two._runtime.now
+    lost = stage.play(two, two.ask(ask("c", wait=True), now() + 1.0))
+    assert isinstance(lost, Indeterminate)
+    withdrawn = stage.play(two, two.withdraw("c" * 32, now() + 1.0))
+    assert isinstance(withdrawn, Indeterminate)
+    assert stage.play(two, two.withdraw("c" * 32, now() + 5.0)) == Released()
+    children = stage.leader.tree.nodes["/fenced/default/n/orders"].children
+    assert len(children) == 2, children
