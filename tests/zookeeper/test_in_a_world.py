@@ -7,6 +7,7 @@ from typing import Any
 
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.authorities.zookeeper.base import PLACES
+from fenced.authorities.zookeeper.tree import ZooKeeperAttempt
 from fenced.errors import Indeterminate
 from fenced.model import Ask, Granted, Holder, Released, Waiting
 from fenced.runtime.network import SimulatedNetwork
@@ -15,6 +16,7 @@ from fenced.runtime.world import Process, World
 from fenced.testing.worlds.zookeeper_ensemble import Ensemble, Link, Replica
 from fenced.testing.worlds.zookeeper_member import Request
 from fenced.testing.worlds.zookeeper_tree import MULTI, Ids
+from fenced.wire import jute
 
 HOLDER = Holder("id", "label", "host", 1)
 
@@ -32,9 +34,9 @@ class Stage:
         self.leader = leader
         self.network.listen(leader.process, ("leader", 2181), leader.member)
 
-    def client(self, name: str) -> ZooKeeperAuthority:
+    def client(self, name: str, kind: type[ZooKeeperAuthority] = ZooKeeperAuthority) -> ZooKeeperAuthority:
         runtime = SimulatedRuntime(Process(self.world, name), self.network)
-        return ZooKeeperAuthority.at("zookeeper://leader", runtime, "default")
+        return kind.at("zookeeper://leader", runtime, "default")
 
     def freeze_followers_at_write_of(self, session: int) -> None:
         """The leader orders this session's next write, and nobody confirms it for a while."""
@@ -70,24 +72,40 @@ def ask(secret: str, *, wait: bool) -> Ask:
     return Ask(secret * 32, ("orders",), 30.0, HOLDER, wait)
 
 
-def test_what_is_withdrawn_stays_withdrawn_even_if_its_ask_is_carried_out_later() -> None:
-    """A leader that has lost its followers cannot say yet whether the ask is carried out, and must not be believed.
+def places_after_a_withdrawal(kind: type[ZooKeeperAuthority]) -> int:
+    """A waiter is withdrawn while nobody can say whether its ask is carried out. How many places there are then.
 
     The waiter's place is made in one session, and the lease would be in another. Asked in that other session, the
     leader answers at once that there is no place; then its followers return, and the place is made.
     """
     stage = Stage(1)
-    one, two = stage.client("one"), stage.client("two")
+    one, two = stage.client("one"), stage.client("two", kind)
     for each in (one, two):
         stage.play(each, each.open())
     assert isinstance(stage.play(one, one.ask(ask("a", wait=False))), Granted)
     assert isinstance(stage.play(two, two.ask(ask("b", wait=True))), Waiting)  # both sessions are connected
     stage.freeze_followers_at_write_of(two._session(PLACES).id)
     now = two._runtime.now
-    lost = stage.play(two, two.ask(ask("c", wait=True), now() + 1.0))
-    assert isinstance(lost, Indeterminate)
-    withdrawn = stage.play(two, two.withdraw("c" * 32, now() + 1.0))
-    assert isinstance(withdrawn, Indeterminate)
-    assert stage.play(two, two.withdraw("c" * 32, now() + 5.0)) == Released()
-    children = stage.leader.tree.nodes["/fenced/default/n/orders"].children
-    assert len(children) == 2, children
+    assert isinstance(stage.play(two, two.ask(ask("c", wait=True), now() + 1.0)), Indeterminate)
+    while stage.play(two, two.withdraw("c" * 32, now() + 1.0)) != Released():
+        pass
+    stage.world.run(stage.world.now + 5.0)
+    stage.play(two, two.renew(["b" * 32]))
+    return len(stage.leader.tree.nodes["/fenced/default/n/orders"].children)
+
+
+def test_what_is_withdrawn_has_no_place_even_if_its_ask_is_carried_out_later() -> None:
+    assert places_after_a_withdrawal(ZooKeeperAuthority) == 2
+
+
+class AskedInAnotherSession(ZooKeeperAuthority):
+    """Whether a lost request was carried out is asked in another session, which does not wait for that request."""
+
+    async def _placed(self, mine: ZooKeeperAttempt, until: float) -> bool:
+        home, path = self._session(mine.ttl), self._paths.attempt(mine.public)
+        _, reply = await home.exchange(jute.sync(self._paths.root), jute.get_data(path), until=until)
+        return not reply.error and await super()._placed(mine, until)
+
+
+def test_a_question_in_another_session_would_be_caught() -> None:
+    assert places_after_a_withdrawal(AskedInAnotherSession) == 3

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.authorities.zookeeper.tree import Paths
 from fenced.contracts import Authority
-from fenced.runtime.network import SimulatedNetwork
 from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process
 from fenced.testing.worlds.backend import AuthorityBackend
@@ -28,35 +27,40 @@ class ZooKeeperBackend(AuthorityBackend):
     tokens_per_name = True
     lateness = 1.0  # a session lasts a third longer than its leases, and ends on a tick
     authority_type: type[ZooKeeperAuthority] = ZooKeeperAuthority
+    sizes: ClassVar[tuple[int, ...]] = (1, 3, 3)
+    sync_limits: ClassVar[tuple[int, ...]] = (5, 12)
+    isolates_every: ClassVar[tuple[float, ...]] = (1.0, 2.5, NEVER)
+    breaks_every: ClassVar[tuple[float, ...]] = (1.5, 5.0, NEVER)
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         rng = self.world.rng
         self.workers = rng.choice((1, 1, 2))
-        self.ensemble = Ensemble(self.world, rng.choice((1, 3, 3)), sync_limit=rng.choice((5, 12)))
-        self.streams = SimulatedNetwork(self.world)
-        self.streams.delay = self._delay
-        self._clients: list[Process] = []
-        self._places_seconds = rng.choice((self.authority_type.places_seconds, 0.6))  # so leases of 1 s have two
+        self.ensemble = Ensemble(self.world, rng.choice(self.sizes), sync_limit=rng.choice(self.sync_limits))
+        site.streams.delay = self._delay
+        self._places_seconds = rng.choice(
+            (self.authority_type.places_seconds, 0.6)
+        )  # so leases of 1 s have two
         for replica in self.ensemble.replicas:
             self._listen(replica)
         self.url = f"zookeeper://{','.join(replica.process.name for replica in self.ensemble.replicas)}"
-        site._plan(rng.choice((0.6, 2.5, NEVER)), self._cut_a_stream)
-        site._plan(rng.choice((1.0, 2.5, NEVER)), self._isolate_a_client)
-        site._plan(rng.choice((1.5, 5.0, NEVER)), self._break_a_member)
+        site._plan(rng.choice(self.isolates_every), self._isolate_a_client)
+        site._plan(rng.choice(self.breaks_every), self._break_a_member)
 
     def _listen(self, replica: Replica) -> None:
-        self.streams.listen(replica.process, (replica.process.name, 2181), replica.member)
+        self.site.streams.listen(replica.process, (replica.process.name, 2181), replica.member)
 
     def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
-        self._clients.append(process)
-        authority = self.authority_type.at(self.url, SimulatedRuntime(process, self.streams), NAMESPACE)
+        authority = self.authority_type.at(self.url, runtime, NAMESPACE)
         authority.places_seconds = self._places_seconds
         return authority
 
+    def processes(self) -> Sequence[Process]:
+        return [replica.process for replica in self.ensemble.replicas]
+
     def _delay(self, _source: Process, _target: Process) -> float:
         rng, faults = self.world.rng, self.site.faults
-        if self.site.network.healed:
+        if self.site.healed:
             return 0.0005 + rng.random() * 0.001
         longest = min(faults.delay_max, 0.2 * self.site.pace)
         lost = rng.random() < faults.loss / 4  # what is lost is sent again
@@ -135,29 +139,17 @@ class ZooKeeperBackend(AuthorityBackend):
     def _catch_up(self) -> None:
         self.ensemble.lag = 0.0
 
-    def _a_client(self) -> Process | None:
-        living = [process for process in self._clients if process.alive]
-        return self.world.rng.choice(living) if living else None
-
-    def _cut_a_stream(self) -> None:
-        if (client := self._a_client()) is not None:
-            pair = [client, self._some().process]
-            self.world.rng.shuffle(pair)
-            self._say(f"what {pair[0].name} sends to {pair[1].name} next is cut")
-            self.streams.cut_next(*pair)
-
     def _isolate_a_client(self) -> None:
         """It reaches no member, or only one, which may be cut off from the others itself."""
-        if (client := self._a_client()) is None:
-            return
         rng, seconds = self.world.rng, self._seconds()
+        client = rng.choice(self.site.processes)
         left = rng.choice((None, *self.ensemble.replicas))
         self._say(
             f"{client.name} reaches {left.process.name if left else 'nobody'} alone for {seconds:.2f} s"
         )
         for replica in self.ensemble.replicas:
             if replica is not left:
-                self.streams.stall(client, replica.process, seconds)
+                self.site.streams.stall(client, replica.process, seconds)
         if left is not None and len(self.ensemble.replicas) > 1 and rng.random() < 0.7:
             self._cut_off(left)
 

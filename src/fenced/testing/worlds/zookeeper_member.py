@@ -142,7 +142,9 @@ class Member:
             if other.session == session:
                 self.drop(other)
         client.session = session
-        self.replica.revalidate(session, password, lambda valid: self._greeted(client, timeout, password, valid))
+        self.replica.revalidate(
+            session, password, lambda valid: self._greeted(client, timeout, password, valid)
+        )
 
     def _greeted(self, client: ClientConnection, timeout: int, password: bytes, valid: bool) -> None:
         """Answer the greeting: the session goes on here, or is over. Then what the client has sent behind it."""
