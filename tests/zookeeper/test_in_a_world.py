@@ -38,17 +38,17 @@ class Stage:
         runtime = SimulatedRuntime(Process(self.world, name), self.network)
         return kind.at("zookeeper://leader", runtime, "default")
 
-    def freeze_followers_at_write_of(self, session: int) -> None:
+    def freeze_followers_at_write_of(self, chosen: int) -> None:
         """The leader orders this session's next write, and nobody confirms it for a while."""
         order = self.leader._order
 
-        def freeze(by: Replica, link: Link | None, request: Request, who: int, ids: Ids) -> None:
-            if who == session and request.kind == MULTI:
+        def freeze(by: Replica, link: Link | None, request: Request, session: int, ids: Ids) -> None:
+            if session == chosen and request.kind == MULTI:
                 self.leader._order = order  # type: ignore[method-assign]
                 for replica in self.ensemble.replicas:
                     if replica is not self.leader:
                         replica.process.pause(3.0)
-            order(by, link, request, who, ids)
+            order(by, link, request, session, ids)
 
         self.leader._order = freeze  # type: ignore[method-assign]
 

@@ -123,12 +123,20 @@ class ZooKeeperAuthority(Entering):
         elif mine.names and (mine.names, mine.ttl) != (ask.names, ask.ttl):
             raise reused_attempt()
         home = self._session(ask.ttl)
+        mine.asks, mine.asking = mine.asks + 1, mine.asking + 1
         try:
             return await home.request(lambda: self._asked(home, mine, ask.wait, start, until), until)
-        except (Unavailable, Misconfigured, Misuse):
+        except BaseException as error:
             if not mine.places:
-                self._forget(mine)
+                if isinstance(error, Unavailable | Misconfigured | Misuse):
+                    self._forget(mine)
+                elif (
+                    mine.over
+                ):  # another caller has ended it, and could not see the request that we sent after that
+                    self._check_again(mine)
             raise
+        finally:
+            mine.asking -= 1
 
     async def _asked(
         self, home: ZooKeeperSession, mine: ZooKeeperAttempt, wait: bool, start: float, until: float
@@ -361,18 +369,16 @@ class ZooKeeperAuthority(Entering):
         answers: dict[str, RenewAnswer] = {mine.public: Gone() for mine in batch if not mine.places}
         if not live:
             return answers | {mine.public: Ended(mine.state) for mine in batch if mine.over}
+        new = [mine for mine in live if mine.state == "granted" and not mine.watched]
         watches = []
-        for mine in live:
-            if mine.state == "granted" and not mine.watched:
-                mine.watched = True
-                watches += session.watch(mine, mine.places.values())
+        for mine in new:
+            mine.watched = True
+            watches += session.watch(mine, mine.places.values())
         sent = self._runtime.now()
-        *replies, kept = await session.exchange(
-            *self._watching(watches), jute.sync(self._paths.keep), until=until
-        )
+        keep = [jute.sync(self._paths.keep)]
+        (kept,) = await self._watch_and(session, new, watches, keep, until)
         if kept.error:
             raise refused(kept.error, self.url)
-        self._watched(session, watches, replies)
         for mine in live:
             if mine.over:
                 answers[mine.public] = Ended(mine.state)

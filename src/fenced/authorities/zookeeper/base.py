@@ -180,19 +180,33 @@ class Base:
             if mine.expires <= now and mine.places and not mine.moving:
                 self._drop(mine, "expired")
         for mine in list(session.attempts.values()):
-            if mine.expires <= now:  # whether its ask or its move was carried out is unknown: read it
+            # Whether its ask or its move was carried out is unknown: read it. An ask that is under way, or that began
+            # meanwhile, may still send a request that this answer does not show: its own caller, or the next, decides.
+            if mine.expires <= now and not mine.asking:
+                asks = mine.asks
                 await self._placed(mine, until)
-                self._drop(mine, "expired")
+                if mine.asks == asks:
+                    self._drop(mine, "expired")
         session.due = min((mine.expires for mine in list(session.attempts.values())), default=math.inf)
         if session.leftovers:
             await session.exchange(until=until)
 
+    def _check_again(self, mine: ZooKeeperAttempt) -> None:
+        """Whether it has nodes is unknown, and its caller has gone: let the next `_expire` find and delete them."""
+        for ttl in (mine.ttl, PLACES):
+            if (session := self._sessions.get(ttl)) is not None:
+                session.carry(mine)
+
     async def _placed(self, mine: ZooKeeperAttempt, until: float) -> bool:
         """Whether an ask or a move whose reply was lost was carried out; notes which session did it."""
-        # In the session that has sent that request: the server answers a session in order, so it answers this only
-        # when it is decided whether the request is carried out. In another session even a sync does not wait for that.
-        session = self._session(mine.ttl) if mine.moving else self._carrier(mine)
+        # In every session that may have sent the request: the server answers a session in order, so it answers when it
+        # is decided whether the request is carried out. In another session even a sync does not wait for that.
+        known = (self._sessions.get(PLACES), self._sessions.get(mine.ttl))
+        senders = [session for session in known if session is not None and mine.public in session.attempts]
+        *others, session = senders or [self._carrier(mine)]
         sync = jute.sync(self._paths.root)
+        for other in others:
+            await other.exchange(sync, until=until)
         _, reply = await session.exchange(sync, jute.get_data(self._paths.attempt(mine.public)), until=until)
         record = self._record(reply)
         owner = None if record is None else self._owner(mine, record)
@@ -313,18 +327,34 @@ class Base:
 
     # Watching.
 
-    def _watching(self, paths: Sequence[str]) -> list[bytes]:
+    async def _watch_and(
+        self,
+        session: ZooKeeperSession,
+        attempts: Iterable[ZooKeeperAttempt],
+        watches: Sequence[str],
+        requests: Sequence[bytes],
+        until: float,
+        *,
+        newest: bool = False,
+    ) -> list[jute.Reply]:
+        """Set watches that these attempts rely on, and exchange requests. `newest`: after a sync."""
+        first = [jute.sync(self._paths.root)] if newest else []
         # Of a node that is not there this leaves no watch behind on the server, which `exists` would.
-        return [jute.get_data(path, watch=True) for path in paths]
-
-    def _watched(
-        self, session: ZooKeeperSession, paths: Sequence[str], replies: Sequence[jute.Reply]
-    ) -> None:
-        for path, reply in zip(paths, replies, strict=False):
+        sets = [jute.get_data(path, watch=True) for path in watches]
+        try:
+            replies = (await session.exchange(*first, *sets, *requests, until=until))[len(first) :]
+        except BaseException:
+            # Perhaps the server watches none of them: whoever relies on these watches must look again.
+            for mine in attempts:
+                mine.watched = False
+            session.unwatch(watches)
+            raise
+        for path, reply in zip(watches, replies, strict=False):
             if reply.error:
                 session.gone(path)
             else:
                 session.seen(path, jute.data_of(reply.body)[1])
+        return replies[len(watches) :]
 
     # Delays.
 

@@ -164,11 +164,8 @@ class Entering(Operating):
         records: dict[str, NodeRecord] = {}
         if watches or reads:
             # The places were read in another session: without a sync, this session's member may not have them yet.
-            first = [jute.sync(self._paths.root)] if mine.away else []
-            replies = await session.exchange(*first, *self._watching(watches), *reads, until=until)
-            replies = replies[len(first) :]
-            self._watched(session, watches, replies)
-            found = zip(remote, map(self._record, replies[len(watches) :]), strict=True)
+            replies = await self._watch_and(session, [mine], watches, reads, until, newest=mine.away)
+            found = zip(remote, map(self._record, replies), strict=True)
             records = {head: record for head, record in found if record is not None}
         held_by, ahead, check_in = None, 0, 0.0
         for name, queue in queues.items():

@@ -250,6 +250,13 @@ class ZooKeeperSession:
             told[mine.public] = None
         return new
 
+    def unwatch(self, paths: Iterable[str]) -> None:
+        """The request that was to set these watches failed: everybody who relies on one of them looks again."""
+        for path in paths:
+            for public in self._watched.pop(path, ()):
+                if (mine := self._known(public)) is not None and not mine.over:
+                    self._look_again(mine)
+
     def seen(self, path: str, stat: jute.Stat) -> None:
         """What was known of a node when its watch began: before that nobody told us."""
         for public in self._watched.get(path, ()):

@@ -153,6 +153,10 @@ class ZooKeeperAttempt:
     """A release has handed its last name over to it: it is first in all its queues."""
     expires: float = math.inf
     forget: float = math.inf
+    asks: int = 0
+    """How many asks for it have begun."""
+    asking: int = 0
+    """How many of them are under way."""
     queued: bool = False
     """It was told to wait."""
     watched: bool = False
