@@ -139,7 +139,7 @@ def test_a_fault_at_one_request(
     assert client.receive(SILENCE_SECONDS) == heard
     eventually(lambda: count(redis_server) == done)
     if heard_later is not None:
-        trigger.let_go()
+        trigger.deliver()
         assert client.receive(SILENCE_SECONDS) == heard_later
     before = count(redis_server)
     assert connect().ask("INCR n") == f":{before + 1}"  # once only
@@ -163,7 +163,7 @@ def test_a_match_in_pieces_counts_once(proxy: Proxy, connect: Callable[[], Clien
         client.socket.sendall(bytes([byte]))
         time.sleep(0.002)
     trigger.wait()
-    trigger.let_go()
+    trigger.deliver()
     assert client.receive() == ":1"
     assert client.ask("PING") == "+PONG"
     assert (trigger.fired, trigger.left) == (1, 1)

@@ -1,4 +1,4 @@
-"""The asyncio runtime: leaves suspend, blocking functions go to threads of our own."""
+"""The asyncio runtime: its methods suspend, and blocking functions run in its own threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JOIN_SECONDS = 10.0
 
 
 class AioWakeup:
-    """A flag that also other threads may set: a lease that a worker thread finds lost, for one."""
+    """A flag that any thread may set, for example a worker thread that finds its lease lost."""
 
     __slots__ = ("_event", "_loop")
 
@@ -47,7 +47,7 @@ class AioWakeup:
         if self._loop is None or self._loop is _running_loop():
             self._event.set()
         else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits in it any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
                 self._loop.call_soon_threadsafe(self._event.set)
 
     def clear(self) -> None:
@@ -84,7 +84,7 @@ class AioRuntime:
         self.forked()
 
     def forked(self) -> None:
-        """Threads of our own, and no loop yet; a forked child has none of its parent's."""
+        """Start with new threads and no loop, at first and in a forked child, which has none of its parent's."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = ThreadPoolExecutor(
             1, "fenced"
@@ -92,7 +92,7 @@ class AioRuntime:
         self._urgent = ThreadPoolExecutor(1, "fenced-urgent")
 
     def _same_loop(self) -> asyncio.AbstractEventLoop:
-        """A client's keeper runs in one loop: in another one its leases would not be renewed."""
+        """The running loop; Misuse if it is not the first one, in which the keeper renews the leases."""
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -187,7 +187,7 @@ class _AioTask:
 
 
 class LoopSocketStream(sockets.SocketStream):
-    """The event loop reads whenever something comes: to add and remove a reader for each wait costs more."""
+    """A stream that the event loop reads whenever bytes arrive: adding a reader for each wait would cost more."""
 
     def __init__(self, link: SocketLike, runtime: Runtime) -> None:
         super().__init__(link, runtime)
@@ -225,17 +225,17 @@ class LoopSocketStream(sockets.SocketStream):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _ring(self) -> None:
+    def _alarm_due(self) -> None:
         self._alarm = None
         self._wake()
 
     def _wake_in(self, seconds: float) -> None:
-        """An alarm that rings early enough is left as it is: most calls are over long before, and need no new one."""
+        """Keep an earlier alarm: most calls end long before, so a new timer for each would be wasted."""
         if self._alarm is not None:
             if self._alarm.when() <= self._loop.time() + seconds:
                 return
             self._alarm.cancel()
-        self._alarm = self._loop.call_later(min(seconds, SLICE_SECONDS), self._ring)
+        self._alarm = self._loop.call_later(min(seconds, SLICE_SECONDS), self._alarm_due)
 
     def _end(self, why: str) -> None:
         self._over = why

@@ -1,4 +1,4 @@
-"""The blocking runtime: leaves block, nothing suspends, and a coroutine is stepped once to its end."""
+"""The blocking runtime: its methods block and never suspend, so one `send` runs a coroutine to its end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SLICE_SECONDS = 1.0
-"""The longest single sleep: the clock of a sleep stands still while the machine is suspended."""
+"""The longest single sleep. A sleeping thread's timer stands still while the machine is suspended."""
 JOIN_SECONDS = 10.0
 
 
 def step(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine whose leaves block. One that suspends belongs to another runtime."""
+    """Run a coroutine under the blocking runtime. InvariantBroken if it suspends."""
     try:
         work.send(None)
     except StopIteration as stop:
@@ -38,15 +38,15 @@ def step(work: Coroutine[Any, Any, T]) -> T:
 
 
 def expect_interrupts() -> None:
-    """For programs of our own, which a Ctrl-C may end anywhere.
+    """Silence a warning in our own programs, which Ctrl-C may end anywhere.
 
-    One that comes between the making of a coroutine and its first step is nobody's mistake: nothing had begun.
+    An interrupt between the creation of a coroutine and its first step is harmless: nothing had begun.
     """
     warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
 
 
 class Flag:
-    """Like threading.Event, but no lock of ours is held between two bytecodes: Ctrl-C leaves none behind."""
+    """Like threading.Event, but holds no Python-level lock, so Ctrl-C cannot leave one locked."""
 
     __slots__ = ("_on", "_signals")
 
@@ -77,12 +77,12 @@ class Flag:
 
 
 class BlockingRuntime:
-    """Threads and flags."""
+    """Runs background loops in threads."""
 
     colour: Colour = "blocking"
     now = staticmethod(clocks.now)
     random = staticmethod(random.random)
-    whoami = staticmethod(threading.current_thread)  # idents are used again
+    whoami = staticmethod(threading.current_thread)  # an ident may be reused
 
     def secret(self) -> str:
         return secrets.token_hex(16)
@@ -143,7 +143,7 @@ class BlockingRuntime:
 
 
 class _Thread:
-    """A daemon: it must not keep an interpreter alive whose leases nobody uses any more."""
+    """A daemon thread: it must not keep the interpreter alive at exit."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._thread = threading.Thread(target=lambda: step(work()), name=name, daemon=True)

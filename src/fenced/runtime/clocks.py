@@ -1,10 +1,10 @@
-"""The clock that leases are measured with: it also runs while the machine is suspended."""
+"""The clock for leases: it also runs while the machine is suspended."""
 
 from __future__ import annotations
 
 import time
 
-# CLOCK_MONOTONIC stands still in suspend, and a lease does not.
+# CLOCK_MONOTONIC stands still while the machine is suspended, but leases still expire.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

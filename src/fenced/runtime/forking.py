@@ -1,8 +1,8 @@
-"""What must not cross a fork: leases, threads, and above all SQLite's idea of which locks it holds.
+"""Fork handlers: a child must not inherit leases, threads, or SQLite's table of the locks that it holds.
 
-SQLite keeps that per process, and a child inherits it: a connection that the child opens to the same file would
-take no real lock, and its commits could go into a log that others have deleted. So before a fork every
-transaction of ours is let to its end, and every connection is closed.
+SQLite keeps that table per process, and a child inherits it. A connection that the child then opens to the same file
+would take no real lock, and its commits could go into a log that others have deleted. So a fork waits until our
+SQLite transactions have ended (at most ten seconds), and closes every connection first.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ FORK_PATIENCE_SECONDS = 10.0
 
 class Forkable(Protocol):
     def _before_fork(self) -> None:
-        """In the parent: close what a child must not inherit. No transaction is under way."""
+        """In the parent: close what a child must not inherit. No transaction is running."""
 
     def _forked(self) -> None:
-        """In the child: forget what belongs to the parent."""
+        """In the child: drop what belongs to the parent."""
 
 
 class _Gate:
-    """Whoever uses an SQLite connection of ours is inside; a fork waits until nobody is."""
+    """Counts the threads that use one of our SQLite connections; a fork waits until there are none."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -65,7 +65,7 @@ def register(thing: Forkable) -> None:
 
 
 def enter() -> None:
-    """About to use a connection of ours; waits while a fork is under way."""
+    """Call before using an SQLite connection; waits while a fork is in progress."""
     _gate.enter()
 
 
@@ -80,7 +80,7 @@ def _before() -> None:
 
 
 def _in_child() -> None:
-    global _gate  # noqa: PLW0603 - the inherited one may be locked by a thread that is not here
+    global _gate  # noqa: PLW0603 - a thread that the child does not have may hold the inherited lock
     _gate = _Gate()
     for thing in list(_registered):
         try:

@@ -1,7 +1,7 @@
 """The simulated runtime: coroutines of simulated processes, on virtual time and a simulated network.
 
-Leaves yield to the scheduler, so the code that ships runs unchanged in thousands of worlds, and one seed
-always makes the same world.
+Its methods yield to the scheduler, so the code that ships runs unchanged in thousands of worlds, and one seed always
+makes the same world.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class _Suspend:
-    """What a leaf yields to the scheduler: a flag to wait for, and a time to give up."""
+    """What a method yields to the scheduler: a flag to wait for, and a deadline."""
 
     __slots__ = ("until", "wakeup")
 
@@ -59,7 +59,7 @@ class SimulatedTask:
         finally:
             _current.pop()
         if not isinstance(suspended, _Suspend):
-            raise InvariantBroken("a coroutine awaited something that is not of the simulated runtime")
+            raise InvariantBroken("a coroutine awaited something other than the simulated runtime")
         self._arm(suspended)
 
     def _arm(self, suspended: _Suspend) -> None:
@@ -90,7 +90,7 @@ _current: list[SimulatedTask] = []
 
 
 class SimulatedRuntime:
-    """The leaves of one simulated process."""
+    """The runtime of one simulated process."""
 
     colour: Colour = "asyncio"  # they suspend
 

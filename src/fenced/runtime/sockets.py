@@ -19,14 +19,14 @@ from typing import Any
 from fenced.contracts import Endpoint, Runtime, SocketLike
 
 AddressInfo = Any
-"""What getaddrinfo says of an address: family, kind, protocol, name, and where."""
+"""One result of getaddrinfo: family, kind, protocol, canonical name, address."""
 
 READ_BYTES = 65_536
 UNREQUESTED_BYTES_MAX = 2**24
 """A server that sends more than this without a request is not one that we support; its connection is closed."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 """After 15 idle seconds a probe each 5; after three without an answer, or 30 seconds (in milliseconds) in which nothing
-that was sent is acknowledged, the kernel ends the connection: a dead peer is noticed within 30 seconds."""
+that was sent is acknowledged, the kernel ends the connection: a dead peer is detected within 30 seconds."""
 FULL_BACKLOG_RETRY_SECONDS = 0.01
 _LATE = "no answer in time"
 CLOSED = "the server closed the connection"
@@ -44,7 +44,7 @@ class Late(OSError):
 async def connect(
     endpoint: Endpoint, runtime: Runtime, until: float, context: ssl.SSLContext | None = None
 ) -> socket.socket:
-    """A connected socket; with a context, one whose other end has proven who it is. OSError (also of TLS) if not."""
+    """A connected socket; with a context, one whose peer is verified by TLS. OSError (also from TLS) if that fails."""
     if isinstance(endpoint, str):
         return await _connect_path(endpoint, runtime, until)
     link = await _connect_host(*endpoint, runtime, until)
@@ -102,7 +102,7 @@ async def _connect_address(place: AddressInfo, runtime: Runtime, until: float) -
 
 
 def _keep_alive(link: socket.socket) -> None:
-    """Let the kernel probe an idle connection, so that middleboxes remember it and a dead peer is noticed."""
+    """Let the kernel probe an idle connection, so that middleboxes remember it and a dead peer is detected."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
         if (option := getattr(socket, name, None)) is not None:  # systems without it use their own times
@@ -182,7 +182,7 @@ async def receive(link: SocketLike, runtime: Runtime, until: float, count: int =
 
 
 def shut_down(link: SocketLike) -> None:
-    """End a connection from any thread: whoever waits for it wakes and finds it closed. The descriptor stays open."""
+    """End a connection from any thread, and wake whoever waits for it. The descriptor stays open."""
     with contextlib.suppress(OSError):
         if isinstance(link, socket.socket):
             # The plain socket's shutdown: TLS state belongs to the thread that uses the connection.
@@ -235,7 +235,7 @@ class SocketStream:
         return b""
 
     def interrupt(self) -> None:
-        """Shut the socket down, so that a thread that waits for it wakes and finds it closed. Safe from any thread."""
+        """Shut the socket down, and wake a thread that waits for it. Safe from any thread."""
         shut_down(self.link)
 
     def close(self) -> None:

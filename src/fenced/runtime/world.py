@@ -25,7 +25,7 @@ class World:
         self.at(self.now + delay, call)
 
     def run(self, until: float) -> None:
-        """Let events happen until that time."""
+        """Run the events that are due until that time."""
         while self._events and self._events[0][0] <= until:
             self.now, _, call = heapq.heappop(self._events)
             call()
@@ -62,7 +62,7 @@ class Process:
         return self._paused_until > when
 
     def pause(self, seconds: float) -> None:
-        """Let nothing of this process run for a while. What was due meanwhile happens afterwards, late."""
+        """Let nothing of this process run for a while. Events that are due meanwhile run afterwards."""
         self._paused_until = max(self._paused_until, self.world.now + seconds)
         self.world.at(self._paused_until, self._resume)
 

@@ -1,8 +1,8 @@
-"""Conformance kits: what every authority and every guard must do, as plain checks that know no pytest.
+"""Conformance kits: what every authority and every guard must do, as plain checks that do not need pytest.
 
-Bind a backend by a harness (`AuthorityHarness`, `GuardHarness`) and run `AUTHORITY_CHECKS` or `GUARD_CHECKS`
-with `run`, once in each colour; what is behind a network passes `OUTAGE_CHECKS` too, on a server that is broken
-on purpose (`fenced.testing.servers`, `fenced.testing.faults`). Third parties run the same checks as we do.
+Write a harness for a backend (`AuthorityHarness`, `GuardHarness`) and run `AUTHORITY_CHECKS` or `GUARD_CHECKS` with
+`run`, once in each colour. A backend behind a network also runs `OUTAGE_CHECKS`, on a server that the checks break on
+purpose (`fenced.testing.servers`, `fenced.testing.faults`). Other packages can run the same checks on their backends.
 """
 
 from fenced.contracts import Colour

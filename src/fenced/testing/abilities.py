@@ -1,4 +1,4 @@
-"""The guard kit, continued: modes, the audit, and abilities. What a guard does not declare, it must refuse."""
+"""The guard kit, continued: modes, the audit, and abilities. A guard must refuse what it does not declare."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPERATIONS: dict[str, tuple[object, ...]] = {
     "revoke_key": ("kit-1",),
     "require_proofs": (True,),
 }
-"""What an operator may ask for, and with what."""
+"""The methods of an operator, with arguments."""
 
 
 # Modes.
@@ -126,7 +126,7 @@ async def _recorded(guard: NamedValues) -> list[Decision]:
 
 @check()
 async def a_canary_is_a_share_of_names(h: GuardHarness) -> None:
-    """The same names at every guard; a larger share contains the smaller."""
+    """Every guard chooses the same names; a larger share contains the smaller."""
     guard = await h.guard(mode="canary(40%)")
     names = [f"orders/{i}" for i in range(30)]
     refused = set()
@@ -173,7 +173,7 @@ async def modes_go_by_name_pattern(h: GuardHarness) -> None:
 
 @check()
 async def a_new_mode_binds_every_guard_object(h: GuardHarness) -> None:
-    """What one process sets, another process finds: at once, or with the trait `mode-lag` a little later."""
+    """A mode that one process sets binds other processes at once, or a little later with the trait `mode-lag`."""
     guard, other = await h.guard(), await h.guard()
     await guard.write(by(5), NAME, b"A")
     for mode, refuses in (("shadow", False), ("enforce", True), ("observe", False)):
@@ -213,7 +213,7 @@ async def writers_that_do_not_use_the_guard(h: GuardHarness) -> None:
     ensure(not await h.write_raw(NAME, b"after"), "the stamp is not left for the next writer")
 
 
-# Abilities: what a guard does not declare, it refuses.
+# Abilities: a guard refuses what it does not declare.
 
 
 async def _lacks(h: GuardHarness, carried: Credential) -> None:
@@ -233,7 +233,7 @@ async def _takes_no_proof(h: GuardHarness) -> None:
 
 @check(trait="proofs", lacking=_takes_no_proof)
 async def a_proof_is_never_dropped(h: GuardHarness) -> None:
-    """Checked where the guard can check it, else Unsupported; where proofs are required, none is refused."""
+    """A guard checks a proof or raises Unsupported; if it requires proofs, it refuses a stamp without one."""
     guard = await h.guard()
     await guard.operate(lambda operator: operator.add_key(KEY))
     await guard.operate(lambda operator: operator.require_proofs(True))
@@ -271,15 +271,15 @@ async def _asks_no_authority(h: GuardHarness) -> None:
 
 @check(trait="still-held", lacking=_asks_no_authority)
 async def still_held_is_never_dropped(h: GuardHarness) -> None:
-    """Where no authority in the same database can be asked, the write is refused, not let through."""
+    """If no authority in the same database can be asked, the write is refused, not let through."""
     guard = await h.guard()
     await raises(FencedError, guard.write(replace(by(5), still_held=True), NAME, b"A"))
     await is_at(guard, NAME, None, None)
 
 
 @check()
-async def operators_are_told_what_is_lacking(h: GuardHarness) -> None:
-    """Whatever an operator cannot do here ends in Unsupported, in a sentence with this guard as its subject."""
+async def operators_learn_what_is_lacking(h: GuardHarness) -> None:
+    """What an operator cannot do with this guard raises Unsupported, with a message that names the guard."""
     guard = await h.guard()
     kind = await guard.operate(_kind)
     for name, arguments in OPERATIONS.items():

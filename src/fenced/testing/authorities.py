@@ -1,4 +1,4 @@
-"""The authority kit: what every authority must do, whatever it is made of."""
+"""The authority kit: what every authority must do, whatever its store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def _token(harness: AuthorityHarness, authority: Authority, name: str = "o
 
 @check()
 async def one_holder_at_a_time(h: AuthorityHarness) -> None:
-    """A held name is busy for everybody else, and says who holds it; other names are unrelated."""
+    """A held name is busy for everyone else, and the answer says who holds it; other names are unrelated."""
     one, two = await h.authority(), await h.authority()
     first = asking(h.runtime, "orders/42")
     grant = await granted(one, first)
@@ -131,7 +131,7 @@ async def tokens_rise_over_a_restart(h: AuthorityHarness) -> None:
 
 @check()
 async def tokens_rise_when_idle_names_are_forgotten(h: AuthorityHarness) -> None:
-    """Clean-up of names that nobody used for long touches no counter (where counters per name leak or reset)."""
+    """Deleting names that nobody has used for long changes no counter (counters per name would leak or restart)."""
     a = await h.authority()
     before = [await _token(h, a, f"once/{i}") for i in range(5)]
     await granted(a, asking(h.runtime, "crashed", ttl=0.2))
@@ -173,7 +173,7 @@ async def a_waiter_that_asks_for_something_else_keeps_its_place(h: AuthorityHarn
 
 @check()
 async def a_withdrawn_attempt_stays_withdrawn(h: AuthorityHarness) -> None:
-    """An ask that arrives after its own withdrawal makes no ghost grant."""
+    """An ask that arrives after its own withdrawal is not granted."""
     a = await h.authority()
     ask = asking(h.runtime, "orders", wait=True)
     ensure(await a.withdraw(ask.secret) == Released(), "withdrawn before it arrived")
@@ -187,7 +187,7 @@ async def a_withdrawn_attempt_stays_withdrawn(h: AuthorityHarness) -> None:
 
 @check()
 async def the_token_space_ends_loudly(h: AuthorityHarness) -> None:
-    """The last token is 2**53 - 1; after it the authority refuses instead of wrapping round."""
+    """The last token is 2**53 - 1; after it the authority raises an error and does not wrap around."""
     a = await h.authority()
     await a.raise_floor(TOKEN_MAX - 1)
     ensure(await _token(h, a) == TOKEN_MAX, "the last token is exact")
@@ -199,7 +199,7 @@ async def the_token_space_ends_loudly(h: AuthorityHarness) -> None:
 
 @check()
 async def a_renewal_extends_and_never_revives(h: AuthorityHarness) -> None:
-    """A renewal in time extends by the ttl; one that comes late is told so, even if nobody came meanwhile."""
+    """A renewal in time extends by the ttl; a late one is answered `Ended`, even if nobody else asked meanwhile."""
     a = await h.authority()
     ask = asking(h.runtime, "orders", ttl=2.0)
     await granted(a, ask)
@@ -217,7 +217,7 @@ async def a_renewal_extends_and_never_revives(h: AuthorityHarness) -> None:
 
 @check()
 async def a_lease_ends_by_its_own_ttl(h: AuthorityHarness) -> None:
-    """A lease or a place that is renewed too late, or never, ends, although the client renews its other leases."""
+    """A lease or a place that is renewed too late or never ends, although the client renews its other leases."""
     a, b = await h.authority(), await h.authority()
     mine = asking(h.runtime).holder
 
@@ -284,7 +284,7 @@ async def only_the_secret_renews_and_releases(h: AuthorityHarness) -> None:
 
 @check()
 async def a_release_may_be_repeated(h: AuthorityHarness) -> None:
-    """The second release says released, also when somebody else holds the name by then."""
+    """The second release is answered `Released`, even if somebody else holds the name by then."""
     a = await h.authority()
     ask = asking(h.runtime, "orders")
     await granted(a, ask)
@@ -346,7 +346,7 @@ async def first_come_first_served(h: AuthorityHarness) -> None:
 
 @check()
 async def a_release_wakes_the_head(h: AuthorityHarness) -> None:
-    """The head of the queue hears of the release, through its own connection."""
+    """The head of the queue is notified of the release, through its own connection."""
     a, b = await h.authority(), await h.authority()
     holder, head = asking(h.runtime, "orders"), asking(h.runtime, "orders", wait=True)
     await granted(a, holder)
@@ -381,7 +381,7 @@ async def a_waiter_that_leaves_makes_room(h: AuthorityHarness) -> None:
 
 @check()
 async def dead_waiters_are_skipped_however_many(h: AuthorityHarness) -> None:
-    """Waiters that fell silent do not hold up the living, and are never granted (etcd #11456)."""
+    """Waiters that stopped renewing do not delay live ones, and are never granted (etcd #11456)."""
     a = await h.authority()
     holder = asking(h.runtime, "orders", ttl=2.0)
     await granted(a, holder)
@@ -403,7 +403,7 @@ async def dead_waiters_are_skipped_however_many(h: AuthorityHarness) -> None:
 
 @check()
 async def an_expiry_lets_the_head_in(h: AuthorityHarness) -> None:
-    """After a crash of the holder the head is granted by its own ask, once `check_in` is over."""
+    """After the holder has crashed, the head is granted by its own ask after `check_in`."""
     a = await h.authority()
     await granted(a, asking(h.runtime, "orders", ttl=0.5))
     head = asking(h.runtime, "orders", ttl=5.0, wait=True)
@@ -456,7 +456,7 @@ async def lock_delay_follows_an_expiry_only(h: AuthorityHarness) -> None:
 
 @check()
 async def lock_delay_outlives_the_memory_of_its_attempt(h: AuthorityHarness) -> None:
-    """A late release and a clean-up do not cut a long delay short."""
+    """A late release and a clean-up do not shorten a long delay."""
     a = await h.authority()
     ask = asking(h.runtime, "orders", ttl=1.0, lock_delay=3600.0)
     await granted(a, ask)
@@ -474,7 +474,7 @@ async def lock_delay_outlives_the_memory_of_its_attempt(h: AuthorityHarness) -> 
 
 @check()
 async def force_release_revokes(h: AuthorityHarness) -> None:
-    """The holder learns `revoked`; the next grant is above the minted token; nothing held: nothing done."""
+    """The holder gets `revoked`; the next grant is above the minted token; without a holder nothing happens."""
     a, b = await h.authority(), await h.authority()
     ask = asking(h.runtime, "orders")
     token = (await granted(a, ask)).token
@@ -488,7 +488,7 @@ async def force_release_revokes(h: AuthorityHarness) -> None:
 
 @check()
 async def raising_the_floor(h: AuthorityHarness) -> None:
-    """Every later token is above it, also of waiters queued before; lowering it does nothing."""
+    """Every later token is above it, including those of waiters queued before; lowering it does nothing."""
     a = await h.authority()
     holder, waiter = asking(h.runtime, "orders"), asking(h.runtime, "orders", wait=True)
     await granted(a, holder)
@@ -524,7 +524,7 @@ async def surveying(h: AuthorityHarness) -> None:
 
 @check()
 async def namespaces_are_unrelated(h: AuthorityHarness) -> None:
-    """Another namespace is another realm with tokens and names of its own."""
+    """Each namespace is a realm with its own tokens and names."""
     a, b = await h.authority(), await h.authority("other")
     ensure((await a.open()).realm != (await b.open()).realm, "a realm each")
     ensure(
@@ -539,7 +539,7 @@ async def namespaces_are_unrelated(h: AuthorityHarness) -> None:
 
 @check()
 async def odd_names_are_names(h: AuthorityHarness) -> None:
-    """Names that look alike or dangerous are held side by side, and come back as they were."""
+    """Names that look alike or dangerous can be held at the same time, and are returned unchanged."""
     a = await h.authority()
     for name in ODD_NAMES:
         await granted(a, asking(h.runtime, name))
@@ -551,7 +551,7 @@ async def odd_names_are_names(h: AuthorityHarness) -> None:
 
 @check()
 async def bad_names_are_misuse(h: AuthorityHarness) -> None:
-    """What is not a name is refused before anything happens."""
+    """An invalid name raises Misuse before anything is sent."""
     a = await h.authority()
     for bad in BAD_NAMES:
         await raises(Misuse, a.observe(bad))
@@ -561,7 +561,7 @@ async def bad_names_are_misuse(h: AuthorityHarness) -> None:
 
 @check()
 async def closing_twice_is_harmless(h: AuthorityHarness) -> None:
-    """`close` may be repeated; what was held is still held for the others until it expires."""
+    """`close` may be repeated; leases that were held stay held for others until they expire."""
     a, b = await h.authority(), await h.authority()
     await granted(a, asking(h.runtime, "orders"))
     await a.close()

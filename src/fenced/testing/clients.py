@@ -14,20 +14,20 @@ CHECKS = check
 
 @check()
 async def a_client_holds_and_gives_back(h: AuthorityHarness) -> None:
-    """Acquire, check, stamp, release; what is released can neither be checked nor stamped."""
+    """Acquire, check, stamp, release; a released lease can neither be checked nor make stamps."""
     client = lease_engine(await h.authority(), h.runtime)
-    hold = await client.acquire(LeaseRequest.checked(["orders/42"], ttl=5))
-    ensure(hold.state is State.HELD and 4.8 < hold.remaining() < 5, f"held for {hold.remaining()}")
-    hold.check(need=1.0)
-    await raises(NotEnoughTime, _later(hold.check, 5.0))
-    stamps = [hold.next_stamp(), hold.next_stamp(), hold.announcement()]
+    lease = await client.acquire(LeaseRequest.checked(["orders/42"], ttl=5))
+    ensure(lease.state is State.HELD and 4.8 < lease.remaining() < 5, f"held for {lease.remaining()}")
+    lease.check(need=1.0)
+    await raises(NotEnoughTime, _later(lease.check, 5.0))
+    stamps = [lease.next_stamp(), lease.next_stamp(), lease.announcement()]
     ensure([s.seq for s in stamps] == [1, 2, 0], "the lease counts its operations")
-    ensure({s.token for s in stamps} == {hold.token}, "under one token")
+    ensure({s.token for s in stamps} == {lease.token}, "under one token")
     await raises(Misuse, client.acquire(LeaseRequest.checked(["orders/42"], wait=0)))  # not re-entrant
-    await client.release(hold)
-    await client.release(hold)
-    await raises(Misuse, _later(hold.next_stamp))
-    await raises(Misuse, _later(hold.check))
+    await client.release(lease)
+    await client.release(lease)
+    await raises(Misuse, _later(lease.next_stamp))
+    await raises(Misuse, _later(lease.check))
     await client.close()
 
 
@@ -38,7 +38,7 @@ async def _later(call: object, *args: object) -> object:
 
 @check()
 async def a_client_refuses_bad_numbers(h: AuthorityHarness) -> None:
-    """Bad names, ttls, waits and delays are Misuse before anything happens."""
+    """Bad names, ttls, waits and delays raise Misuse before anything is sent."""
     for bad in BAD_NAMES:
         await raises(Misuse, _later(LeaseRequest.checked, [bad]))
     for bad in BAD_TTLS:
@@ -51,90 +51,92 @@ async def a_client_refuses_bad_numbers(h: AuthorityHarness) -> None:
 
 
 @check()
-async def a_client_is_told_who_holds(h: AuthorityHarness) -> None:
+async def a_client_learns_who_holds(h: AuthorityHarness) -> None:
     """NotGranted after `wait`, with the holder's label; the attempt leaves nothing behind."""
     one, two = lease_engine(await h.authority(), h.runtime), lease_engine(await h.authority(), h.runtime)
-    hold = await one.acquire(LeaseRequest.checked(["orders"], ttl=5))
+    lease = await one.acquire(LeaseRequest.checked(["orders"], ttl=5))
     for wait in (0, 0.15):
         error = await raises(NotGranted, two.acquire(LeaseRequest.checked(["orders"], wait=wait)))
         ensure(error.held_by is not None and one.holder.label in str(error), f"{error}")
         ensure(isinstance(error, TimeoutError), "a TimeoutError too")
     view = await two.authority.observe("orders")
     ensure(view.waiters == (), "nobody waits any more")
-    await one.release(hold)
+    await one.release(lease)
     await one.close()
     await two.close()
 
 
 @check()
 async def a_client_keeps_its_lease(h: AuthorityHarness) -> None:
-    """The keeper renews past the ttl, for leases and for places in the queue."""
+    """The keeper renews leases and places in the queue beyond their ttl."""
     one, two = lease_engine(await h.authority(), h.runtime), lease_engine(await h.authority(), h.runtime)
-    hold = await one.acquire(LeaseRequest.checked(["orders"], ttl=0.5))
+    lease = await one.acquire(LeaseRequest.checked(["orders"], ttl=0.5))
     waiting = _Waiting(h, two, LeaseRequest.checked(["orders"], ttl=0.5))
     limit = h.runtime.now() + 1.2
     while h.runtime.now() < limit:
-        hold.check()
+        lease.check()
         await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.05)
-    await one.release(hold)
+    await one.release(lease)
     await waiting.done()
     await one.close()
     await two.close()
 
 
 class _Waiting:
-    """An acquire in a thread or task of its own."""
+    """An acquire in a separate thread or task."""
 
     def __init__(self, h: AuthorityHarness, client: LeaseEngine, request: LeaseRequest) -> None:
         self._h, self._client, self._request = h, client, request
-        self.hold: GrantState | None = None
+        self.lease: GrantState | None = None
         self.error: BaseException | None = None
         self._task = h.runtime.spawn(self._run, "waiting")
 
     async def _run(self) -> None:
         try:
-            self.hold = await self._client.acquire(self._request)
+            self.lease = await self._client.acquire(self._request)
         except BaseException as error:  # noqa: BLE001 - handed to `done`, which raises it
             self.error = error
 
     async def done(self) -> None:
-        await until(self._h.runtime, lambda: bool(self.hold or self.error), 5.0, "granted")
+        await until(self._h.runtime, lambda: bool(self.lease or self.error), 5.0, "granted")
         await self._task.join()
         ensure(self.error is None, f"granted, not {self.error!r}")
 
 
 @check()
 async def a_client_learns_that_it_was_revoked(h: AuthorityHarness) -> None:
-    """Force-release reaches the holder by the keeper: state, reason, callback, check, release."""
+    """After a force-release the keeper marks the lease lost: state, reason, callback, check and release show it."""
     client = lease_engine(await h.authority(), h.runtime)
-    hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=0.6))
-    told: list[str] = []
-    hold.on_lost(told.append)
+    lease = await client.acquire(LeaseRequest.checked(["orders"], ttl=0.6))
+    reasons: list[str] = []
+    lease.on_lost(reasons.append)
     await client.authority.force_release("orders")
-    ensure(await hold.wait_lost(h.runtime.now() + 5.0), "lost within a renewal")
-    ensure(hold.state is State.LOST and hold.lost_reason == "revoked", f"{hold.lost_reason}")
-    await until(h.runtime, lambda: told == ["revoked"], 2.0, "the callback is called once, with the reason")
-    ensure((await raises(LeaseLost, _later(hold.check))).reason == "revoked", "check raises")
-    await raises(LeaseLost, client.release(hold))
-    hold.on_lost(told.append)
-    ensure(told == ["revoked", "revoked"], "a late callback is called at once")
+    ensure(await lease.wait_lost(h.runtime.now() + 5.0), "lost within a renewal")
+    ensure(lease.state is State.LOST and lease.lost_reason == "revoked", f"{lease.lost_reason}")
+    await until(
+        h.runtime, lambda: reasons == ["revoked"], 2.0, "the callback is called once, with the reason"
+    )
+    ensure((await raises(LeaseLost, _later(lease.check))).reason == "revoked", "check raises")
+    await raises(LeaseLost, client.release(lease))
+    lease.on_lost(reasons.append)
+    ensure(reasons == ["revoked", "revoked"], "a late callback is called at once")
     await client.close()
 
 
 @check()
 async def a_client_gives_up_at_max_hold(h: AuthorityHarness) -> None:
-    """A body that hangs is not renewed for ever."""
+    """A lease with `max_hold` is not renewed for ever, even if the body hangs."""
     client = lease_engine(await h.authority(), h.runtime)
-    hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=0.3, max_hold=0.7))
+    lease = await client.acquire(LeaseRequest.checked(["orders"], ttl=0.3, max_hold=0.7))
     began = h.runtime.now()
-    ensure(await hold.wait_lost(began + 5.0) and hold.lost_reason == "max_hold", f"{hold.lost_reason}")
+    ensure(await lease.wait_lost(began + 5.0) and lease.lost_reason == "max_hold", f"{lease.lost_reason}")
     ensure(h.runtime.now() - began < 2.0, "in time")
     await client.close()
 
 
 @check()
 async def no_update_is_lost_under_contention(h: AuthorityHarness) -> None:
-    """Several clients count up an unprotected number under the lease: a lost update shows as a wrong sum."""
+    """Several clients increment an unprotected number under the lease: a lost update would make the sum wrong."""
     box = {"count": 0}
     tokens: list[int] = []
     clients = [lease_engine(await h.authority(), h.runtime) for _ in range(4)]
@@ -142,12 +144,12 @@ async def no_update_is_lost_under_contention(h: AuthorityHarness) -> None:
 
     async def count(client: LeaseEngine) -> None:
         for _ in range(8):
-            hold = await client.acquire(LeaseRequest.checked(["sum"], ttl=5))
+            lease = await client.acquire(LeaseRequest.checked(["sum"], ttl=5))
             seen = box["count"]
             await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.0005)
             box["count"] = seen + 1
-            tokens.append(hold.token)
-            await client.release(hold)
+            tokens.append(lease.token)
+            await client.release(lease)
         finished.append(1)
 
     tasks = [h.runtime.spawn(lambda client=client: count(client), "count") for client in clients]  # type: ignore[misc]

@@ -40,7 +40,7 @@ check: Checks[GuardHarness] = Checks()
 
 @check()
 async def the_newer_token_wins(h: GuardHarness) -> None:
-    """First admitted, equal admitted, higher admitted; lower refused, and nothing of it is seen."""
+    """The first, an equal and a higher token are admitted; a lower one is refused and leaves no trace."""
     guard = await h.guard()
     await guard.write(by(33), NAME, b"A")
     await guard.write(by(33, 2), NAME, b"A again")
@@ -86,7 +86,7 @@ async def a_refused_or_failed_write_leaves_no_trace(h: GuardHarness) -> None:
 
 @check()
 async def compare_and_set_together_with_the_token(h: GuardHarness) -> None:
-    """`expect` and the token are two questions with two answers; stale is said first."""
+    """`expect` and the token are checked separately; a stale token is reported first."""
     guard = await h.guard()
     first = await guard.write(by(5), NAME, b"A", expect=0)
     second = await guard.write(by(5, 2), NAME, b"B", expect=first)
@@ -97,7 +97,7 @@ async def compare_and_set_together_with_the_token(h: GuardHarness) -> None:
 
 @check()
 async def one_token_one_grant(h: GuardHarness) -> None:
-    """The same token from another grant is an authority that lost its history: refused and told apart."""
+    """The same token from another grant means that the authority lost its history: refused as ReusedToken."""
     guard = await h.guard()
     await guard.write(by(5), NAME, b"A")
     twin = by(5, 1, grant="f" * 32)
@@ -108,7 +108,7 @@ async def one_token_one_grant(h: GuardHarness) -> None:
 
 @check()
 async def a_stamp_counts_for_its_own_names(h: GuardHarness) -> None:
-    """What is leased is what is fenced: no other name, however alike."""
+    """A stamp covers exactly the names of its lease, and no similar name."""
     guard = await h.guard()
     for alike in ("orders", "orders/4", "orders/42/1", "Orders/42"):
         await raises(Uncovered, guard.write(by(5, 1, alike), NAME, b"A"))
@@ -117,7 +117,7 @@ async def a_stamp_counts_for_its_own_names(h: GuardHarness) -> None:
 
 
 @check()
-async def one_authority_until_told_otherwise(h: GuardHarness) -> None:
+async def one_authority_until_another_is_adopted(h: GuardHarness) -> None:
     """The first realm is trusted; another one is foreign until an operator adopts it, then only that."""
     guard = await h.guard()
     await guard.write(by(5), NAME, b"A")
@@ -133,7 +133,7 @@ async def one_authority_until_told_otherwise(h: GuardHarness) -> None:
 
 @check()
 async def tokens_compare_exactly(h: GuardHarness) -> None:
-    """2**53 - 1 and its neighbour are different numbers; more than that is no stamp."""
+    """2**53 - 1 and 2**53 - 2 are different tokens; a larger number is no stamp."""
     guard = await h.guard()
     await guard.write(by(TOKEN_MAX), NAME, b"last")
     await raises(StaleToken, guard.write(by(TOKEN_MAX - 1), NAME, b"one below"))
@@ -146,7 +146,7 @@ async def tokens_compare_exactly(h: GuardHarness) -> None:
 
 @check()
 async def a_stamp_without_seq(h: GuardHarness) -> None:
-    """What a child process was given is good for rule retry."""
+    """A stamp without seq, as a child process gets it, is accepted by rule `retry` alone."""
     guard = await h.guard()
     await guard.write(by(5, None), NAME, b"child")
     await raises(StaleToken, guard.write(by(4, None), NAME, b"old child"))
@@ -170,7 +170,7 @@ async def _parse(text: object) -> Stamp:
 
 @check()
 async def values_are_bytes(h: GuardHarness) -> None:
-    """Any bytes come back as they were; a text is refused, for its bytes are the program's choice."""
+    """Any bytes are returned unchanged; a str is refused, because the program must choose its encoding."""
     guard = await h.guard()
     for value in (b"", b"\0", b"\xff\xfe", bytes(range(256)), b"x" * 100_000):
         version = await guard.write(by(5), NAME, value)
@@ -181,7 +181,7 @@ async def values_are_bytes(h: GuardHarness) -> None:
 
 @check()
 async def bad_names_are_not_written(h: GuardHarness) -> None:
-    """What is not a name is refused before anything happens."""
+    """An invalid name raises Misuse before anything is written."""
     guard = await h.guard(mode="observe")
     for bad in BAD_NAMES:
         await raises(Misuse, guard.write(None, bad, b"x"))
@@ -197,7 +197,7 @@ async def bad_names_are_not_written(h: GuardHarness) -> None:
 
 @check()
 async def rule_once(h: GuardHarness) -> None:
-    """One operation a grant: announcing is none, a second write is a duplicate, also of the same stamp."""
+    """One write for each grant: announcing does not count; a second write is a duplicate, even with the same stamp."""
     guard = await h.guard("once")
     await guard.announce(by(5, 0))
     await guard.read(by(5, 0), NAME)
@@ -215,7 +215,7 @@ async def rule_once(h: GuardHarness) -> None:
 
 @check()
 async def rule_sequenced(h: GuardHarness) -> None:
-    """Gaps are normal, the same operation again is done already, an earlier one is out of order."""
+    """Gaps are allowed; the same seq again is AlreadyApplied; a lower one is out of order."""
     guard = await h.guard("sequenced")
     await guard.announce(by(5, 0))
     await guard.write(by(5, 1), NAME, b"1")
@@ -232,7 +232,7 @@ async def rule_sequenced(h: GuardHarness) -> None:
 
 @check()
 async def a_repeated_stamp_is_harmless(h: GuardHarness) -> None:
-    """A write whose reply was lost is sent again as it is: retry applies it once more, sequenced does not."""
+    """A write whose reply was lost is sent again unchanged: rule `retry` applies it again, `sequenced` does not."""
     for rule, applied in (("retry", True), ("sequenced", False)):
         guard = await h.guard(rule)  # type: ignore[arg-type]
         first = by(5, 1, rule)
@@ -256,7 +256,7 @@ async def _takes_one_name(h: GuardHarness) -> None:
 
 @check(trait="many-names", lacking=_takes_one_name)
 async def several_names_all_or_none(h: GuardHarness) -> None:
-    """One transaction over several names: one refusal refuses it whole; one seq covers it whole."""
+    """One transaction over several names: one refusal refuses all of it; one seq covers all of it."""
     for rule in RULES:
         guard = await h.guard(rule)
         a, b = f"{rule}/a", f"{rule}/b"
@@ -271,7 +271,7 @@ async def several_names_all_or_none(h: GuardHarness) -> None:
 
 @check()
 async def agrees_with_the_decision(h: GuardHarness) -> None:
-    """The shipped vectors; then long random stories, judged by the reference guard: the same answers throughout."""
+    """The shipped vectors, then long random sequences of operations: the same answers as the reference guard."""
     for rule in RULES:
         guard = await h.guard(rule)
         await _decides_as_the_vectors_say(guard, rule)
@@ -311,7 +311,7 @@ async def _same_step(
     for target in (guard, model):
         outcomes.append(await _outcome(_do(target, kind, carried, names, name, value, version, mode)))
     if kind == "many" and all(isinstance(outcome, str) for outcome in outcomes):
-        return  # both refuse; which of several reasons is named first is a matter of order
+        return  # both refuse; which of several reasons is reported may differ
     ensure(outcomes[0] == outcomes[1], f"step {index}, {kind} {name} with {carried}: {outcomes}")
 
 
@@ -394,7 +394,7 @@ def _bare(mark: Mark | None) -> Mark | None:
 
 @check()
 async def onlookers_see_nothing_older(h: GuardHarness) -> None:
-    """`peek(at_least)` refuses to show a state older than one the onlooker has heard of."""
+    """`peek(at_least)` refuses to show a state that is older than that token."""
     guard = await h.guard()
     await raises(Contended, guard.peek(NAME, at_least=1))
     await guard.write(by(5), NAME, b"A")
@@ -404,7 +404,7 @@ async def onlookers_see_nothing_older(h: GuardHarness) -> None:
 
 @check()
 async def racing_writers_leave_the_highest(h: GuardHarness) -> None:
-    """Many writers at once, tokens in any order: the mark and the value are the highest one's."""
+    """Many writers at once, tokens in any order: the mark and the value of the highest token remain."""
     guard = await h.guard()
     tokens = list(range(1, 25))
     random.Random(7).shuffle(tokens)
@@ -428,7 +428,7 @@ async def racing_writers_leave_the_highest(h: GuardHarness) -> None:
 
 @check()
 async def marks_last(h: GuardHarness) -> None:
-    """After a restart the mark is where it was, and the zombie is still refused."""
+    """After a restart the mark is unchanged, and an old token is still refused."""
     guard = await h.guard()
     await guard.write(by(5), NAME, b"A")
     await guard.announce(by(6, 0))
@@ -440,7 +440,7 @@ async def marks_last(h: GuardHarness) -> None:
 
 @check()
 async def the_highest_mark_is_known(h: GuardHarness) -> None:
-    """What an authority must be raised above: the highest token of all names, not the latest, not a refused one."""
+    """`highest` is the highest admitted token of all names, not the latest and not a refused one."""
     guard = await h.guard()
     ensure(await guard.highest() == 0, "no mark, no token")
     await guard.announce(by(9, 0, "a"))
@@ -453,7 +453,7 @@ async def the_highest_mark_is_known(h: GuardHarness) -> None:
 
 @check()
 async def rules_are_the_guards_not_the_writers(h: GuardHarness) -> None:
-    """A guard knows its own rule after a restart, and gives no operation the id of an earlier one."""
+    """After a restart a guard keeps its rule, and gives no operation the id of an earlier one."""
     guard: NamedValues = await h.guard("once")
     await guard.write(by(5, 1), NAME, b"A")
     again = await h.reopen()

@@ -1,4 +1,4 @@
-"""Bad and odd inputs, shared by the kits: each is refused with a typed error before any effect."""
+"""Bad and odd inputs, shared by the kits. Each bad one is refused with a typed error before any effect."""
 
 from __future__ import annotations
 

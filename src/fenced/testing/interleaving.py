@@ -1,18 +1,18 @@
 """Real sessions of PostgreSQL, stepped through every order of their statements.
 
 A simulation cannot see the bugs of SQL: what a statement does when it wakes up from a lock, what a snapshot
-hides, which of two transactions is the deadlock's victim. So each session has a script and a connection of its
-own, every merge of the scripts is run on a real server, and a judge looks at what came out:
+hides, which of two transactions is the deadlock's victim. So each session has a script and its own
+connection, every merge of the scripts is run on a real server, and a judge checks the outcome:
 
     explorer = Explorer(url)
     a = Script("A", (sql("UPDATE t SET n = n + 1"), COMMIT))
     b = Script("B", (sql("UPDATE t SET n = n + 1"), COMMIT))
     explorer.explore([a, b], reset=fill, judge=look)   # AABB, ABAB, ABBA, BAAB, BABA, BBAA
 
-A transaction begins with the first statement after the last one's end, or each statement is one. Whether a
-step has finished or waits for a lock is asked of the server, not guessed from the time it takes. The steps of a
-session that waits are held back until it is free. Errors are outcomes, and go into the trace; which of two
-deadlocked transactions gets one is the server's choice.
+A transaction begins with the first statement after the previous one has ended, or each statement is one. The explorer
+asks the server whether a step waits for a lock; it does not guess from the time that the step takes. The steps of a
+session that waits are held back until it is free. Errors are outcomes, and go into the trace; the server chooses which
+of two deadlocked transactions gets one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 
 PATIENCE_SECONDS = 30.0
-"""How long a step may neither finish nor wait for one of our own sessions."""
+"""How long a step may run without finishing or waiting for another session of the run."""
 LOOK_SECONDS = 0.001
-"""How long the answer is waited for before the server is asked whether the step waits for a lock."""
+"""How long to wait for a step before the server is asked whether it waits for a lock."""
 OUTCOME_LENGTH_MAX = 48
 """How much of an outcome is printed."""
 DEADLOCK_TIMEOUT = "10ms"
@@ -49,7 +49,7 @@ class StoryBroken(AssertionError):
 
 
 class Stuck(RuntimeError):
-    """A step neither finished nor waited for a session of ours. The explorer is of no use afterwards."""
+    """A step neither finished nor waited for a session of the run. The explorer cannot be used afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ScriptStep:
     statement: str
     parameters: tuple[object, ...] = ()
     about: Any = None
-    """Whatever the judge wants to know of it."""
+    """Free data for the judge."""
 
 
 def sql(statement: str, *parameters: object, label: str | None = None, about: Any = None) -> ScriptStep:
@@ -126,7 +126,7 @@ def _merges(counts: dict[str, int]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class ScriptOutcome:
-    """What a step led to: rows and the command's tag, or an SQLSTATE and its message."""
+    """The outcome of a step: rows and the command's tag, or an SQLSTATE and its message."""
 
     rows: tuple[tuple[Any, ...], ...] = ()
     tag: str = ""
@@ -150,7 +150,7 @@ class ScriptEvent:
     began: int
     ended: int = 0
     waited_for: str = ""
-    """The sessions that it stood behind, if it had to wait."""
+    """The sessions that it waited for, if any."""
     outcome: ScriptOutcome = field(default_factory=ScriptOutcome)
 
 
@@ -164,7 +164,7 @@ class Trace:
 
     @property
     def executed(self) -> tuple[tuple[str, str], ...]:
-        """What tells this run from another: who began or ended what, in order, and how it ended."""
+        """What distinguishes this run from others: the order of begins and ends, and the outcomes."""
         moments = [(event.began, event.session, event.step.label) for event in self.events]
         moments += [(event.ended, event.session, str(event.outcome)) for event in self.events]
         return tuple((session, told) for _, session, told in sorted(moments))
@@ -190,7 +190,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was explored: the merges that were run, and how many of them came out differently."""
+    """What was explored: the merges that were run, and how many different traces they gave."""
 
     orders: Orders
     different: int
@@ -230,7 +230,7 @@ class _Session:
             rows = tuple(cursor.fetchall()) if cursor.description else ()
         except psycopg.Error as error:
             if error.sqlstate is None:
-                raise  # the connection is lost, or we are mistaken
+                raise  # the connection is lost, or the script is wrong
             return ScriptOutcome(sqlstate=error.sqlstate, message=error.diag.message_primary or "")
         return ScriptOutcome(rows, cursor.statusmessage or "")
 
@@ -320,16 +320,16 @@ class _Run:
         self._places = itertools.count(1)
 
     def owe(self, name: str) -> None:
-        """It is this session's turn. Does its next step, and what was held back and has become possible."""
+        """Queue the next step of this session, and run all queued steps whose session is free."""
         self._owed.append(name)
         self._go_on()
 
     def end(self) -> None:
-        """Roll back what the scripts left open; who waited for it goes on first."""
+        """Roll back what the scripts left open. Sessions that waited for it finish first."""
         while left := [s for s in self._sessions.values() if s.running or s.in_transaction]:
             idle = next((session for session in left if not session.running), None)
             if idle is None:
-                raise Stuck(f"what they wait for is held by no transaction\n{self.trace}")
+                raise Stuck(f"no transaction holds what they wait for\n{self.trace}")
             self._do(idle.name, ROLLBACK)
             self._go_on()
 
@@ -356,7 +356,7 @@ class _Run:
             found = self._blockers([s.pid for s in busy if s.running and not s.running.done()])
             for session in busy:
                 if not self._collect(session) and not found.get(session.pid):
-                    break  # it goes on, and has let the others go on if they do: it ends first
+                    break  # it still runs, and its end may free the others: collect it first
             if found and found == before and self._all_held(found):
                 return
             before = found
@@ -364,7 +364,7 @@ class _Run:
                 raise Stuck(f"{', '.join(s.name for s in busy)}: neither done nor waiting\n{self.trace}")
 
     def _collect(self, session: _Session) -> bool:
-        """Take the outcome, if it is there."""
+        """Store the outcome of the session's step, if it has finished."""
         if session.running is None or session.event is None or not session.running.done():
             return False
         session.event.outcome = session.running.result()

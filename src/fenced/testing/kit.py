@@ -1,4 +1,4 @@
-"""The frame of the kits: checks, harnesses, and running a check in either colour."""
+"""The framework of the kits: checks, harnesses, and running a check in either colour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOURS: tuple[Colour, ...] = ("blocking", "asyncio")
 
 
 class CheckFailed(AssertionError):
-    """A backend does not do what the kit asks. Not an `assert`: those vanish under -O."""
+    """A backend failed a check. Not a plain `assert`, which `python -O` removes."""
 
 
 def ensure(condition: object, message: str) -> None:
@@ -28,14 +28,14 @@ def ensure(condition: object, message: str) -> None:
 
 
 async def raises(kind: type[BaseException] | tuple[type[BaseException], ...], work: Awaitable[object]) -> Any:
-    """The error that `work` raises; CheckFailed when it raises none or another."""
+    """The error that `work` raises; CheckFailed if it raises none or another one."""
     try:
         result = await work
     except kind as error:
         return error
     except Exception as error:
-        raise CheckFailed(f"{_named(kind)} was due, not {type(error).__name__}: {error}") from error
-    raise CheckFailed(f"{_named(kind)} was due, but the call returned {result!r}")
+        raise CheckFailed(f"expected {_named(kind)}, not {type(error).__name__}: {error}") from error
+    raise CheckFailed(f"expected {_named(kind)}, but the call returned {result!r}")
 
 
 def _named(kind: type[BaseException] | tuple[type[BaseException], ...]) -> str:
@@ -52,10 +52,10 @@ class AuthorityHarness(Protocol):
         """One more client of the same store, opened."""
 
     async def pass_time(self, seconds: float) -> None:
-        """Let so much time go by on the authority's clock (by a clock of its own, or by sleeping)."""
+        """Let `seconds` pass on the authority's clock, by moving that clock or by sleeping."""
 
     async def restart(self) -> None:
-        """Stop the store and start it again; clients made before are of no use afterwards."""
+        """Stop the store and start it again. Clients that were made before are not used afterwards."""
 
     async def close(self) -> None: ...
 
@@ -76,7 +76,7 @@ class GuardHarness(Protocol):
         """A new guard object on the same resource, after a restart of everything that can be restarted."""
 
     async def write_raw(self, name: str, value: bytes) -> bool:
-        """Write without a stamp and without the wrapper; False when the resource refused."""
+        """Write without a stamp and without the guard's interface; False if the resource refused."""
 
     async def close(self) -> None: ...
 
@@ -87,7 +87,7 @@ def has(harness: GuardHarness, key: str) -> bool:
 
 
 class Harness(Protocol):
-    """What every kit's harness is."""
+    """What the harnesses of all kits share."""
 
     async def close(self) -> None: ...
 
@@ -104,7 +104,7 @@ class Check(Generic[H]):
     promise: str
     body: Body[H]
     trait: str | None = None
-    """The ability that it needs; a backend that does not declare it must pass `lacking` instead."""
+    """The ability that it needs. A backend without this trait must pass `lacking` instead."""
     lacking: Body[H] | None = None
 
 
@@ -146,7 +146,7 @@ async def _run(check: Check[H], make: Callable[[Runtime], H], runtime: Runtime) 
         await harness.close()
 
 
-# What checks build their stories from.
+# Building blocks of checks.
 
 _numbers = itertools.count(1)
 
@@ -162,7 +162,7 @@ def asking(
 
 async def granted(authority: Authority, ask: Ask) -> Granted:
     answer = await authority.ask(ask)
-    ensure(isinstance(answer, Granted), f"a grant was due, not {answer}")
+    ensure(isinstance(answer, Granted), f"expected a grant, not {answer}")
     assert isinstance(answer, Granted)
     return answer
 
@@ -183,26 +183,26 @@ NAME = "orders/42"
 def stamp(
     token: int, seq: int | None = 1, *names: str, grant: str | None = None, realm: str = REALM
 ) -> Stamp:
-    """A stamp as a lease with this token would make it."""
+    """A stamp like one that a lease with this token makes."""
     return Stamp(realm, tuple(sorted(names or (NAME,))), token, seq, grant or f"{token:032x}")
 
 
 def by(
     token: int, seq: int | None = 1, *names: str, grant: str | None = None, realm: str = REALM
 ) -> Credential:
-    """What an operation under that stamp carries."""
+    """The credential of an operation with that stamp."""
     return Credential((stamp(token, seq, *names, grant=grant, realm=realm),))
 
 
 async def is_at(guard: NamedValues, name: str, value: bytes | None, token: int | None) -> None:
-    """Ensure that the value and the mark are these."""
+    """Ensure that the name has this value and this mark."""
     found, mark = await guard.peek(name), await guard.mark(name)
     ensure(found.value == value, f"the value of {name} is {value!r}, not {found.value!r}")
     ensure((mark.token if mark else None) == token, f"the mark of {name} is {token}, not {mark}")
 
 
 async def until(runtime: Runtime, condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait for a condition that other threads or tasks bring about; CheckFailed when it does not come."""
+    """Wait until other threads or tasks make the condition true; CheckFailed if they do not in time."""
     limit = runtime.now() + seconds
     while not condition():
         ensure(runtime.now() < limit, f"within {seconds} s: {what}")

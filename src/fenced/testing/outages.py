@@ -1,8 +1,8 @@
 """The outage kit: what an authority behind a network must do when the network or the server fails.
 
-A harness gives each check a real server of its own and a proxy in front of it. What is checked is the same for
-every engine: an answer is yes, no or unknown; unknown is repeated and gets the same grant; nothing is granted
-twice; a holder that nobody can reach stops believing in time.
+A harness gives each check its own real server and a proxy in front of it. The checks are the same for every authority:
+an answer is yes, no or unknown; an unknown ask is repeated and gets the same grant; nothing is granted twice; a holder
+that is cut off stops believing in its lease in time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CUTS = (Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.LOSE_REPLY)
 
 
 class OutageHarness(Protocol):
-    """A server that may be broken, and two ways to it."""
+    """A server that may be broken, and clients that reach it through a proxy or directly."""
 
     runtime: Runtime
     server: Server
@@ -44,7 +44,7 @@ class OutageHarness(Protocol):
         """A client that goes through the proxy, opened."""
 
     async def direct(self) -> Authority:
-        """A client that does not, opened."""
+        """A client that connects directly, opened."""
 
     async def close(self) -> None: ...
 
@@ -54,7 +54,7 @@ CHECKS = check
 
 
 async def _warm(h: OutageHarness, authority: Authority) -> None:
-    """Use each operation once, so that a fault meets a connection that is open and a request like any other."""
+    """Use each operation once, so that a fault hits an open connection and an ordinary request."""
     ask = asking(h.runtime, "warm")
     await granted(authority, ask)
     await authority.renew([ask.secret])
@@ -100,7 +100,7 @@ async def an_unknown_ask_stays_unknown_until_repeated(h: OutageHarness) -> None:
 
 @check()
 async def an_unknown_ask_can_be_withdrawn(h: OutageHarness) -> None:
-    """Who gives an unknown attempt up leaves no ghost behind."""
+    """An unknown attempt that is withdrawn leaves no grant behind."""
     a, b = await h.authority(), await h.direct()
     await _warm(h, a)
     ask = asking(h.runtime, "orders")
@@ -126,7 +126,7 @@ async def a_late_ask_finds_its_tombstone(h: OutageHarness) -> None:
     task = h.runtime.spawn(late, "late-ask")
     await until(h.runtime, lambda: trigger.fired > 0, 5.0, "the request is on its way")
     ensure(await b.withdraw(ask.secret) == Released(), "withdrawn before it arrived")
-    trigger.let_go()
+    trigger.deliver()
     await until(h.runtime, lambda: bool(answers), 5.0, "the late request is answered")
     await task.join()
     ensure(answers == [Ended("withdrawn")], f"no ghost: {answers}")
@@ -135,7 +135,7 @@ async def a_late_ask_finds_its_tombstone(h: OutageHarness) -> None:
 
 @check()
 async def a_cut_renewal_is_repeated(h: OutageHarness) -> None:
-    """A cut or a lost reply on renew: kept after all, by a second request; never told as ended."""
+    """A cut or a lost reply on renew: a second request keeps the lease; it is never reported as ended."""
     a = await h.authority()
     await _warm(h, a)
     ask = asking(h.runtime, "orders")
@@ -145,7 +145,9 @@ async def a_cut_renewal_is_repeated(h: OutageHarness) -> None:
         (answer,) = await a.renew([ask.secret])
         trigger.wait()
         limit = h.runtime.now() + 2.0
-        while isinstance(answer, Unknown) and h.runtime.now() < limit:  # the first one may still be at it
+        while (
+            isinstance(answer, Unknown) and h.runtime.now() < limit
+        ):  # the first request may still be running
             (answer,) = await a.renew([ask.secret])
         ensure(isinstance(answer, Kept), f"{fault.name}: kept, not {answer}")
 
@@ -168,14 +170,14 @@ async def a_silent_server_is_not_waited_for(h: OutageHarness) -> None:
 
 @check()
 async def a_late_reply_answers_nobody_else(h: OutageHarness) -> None:
-    """The reply to a renewal comes when its caller has given up: the next caller is not given it."""
+    """The reply to a renewal arrives after its caller has given up: the next caller does not get it."""
     a = await h.authority()
     await _warm(h, a)
     ask = asking(h.runtime, "orders")
     await granted(a, ask)
     trigger = h.proxy.on(h.words["renew"], Fault.HOLD_REPLY)
     await raises(Indeterminate, a.renew([ask.secret], h.runtime.now() + 0.3))
-    trigger.let_go()
+    trigger.deliver()
     for _ in range(3):
         ensure(await a.renew([h.runtime.secret()]) == [Gone()], "its own answer")
     (answer,) = await a.renew([ask.secret])
@@ -228,9 +230,9 @@ async def a_later_no_does_not_undo_a_doubt(h: OutageHarness) -> None:
 
 @check()
 async def a_wake_up_lost_on_the_way_is_made_good(h: OutageHarness) -> None:
-    """All connections of a waiter break while it waits: it is granted all the same, soon after the release."""
+    """All connections of a waiter break while it waits: it is still granted soon after the release."""
     one, two = lease_engine(await h.direct(), h.runtime), lease_engine(await h.authority(), h.runtime)
-    hold = await one.acquire(LeaseRequest.checked(["orders"], ttl=20))
+    lease = await one.acquire(LeaseRequest.checked(["orders"], ttl=20))
     tokens: list[int] = []
 
     async def wait() -> None:
@@ -243,10 +245,10 @@ async def a_wake_up_lost_on_the_way_is_made_good(h: OutageHarness) -> None:
         ensure(h.runtime.now() < limit, "the waiter has a place")
         await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.01)
     h.proxy.reset()
-    await one.release(hold)
+    await one.release(lease)
     await until(h.runtime, lambda: bool(tokens), 5.0, "the waiter is granted")
     await task.join()
-    ensure(tokens[0] > hold.token, "under a greater token")
+    ensure(tokens[0] > lease.token, "under a greater token")
     await one.close()
     await two.close()
 
@@ -257,22 +259,22 @@ async def a_killed_server_keeps_what_it_said(h: OutageHarness) -> None:
     client = lease_engine(await h.direct(), h.runtime)
     tokens = []
     for _ in range(5):
-        hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=6))
-        tokens.append(hold.token)
+        lease = await client.acquire(LeaseRequest.checked(["orders"], ttl=6))
+        tokens.append(lease.token)
         if len(tokens) < 5:
-            await client.release(hold)
+            await client.release(lease)
     h.server.kill()
     h.server.start()
     await until(
         h.runtime,
-        lambda: hold.remaining() > 5.0 and hold.state is State.HELD,
+        lambda: lease.remaining() > 5.0 and lease.state is State.HELD,
         6.0,
         "the holder renews on the new server",
     )
     other = await h.direct()
     waiting = await other.ask(asking(h.runtime, "orders", wait=True))
     ensure(isinstance(waiting, Waiting) and waiting.held_by is not None, f"still held: {waiting}")
-    await client.release(hold)
+    await client.release(lease)
     tokens.append((await granted(other, asking(h.runtime, "another"))).token)
     ensure(tokens == sorted(set(tokens)), f"strictly rising over the crash: {tokens}")
     await client.close()
@@ -280,23 +282,23 @@ async def a_killed_server_keeps_what_it_said(h: OutageHarness) -> None:
 
 @check()
 async def a_frozen_server_frees_its_holders_in_time(h: OutageHarness) -> None:
-    """SIGSTOP of the server for two TTLs: the holder stops believing before its TTL is over, and stays lost."""
+    """SIGSTOP of the server for two ttls: the holder marks its lease lost before the ttl is over, for good."""
     ttl = 1.0
     client = lease_engine(await h.direct(), h.runtime)
-    hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=ttl))
+    lease = await client.acquire(LeaseRequest.checked(["orders"], ttl=ttl))
     frozen = h.runtime.now()
     h.server.freeze()
     try:
-        await until(h.runtime, lambda: hold.state is State.LOST, 2 * ttl, "the holder knows")
+        await until(h.runtime, lambda: lease.state is State.LOST, 2 * ttl, "the holder knows")
         ensure(h.runtime.now() - frozen < ttl, "in time by its own clock")
         await h.runtime.wait(h.runtime.wakeup(), frozen + 2 * ttl)
     finally:
         h.server.thaw()
     other = lease_engine(await h.direct(), h.runtime)
     after = await other.acquire(LeaseRequest.checked(["orders"], ttl=5, wait=10))
-    ensure(after.token > hold.token, "the next holder's token is greater")
-    await raises(LeaseLost, client.release(hold))
-    ensure(hold.state is State.LOST, "what was lost stays lost")
+    ensure(after.token > lease.token, "the next holder's token is greater")
+    await raises(LeaseLost, client.release(lease))
+    ensure(lease.state is State.LOST, "what was lost stays lost")
     await other.release(after)
     await other.close()
     await client.close()
@@ -305,7 +307,7 @@ async def a_frozen_server_frees_its_holders_in_time(h: OutageHarness) -> None:
 # Releases and withdrawals that fail.
 
 LONG = 60.0
-"""A ttl that no check waits for: a name that becomes free earlier was released, and has not expired."""
+"""A ttl longer than any check: a name that becomes free earlier was released and did not expire."""
 SOON = 20.0
 
 
@@ -325,13 +327,13 @@ async def a_failed_release_is_repeated(h: OutageHarness) -> None:
     """
     client = lease_engine(await h.authority(), h.runtime)
     other = await client.acquire(LeaseRequest.checked(["other"], ttl=LONG))
-    hold = await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG))
+    lease = await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG))
     cut = h.proxy.on(h.words["release"], Fault.CUT_BEFORE, times=10_000)
-    await raises((Indeterminate, Unavailable), client.release(hold))
-    ensure(hold.state is State.RELEASED, "this program has released it")
+    await raises((Indeterminate, Unavailable), client.release(lease))
+    ensure(lease.state is State.RELEASED, "this program has released it")
     cut.disarm()
     again = await client.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=SOON))
-    ensure(again.token > hold.token, "a new grant")
+    ensure(again.token > lease.token, "a new grant")
     ensure(other.state is State.HELD, "the other lease goes on")
     await client.release(again)
     await client.close()
@@ -395,7 +397,7 @@ async def a_waiter_that_gives_up_while_cut_off_blocks_nobody(h: OutageHarness) -
 
 @check()
 async def a_dead_waiter_keeps_its_place_for_ten_seconds(h: OutageHarness) -> None:
-    """A place lapses min(ttl, 10 s) after its last renewal, however long the ttl; then the next waiter is granted."""
+    """A place expires min(ttl, 10 s) after its last renewal, however long the ttl; then the next waiter is granted."""
     holder, second = lease_engine(await h.direct(), h.runtime), lease_engine(await h.direct(), h.runtime)
     held = await holder.acquire(LeaseRequest.checked(["orders"], ttl=LONG))
     dead = await h.authority()
@@ -444,7 +446,7 @@ async def a_silent_server_keeps_nobody_past_its_wait(h: OutageHarness) -> None:
 
 @check()
 async def every_call_ends_by_its_deadline(h: OutageHarness) -> None:
-    """The server is silent: every method, also those for operators, ends by the deadline that its caller gave."""
+    """The server is silent: every method, including those for operators, ends by its caller's deadline."""
     a = await h.authority()
     held = asking(h.runtime, "orders")
     await granted(a, held)

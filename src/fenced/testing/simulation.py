@@ -1,7 +1,7 @@
 """Run seeded worlds: the client code that ships, under every fault at once.
 
-Messages are lost, late, doubled and overtaken; processes pause, crash and drift; servers restart, freeze and
-fail over. Each world comes from one seed, and a judge that sees everything watches the promises:
+Messages are lost, late, doubled and reordered; processes pause, crash and drift; servers restart, freeze and fail
+over. Each world comes from one seed, and a judge that sees everything checks the promises:
 
     python -m fenced.testing.simulation 0-999                    # many worlds of the memory authority
     python -m fenced.testing.simulation 0-99 --authority redis   # the shipped Redis client, over simulated streams
@@ -80,8 +80,8 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.write("\n".join(judge.log) + "\n")
         for what, count in judge.counts.items():
             counts[what] = counts.get(what, 0) + count
-    said = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
-    sys.stdout.write(f"{len(seeds)} worlds, no promise broken: {said}\n")
+    summary = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+    sys.stdout.write(f"{len(seeds)} worlds, no promise broken: {summary}\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Decision vectors: what the pure functions decide, as data that a guard in any language can be held to.
+"""Decision vectors: the decisions of the pure functions, as data with which a guard in any language can be compared.
 
 python -c 'from fenced.testing import vectors; vectors.write()'
 """
@@ -179,5 +179,5 @@ def cases() -> list[Case]:
 
 
 def write() -> None:
-    """Write the file again, after a wanted change of the decision."""
+    """Write the file again, after an intended change of the decision."""
     PATH.write_text(packed(made()))

@@ -3,12 +3,12 @@
 ```python
 with Proxy(server.host, server.port) as proxy:
     trigger = proxy.on(b"fenced_acquire", Fault.LOSE_REPLY)
-    ...  # a client of proxy.host, proxy.port asks; the server does it; the client never hears of it
+    ...  # a client of proxy.host, proxy.port sends it; the server does it; the client gets no reply
     trigger.wait()
 ```
 
-It sees bytes, not protocols, and cannot look into TLS. One thread carries all connections; calls from other
-threads are handed to it and return when they are in effect. It adds about 0.03 ms to a round trip.
+It sees bytes, not protocols, and cannot look into TLS. One thread serves all connections. Calls from other threads
+are queued to it and return when they have taken effect. It adds about 0.03 ms to a round trip.
 """
 
 from fenced.testing.faults.proxy import Proxy, http2_reply

@@ -1,4 +1,4 @@
-"""The connections of a proxy: bytes in line, in two directions, and how they end."""
+"""The connections of a proxy: queues of bytes in two directions, and how connections end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fenced.testing.faults.triggers import AT_THE_REPLY, Fault, Trigger
 
 CHUNK = 65536
 HELD_BYTES_MAX = 1 << 20
-"""What one direction keeps for later; beyond it the sender is not read, and feels it as TCP makes it felt."""
+"""How many bytes one direction keeps. Above it the proxy stops reading, and TCP slows the sender down."""
 
 _END = b""
-"""In a line of bytes: the sender has closed its side."""
+"""In the queue: the sender has closed its side."""
 _RESET = None
-"""The same, by a reset."""
+"""In the queue: the sender has reset the connection."""
 
 
 class Traffic:
@@ -47,7 +47,7 @@ class Traffic:
 
 
 class Pipe:
-    """One direction of a connection: what was read waits in line until it is due and nobody holds it."""
+    """One direction of a connection: bytes that were read are queued until they are due and nothing holds them."""
 
     def __init__(self, link: Link, source: socket.socket, target: socket.socket) -> None:
         self.source = source
@@ -60,7 +60,7 @@ class Pipe:
         self.ended = False  # the source has closed, or is gone
         self.blocked = False  # the target takes no more for now
         self._link = link
-        self._line: deque[tuple[float, bytes | None]] = deque()
+        self._queue: deque[tuple[float, bytes | None]] = deque()
         self._size = 0
         self._wakes_at = math.inf
         self._next_drop = 0.0
@@ -71,20 +71,20 @@ class Pipe:
 
     @property
     def over(self) -> bool:
-        return self.ended and not self._line
+        return self.ended and not self._queue
 
     def put(self, data: bytes | None) -> None:
         self.dead = self.dead or self.dropping
         if not self.dead:
-            self._line.append((time.monotonic(), data))
+            self._queue.append((time.monotonic(), data))
             self._size += len(data or b"")
             self.flush()
 
     def fault(self, delay: float, holder: object, closed: bool, drop: bool) -> None:
-        """Delay, and hold, drop or let pass, from now on and what is under way."""
+        """Delay, hold, drop or forward, from now on, also the bytes that are queued."""
         self.delay = delay
         self.dropping = closed and drop
-        if self.dropping and self._line:
+        if self.dropping and self._queue:
             self.lose()
         if closed and not drop:
             self.holders.add(holder)
@@ -93,9 +93,9 @@ class Pipe:
         self.flush()
 
     def lose(self) -> None:
-        """Deliver nothing more, and not what waits in line either."""
+        """Deliver nothing more, not even what is queued."""
         self.dead = True
-        self._line.clear()
+        self._queue.clear()
         self._size = 0
         self.blocked = False
 
@@ -105,10 +105,10 @@ class Pipe:
             self.flush()
 
     def flush(self) -> None:
-        """Pass on what is due."""
+        """Forward what is due."""
         self.blocked = False
-        while self._line and not self.holders and not self.blocked and not self._link.closed:
-            came, data = self._line[0]
+        while self._queue and not self.holders and not self.blocked and not self._link.closed:
+            came, data = self._queue[0]
             if self.delay and came + self.delay > time.monotonic():
                 self._wake_at(came + self.delay)
                 break
@@ -120,7 +120,7 @@ class Pipe:
             elif data is _RESET:
                 self._link.reset()
             else:
-                self._line.popleft()
+                self._queue.popleft()
                 with contextlib.suppress(OSError):
                     self.target.shutdown(socket.SHUT_WR)
         self._link.watch()
@@ -136,9 +136,9 @@ class Pipe:
             return
         self._size -= sent
         if sent == len(data):
-            self._line.popleft()
+            self._queue.popleft()
         else:
-            self._line[0] = (came, data[sent:])
+            self._queue[0] = (came, data[sent:])
             self.blocked = sent < len(piece)
         self._next_drop = time.monotonic() + self.drip
 
@@ -153,7 +153,7 @@ class Pipe:
 
 
 class Link:
-    """One client's connection, and the one to the server that belongs to it."""
+    """One client's connection to the proxy, and the proxy's connection to the server for it."""
 
     def __init__(self, traffic: Traffic, client: socket.socket) -> None:
         self.traffic = traffic
@@ -173,7 +173,7 @@ class Link:
         traffic.loop.select(self.server, selectors.EVENT_WRITE, self._connected)
 
     def watch(self) -> None:
-        """Tell the selector what this link waits for; close it when there is nothing left to wait for."""
+        """Register the events that this link waits for; close it if there are none left."""
         if self.closed or not self._watched:
             return
         if self.up.over and self.down.over:
@@ -258,12 +258,12 @@ class Link:
             self.down.dead = True
         else:
             self._drop_client()
-            self.up.put(_END)  # the server comes to its own end, with all that it has to do for the request
+            self.up.put(_END)  # the server finishes the request, and then sees the end
         if trigger.fault in AT_THE_REPLY:
             trigger.fire()
 
     def _matching(self, data: bytes) -> Trigger | None:
-        """The trigger whose match ends in this chunk; it may have begun in the ones before."""
+        """The trigger whose match ends in this chunk; the match may have begun in earlier chunks."""
         if not self.traffic.armed or self._awaiting is not None:
             self._tail = b""
             return None
@@ -280,13 +280,13 @@ class Link:
     # Ends.
 
     def _drop_client(self) -> None:
-        """Reset the client's side; the server's goes on."""
+        """Reset the client's side; the server's side stays open."""
         self.up.ended = True
         self.down.lose()
         self._end(self.client, reset=True)
 
     def broken(self, end: socket.socket) -> None:
-        """A side was reset: the other is too, once the bytes before are through."""
+        """One side was reset: reset the other after the bytes before the reset are delivered."""
         inward, outward = (self.up, self.down) if end is self.client else (self.down, self.up)
         inward.ended = True
         outward.lose()
@@ -294,11 +294,11 @@ class Link:
         inward.put(_RESET)
 
     def reset(self) -> None:
-        """Both sides, at once, by RST; what waits in line is lost."""
+        """Reset both sides at once; queued bytes are lost."""
         self._finish(reset=True)
 
     def close(self) -> None:
-        """Both sides, at once, by FIN; what waits in line is lost."""
+        """Close both sides at once; queued bytes are lost."""
         self._finish(reset=False)
 
     def _finish(self, reset: bool) -> None:

@@ -1,4 +1,4 @@
-"""The proxy's thread: it waits for sockets and for times, and does what other threads order."""
+"""The proxy's thread: it waits for sockets and timers, and runs functions for other threads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 CALL_SECONDS = 10.0
-"""How long an order may take, which is no more than a few moves."""
+"""How long a function that another thread passes to `run` may take; each is short."""
 
 
 class Loop:
-    """Everything but `run`, `stop` and `forked` is for the loop's own thread, and needs no lock there."""
+    """Only `run`, `stop` and `forked` are for other threads. The rest runs in the loop's thread and needs no lock."""
 
     def __init__(self, name: str) -> None:
         self.stopped = False
@@ -25,39 +25,40 @@ class Loop:
         self._numbers = itertools.count()
         self._orders: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._selector = selectors.DefaultSelector()
-        self._bell, self._ringing = socket.socketpair()
-        self.select(self._ringing, selectors.EVENT_READ, self._rung)
+        self._waker, self._woken = socket.socketpair()
+        self.select(self._woken, selectors.EVENT_READ, self._drain_waker)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def run(self, order: Callable[[], None]) -> None:
-        """Have the thread do it, and return when it is done."""
+        """Run a function in the loop's thread, and return when it has finished."""
         if self.stopped:
             raise RuntimeError("the proxy is stopped")
         done: Future[None] = Future()
+        # Appended before the wake-up: the loop looks at the queue after it wakes.
         self._orders.append((order, done))
-        self._bell.send(b"!")
+        self._waker.send(b"!")
         done.result(CALL_SECONDS)
 
     def stop(self) -> None:
-        """End the thread, by an order."""
+        """End the thread."""
 
         def order() -> None:
             self.stopped = True
 
         self.run(order)
         self._thread.join()
-        self._let_go()
+        self._close()
 
     def forked(self) -> None:
-        """In a child, where the thread is not."""
+        """In a forked child, which has no such thread: only close the descriptors."""
         self.stopped = True
-        self._let_go()
+        self._close()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         self._selector.close()
-        self._bell.close()
-        self._ringing.close()
+        self._waker.close()
+        self._woken.close()
 
     def _work(self) -> None:
         while not self.stopped:
@@ -75,14 +76,14 @@ class Loop:
                 else:
                     done.set_result(None)
 
-    def _rung(self, _: int) -> None:
-        self._ringing.recv(4096)
+    def _drain_waker(self, _: int) -> None:
+        self._woken.recv(4096)
 
     def later(self, due: float, work: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (due, next(self._numbers), work))
 
     def select(self, end: socket.socket, wanted: int, ready: Callable[[int], None]) -> None:
-        """Call `ready` whenever the socket is ready for what is wanted; nothing wanted ends it."""
+        """Call `ready` whenever the socket is ready for the `wanted` events; 0 unregisters it."""
         known = end in self._selector.get_map()
         if wanted and known:
             self._selector.modify(end, wanted, ready)

@@ -1,4 +1,4 @@
-"""The proxy itself: what a test sees."""
+"""The proxy, as tests use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fenced.testing.servers.base import HOST, free_port
 
 
 def http2_reply(chunk: bytes) -> bool:
-    """Whether a chunk that begins with a frame of HTTP/2 holds headers or data: an answer, and no bookkeeping."""
+    """Whether a chunk that begins with an HTTP/2 frame contains headers or data, so that it is a reply."""
     at = 0
     while at + 9 <= len(chunk):
         if chunk[at + 3] in (0, 1):
@@ -28,13 +28,13 @@ def http2_reply(chunk: bytes) -> bool:
 
 
 class Proxy:
-    """In front of a server, on loopback; running from its making until `stop`, or the end of its context.
+    """A proxy in front of a server, on loopback. It runs until `stop` or the end of its context.
 
     It counts `connections` that clients have made, and `requests`: each time a client sends something for the
-    first time, or for the first time since the server has sent something. For clients that wait for one reply
-    before they ask again these are the round trips, those of a handshake included.
+    first time, or for the first time since the server has sent something. For clients that wait for each reply
+    before the next request these are the round trips, including those of a handshake.
 
-    `is_reply` tells a reply from what else a server may send, a chunk at a time: `http2_reply`, for one.
+    `is_reply` decides for each chunk from the server whether it is a reply; see `http2_reply`.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Proxy:
     def requests(self) -> int:
         return self._traffic.requests
 
-    # Faults that stand until `heal`.
+    # Faults that last until `heal`.
 
     def delay(self, seconds: float, *, only_new: bool = False) -> None:
-        """Everything takes so much longer, each way; on all connections, or on those made from now on."""
+        """Delay bytes in each direction by `seconds`, on all connections or only on new ones."""
 
         def order() -> None:
             self._delay = seconds
@@ -71,7 +71,7 @@ class Proxy:
         self._loop.run(order)
 
     def drip(self, seconds: float) -> None:
-        """Pass on the server's bytes one at a time, `seconds` apart."""
+        """Forward the server's bytes one at a time, with `seconds` between them."""
 
         def order() -> None:
             self._drip = seconds
@@ -82,11 +82,11 @@ class Proxy:
     def black_hole(
         self, up: bool = True, down: bool = True, *, drop: bool = False, only_new: bool = False
     ) -> None:
-        """Nothing arrives any more at the server (`up`), at the client (`down`); connections stay open.
+        """Stop forwarding bytes to the server (`up`) or to the client (`down`); connections stay open.
 
-        What is sent meanwhile, a close included, is delivered on healing, as TCP does it. With `drop` it never
-        is, and a connection that has lost something stays silent in that direction for good, as one does that
-        lost its state in a firewall. New connections are still accepted, and then hear nothing.
+        Bytes that are sent meanwhile, and closes, are delivered after `heal`, as TCP does. With `drop` they are lost,
+        and a connection that has lost something stays silent in that direction for good, like one whose state a
+        firewall has forgotten. New connections are still accepted, and then receive nothing.
         """
 
         def order() -> None:
@@ -97,7 +97,7 @@ class Proxy:
         self._loop.run(order)
 
     def refuse(self) -> None:
-        """New connections are refused, as by a machine on which no server runs."""
+        """Refuse new connections, like a machine on which no server runs."""
         self._loop.run(self._shut)
 
     def heal(self) -> None:
@@ -122,14 +122,14 @@ class Proxy:
         self._loop.run(lambda: self._traffic.each(Link.close))
 
     def on(self, match: bytes, do: Fault, times: int = 1) -> Trigger:
-        """Do this to the next request, or the next `times` requests, in which these bytes occur.
+        """Apply a fault to the next request, or the next `times` requests, in which these bytes occur.
 
-        The bytes may come in several chunks. Of several triggers for one request the oldest is used, and while
-        a connection waits for the reply that a trigger is about, none is used on it.
+        The bytes may arrive in several chunks. If several triggers match one request, the oldest is used. While a
+        connection waits for the reply that a trigger acts on, no other trigger is used on it.
         """
         if not match or times < 1:
             raise ValueError("a trigger needs bytes to look for, and is for one request at least")
-        trigger = Trigger(match, do, times, let_go=self._let_go, disarm=self._disarm)
+        trigger = Trigger(match, do, times, deliver=self._deliver, disarm=self._disarm)
         self._loop.run(lambda: self._traffic.armed.append(trigger))
         return trigger
 
@@ -147,7 +147,7 @@ class Proxy:
     ) -> None:
         self.stop()
 
-    # What it does in its own thread.
+    # Run in the loop's thread.
 
     def _listen(self) -> None:
         if self._listener is None:
@@ -171,7 +171,7 @@ class Proxy:
             self._apply(link)
 
     def _apply(self, link: Link) -> None:
-        """Bring the faults that stand to a connection."""
+        """Apply the current faults to a connection."""
         link.down.drip = self._drip
         link.up.fault(self._delay, self, *self._up)
         link.down.fault(self._delay, self, *self._down)
@@ -180,9 +180,9 @@ class Proxy:
         self._shut()
         self._traffic.each(Link.close)
 
-    # What triggers ask for, and what a fork does.
+    # Called by triggers, and after a fork.
 
-    def _let_go(self, trigger: Trigger) -> None:
+    def _deliver(self, trigger: Trigger) -> None:
         def order() -> None:
             for link in list(self._traffic.links):
                 link.up.release(trigger)
@@ -198,7 +198,7 @@ class Proxy:
         self._loop.run(order)
 
     def _forked(self) -> None:
-        """In a child: let go of the sockets, which would otherwise keep connections open past a reset."""
+        """In a forked child: close the sockets, which would otherwise keep connections open after a reset."""
         if not self._loop.stopped:
             self._loop.forked()
             for link in self._traffic.links:

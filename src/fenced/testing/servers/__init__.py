@@ -1,8 +1,8 @@
-"""Real servers for tests: started on loopback and a free port, broken on purpose, and gone afterwards.
+"""Real servers for tests: started on loopback and a free port, broken on purpose, and removed afterwards.
 
-`with PostgresqlServer() as server:` starts one in a temporary folder and removes both at the end. What a test
-starts also ends when the test is killed. Nothing here needs a driver or a program before a server is started;
-a program that is missing is a `MissingProgram` which says how to install it.
+`with PostgresqlServer() as server:` starts one in a temporary folder and removes both at the end. A server also ends
+when the test is killed. Drivers and programs are needed only when a server is started; `MissingProgram` says how to
+install one that is missing.
 """
 
 from fenced.testing.servers.base import Endpoint, MissingProgram, Server, ServerFailed

@@ -35,7 +35,7 @@ class MissingProgram(RuntimeError):
 
 
 class ServerFailed(RuntimeError):
-    """A server did not do what it was told, within `PATIENCE_SECONDS`."""
+    """A server did not start, stop or reach a state within `PATIENCE_SECONDS`."""
 
 
 class Endpoint(Protocol):
@@ -49,7 +49,7 @@ class Endpoint(Protocol):
 
 
 class Startable(ABC):
-    """A server or several, started at the beginning of a block and gone after it."""
+    """One server or several, started at the beginning of a `with` block and removed after it."""
 
     @property
     def running(self) -> bool:
@@ -108,7 +108,7 @@ class Server(Startable):
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether the server does its work; called again and again while it starts."""
+        """Whether the server answers; called repeatedly while it starts."""
 
     def prepare(self) -> None:
         """Write what the server needs before each start."""
@@ -120,7 +120,7 @@ class Server(Startable):
             for part in [path, *path.rglob("*")]:
                 os.chown(part, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
 
-    # For everybody.
+    # For tests.
 
     @property
     def pid(self) -> int:
@@ -154,7 +154,7 @@ class Server(Startable):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for the tests, which then end their servers themselves
+                start_new_session=True,  # Ctrl-C reaches only the tests, which then end their servers
                 cwd="/",
             )
         assert self._supervisor.stdout is not None
@@ -180,7 +180,7 @@ class Server(Startable):
         self._wait_gone()
 
     def kill(self) -> None:
-        """SIGKILL to every process of the server; returns when they are gone."""
+        """Send SIGKILL to every process of the server, and return when they have ended."""
         if self.running:
             self._signal(self._processes(), signal.SIGKILL)
             self._wait_gone()
@@ -190,10 +190,9 @@ class Server(Startable):
         self.start()
 
     def freeze(self) -> None:
-        """SIGSTOP to every process of the server; returns when all of them stand still.
+        """Send SIGSTOP to every process of the server, and return when all of them have stopped.
 
-        The kernel goes on for it: connections are still accepted and bytes buffered, as on a machine under
-        which the hypervisor pauses one program.
+        The kernel still accepts connections and buffers bytes for it.
         """
         _ = self.pid
         self.wait_until(self._stopped, "all of its processes are stopped")
@@ -246,7 +245,7 @@ class Server(Startable):
             raise ServerFailed(f"{self.name} does not stop:\n{self.log_tail()}") from None
 
     def _processes(self) -> list[int]:
-        """The server and its descendants, parents first: one that stands still makes no new children."""
+        """The server and its descendants, parents first: a stopped process starts no new children."""
         children: dict[int, list[int]] = {}
         for pid, parent in supervisor.parents():
             children.setdefault(parent, []).append(pid)
@@ -272,7 +271,7 @@ _given_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on now, that no client is ever given, and nobody else in this process."""
+    """A port on loopback that is free, outside the ephemeral range, and given only once in this process."""
     while True:
         port = random.SystemRandom().choice(PORTS)
         if port in _given_ports and len(_given_ports) < len(PORTS) // 2:
@@ -305,7 +304,7 @@ def user_unless_root(*names: str) -> str | None:
 
 
 def run_program(command: list[str], user: str | None = None) -> None:
-    """Run a helper of a server to its end; what it wrote is in the error if it fails."""
+    """Run a helper program to its end; if it fails, the error contains its output."""
     entry = pwd.getpwnam(user) if user is not None else None
     done = subprocess.run(
         command,

@@ -11,7 +11,7 @@ _CA = ["-x509", "-days", "2", "-addext", "keyUsage=critical,keyCertSign,cRLSign"
 
 
 def make_certificates(folder: Path, *, clients: tuple[str, ...] = ()) -> None:
-    """An authority of our own for a day, a certificate of it for loopback, and one for each client."""
+    """Make a CA that is valid for a day, a certificate of it for loopback, and one for each client."""
     openssl = find_program("openssl", "openssl")
     folder.mkdir()
     files = ["-keyout", str(folder / "ca.key"), "-out", str(folder / "ca.crt")]

@@ -32,9 +32,8 @@ USER = "root"
 class EtcdServer(Server):
     """One member of etcd 3.4 or later: alone, or of an `EtcdCluster`.
 
-    `settings` are options of etcd without their dashes. With `tls` it speaks nothing else, under a certificate that
-    `ca_path` vouches for, and takes only clients with a certificate of the same authority. With `password` one has
-    to be the user root.
+    `settings` are options of etcd without their dashes. With `tls` it accepts only TLS, with a certificate signed
+    by `ca_path`, and only clients with a certificate of the same CA. With `password` clients log in as the user root.
     """
 
     name = "etcd"
@@ -95,7 +94,7 @@ class EtcdServer(Server):
         )
 
     def status(self) -> dict[str, Any] | None:
-        """What it says of itself; None when it does not answer."""
+        """The status that it reports; None if it does not answer."""
         done = self._etcdctl("endpoint", "status", "--write-out=json")
         if done.returncode != 0:
             return None
@@ -193,7 +192,7 @@ class EtcdServer(Server):
 
 
 class EtcdCluster(Startable):
-    """Several members. They know each other by proxies in front of each, so that one can be cut off."""
+    """Several members. They reach each other through a proxy in front of each, so that one can be cut off."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, size: int = 3) -> None:
         from fenced.testing.faults import Proxy, Trigger  # it needs the servers itself
@@ -218,7 +217,7 @@ class EtcdCluster(Startable):
         self.leader()
 
     def leader(self, but: EtcdServer | None = None) -> EtcdServer:
-        """The member that leads, as soon as one says so of itself; never `but`."""
+        """Wait for a member that reports itself as leader; never `but`."""
         limit = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < limit:
             for member in self.members:
@@ -232,7 +231,7 @@ class EtcdCluster(Startable):
         return [member for member in self.members if member is not leader]
 
     def cut_off(self, member: EtcdServer) -> None:
-        """Neither does this member reach the others nor they it. Clients still reach it.
+        """Cut this member off from the others, in both directions. Clients still reach it.
 
         A member says who it is when it connects to another; there it is not heard from now on.
         """
@@ -250,7 +249,7 @@ class EtcdCluster(Startable):
             way.reset()
 
     def heal(self) -> None:
-        """All members reach each other again."""
+        """End all cuts: members reach each other again."""
         while self._deaf:
             self._deaf.pop().disarm()
         for way in self._ways:
@@ -265,7 +264,7 @@ class EtcdCluster(Startable):
 
 
 def url_of(members: Sequence[EtcdServer]) -> str:
-    """The address of these members, with what it takes to be let in."""
+    """The address of these members, with credentials and certificates."""
     first = members[0]
     who = f"{USER}:{quote(first.password, safe='')}@" if first.password is not None else ""
     places = ",".join(f"{member.host}:{member.port}" for member in members)

@@ -57,7 +57,7 @@ class PostgresqlServer(Server):
 
     @property
     def standby_name(self) -> str:
-        """What the server calls itself when it streams from a primary."""
+        """The application_name with which it streams from a primary."""
         return f"standby_{self.port}"
 
     def url(self, database: str = "postgres", user: str = "postgres", **query: str) -> str:
@@ -65,7 +65,7 @@ class PostgresqlServer(Server):
         return f"postgresql://{quote(user)}@{self.host}:{self.port}/{quote(database)}{options}"
 
     def execute(self, sql: str, database: str = "postgres") -> list[tuple[Any, ...]]:
-        """Run SQL on a connection of its own, each statement a transaction; the rows, if there are any."""
+        """Run SQL on a new connection, each statement in its own transaction; returns the rows, if any."""
         import psycopg
 
         with psycopg.connect(self.url(database), autocommit=True) as connection:
@@ -109,7 +109,7 @@ class PostgresqlServer(Server):
         return standby
 
     def no_synchronous_standby(self) -> None:
-        """Let commits no longer wait for a standby; those that wait now go through."""
+        """Stop commits from waiting for a standby; those that wait now complete."""
         self._set_synchronous("")
 
     def _set_synchronous(self, name: str) -> None:

@@ -60,7 +60,7 @@ class RedisServer(Server):
         self.ca_path = self.folder / "tls" / "ca.crt"
 
     def url(self, db: int = 0, user: str | None = None, password: str | None = None) -> str:
-        """Where it is; with the server's own password unless a user or another one is given."""
+        """Its address; with the server's own password unless a user or another password is given."""
         if user is None and password is None:
             password = self.password
         secret = f":{quote(password, safe='')}" if password is not None else ""
@@ -71,7 +71,7 @@ class RedisServer(Server):
         return f"redis://{address}"
 
     def execute(self, *command: str | bytes | int | float) -> Any:
-        """One command on a connection of its own, never sent twice; the reply as redis-py gives it.
+        """Send one command on a new connection, never twice; returns the reply as redis-py gives it.
 
         It gives its own form to the replies of `"CLIENT LIST"` or `"CONFIG GET"` if these are one string.
         """
@@ -101,7 +101,7 @@ class RedisServer(Server):
         return replica
 
     def promote(self) -> None:
-        """Make a replica a primary, also over restarts."""
+        """Make a replica a primary, which it stays after restarts."""
         self.execute("REPLICAOF", "NO", "ONE")
         self.settings.pop("replicaof", None)
 
@@ -116,7 +116,7 @@ class RedisServer(Server):
         return bool(self._replication()["connected_slaves"] == count)
 
     def _replication(self) -> dict[str, Any]:
-        """INFO replication; the replica's own view tells more than the primary's, which says online early."""
+        """INFO replication. Ask the replica: the primary reports it as online too early."""
         told: dict[str, Any] = self.execute("INFO", "replication")
         return told
 
@@ -184,7 +184,7 @@ class RedisServer(Server):
         return own
 
     def stop(self) -> None:
-        """As of every server; while Redis rewrites the files of a new replica it would refuse."""
+        """Stop as other servers do, but not while Redis rewrites the files of a new replica: it would refuse."""
         if self.running:
             self.thaw()
             self.wait_until(self._rewrites_nothing, "the append-only files are not being rewritten")
@@ -231,7 +231,7 @@ class RedisSentinel(RedisServer):
 
 
 class RedisGroup(Startable):
-    """Servers of which one is the primary, and others promote a replica when it is gone."""
+    """Servers of which one is the primary; the others promote a replica if it fails."""
 
     servers: list[RedisServer]
 
@@ -240,10 +240,10 @@ class RedisGroup(Startable):
 
     @abstractmethod
     def primary(self, but: RedisServer | None = None) -> RedisServer:
-        """The primary, by what those say who decide it; `but` is not asked: it may be frozen."""
+        """The primary according to the sentinels or nodes; `but` is not asked, because it may be frozen."""
 
     def promoted(self, before: RedisServer) -> RedisServer:
-        """The primary that takes the place of `before`, when it is one by its own account, too."""
+        """Wait for the primary that replaces `before` and reports itself as one."""
         limit = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < limit:
             now = self.primary(but=before)
@@ -344,7 +344,7 @@ class RedisCluster(RedisGroup):
 
 
 def node_id(server: RedisServer) -> str:
-    """Its name in the cluster."""
+    """The node id of a server in the cluster."""
     name: bytes = server.execute("CLUSTER", "MYID")
     return name.decode()
 

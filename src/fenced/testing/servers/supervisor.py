@@ -1,13 +1,13 @@
-"""Runs one server, and sees to it that nothing of it outlives us or whoever asked for it.
+"""Runs one server, and makes sure that none of its processes outlives the server or the tests.
 
-A program of its own: `supervisor.py PARENT USER REMOVE COMMAND...` starts the command, as USER unless that is
-empty, and writes its pid to stdout. When the server ends, what it leaves behind of processes is killed, and
-the supervisor ends with the server's exit code: when it is gone, all is gone. When PARENT ends, however it
-ends, the server is killed and the folder REMOVE, unless empty, is removed.
+A separate program: `supervisor.py PARENT USER REMOVE COMMAND...` starts the command, as USER unless that is empty,
+and writes its pid to stdout. When the server ends, the supervisor kills the processes that it left behind and ends
+with the server's exit code: when the supervisor has ended, all have. When PARENT ends in any way, the supervisor kills
+the server and removes the folder REMOVE, unless that is empty.
 
-The supervisor is a process because only a parent gets to know reliably: orphans of a killed server, also
-stopped ones, become its children (it is a subreaper), and the server's own tie to its parent's death belongs
-to the *thread* that started it, which in a test program may end early. Here there is one thread only.
+It is a process for two reasons. Orphans of a killed server, even stopped ones, become its children, because it is a
+subreaper. And a parent-death signal depends on the *thread* that started the server, which in a test program may end
+early; the supervisor has one thread.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _become(libc: ctypes.CDLL, user: str, command: list[str]) -> None:
-    """In the child: the server itself, which does not outlive the supervisor either."""
+    """In the child: run the server. The kernel kills it when the supervisor ends."""
     try:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         if user:

@@ -87,7 +87,7 @@ class ZooKeeperServer(Server):
         return f"{scheme}://{self.host}:{self.port}{chroot}{options}"
 
     def tell(self, word: str) -> str:
-        """What it answers to a four-letter word."""
+        """Its reply to a four-letter command."""
         with contextlib.ExitStack() as stack:
             link = stack.enter_context(socket.create_connection((self.host, self.port), timeout=WORD_SECONDS))
             if self.tls:
@@ -101,7 +101,7 @@ class ZooKeeperServer(Server):
 
     @property
     def mode(self) -> str:
-        """`standalone`, `leader`, `follower`, or `` while it serves nobody."""
+        """`standalone`, `leader`, `follower`, or `` while it does not serve."""
         try:
             lines = self.tell("srvr").splitlines()
         except OSError:
@@ -165,7 +165,7 @@ class ZooKeeperServer(Server):
 
 
 class ZooKeeperEnsemble(Startable):
-    """Three members, or another odd number, with a proxy on every way from one of them to another.
+    """Three members, or another odd number, with a proxy between each two of them.
 
     Through these ways members follow a leader. They elect one on ways of their own, which cannot be cut: who is cut
     off knows who leads, and cannot follow.
@@ -191,7 +191,7 @@ class ZooKeeperEnsemble(Startable):
         return f"zookeeper://{listed}{chroot}"
 
     def start(self, *members: ZooKeeperServer) -> None:
-        """Start these, or all that do not run, together: one alone answers nobody."""
+        """Start these members, or all that do not run, together: one alone has no quorum and does not answer."""
         chosen = members or [member for member in self.members if not member.running]
         with ThreadPoolExecutor(len(chosen) or 1) as threads:
             list(threads.map(ZooKeeperServer.start, chosen))
@@ -202,7 +202,7 @@ class ZooKeeperEnsemble(Startable):
         self.start()
 
     def leader(self) -> ZooKeeperServer:
-        """Who leads now; waits until somebody does."""
+        """The leader; waits until there is one."""
         self.members[0].wait_until(lambda: self._with_mode("leader") != [], "there is a leader")
         return self._with_mode("leader")[0]
 
@@ -213,12 +213,12 @@ class ZooKeeperEnsemble(Startable):
         return [member for member in self.members if member.running and member.mode == mode]
 
     def cut_off(self, member: ZooKeeperServer) -> None:
-        """Nothing passes any more between this one and the others; connections stay open."""
+        """Stop all traffic between this member and the others; connections stay open."""
         for way in self._ways_of(member):
             way.black_hole(drop=True)
 
     def lag(self, member: ZooKeeperServer, seconds: float) -> None:
-        """All that passes between this one and the others takes so much longer."""
+        """Delay all traffic between this member and the others."""
         for way in self._ways_of(member):
             way.delay(seconds)
 
@@ -239,7 +239,7 @@ class ZooKeeperEnsemble(Startable):
 
 
 def _make_certificates(folder: Path) -> None:
-    """An authority of our own, and a certificate of it for loopback, in one file with its key."""
+    """Make a CA, and a certificate of it for loopback in one file with its key."""
     make_certificates(folder)
     both = (folder / "server.key").read_text() + (folder / "server.crt").read_text()
     (folder / "server.pem").write_text(both)
