@@ -395,18 +395,18 @@ def test_an_abandoned_authority_leaves_no_connection_and_releases_nothing(
     play(lambda scene: abandoned(scene, PostgresqlAuthority), server, colour)
 
 
-class EarForgotten(PostgresqlAuthority):
+class ListenerForgotten(PostgresqlAuthority):
     """A dropped client goes on listening."""
 
     def abandon(self) -> None:
-        ears, self._ears, ear = self._ears, set(), self._ear
+        listeners, self._listeners, listener = self._listeners, set(), self._listener
         super().abandon()
-        self._ears, self._ear = ears, ear
+        self._listeners, self._listener = listeners, listener
 
 
-def test_a_forgotten_ear_is_noticed(server: PostgresqlServer) -> None:
+def test_a_forgotten_listener_is_detected(server: PostgresqlServer) -> None:
     with pytest.raises(CheckFailed, match="no descriptor is left"):
-        play(lambda scene: abandoned(scene, EarForgotten), server, "blocking")
+        play(lambda scene: abandoned(scene, ListenerForgotten), server, "blocking")
     gc.collect()  # which closes it after all
 
 

@@ -352,12 +352,12 @@ def test_a_forked_child_leaves_its_parents_connections_alone(redis_server: Redis
         lease = client.acquire("a", ttl=5)
         authority = client._authority
         assert isinstance(authority, RedisAuthority)
-        address = authority._ears.address
+        address = authority._wakeups.address
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                said: list[object] = [lease.lost_reason, authority._ears.address != address]
+                said: list[object] = [lease.lost_reason, authority._wakeups.address != address]
                 with client.try_hold("a") as mine:
                     said.append(mine is None)
                 with client.hold("b", ttl=5) as own:

@@ -57,7 +57,7 @@ class SubscriptionIsNotRenewed(RedisAuthority):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._ears = DeafWakeups(self._make, self._runtime, self._namespace, self.url)
+        self._wakeups = DeafWakeups(self._make, self._runtime, self._namespace, self.url)
 
 
 class TwiceSendingWire(RedisWire):

@@ -59,7 +59,7 @@ def test_a_bind_mounted_file_is_refused(tmp_path: Path) -> None:
     script = f'mount --bind "$2" "$3"; exec "$1" -c "{HOLD}" "$3"'
     result = mounted(script, tmp_path / "leases.db", tmp_path / "other.db")
     assert "Misconfigured" in result.stderr, result.stderr
-    assert "mount point of its own" in result.stderr
+    assert "itself a mount point" in result.stderr
 
 
 def test_a_hard_linked_file_is_refused(store: Store, tmp_path: Path) -> None:

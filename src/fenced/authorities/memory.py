@@ -26,7 +26,7 @@ from fenced.model import (
 
 
 class MemoryRows:
-    """The rows of one namespace. Every call holds the store's lock."""
+    """The rows of one namespace. Callers hold the store's lock."""
 
     namespace = 0
 
@@ -111,9 +111,9 @@ class MemoryRows:
 
 
 class MemoryStore:
-    """One namespace for the clients of one process, with a clock of its own.
+    """One namespace for the clients of one process.
 
-    The lock makes each call one transaction. Nothing in a call waits, so the lock is never held for long.
+    The lock makes each call one transaction. Nothing under it waits, so it is never held for long.
     """
 
     algorithm: type[LeaseAlgorithm] = LeaseAlgorithm
@@ -127,15 +127,15 @@ class MemoryStore:
         self._lock = threading.Lock()
 
     def renew_lock(self) -> None:
-        """In a forked child: a thread that is not here may hold the inherited one."""
+        """Replace the lock in a forked child: a thread of the parent may hold the inherited one for ever."""
         self._lock = threading.Lock()
 
     def _begin(self) -> LeaseAlgorithm:
-        """Called with the lock: the clock must not be read before."""
+        """Called with the lock held, so that the clock is read after it was taken."""
         return self.algorithm(self.rows, int(self.clock() * NS))
 
     def _notify(self, heads: list[AttemptRow]) -> None:
-        """Without the lock: a listener may call the store. A wake-up is a hint, so its order does not matter."""
+        """Called without the lock: a listener may call the store. Wake-ups are hints: their order does not matter."""
         for head in heads:
             for listener in list(self.listeners):
                 listener(head.id)
@@ -184,14 +184,14 @@ class MemoryStore:
 
 
 class MemoryAuthority:
-    """A client's door to a MemoryStore."""
+    """One client's access to a MemoryStore."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
         NAMESPACE_ORDER,
         Trait("one-process", "All clients live in one process; nothing survives it."),
         Trait(
             "realm-per-store",
-            "Every new store is a realm of its own, so guards refuse its predecessor's stamps.",
+            "Every new store is a new realm, so guards refuse its predecessor's stamps.",
         ),
     )
     url = "memory:"
@@ -199,17 +199,18 @@ class MemoryAuthority:
     def __init__(self, store: MemoryStore, runtime: Runtime) -> None:
         self._store = store
         self._runtime = runtime
-        self._heard: dict[str, None] = {}
+        self._wakeups: dict[str, None] = {}
         self._wakeup: Wakeup | None = None
-        store.listeners.append(self._hear)
+        store.listeners.append(self._add_wakeup)
 
     @classmethod
     def at(cls, url: str, runtime: Runtime, namespace: str) -> MemoryAuthority:
-        """A store of its own: `memory:` names no place that two clients could share."""
+        """An authority over a new store: `memory:` names nothing that two clients could share."""
         return cls(MemoryStore(runtime.now), runtime)
 
-    def _hear(self, public: str) -> None:
-        self._heard[public] = None
+    def _add_wakeup(self, public: str) -> None:
+        """Called from any thread. Stored before the event is set, so the waiting caller finds it when it wakes."""
+        self._wakeups[public] = None
         if self._wakeup is not None:
             self._wakeup.set()
 
@@ -231,13 +232,13 @@ class MemoryAuthority:
     async def next_wakeups(self, until: float) -> list[str]:
         if self._wakeup is None:
             self._wakeup = self._runtime.wakeup()
-        if not self._heard:
+        if not self._wakeups:
             await self._runtime.wait(self._wakeup, until)
         self._wakeup.clear()
-        heard = list(self._heard)
-        for public in heard:
-            self._heard.pop(public, None)
-        return heard
+        woken = list(self._wakeups)
+        for public in woken:
+            self._wakeups.pop(public, None)
+        return woken
 
     def interrupt(self) -> None:
         if self._wakeup is not None:
@@ -264,13 +265,13 @@ class MemoryAuthority:
         self.abandon()
 
     def abandon(self) -> None:
-        if self._hear in self._store.listeners:
-            self._store.listeners.remove(self._hear)
+        if self._add_wakeup in self._store.listeners:
+            self._store.listeners.remove(self._add_wakeup)
 
     def before_fork(self) -> None:
         return
 
     def forked(self) -> None:
-        """The child has a copy of the store that nobody else sees: a realm of its own."""
+        """Give the child's copy of the store a new realm: no other process sees that copy."""
         self._store.renew_lock()
         self._store.realm = secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""Where a PostgreSQL authority is: the address for libpq, the one to listen at, and one that can be shown."""
+"""Addresses of PostgreSQL authorities: one for libpq, one to listen at, and one without secrets to show."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class PostgresqlAddress:
 
     conninfo: str = field(repr=False)
     listen: str | None = field(repr=False)
-    """Where to listen for wake-ups; None: nowhere, the waiters look by themselves."""
+    """Where to listen for wake-ups; None: nowhere, the client polls instead."""
     shown: str
 
 
 def parse(url: str) -> PostgresqlAddress:
-    """Take our own `listen=` out of a URL that libpq understands otherwise.
+    """Take our own option `listen=` out of a URL; libpq understands the rest.
 
-    `listen=off` uses no connection for listening. `listen=HOST:PORT` goes round a connection pooler for that
-    one connection; everything else of the address stays as it is. What does not parse is not quoted: it may be a
-    piece of a password.
+    With `listen=off` no connection listens. With `listen=HOST:PORT` the one connection that listens goes to that
+    host, to bypass a connection pooler; the rest of the address stays the same. Misuse if the URL cannot be parsed:
+    the error does not quote it, because a part of it may be a password.
     """
     try:
         parts = urlsplit(url)
@@ -50,7 +50,7 @@ def parse(url: str) -> PostgresqlAddress:
         listen = None
     elif choice:
         if any(option.startswith(("host=", "hostaddr=", "port=")) for option in options):
-            raise Misuse("listen=HOST:PORT goes with a host before the path, not with one behind the ?")
+            raise Misuse("listen=HOST:PORT needs the host before the path, not in an option after the ?")
         listen = _written(user + at + choice, parts.path, rest)
     shown = _written(host, parts.path, [option for option in rest if option.startswith(_SHOWN)])
     return PostgresqlAddress(conninfo, listen, shown)

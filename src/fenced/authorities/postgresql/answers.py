@@ -1,4 +1,4 @@
-"""The texts that the functions of the schema answer with, and what goes into them."""
+"""Parses the texts that the schema's functions return, and formats their arguments."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def names_text(names: tuple[str, ...]) -> bytes:
 
 
 def array(items: Iterable[str]) -> bytes:
-    """A PostgreSQL array of texts that hold no bare quote."""
+    """A PostgreSQL array of texts that contain no bare quote."""
     return ("{" + ",".join(f'"{item}"' for item in items) + "}").encode()
 
 

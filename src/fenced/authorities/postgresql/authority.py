@@ -1,7 +1,7 @@
 """Leases in PostgreSQL: rows and short transactions, one function call per operation.
 
-No session holds anything: a lease is a row that expires by the server's clock, so everything works behind a
-connection pooler in transaction mode. Only waiting is better with a connection of one's own, to listen on.
+A lease is a row that expires by the server's clock. No state is in a session, so everything works behind a
+connection pooler in transaction mode. Only waiting is better with a dedicated connection, to listen on.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ INSTALL_SECONDS = 60.0
 """How long installing the schema may take if the caller sets no deadline; it may wait for another client's install."""
 CONNECTIONS_MAX = 8
 LOOK_SECONDS = 0.25
-"""How often a client that cannot listen looks whether one of its waiters could be granted."""
+"""How often a client that cannot listen checks whether one of its waiters could be granted."""
 LOOK_PATIENCE_SECONDS = 1.0
-"""How long it waits for the answer. Short: the answer is only a hint, and close() waits for it, too."""
+"""How long that check waits for its reply. Short: the reply is only a hint, and close() waits for it, too."""
 
 _UNPREPARED = frozenset({"installed", "version", "enter"})
 """Statements that a client sends only while it opens: preparing them would cost one more round trip."""
@@ -52,7 +52,7 @@ _REMEMBER = answers.interval(timing.REMEMBER_SECONDS_MIN)
 
 
 class PostgresqlAuthority:
-    """A client's door to the schema `fenced` of a database."""
+    """One client's access to the schema `fenced` of a database."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
         NAMESPACE_ORDER,
@@ -81,7 +81,7 @@ class PostgresqlAuthority:
         ),
         Trait(
             "copy-unnoticed",
-            "A copy of the server's files, started as it is, cannot be told from the original: raise the floor.",
+            "A copy of the server's files, started as it is, looks like the original: raise the floor.",
         ),
         Trait(
             "wall-clock",
@@ -109,19 +109,21 @@ class PostgresqlAuthority:
 
     def _reset_listening(self) -> None:
         self._channel = f"fenced_{secrets.token_hex(8)}".encode()
-        self._ear: LibpqConnection | None = None
-        self._ears: set[LibpqConnection] = set()
-        """The session to listen on, from before it is connected, so that `interrupt` can interrupt connecting."""
-        self._deaf = self._address.listen is None
+        self._listener: LibpqConnection | None = None
+        self._listeners: set[LibpqConnection] = set()
+        """Contains the listener even before it is connected, so that `interrupt` can interrupt connecting."""
+        self._cannot_listen = self._address.listen is None
         self._waiting: set[str] = set()
-        self._nudged = self._runtime.wakeup()
+        self._interrupted = self._runtime.wakeup()
 
     async def _connect(self, until: float) -> LibpqConnection:
         return await self._reach(self._address.conninfo, until, self._alive)
 
     async def _reach(self, conninfo: str, until: float, alive: set[LibpqConnection]) -> LibpqConnection:
         session = await LibpqConnection.connect(conninfo, self._runtime, self.url, until, alive)
-        if self._abandoned:  # while it was connecting: `abandon` has not seen it, so close it here
+        if (
+            self._abandoned
+        ):  # while this connection was being made: `abandon` did not see it, so close it here
             session.close()
             raise Unavailable(f"{self.url}: this client was dropped")
         return session
@@ -173,7 +175,7 @@ class PostgresqlAuthority:
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         limit = timing.call_until(self._runtime.now(), until)
         if await self._prepare(create, limit, until):
-            limit = timing.call_until(self._runtime.now(), until)  # installing has a limit of its own
+            limit = timing.call_until(self._runtime.now(), until)  # installing has a separate limit
         name, realm = self._namespace_name.encode(), secrets.token_hex(8).encode()
         rows = await self._run("enter", name, realm, b"t" if create else b"f", until=limit)
         if not rows:
@@ -184,7 +186,7 @@ class PostgresqlAuthority:
         return Standing(known_realm, int(last), self._doubts)
 
     async def _prepare(self, create: bool, limit: float, until: float | None) -> bool:
-        """Make sure that the schema is there, with `create` by installing it. Returns whether it was installed now."""
+        """Make sure that the schema exists; with `create`, install it. Returns whether it was installed now."""
         found = await self._installed(limit)
         usable = found is not None and found.schema.version >= SCHEMA.version
         if not SCHEMA.needs_upgrade(found) or (usable and not create):
@@ -198,7 +200,7 @@ class PostgresqlAuthority:
         try:
             await self._install(found, until)
         except Misconfigured as error:
-            if usable:  # this role may not replace the functions, and those that are there will do
+            if usable:  # this role may not replace the functions, and the installed ones can be used
                 return False
             raise Misconfigured(f"{error}. The schema must be installed or upgraded: {_UPGRADE}") from error
         except Unavailable:
@@ -252,7 +254,7 @@ class PostgresqlAuthority:
             _REMEMBER,
             b"t" if ask.wait else b"f",
             _QUEUE_MAX,
-            b"" if self._deaf else self._channel,
+            b"" if self._cannot_listen else self._channel,
             holder_text(ask.holder).encode(),
             until=until,
             certain=True,
@@ -293,17 +295,17 @@ class PostgresqlAuthority:
     # Waiting.
 
     async def next_wakeups(self, until: float) -> list[str]:
-        if self._deaf:
+        if self._cannot_listen:
             return await self._poll_waiters(until)
-        if self._ear is None:
+        if self._listener is None:
             await self._begin_to_listen()
             try:
                 return await self._ready()  # notifications sent before we listened were lost: check once
             except FencedError:
-                self._stop_listening()  # and look again next time
+                self._stop_listening()  # so that the next call checks again
                 raise
         try:
-            return await self._ear.notified(until)
+            return await self._listener.notified(until)
         except Unavailable:
             self._stop_listening()
             raise
@@ -312,31 +314,31 @@ class PostgresqlAuthority:
         until = timing.call_until(self._runtime.now(), None)
         where = self._address.listen
         assert where is not None
-        ear = await self._reach(where, until, self._ears)
+        listener = await self._reach(where, until, self._listeners)
         try:
-            if ear.pooled:
-                # The pooler's server process would get the notifications, and not pass them on.
-                self._deaf = True
+            if listener.pooled:
+                # The pooler's server process would receive the notifications and not forward them.
+                self._cannot_listen = True
             else:
-                await ear.listen(self._channel.decode(), until)
-                self._ear = ear
+                await listener.listen(self._channel.decode(), until)
+                self._listener = listener
         except ConnectionBroken as error:
             raise Unavailable(str(error)) from error
         finally:
-            if self._ear is not ear:
-                ear.close()
+            if self._listener is not listener:
+                listener.close()
 
     def _stop_listening(self) -> None:
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            ear.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
 
     async def _poll_waiters(self, until: float) -> list[str]:
-        await self._runtime.wait(self._nudged, min(until, self._runtime.now() + LOOK_SECONDS))
-        return [] if self._nudged.is_set() else await self._ready()
+        await self._runtime.wait(self._interrupted, min(until, self._runtime.now() + LOOK_SECONDS))
+        return [] if self._interrupted.is_set() else await self._ready()
 
     async def _ready(self) -> list[str]:
-        """Who of our waiters could be granted now."""
+        """The public ids of our waiters that could be granted now."""
         waiting = list(self._waiting)
         if not waiting:
             return []
@@ -345,9 +347,9 @@ class PostgresqlAuthority:
         return [_text(public) for (public,) in rows]
 
     def interrupt(self) -> None:
-        self._nudged.set()
-        for ear in list(self._ears):
-            ear.hang_up()
+        self._interrupted.set()
+        for listener in list(self._listeners):
+            listener.interrupt()
 
     # Looking and operating.
 
@@ -367,7 +369,7 @@ class PostgresqlAuthority:
             self._namespace,
             check_name(name).encode(),
             _REMEMBER,
-            repeatable=False,  # a second time it would hit the next holder
+            repeatable=False,  # a repetition could end the next holder's lease
             until=until,
             certain=True,
             mints=True,
@@ -390,7 +392,7 @@ class PostgresqlAuthority:
         return forgotten
 
     async def close(self) -> None:
-        self._nudged.set()
+        self._interrupted.set()
         self._sessions.close()
         self._keeping.close()
         self._stop_listening()
@@ -402,18 +404,18 @@ class PostgresqlAuthority:
         only shut down here and closed by its user: libpq must not free memory that another thread is reading.
         """
         self._abandoned = True
-        self._nudged.set()
+        self._interrupted.set()
         self._sessions.abandon()
         self._keeping.abandon()
-        self._ear = None
-        for alive in (self._alive, self._ears):
+        self._listener = None
+        for alive in (self._alive, self._listeners):
             sessions = list(alive)
-            alive.clear()  # drops the last reference to a session that nobody uses
+            alive.clear()  # an idle session loses its last reference
             for session in sessions:
-                session.hang_up()
+                session.interrupt()
 
     def before_fork(self) -> None:
-        """Nothing: libpq's connections are the parent's, and a child leaves them alone."""
+        """Does nothing: libpq's connections stay the parent's, and `forked` drops the child's references."""
 
     def forked(self) -> None:
         self._alive = set()

@@ -1,11 +1,11 @@
--- settings: The process that answers, and the settings that a lease's guarantee depends on. If it is the process that we
+-- settings: The process that replies, and the settings that a lease's guarantee depends on. If it is the process that we
 -- connected to ($1), there is no pooler: have it check that we are still connected, so that it ends abandoned statements.
 SELECT pg_backend_pid(), current_setting('server_encoding'), current_setting('default_transaction_isolation'),
   current_setting('client_min_messages'), current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery(),
   CASE WHEN pg_backend_pid() = $1 AND current_setting('client_connection_check_interval', true) = '0'
     AND version() LIKE '%linux%' THEN set_config('client_connection_check_interval', '250ms', false) END;
 
--- installed: Whether our schema is there, and whether it stores its version.
+-- installed: Whether our schema exists, and whether it stores its version.
 SELECT to_regprocedure('fenced.version()') IS NOT NULL, to_regprocedure('fenced.installed()') IS NOT NULL;
 
 -- version: The schema's versions, the fenced that installed it, and a digest of its functions.
@@ -17,10 +17,10 @@ SELECT * FROM fenced.enter($1, $2, $3);
 -- ask: Grant, queue or refuse.
 SELECT fenced.ask($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
--- release: Give back, or leave the queue.
+-- release: Release a lease, or leave the queue.
 SELECT fenced.release($1, $2, $3, $4, $5);
 
--- renew: Keep alive, all at once.
+-- renew: Extend leases and queue entries, all in one statement.
 SELECT * FROM fenced.renew($1, $2, $3, $4, $5);
 
 -- ready: Which waiters could be granted.
@@ -32,7 +32,7 @@ SELECT fenced.force_release($1, $2, $3);
 -- raise_floor: Every later token is above this.
 SELECT fenced.raise_floor($1, $2);
 
--- tidy: Forget what is over, a page at a time.
+-- tidy: Delete old attempts, one page at a time.
 SELECT * FROM fenced.tidy($1, $2);
 
 -- survey: Names that are held, delayed or waited for.

@@ -1,7 +1,7 @@
 """One connection to PostgreSQL, through libpq's non-blocking functions: the runtime waits for the socket.
 
-One statement is one transaction and one round trip. Warnings that come with an answer are kept: a warning during
-the commit of a grant makes that grant unknown.
+One statement is one transaction and one round trip. Warnings that come with a reply are kept: a warning during
+the commit of a grant makes the outcome of that grant unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fenced.wire.pool import ConnectionBroken
 
 Row = tuple[bytes | None, ...]
 
-# Beginnings of error codes, as in PostgreSQL's own table.
+# Prefixes of error codes (SQLSTATE), from PostgreSQL's table.
 _CONNECTION_LOST = ("08", "57P01", "57P02", "57P03", "57P05")
 _STANDBY = ("25006",)
 _FORBIDDEN = ("42501", "28", "3D000")
@@ -56,7 +56,7 @@ _NO_SUCH_VALUE = "none_such"
 
 
 class _PreparedElsewhere(Exception):
-    """The server process that answered does not have our prepared statement: nothing was done."""
+    """The server process that replied does not have our prepared statement: it did nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Place:
 
     @property
     def known(self) -> bool:
-        """Whether no look-up is needed: it is an IP address or a socket file."""
+        """Whether no name look-up is needed: it is an IP address or a socket file."""
         return bool(self.hostaddr) or not self.host or self.host.startswith(("/", "@"))
 
 
@@ -82,13 +82,13 @@ class LibpqConnection:
         self._where = where
         self._prepared: set[bytes] = set()
         self._alive = alive
-        # Held while libpq closes or replaces the socket and while another thread shuts it down: so that thread never
+        # Held while libpq closes or replaces the socket, and while another thread shuts it down: so that thread never
         # shuts down a reused descriptor. Re-entrant: a finalizer may take it in the thread that already holds it.
         self._lock = threading.RLock()
         self.pooled = False
-        """A pooler answers, and each transaction may run in another server process."""
+        """Whether a pooler is between: then each transaction may run in another server process."""
         self.doubts: tuple[str, ...] = ()
-        """How tokens could repeat on this server, by its settings when they were last read."""
+        """How tokens could repeat on this server, judged by the settings when they were last read."""
         self.warnings: list[str] = []
         # Not a bound method: without that cycle a dropped session is freed at once.
         connection.notice_handler = partial(_noticed, self.warnings)
@@ -98,9 +98,9 @@ class LibpqConnection:
     async def connect(
         cls, conninfo: str, runtime: Runtime, where: str, until: float, alive: set[LibpqConnection]
     ) -> LibpqConnection:
-        """Connect; Unavailable when that fails or takes too long, Misconfigured when it cannot succeed.
+        """Connect. Unavailable if that fails or takes too long; Misconfigured if a retry cannot succeed.
 
-        Each server, and each address of a server, gets its share of the time: a silent one must not use up all of it.
+        Each server, and each address of a server, gets a share of the time: a silent one must not use up all of it.
         `alive` contains the session while it is open.
         """
         try:
@@ -143,7 +143,9 @@ class LibpqConnection:
 
     async def _finish_connecting(self, until: float) -> None:
         while True:
-            with self._lock:  # libpq may close its socket here and open another, which `hang_up` must not hit
+            with (
+                self._lock
+            ):  # libpq may close its socket here; `interrupt` must not shut down a reused descriptor
                 status = self._connection.connect_poll()
             if status == PollingStatus.OK:
                 return
@@ -165,7 +167,7 @@ class LibpqConnection:
     async def read_settings(self, until: float) -> Settings:
         """Read the server's settings, and find out whether a pooler is between.
 
-        There is a pooler if the process that answers is not the one that we connected to.
+        There is a pooler if the server process that replies is not the one that we connected to.
         """
         process = self._connection.backend_pid
         ((pid, *values, _),) = await self.run(b"", SQL["settings"], (b"%d" % process,), until)
@@ -180,7 +182,7 @@ class LibpqConnection:
     async def run(
         self, name: bytes, statement: bytes, parameters: Sequence[bytes | None], until: float
     ) -> list[Row]:
-        """The rows of one statement. `ConnectionBroken`: the connection broke, or no answer came in time."""
+        """The rows of one statement. `ConnectionBroken`: the connection broke, or no reply came in time."""
         self.warnings.clear()
         try:
             if name and not self.pooled:
@@ -206,7 +208,7 @@ class LibpqConnection:
         return await self._results(until)
 
     def _check_time(self, until: float) -> None:
-        """After the deadline nothing is sent, so that it is certain that nothing happened."""
+        """Unavailable after the deadline: nothing was sent, so it is certain that nothing happened."""
         if self._runtime.now() >= until:
             raise Unavailable(f"{self._where}: the deadline passed before the request was sent")
 
@@ -228,7 +230,7 @@ class LibpqConnection:
         while True:
             while connection.is_busy():
                 late = not await runtime.readable(self, until)
-                connection.consume_input()  # also after the deadline: an answer that arrived in time counts
+                connection.consume_input()  # also after the deadline: a reply that arrived in time counts
                 if late and connection.is_busy():
                     raise ConnectionBroken(f"{self._where}: no answer in time")
             result = connection.get_result()
@@ -277,23 +279,23 @@ class LibpqConnection:
         await self.run(b"", f'LISTEN "{channel}"'.encode(), (), until)
 
     async def notified(self, until: float) -> list[str]:
-        """Wait for notifications; the payloads of those that came."""
+        """Wait until a notification arrives, at most until `until`; returns the payloads that arrived."""
         try:
-            heard = self._notifications()
-            while not heard and await self._runtime.readable(self, until):
+            payloads = self._notifications()
+            while not payloads and await self._runtime.readable(self, until):
                 self._connection.consume_input()
-                heard = self._notifications()
+                payloads = self._notifications()
         except (psycopg.Error, OSError) as error:
             raise Unavailable(f"{self._where}: {error}") from error
-        return heard
+        return payloads
 
     def _notifications(self) -> list[str]:
-        heard = []
+        payloads = []
         while (notification := self._connection.notifies()) is not None:
-            heard.append(notification.extra.decode())
-        return heard
+            payloads.append(notification.extra.decode())
+        return payloads
 
-    def hang_up(self) -> None:
+    def interrupt(self) -> None:
         """Shut the socket down, from any thread: the thread that waits for it wakes up and closes the session."""
         with self._lock, contextlib.suppress(OSError, psycopg.Error):  # closed already
             link = socket.socket(fileno=self.fileno())
@@ -303,7 +305,7 @@ class LibpqConnection:
                 link.detach()
 
     def close(self) -> None:
-        """Close the connection. The server notices that and ends a statement that still runs."""
+        """Close the connection. The server detects that and ends a statement that still runs."""
         with self._lock:
             self._connection.finish()
         self._alive.discard(self)
@@ -317,10 +319,10 @@ def _noticed(warnings: list[str], result: PGresult) -> None:
 def _places(conninfo: str, where: str) -> tuple[list[_Place], float]:
     """The servers that an address names, and the longest time that connecting to one of them may take.
 
-    Service files and environment variables contribute to that, so libpq itself merges the options. An invalid
-    target_session_attrs makes it stop after merging them and before it looks up any name.
+    Service files and environment variables contribute options, so libpq itself merges them. An invalid
+    target_session_attrs makes it stop after that, before it looks up any name.
     """
-    # With a password given here, libpq does not read the password file, which the real connection reads anyway.
+    # With a password given here, libpq skips the password file, which the real connection reads anyway.
     text = make_conninfo(conninfo, target_session_attrs=_NO_SUCH_VALUE, password="none")
     asked = pq.PGconn.connect_start(text.encode())
     try:

@@ -2,9 +2,9 @@
 
 local realm, ttl, delay, about, public = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[5], ARGV[6]
 
--- The plain cases, with the fewest words: one name, nothing is new about the server, and either nobody stands at the
--- name or this attempt is the first in line. A token that turns out not to be due is taken back before anybody has
--- seen it, and the attempt is looked at below.
+-- The usual cases, with the fewest commands: one name, the server's history is unchanged, and either nobody holds or
+-- awaits the name, or this attempt is first in its queue. If the attempt exists already, or the tokens are used up, the
+-- token is taken back (no other script can have seen it), and the code below decides.
 local name = match(about, '^([^%z\1]+)\1')
 local first = name and call('ZRANGEBYLEX', PLACES, '[' .. name .. '\0', '(' .. name .. '\1', 'LIMIT', '0', '1')[1]
 local head = first and sub(first, -32) == public and sub(first, -49, -34) ~= HOLDER_TICKET
@@ -53,7 +53,7 @@ if a then
   if (a.state == 'g' or a.state == 'w') and a.expires <= now then finish(a, 'e') end
   if a.state == 'g' then
     local replicas = replicas_of(call('INFO', 'replication'))
-    if replicas > 0 then write(a) end -- WAIT is promised for a connection's own writes only
+    if replicas > 0 then write(a) end -- WAIT covers only writes that this connection has made
     return { 'granted', a.token, a.expires - now, replicas }
   end
   if a.state ~= 'w' then return { 'ended', a.state } end

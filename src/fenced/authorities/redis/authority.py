@@ -47,7 +47,7 @@ LOOK_AT = 200
 TIDY_AT = 1000
 
 _inherited: list[RedisWire] = []
-"""A parent's connections, in a forked child: kept, so that no finalizer touches what they share."""
+"""The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
 
 
 @lru_cache(maxsize=1024)
@@ -61,13 +61,13 @@ def _asking(
     address: str,
     holder: Holder,
 ) -> bytes:
-    """A request for a lease, up to the public id of its attempt."""
+    """A packed ask, up to the public id of its attempt."""
     words = (realm, us(ttl), us(delay), "1" if wait else "0", replies.about(names, address, holder))
     return opening + bulks(words) + b"$32\r\n"
 
 
 class RedisAuthority:
-    """A client's door to one server: connections for requests, one for renewals, one for wake-ups."""
+    """One client's access to one server: connections for requests, one for renewals, one for wake-ups."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
         NAMESPACE_ORDER,
@@ -83,7 +83,7 @@ class RedisAuthority:
             "wall-clock",
             "The server's wall clock expires leases: a jump ends or prolongs them, tokens only rise.",
         ),
-        Trait("pushed", "A release wakes the head of the queue at once; waiters that are idle ask nothing."),
+        Trait("pushed", "A release wakes the head of the queue at once; idle waiters send no requests."),
         Trait(
             "promotion-noticed",
             "A promoted replica has another replication id: it grants nothing until the floor is raised.",
@@ -102,7 +102,7 @@ class RedisAuthority:
         ),
         Trait(
             "restore-unnoticed",
-            "Restored append-only files cannot be told from a restart: raise the floor.",
+            "A restart with restored append-only files looks like any other restart: raise the floor.",
         ),
     )
 
@@ -119,7 +119,7 @@ class RedisAuthority:
         self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
         self._waiting: dict[str, None] = {}
-        self._ears = RedisWakeups(self._make, runtime, self._namespace, self.url)
+        self._wakeups = RedisWakeups(self._make, runtime, self._namespace, self.url)
         self._ask, self._release = self._scripts["ask"], self._scripts["release"]
         self._ask_opening, self._release_opening = self._ask.opening(6), self._release.opening(2) + b"$32\r\n"
 
@@ -139,7 +139,7 @@ class RedisAuthority:
 
     @property
     def _doubts(self) -> tuple[str, ...]:
-        """What speaks against strict whatever the settings of the server are."""
+        """Why the guarantee cannot be strict, whatever the server's settings are."""
         if isinstance(self._address, SentinelAddress | ClusterAddress):
             who = "sentinels" if isinstance(self._address, SentinelAddress) else "a cluster"
             return (
@@ -150,10 +150,10 @@ class RedisAuthority:
     # Requests.
 
     async def _reply(self, wire: RedisWire, request: bytes, until: float) -> Any:
-        """A reply that is not a refusal."""
+        """The reply. An error reply is raised as an exception."""
         reply = await wire.exchange(request, until)
         if isinstance(reply, ErrorReply):
-            wire.close()  # what refuses may be gone behind another connection: a replica, a node of a cluster
+            wire.close()  # a new connection may lead to another server, which does not refuse
             raise replies.refused(reply, self.url)
         return reply
 
@@ -171,7 +171,7 @@ class RedisAuthority:
     ) -> Any:
         """A script's reply. If the server does not have the script, the request is sent again with the script's text.
 
-        Loading it first would not do: the server may lose its scripts between the two requests.
+        SCRIPT LOAD first would not be enough: the server may lose its scripts between the two requests.
         """
         if type(reply) is ErrorReply:
             if reply.code != "NOSCRIPT":
@@ -183,7 +183,7 @@ class RedisAuthority:
     async def _call(
         self, name: str, *arguments: str | int, mints: bool = False, until: float | None = None
     ) -> Any:
-        """Run one of the less frequent scripts. One that mints is not repeated: no attempt makes that safe."""
+        """Run one of the less frequent scripts. One that mints is not repeated: no attempt id makes that safe."""
         until = timing.call_until(self._runtime.now(), until)
         script = self._scripts[name]
         request = script.request(*arguments)
@@ -196,11 +196,11 @@ class RedisAuthority:
     async def _look(self, wire: RedisWire, until: float) -> tuple[str, ...]:
         """How tokens could repeat on this server, by its current settings."""
         found = await wire.pipeline(probe.REQUESTS, until)
-        wire.objection = None  # the caller judges what it gets; the next connection reads the settings again
+        wire.objection = None  # the caller judges these settings; the next connection reads them again
         return probe.doubts(found, self.url)
 
     async def _confirmed(self, wire: RedisWire, until: float) -> None:
-        """A replica has this connection's last write, or the grant is unknown."""
+        """Wait until a replica has this connection's last write. Indeterminate if none confirms it in time."""
         patience = min(WAIT_SECONDS, until - self._runtime.now() - ANSWER_SECONDS)
         confirmed = await wire.exchange(command("WAIT", 1, max(1, int(patience * 1000))), until)
         if isinstance(confirmed, ErrorReply):
@@ -262,7 +262,7 @@ class RedisAuthority:
                 ask.ttl,
                 ask.lock_delay,
                 ask.wait,
-                self._ears.address,
+                self._wakeups.address,
                 ask.holder,
             ),
             public.encode(),
@@ -322,15 +322,15 @@ class RedisAuthority:
         return replies.released(await self._pool.request(work, until))
 
     async def next_wakeups(self, until: float) -> list[str]:
-        if self._ears.open:
-            return await self._ears.next_wakeups(until)
-        await self._ears.listen(timing.call_until(self._runtime.now(), None))
+        if self._wakeups.open:
+            return await self._wakeups.next_wakeups(until)
+        await self._wakeups.listen(timing.call_until(self._runtime.now(), None))
         # Messages that were published before we subscribed were lost: check all waiters once.
         waiting = list(self._waiting)
         try:
             answers = await self._renew(self._pool, waiting, None)
         except FencedError:
-            self._ears.close()  # and look again next time
+            self._wakeups.close()  # so that the next call checks again
             raise
         return [
             public
@@ -339,7 +339,7 @@ class RedisAuthority:
         ]
 
     def interrupt(self) -> None:
-        self._ears.interrupt()
+        self._wakeups.interrupt()
 
     # Operating.
 
@@ -390,7 +390,7 @@ class RedisAuthority:
             wire.interrupt()  # one that is in use is shut down here and closed by its user
         self._pool.abandon()
         self._renewals.abandon()
-        self._ears.close()
+        self._wakeups.close()
 
     def before_fork(self) -> None:
         return
@@ -401,4 +401,4 @@ class RedisAuthority:
         self._pool.forked()
         self._renewals.forked()
         self._waiting = {}
-        self._ears.forked()
+        self._wakeups.forked()

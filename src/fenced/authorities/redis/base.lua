@@ -1,13 +1,13 @@
--- What every script begins with: its keys, the clock, and how an attempt is kept.
+-- Every script begins with this: the keys, the clock, and the format of an attempt's record.
 --
 -- meta      hash: realm, schema, token, ticket, lineage. Never deleted.
 -- attempts  hash: public id -> record: expires, forget, state, ttl, delay, ticket and token as HEAD packs them, and
 --           then "name\0name\1channel\1holder". States: waiting, granted, released, d (withdrawn), expired, v (revoked).
--- places    sorted set, all scores 0, so it is in the order of its bytes: "name\0ticket\0public id".
---           Ticket 0 is who holds the name, or held it last and let it expire; the others wait.
--- forget    sorted set: public id by the first second in which the attempt could be forgotten.
+-- places    sorted set, all scores 0, so it is in byte order: "name\0ticket\0public id".
+--           Ticket 0 is the attempt that holds the name, or held it last and expired; the others wait.
+-- forget    sorted set: public id by the first second in which the attempt could be deleted.
 --
--- Times are microseconds. Numbers are whole and below 2^53, and become text by format alone: tostring loses digits.
+-- Times are microseconds. Numbers are whole and below 2^53. Use format to make text of them: tostring loses digits.
 
 local META, ATTEMPTS, PLACES, FORGET = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local call, format, sub, find, match = redis.call, string.format, string.sub, string.find, string.match

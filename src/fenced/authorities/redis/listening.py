@@ -1,4 +1,4 @@
-"""Receiving wake-ups: one connection per client, subscribed to a channel of its own."""
+"""Receiving wake-ups: one connection per client, subscribed to that client's channel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PING = command("PING")
 
 
 class RedisWakeups:
-    """Subscribes when the first waiter comes. After every subscribing the authority checks all waiters once."""
+    """Subscribes when the first attempt waits. After each subscription the authority checks all waiters once."""
 
     def __init__(self, make: Callable[[], RedisWire], runtime: Runtime, namespace: str, where: str) -> None:
         self._make = make
@@ -46,7 +46,7 @@ class RedisWakeups:
                 raise refused(reply, self._where)
         except ConnectionBroken as error:
             wire.close()
-            raise Unavailable(f"{self._where} cannot be listened to: {error}") from error
+            raise Unavailable(f"{self._where}: cannot subscribe to wake-ups: {error}") from error
         except BaseException:
             wire.close()
             raise
@@ -66,11 +66,11 @@ class RedisWakeups:
             self.close()
             raise
         if not isinstance(message, list) or message[:1] != [b"message"]:
-            return []  # nothing, or an answer to a ping
+            return []  # nothing, or the reply to a ping
         return [message[2].decode("ascii", "replace")]
 
     async def _message(self, wire: RedisWire, until: float) -> Any:
-        """The next message, or None. ConnectionBroken also if a ping of an idle connection is not answered."""
+        """The next message, or None. ConnectionBroken also if an idle connection does not reply to a ping."""
         heartbeat, now = self._heartbeat, self._runtime.now()
         if now >= heartbeat.due and not heartbeat.pinged:
             heartbeat.ping_sent(now)
@@ -79,7 +79,7 @@ class RedisWakeups:
         if message is not None:  # also an error, if the user may not ping
             heartbeat.received(self._runtime.now())
         elif heartbeat.is_dead(self._runtime.now()):
-            raise ConnectionBroken(f"{self._where}: no answer to a ping")
+            raise ConnectionBroken(f"{self._where}: no reply to a ping")
         return message
 
     def interrupt(self) -> None:

@@ -1,4 +1,4 @@
--- Create the namespace if it is missing, and see whether it can be used. ARGV: a realm for it, whether to create it,
+-- Create the namespace if it is missing, and check that it can be used. ARGV: a realm for it, whether to create it,
 -- schema. Answers: its realm, last token, schema (the oldest that a client must know), version and release.
 
 -- include prelude.lua
@@ -22,5 +22,5 @@ if not known[1] then
   known = { ARGV[1], '0', ARGV[3] }
 end
 refusal(known[1], info, call('HMGET', META, 'realm', 'lineage'))
-call('PUBLISH', sub(META, 1, -5) .. 'wake:', '') -- nobody listens there; who may not publish is told now
+call('PUBLISH', sub(META, 1, -5) .. 'wake:', '') -- no subscriber; a user without the right fails now
 return { 'open', known[1], tonumber(known[2]), known[3], known[4] or known[3], known[5] or '' }

@@ -1,4 +1,4 @@
--- What the scripts share. It stands where they need it: to make these functions takes longer than a plain grant.
+-- Functions that the scripts share. Included only where needed: creating them takes longer than a usual grant.
 
 local function remember(ttl)
   return max(REMEMBER_MIN, 4 * ttl)
@@ -32,7 +32,7 @@ local function place(name, ticket, public)
   return name .. '\0' .. format('%016.0f', ticket) .. '\0' .. public
 end
 
--- Ended or granted, it waits no more.
+-- Remove an attempt that was granted or has ended from its queues.
 local function leave_queues(a)
   if a.state == 'w' then
     for _, name in ipairs(names_of(a.about)) do
@@ -41,7 +41,7 @@ local function leave_queues(a)
   end
 end
 
--- End an attempt. Its names are remembered, its holder is not; an expired one at least as long as its delay lasts.
+-- End an attempt. Its record keeps the names and drops the holder. An expired one is kept at least until its delay ends.
 local function finish(a, state)
   leave_queues(a)
   a.about = match(a.about, '^[^\1]*') .. NOBODY
@@ -51,20 +51,20 @@ local function finish(a, state)
   write(a)
 end
 
--- Who holds the name or let it expire, as an attempt.
+-- The attempt that holds the name, or held it last and expired.
 local function claim_of(name)
   local found = call('ZRANGEBYLEX', PLACES, '[' .. name .. '\0', '(' .. name .. '\0' .. FIRST_TICKET, 'LIMIT', 0, 1)
   return found[1] and read(sub(found[1], -32))
 end
 
--- The end of the range of those who stand ahead of a ticket (0: of everybody).
+-- The end of the range of entries ahead of a ticket (0: of all entries).
 local function behind(name, ticket)
   if ticket == 0 then return '(' .. name .. '\1' end
   return '(' .. name .. '\0' .. format('%016.0f', ticket)
 end
 
--- From when on an attempt with this ticket (0: a newcomer) could be granted if nobody else says a word, and the
--- claims on its names. Only the one directly ahead is looked at; the dead on the way are ended.
+-- When an attempt with this ticket (0: not queued yet) could be granted if no other request arrives, and the claims on
+-- its names. Only the nearest live entry ahead is read; expired entries in between are ended.
 local function look(names, ticket)
   local free, claims = now, {}
   for _, name in ipairs(names) do
@@ -98,9 +98,9 @@ local function look(names, ticket)
   return free, claims
 end
 
--- Give the names of an attempt that is over back, and wake the first living waiter of each.
+-- Free the names of an ended attempt, and notify the first live waiter of each.
 local function free_names(a, held)
-  local told = {}
+  local notified = {}
   for _, name in ipairs(names_of(a.about)) do
     if held then call('ZREM', PLACES, place(name, 0, a.public)) end
     local from, to = '[' .. name .. '\0' .. FIRST_TICKET, '(' .. name .. '\1'
@@ -109,8 +109,8 @@ local function free_names(a, held)
       if not first then break end
       local head = read(sub(first, -32))
       if head and head.expires > now then
-        if not told[head.public] then
-          told[head.public] = true
+        if not notified[head.public] then
+          notified[head.public] = true
           local channel = match(head.about, '\1([^\1]*)\1')
           call('PUBLISH', sub(META, 1, -5) .. 'wake:' .. channel, head.public)
         end
@@ -122,12 +122,12 @@ local function free_names(a, held)
   end
 end
 
--- When to look whether a new attempt, or one that still lives, can be forgotten: not before it could be.
+-- Schedule a check of whether an attempt can be deleted, at the earliest time that this is possible.
 local function remind(public, ttl)
   call('ZADD', FORGET, clock[1] + math.floor(remember(ttl) / 1000000), public)
 end
 
--- Forget what is over among the first few that are due to be looked at; how many were, and how many were looked at.
+-- Check the first few attempts that are due, and delete those that may be. Returns how many were deleted and checked.
 local function sweep(limit)
   local due = call('ZRANGEBYSCORE', FORGET, '-inf', clock[1], 'LIMIT', 0, limit)
   local forgotten = 0
@@ -154,10 +154,10 @@ local function sweep(limit)
   return forgotten, #due
 end
 
--- May this server mint tokens of this realm, by INFO replication and what meta says of realm and lineage? Nil, or the
--- answer that says why not. A new replication id without a former one is the same history: a restart, or its first
--- replica came. A former one means that a replica was promoted, and the lineage gets a mark that only an operator
--- takes away, because the server forgets its former id after a while.
+-- Why this server may not mint tokens of this realm: nil, or the answer to return. Judged by INFO replication, and by
+-- the realm and lineage in meta. A new replication id without a former one is the same history: the server restarted,
+-- or its first replica connected. A former id means that a replica was promoted. Then the lineage gets a mark that only
+-- an operator removes, because the server forgets its former id after a while.
 local function refusal(realm, info, known)
   if not find(info, 'role:master', 1, true) then return { 'replica' } end
   if known[1] ~= realm then return { 'realm', known[1] or '' } end
@@ -173,7 +173,7 @@ local function refusal(realm, info, known)
   return { 'lineage', marked and sub(lineage, 2) or lineage, id }
 end
 
--- The next token, or nil: they are used up.
+-- The next token; nil if the tokens are used up.
 local function mint()
   local token = call('HINCRBY', META, 'token', '1')
   if token <= TOKEN_MAX then return token end
@@ -184,7 +184,7 @@ local function replicas_of(info)
   return tonumber(match(info, 'connected_slaves:(%d+)'))
 end
 
--- Who holds a name, behind the other parts of an answer.
+-- Append the holder of a name to an answer.
 local function with_holder(answer, claims)
   for _, claim in ipairs(claims) do
     if claim.state == 'g' and claim.expires > now then

@@ -1,4 +1,4 @@
-"""Whether tokens could repeat on this server: what its settings say, in a sentence each."""
+"""Whether tokens could repeat on this server, judged by its settings: one sentence for each reason."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def doubts(replies: Sequence[Any], where: str) -> tuple[str, ...]:
 
 def _storing(settings: Mapping[str, str] | None) -> list[str]:
     if settings is None:
-        return [
-            "CONFIG GET is denied, so it cannot be seen whether tokens reach the disk (allow +config|get)"
-        ]
+        return ["CONFIG GET is denied, so nobody can check whether tokens reach the disk (allow +config|get)"]
     found = []
     if settings.get("appendonly") != "yes":
         found.append("without the append-only file tokens are lost in a crash (set appendonly yes)")
@@ -73,14 +71,14 @@ def _storing(settings: Mapping[str, str] | None) -> list[str]:
 
 
 def _copies(info: str) -> list[str]:
-    told = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
     found = []
-    if told.get("connected_slaves", "0") != "0":
+    if fields.get("connected_slaves", "0") != "0":
         found.append(
-            f"it has {told['connected_slaves']} replicas, and one that is promoted may lack the last tokens "
+            f"it has {fields['connected_slaves']} replicas, and one that is promoted may lack the last tokens "
             "(run it without replicas)"
         )
-    if told.get("cluster_enabled") == "1":
+    if fields.get("cluster_enabled") == "1":
         found.append(
             "a node of a cluster may be replaced by a replica that lacks the last tokens (set cluster-enabled no)"
         )

@@ -1,4 +1,4 @@
--- Make every later token greater than a number, and take this server's history for the right one. ARGV: realm, number.
+-- Make every later token greater than a number, and accept this server's history. ARGV: realm, number.
 
 local info = call('INFO', 'replication')
 if not find(info, 'role:master', 1, true) then return { 'replica' } end

@@ -1,9 +1,9 @@
--- End an attempt by its owner's wish and wake who comes next. ARGV: public id, the letter of its end.
+-- End an attempt at its owner's request and notify the next waiters. ARGV: public id, the letter of the new state.
 
 local public, ending = ARGV[1], ARGV[2]
 local raw = call('HGET', ATTEMPTS, public)
 
--- Plainly over: it holds one name, for which nobody waits, or the first who waits is alive.
+-- The usual case: it holds one name, and either nobody waits for it or the first waiter is alive.
 if raw then
   local expires, _, state, ttl = struct.unpack('>I8I8c1I8', raw)
   local name = match(raw, '^([^%z\1]+)\1', HEAD_BYTES + 1)

@@ -1,8 +1,8 @@
--- Keep leases and places in queues alive. ARGV: realm, public ids. One answer each: time left if held, -1 - time until
--- it should look if it waits, else the letter of its end, or '-' for one that is not known.
+-- Extend leases and queue entries. ARGV: realm, public ids. One answer each: the time left if held; -1 minus the time
+-- until it should ask again if it waits; else the letter of its state; '-' if it is unknown.
 
 -- include prelude.lua
--- Holders go on under any history, but the earlier a promotion is noticed, the better.
+-- Renewals work under any history, but the earlier a promotion is detected, the better.
 refusal(ARGV[1], call('INFO', 'replication'), call('HMGET', META, 'realm', 'lineage'))
 local answers = {}
 for start = 2, #ARGV, 1000 do

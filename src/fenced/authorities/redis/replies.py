@@ -1,6 +1,6 @@
-"""What the server's replies mean: the scripts' answers, and refusals of the server itself.
+"""Parses the scripts' answers, and turns refusals of the server into errors.
 
-A refusal is definite: the server did nothing. Each says what to change.
+A refusal is definite: the server did nothing. Each error says what to change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NEEDED = f"{RIGHTS} (CONFIG GET may be denied: then the guarantee is best-effor
 
 
 def refused(error: ErrorReply, where: str) -> FencedError:
-    """What an error reply means."""
+    """The exception for an error reply."""
     return refusals.refused(error, where, _NEEDED)
 
 
@@ -91,7 +91,7 @@ def _about(about: bytes) -> tuple[tuple[str, ...], Holder]:
 
 
 def about(names: tuple[str, ...], address: str, holder: Holder) -> str:
-    """What the server keeps of an attempt for others: its names, where its waiter hears, who it is."""
+    """An attempt as the server stores it for other clients: its names, its client's wake-up channel, its holder."""
     return "\1".join(("\0".join(names), address, holder_text(holder)))
 
 
@@ -102,7 +102,7 @@ def held_by(parts: Sequence[Any]) -> HeldBy | None:
 
 
 def asked(reply: Sequence[Any], ttl: float) -> AskAnswer | None:
-    """An answer to an ask, or None: nothing is minted, `denied` says why."""
+    """The answer to an ask; None if nothing was minted: `denied` says why."""
     match reply[0]:
         case b"granted":
             return Granted(reply[1], reply[2] / _US, ttl)
@@ -131,8 +131,8 @@ def released(reply: Any) -> ReleaseAnswer:
 def view(parts: Sequence[Any]) -> NameView:
     name, free, waiting = parts[0].decode(), parts[1] / _US, parts[2]
     waiters = []
-    for told, left in zip(waiting[::2], waiting[1::2], strict=True):
-        names, holder = _about(told)
+    for packed, left in zip(waiting[::2], waiting[1::2], strict=True):
+        names, holder = _about(packed)
         waiters.append(Waiter(holder, names, left / _US))
     held = parts[3:]
     return NameView(

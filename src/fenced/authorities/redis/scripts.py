@@ -1,4 +1,4 @@
-"""The scripts, and requests for them: packed once as far as they never change."""
+"""The scripts, and requests that run them. The parts of a request that never change are packed once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 SCRIPTS = ("open", "ask", "renew", "release", "force_release", "raise_floor", "tidy", "survey")
 KEYS = ("meta", "attempts", "places", "forget")
 SWEEP_EVERY = 16
-"""Every so many tokens or tickets also look at three times as many attempts, whether they can be forgotten."""
+"""One in this many tokens or tickets also checks three times as many old attempts, and deletes those it may."""
 
 
 def us(seconds: float) -> int:
@@ -38,13 +38,13 @@ def _constants() -> str:
 
 
 def tag(namespace: str) -> str:
-    """A namespace inside the braces that keep its keys in one cluster slot: no brace of its own ends them."""
+    """A namespace escaped for the braces that keep its keys in one cluster slot: it contains no brace."""
     return quote(namespace, safe="/")
 
 
 @cache
 def source_of(name: str) -> str:
-    """The text of a script, with what it includes."""
+    """The text of a script, its includes expanded."""
     base, text, prelude = ((HERE / f"{part}.lua").read_text() for part in ("base", name, "prelude"))
     return (
         _constants()
@@ -65,14 +65,14 @@ class RedisScript:
         self._opening = self._by_sha + bulks((len(keys), *keys))
 
     def opening(self, arguments: int) -> bytes:
-        """A request up to its arguments, of which there will be so many."""
+        """A request up to its arguments, of which `arguments` will follow."""
         return b"*%d\r\n%b" % (self._words + arguments, self._opening)
 
     def request(self, *arguments: str | bytes | int) -> bytes:
         return self.opening(len(arguments)) + bulks(arguments)
 
     def with_source(self, request: bytes) -> bytes:
-        """The same request with the script's text, for a server that does not have the script. It keeps it then."""
+        """The same request with the script's text, for a server that does not have the script and then caches it."""
         return request.replace(self._by_sha, self._by_source, 1)
 
     def batch(self, first: str, publics: Iterable[str]) -> bytes:

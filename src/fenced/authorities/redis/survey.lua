@@ -1,6 +1,6 @@
--- The names that are held or waited for, in order. ARGV: the name to begin behind, how many to look at, or 0 and
--- then the one name to look at, whatever becomes of it. Each name: what it is called, time until it is free, the
--- waiters (about, time left, and so on), and if it is held: about, token, public id, time left, ttl.
+-- Names that are held or have a queue, in order. ARGV: the name to start after, and how many to check; or 0 and the one
+-- name to return, even if it is free. Each name: the name, time until it is free, the waiters (about, time left, and so
+-- on), and if it is held: about, token, public id, time left, ttl.
 
 -- include prelude.lua
 local function view(name)

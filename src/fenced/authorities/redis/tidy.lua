@@ -1,5 +1,4 @@
--- Forget attempts that are long over, some at a time. ARGV: how many to look at. Answers: how many were over, and how
--- many were looked at.
+-- Delete old attempts, some at a time. ARGV: how many to check. Returns how many were deleted, and how many were checked.
 
 -- include prelude.lua
 return { sweep(tonumber(ARGV[1])) }

@@ -1,11 +1,11 @@
 """The lease algorithm for stores that offer rows and short transactions.
 
-A store supplies the verbs of `Rows`, and runs one `LeaseAlgorithm` in each transaction. Whoever wants to know what an
-authority must do reads this file: the memory authority runs it over dictionaries, and every authority that decides
-elsewhere (PostgreSQL's functions, Redis's scripts) is compared with it.
+A store supplies the verbs of `Rows`, and runs one `LeaseAlgorithm` in each transaction. This file defines what an
+authority must do: the memory authority runs it over dictionaries, and tests compare every authority that decides
+elsewhere (PostgreSQL's functions, Redis's scripts) with it.
 
 A transaction must exclude every other transaction on the same names (SQLite has one write lock, memory one mutex), and
-`now` is read after that lock was taken: a request that waited for the lock cannot revive what expired meanwhile.
+`now` is read after that lock is taken: a request that waited for the lock cannot revive an attempt that has expired.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NS = 10**9
 """Times and durations of rows are whole nanoseconds, on the store's own clock."""
 
 SWEEP_EVERY_TOKENS = 64
-"""Every so many grants also look for ended attempts to forget, so that no process has to do that."""
+"""One in this many grants also deletes old attempts, so that no background process is needed."""
 SWEEP_AT_GRANT = 200
 SWEEP_AT_ENTRY = 4
 
@@ -68,7 +68,7 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 class AttemptRow(NamedTuple):
-    """One ask, from its first arrival until it is forgotten: numbers and texts, as a table has them."""
+    """One ask, from its arrival until it is deleted: numbers and texts, as a table stores them."""
 
     id: str
     """The public id; the secret is not stored."""
@@ -76,7 +76,7 @@ class AttemptRow(NamedTuple):
     state: str
     """waiting, granted, or how it ended: released, withdrawn, expired, revoked."""
     names_json: str
-    """Empty for a tombstone: it was withdrawn before it arrived."""
+    """Empty for a tombstone: the attempt was withdrawn before its ask arrived."""
     ttl: int
     lock_delay: int
     ticket: int
@@ -109,11 +109,11 @@ class Rows(Protocol):
     """What a store supplies: verbs on its rows, all in the transaction that is open."""
 
     namespace: int
-    """Attempts of all namespaces may be in one table: ids are unique anyway."""
+    """Attempts of all namespaces may share a table: ids are unique across namespaces."""
 
     # Counters. They are never deleted, and never fall.
     def mint(self) -> int | None:
-        """The next token; None when they are used up."""
+        """The next token; None if the tokens are used up."""
 
     def next_ticket(self) -> int: ...
 
@@ -122,7 +122,7 @@ class Rows(Protocol):
 
     # Attempts.
     def attempts(self, ids: Sequence[str]) -> Mapping[str, AttemptRow]:
-        """Those that are there, by their ids."""
+        """The attempts that exist, by their ids."""
 
     def put(self, row: AttemptRow) -> None:
         """Insert it, or replace the row with its id."""
@@ -134,16 +134,16 @@ class Rows(Protocol):
         """Delete it."""
 
     def overdue(self, now: int, near: str = "", limit: int = 0) -> Iterable[AttemptRow]:
-        """Attempts that may be forgotten: all, or those among `limit` rows near a random id."""
+        """Attempts that may be deleted: all, or those among `limit` rows near a random id."""
 
     # Claims: which attempt holds a name, or held it last and expired.
     def claim(self, name: str) -> AttemptRow | None: ...
 
     def take(self, row: AttemptRow) -> None:
-        """Its names are claimed by it now."""
+        """Record this attempt as the claim on each of its names."""
 
     def free(self, row: AttemptRow) -> None:
-        """Delete its claims, on those of its names that are still claimed by it."""
+        """Delete the claims that are still this attempt's."""
 
     # Queues: attempts at a name, by their tickets.
     def enqueue(self, row: AttemptRow) -> None: ...
@@ -153,20 +153,20 @@ class Rows(Protocol):
         """The attempt directly ahead of a ticket."""
 
     def ahead(self, name: str, ticket: int) -> int:
-        """How many are ahead of a ticket, whether they have expired or not."""
+        """How many attempts are ahead of a ticket, expired ones included."""
 
     def head(self, name: str, now: int) -> AttemptRow | None:
-        """The first that has not expired."""
+        """The first attempt in the queue that has not expired."""
 
     def queue(self, name: str) -> Sequence[AttemptRow]:
-        """All, in the order of their tickets."""
+        """All attempts in the queue, in the order of their tickets."""
 
     def names(self, after: str, limit: int) -> Sequence[str]:
-        """Names behind `after` that are claimed or waited for, in the order of their bytes."""
+        """Names greater than `after` that have a claim or a queue, in byte order."""
 
 
 class LeaseAlgorithm:
-    """One transaction: its rows, and the store's clock as it was read when the transaction had its lock."""
+    """One transaction: its rows, and the store's clock, read after the transaction took its lock."""
 
     __slots__ = ("now", "rows")
 
@@ -211,9 +211,9 @@ class LeaseAlgorithm:
         return Waiting((free_at - self.now) / NS, ahead, held_by)
 
     def _free_at(self, row: AttemptRow, claims: Sequence[AttemptRow]) -> int:
-        """When this attempt could be granted if nobody else sends another request; `now`: at once.
+        """When this attempt could be granted if no other request arrives; `now`: at once.
 
-        Waiters directly ahead that have expired are ended on the way.
+        Ends expired waiters that are directly ahead.
         """
         free_at = max([self.now, *(claim.free_at() for claim in claims)])
         for name in row.names:
@@ -232,7 +232,7 @@ class LeaseAlgorithm:
         return row
 
     def _grant(self, row: AttemptRow, claims: Sequence[AttemptRow], ttl: float) -> Granted:
-        """Mint the token here: the names are locked, and everything that was granted before has its token."""
+        """Mint the token here: the names are locked, so every earlier grant of them already has its token."""
         token = self._mint()
         for claim in claims:
             self._end(claim, "expired")
@@ -254,7 +254,7 @@ class LeaseAlgorithm:
         return token
 
     def _end(self, row: AttemptRow, state: str) -> None:
-        """Record how it ended. After an expiry it is remembered through its lock_delay, which its claim stands for."""
+        """Record how it ended. An expired attempt is kept through its lock_delay: its claim enforces the delay."""
         over = max(self.now, row.free_at()) if state == "expired" else self.now
         self.rows.update((row.id,), state, row.expires, over + _remember(row.ttl))
         if row.state == "waiting":
@@ -263,7 +263,7 @@ class LeaseAlgorithm:
     # Renewing.
 
     def renew(self, publics: Sequence[str]) -> list[RenewAnswer]:
-        """Leases with the same ttl, as one client has them, are extended by one statement."""
+        """One answer per attempt. Attempts with the same state, ttl and lock_delay are extended by one statement."""
         found = self.rows.attempts(publics)
         alike: dict[tuple[str, int, int], list[str]] = {}
         for row in found.values():
@@ -292,7 +292,7 @@ class LeaseAlgorithm:
         claims = [claim for name in row.names if (claim := self.rows.claim(name)) is not None]
         return Waiting((self._free_at(row, claims) - self.now) / NS)
 
-    # Ending. The waiters that may be granted now are returned: the store notifies them after its commit.
+    # Ending. Each returns the waiters that may be granted now: the store notifies them after its commit.
 
     def release(self, secret: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
         public = grant_id(secret)
@@ -312,7 +312,7 @@ class LeaseAlgorithm:
         return Released(), []
 
     def _finish(self, row: AttemptRow, state: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
-        """End an attempt because its owner wants that."""
+        """End an attempt at its owner's request."""
         if row.namespace != self.rows.namespace:
             return Gone(), []
         if row.state in ("released", "withdrawn"):
@@ -351,7 +351,7 @@ class LeaseAlgorithm:
         return self._forget(self.rows.overdue(self.now))
 
     def _sweep(self, near: str, limit: int) -> None:
-        """Each row that comes in looks at a few others. Ids are random, so all rows are looked at in time."""
+        """Check a few rows near a new one. Ids are random, so every row is checked sooner or later."""
         self._forget(self.rows.overdue(self.now, near, limit))
 
     def _forget(self, over: Iterable[AttemptRow]) -> int:

@@ -11,10 +11,10 @@ from fenced.errors import Misconfigured, Misuse
 from fenced.model import Holder
 
 QUEUE_MAX = 10_000
-"""How many waiters one name may have; a further ask is answered with Busy."""
+"""How many waiters one name may have; the next ask is answered with Busy."""
 
 NOBODY = Holder("", "", "", 0)
-"""The holder of a tombstone: an attempt that was withdrawn before it arrived."""
+"""The holder of a tombstone: an attempt that was withdrawn before its ask arrived."""
 
 NAMESPACE_ORDER = Trait(
     "namespace-order",

@@ -54,7 +54,7 @@ def machine_clock() -> Callable[[], int]:
 
 
 class SqliteAuthority:
-    """A client's door to a Store, and its socket for wake-ups."""
+    """One client's access to a Store, and its socket for wake-ups."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
         NAMESPACE_ORDER,
@@ -133,9 +133,8 @@ class SqliteAuthority:
         try:
             self._wakes.listen()
         except FencedError:
-            await self.withdraw(
-                ask.secret, until
-            )  # it is in the queue, and its caller takes it for never sent
+            # It is queued, but an error from here means to the caller that it was never sent.
+            await self.withdraw(ask.secret, until)
             raise
         # The first ask that waits: a release before now had no address to notify. Asking again stores the address,
         # and finds the name free if there was such a release.
@@ -163,7 +162,7 @@ class SqliteAuthority:
 
     async def next_wakeups(self, until: float) -> list[str]:
         await self._runtime.readable(self._wakes.listen(), until)
-        return self._wakes.heard()
+        return self._wakes.received()
 
     def interrupt(self) -> None:
         self._wakes.send([(self._wakes.address, "")])

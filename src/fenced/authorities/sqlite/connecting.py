@@ -81,8 +81,8 @@ class StoreConnection:
 class LeaseFile:
     """The database file, and the connections to it. Safe to use from many threads: each transaction has its own.
 
-    `idle` is a list whose `append` and `pop` are atomic, so no lock is needed: a connection is in the list, or in the
-    hands of the one thread that took it.
+    `idle` is a list whose `append` and `pop` are atomic, so no lock is needed: a connection is either in the list, or
+    used by the one thread that popped it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class LeaseFile:
         self._abandoned = False
 
     def opened(self) -> None:
-        """Remember which file the path leads to. Opened again, it must be the same: transactions check that."""
+        """Remember which file the path leads to. Every transaction checks that it is still the same file."""
         self._abandoned = False
         if self._id == NO_FILE:
             self._id = file_id(self._paths[0])
@@ -224,7 +224,7 @@ class StoreTransaction:
         return connection.db
 
     def _start(self) -> StoreConnection:
-        """Tried again while the file is locked, on the same connection: it has written nothing yet."""
+        """Begin; retried on the same connection while the file is locked, since nothing was written yet."""
         connection = self._connection
         if connection is None:
             connection = self._connection = self._file.take()
@@ -249,14 +249,14 @@ class StoreTransaction:
             raise
         finally:
             forking.leave()
-        # Closing rolls back, and no later call uses a connection in an unclear state.
+        # Closing rolls back, and no later call gets a connection in an unknown state.
         file.discard(connection)
         if isinstance(exc, sqlite3.Error):
             raise translate(exc, file.path) from exc
 
 
 def switch_to_wal(db: sqlite3.Connection) -> None:
-    """Write ahead from now on."""
+    """Use a write-ahead log from now on."""
     if db.execute("PRAGMA journal_mode").fetchone() != ("wal",):
         db.execute("PRAGMA journal_mode = WAL")
 

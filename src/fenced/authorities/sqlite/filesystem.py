@@ -1,6 +1,6 @@
-"""Where a database file may lie: not under a mount of its own, not hard-linked, not on a network.
+"""Where a database file may be: not a mount point itself, not hard-linked, not on a network.
 
-SQLite keeps its write-ahead log beside the file, by name. Reached under two names, one file has two
+SQLite keeps its write-ahead log beside the file, by name. A file that is opened under two names gets two
 logs, and two processes mint the same tokens (seen with a single-file bind mount).
 """
 
@@ -33,7 +33,7 @@ def check_place(path: Path) -> None:
     for point, filesystem in _mounts():
         if point == str(path):
             raise Misconfigured(
-                f"{path} is a mount point of its own; mount the folder that holds it instead, "
+                f"{path} is itself a mount point; mount the folder that contains it instead, "
                 "or other processes keep another log beside the same file and mint the same tokens"
             )
         if len(point) >= longest and (str(path).startswith(point.rstrip("/") + "/")):
@@ -49,8 +49,7 @@ def check_place(path: Path) -> None:
         return
     if links > 1:
         raise Misconfigured(
-            f"{path} has {links} hard links; each name gets a log of its own, and tokens repeat: "
-            "remove the others"
+            f"{path} has {links} hard links; each name gets its own log, and tokens repeat: remove the others"
         )
 
 

@@ -21,7 +21,7 @@ _RECORD = struct.Struct(">8sQ")
 
 
 class _Descriptor:
-    """Closed with its last reference: a number that is closed earlier may be another file's when a thread uses it."""
+    """Closed with its last reference. Closed earlier, its number could be reused while a thread still uses it."""
 
     __slots__ = ("number",)
 

@@ -6,7 +6,7 @@ WHERE id = ?;
 SELECT id, namespace, state, names, ttl, lock_delay, ticket, token, expires, forget, wake, holder FROM attempt
 WHERE id IN (SELECT value FROM json_each(?));
 
--- put: A new attempt, or its new state.
+-- put: Insert an attempt, or replace its row.
 INSERT INTO attempt (id, namespace, state, names, ttl, lock_delay, ticket, token, expires, forget, wake, holder)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET
@@ -19,10 +19,10 @@ UPDATE attempt SET state = ?, expires = ?, forget = ? WHERE id = ?;
 -- update_all: The same for several, by a JSON array of their ids.
 UPDATE attempt SET state = ?, expires = ?, forget = ? WHERE id IN (SELECT value FROM json_each(?));
 
--- forget: Drop an attempt. The counter is not touched.
+-- forget: Delete an attempt. The counter is not touched.
 DELETE FROM attempt WHERE id = ?;
 
--- overdue: All attempts that can be forgotten.
+-- overdue: All attempts that may be deleted.
 SELECT id, namespace, state, names, ttl, lock_delay, ticket, token, expires, forget, wake, holder FROM attempt
 WHERE forget <= ?;
 
@@ -35,14 +35,14 @@ SELECT a.id, a.namespace, a.state, a.names, a.ttl, a.lock_delay, a.ticket, a.tok
 FROM claim c JOIN attempt a ON a.id = c.attempt
 WHERE c.namespace = ? AND c.name = ?;
 
--- take: The name is held by this attempt now.
+-- take: Record this attempt as the holder of a name.
 INSERT INTO claim (namespace, name, attempt) VALUES (?, ?, ?)
 ON CONFLICT (namespace, name) DO UPDATE SET attempt = excluded.attempt;
 
--- free: The name is free, if it was this attempt's.
+-- free: Delete the claim on a name, if it is this attempt's.
 DELETE FROM claim WHERE namespace = ? AND name = ? AND attempt = ?;
 
--- enqueue: A place in the queue.
+-- enqueue: Join the queue for a name.
 INSERT INTO queue (namespace, name, ticket, attempt) VALUES (?, ?, ?, ?);
 
 -- dequeue: Leave the queue.
@@ -87,7 +87,7 @@ SELECT name FROM (
 -- namespace: A namespace by its name.
 SELECT id, realm, token FROM namespace WHERE name = ?;
 
--- new_namespace: A new stream of tokens, with a realm of its own.
+-- new_namespace: A new stream of tokens, with a new realm.
 INSERT INTO namespace (name, realm) VALUES (?, lower(hex(randomblob(8))));
 
 -- boot: Which boot the times belong to.

@@ -1,8 +1,8 @@
 """Leases in an SQLite file: every operation is one short write transaction.
 
-`BEGIN IMMEDIATE` takes the file's one write lock, and only then is the clock read: a request that
-waited for the lock cannot revive what expired meanwhile. A grant is synced to the disk before its
-token is handed out; a release or a renewal need not be, since the next grant's sync carries it.
+`BEGIN IMMEDIATE` takes the file's one write lock, and the clock is read after that: a request that
+waited for the lock cannot revive an attempt that has expired. A grant is synced to the disk before its
+token is handed out; a release or a renewal need not be, since the next grant's sync includes it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Wake = tuple[str, str]
 
 
 class Store:
-    """One namespace of a database file. Safe to use from many threads: each call has a transaction of its own."""
+    """One namespace of a database file. Safe to use from many threads: each call has its own transaction."""
 
     algorithm: type[LeaseAlgorithm] = LeaseAlgorithm
 
@@ -99,7 +99,7 @@ class Store:
         return Standing(row[1], row[2])
 
     def _install(self) -> None:
-        """Create the schema, unless it is there; refuse a database that is somebody else's."""
+        """Create the schema if it is missing; refuse another program's database."""
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
             self._refuse_foreign(db)
@@ -120,12 +120,10 @@ class Store:
             db.close()
 
     def _refuse_foreign(self, db: sqlite3.Connection) -> None:
-        # The tables are counted first: another process may create ours between the two looks.
+        # Count the tables before reading the id: another process may create ours between the two reads.
         (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if tables and db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
-            raise Misconfigured(
-                f"{self.path} is a database of another program; leases need a file of their own"
-            )
+            raise Misconfigured(f"{self.path} is a database of another program; leases need their own file")
 
     def _notice_reboot(self, db: sqlite3.Connection) -> None:
         boot = filesystem.boot_id()
@@ -140,7 +138,7 @@ class Store:
     # The operations. Each is one transaction.
 
     def _begin(self, db: sqlite3.Connection) -> LeaseAlgorithm:
-        """The algorithm in the transaction that has just taken the lock: only now is the clock read."""
+        """Start the algorithm in the transaction that has just taken the lock: the clock is read only now."""
         return self.algorithm(SqliteRows(db, self._namespace, self._floor), self._clock())
 
     def ask(self, ask: Ask, wake: str = "", deadline: Deadline | None = None) -> AskAnswer:

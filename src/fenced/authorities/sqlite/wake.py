@@ -1,7 +1,7 @@
 """Waking waiters of other processes: datagram sockets in a folder beside the database.
 
-A datagram is a hint, sent after the commit and never waited for. A path socket's name has 108 bytes;
-it is reached through a descriptor of its folder (`/proc/self/fd/N/name`), so a long path does not matter.
+A datagram is a hint: it is sent after the commit, and nobody waits for it. A socket's path is limited to 108 bytes,
+so it is addressed through a descriptor of its folder (`/proc/self/fd/N/name`): a long path does not matter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SWEEP_MAX = 64
 
 
 class Wakes:
-    """This client's socket, and the sending to others'."""
+    """This client's socket, and sending to other clients' sockets."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
@@ -72,19 +72,19 @@ class Wakes:
     def _mode(self) -> int:
         return os.stat(self._database).st_mode & 0o666
 
-    def heard(self) -> list[str]:
-        """What has arrived, without waiting."""
+    def received(self) -> list[str]:
+        """The public ids that have arrived, without waiting."""
         receiver = self._receiver
-        heard: list[str] = []
-        while receiver is not None and len(heard) < 1000:
+        received: list[str] = []
+        while receiver is not None and len(received) < 1000:
             try:
-                heard.append(receiver.recv(_DATAGRAM_MAX).decode("ascii", "replace"))
+                received.append(receiver.recv(_DATAGRAM_MAX).decode("ascii", "replace"))
             except OSError:
                 break
-        return heard
+        return received
 
     def send(self, wakes: list[tuple[str, str]]) -> None:
-        """Notify each (socket, public id). Where nobody listens, or the queue is full, the waiter polls."""
+        """Notify each (socket, public id). If that fails or the socket's queue is full, the waiter polls anyway."""
         for address, public in wakes:
             if address:
                 self._send_to(address, public)

@@ -1,14 +1,14 @@
--- What the operations are made of.
+-- Building blocks of the operations.
 --
--- Every function locks in one order: names first, sorted by their bytes, and the clock is read after that. Rows
--- of `attempt` are never waited for while names are locked, except an attempt's own: what is locked is skipped.
+-- Every function locks in one order: names first, sorted by their bytes. It reads the clock after that. While names
+-- are locked, no function waits for a row of `attempt` except the attempt's own: other locked rows are skipped.
 -- A wait for a lock ends after 4 s, before the client gives the request up.
 --
--- What is called often looks rows up by their keys, one table at a time, in plpgsql: a join would be planned by
--- statistics that a new table does not have, and a function in SQL is planned anew by every call.
+-- Functions that are called often are plpgsql and look rows up by key, one table at a time: a join would be planned
+-- with statistics that a new table does not have, and a function in SQL is planned again at every call.
 
--- Which history this is: the cluster, its timeline, this database and this very sequence. Promotion of a standby
--- and recovery to a point in time begin a timeline; a dump that is restored gets new numbers for both. Worked out
+-- Which history this is: the cluster, its timeline, this database and this sequence. The promotion of a standby and
+-- a recovery to a point in time begin a new timeline; a restored dump has a new database and a new sequence. Computed
 -- once a session: it cannot change under a session that is not in recovery.
 CREATE OR REPLACE FUNCTION fenced.lineage() RETURNS text
 LANGUAGE plpgsql AS $$
@@ -24,13 +24,13 @@ BEGIN
   RETURN known;
 END $$;
 
--- Seconds as the client reads them.
+-- Seconds in the form that the client parses.
 CREATE OR REPLACE FUNCTION fenced.seconds(span interval) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
   SELECT extract(epoch FROM span)::text
 $$;
 
--- The namespace's id, realm, last token and settings; a new one is made if `p_create`.
+-- The namespace's id, realm, last token and settings. With `p_create` a missing namespace is created.
 CREATE OR REPLACE FUNCTION fenced.enter(p_name text, p_realm text, p_create boolean)
 RETURNS TABLE (id integer, realm text, last_token bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -44,7 +44,7 @@ BEGIN
     FROM fenced.namespace n, fenced.token t WHERE n.name = p_name;
 END $$;
 
--- End a lease or a place that is past its time; false while somebody else has the row locked, or renewed it.
+-- End an expired lease or queue entry. False if another transaction has the row locked, or has renewed it.
 CREATE OR REPLACE FUNCTION fenced.expire(p_id uuid, p_now timestamptz, p_remember interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -58,8 +58,8 @@ BEGIN
     SELECT FROM fenced.attempt a WHERE a.id = p_id AND a.state IN ('granted', 'waiting'));
 END $$;
 
--- Until when the nearest living waiter ahead of a ticket keeps its place; null if there is none. The dead on the way
--- are taken out of the queue. The name is locked.
+-- When the nearest live waiter ahead of a ticket expires; null if there is none. Expired waiters in between are
+-- removed from the queue. The caller has locked the name.
 CREATE OR REPLACE FUNCTION fenced.ahead_of(
   p_namespace integer, p_name text, p_ticket bigint, p_now timestamptz, p_remember interval
 ) RETURNS timestamptz
@@ -85,7 +85,8 @@ BEGIN
   END LOOP;
 END $$;
 
--- From when on a name could be granted to one with this ticket, if nobody says another word. The name is locked.
+-- When a name could be granted to the attempt with this ticket, if no other request arrives. The caller has locked
+-- the name.
 CREATE OR REPLACE FUNCTION fenced.free_from(
   p_name fenced.name, p_ticket bigint, p_now timestamptz, p_remember interval
 ) RETURNS timestamptz
@@ -111,7 +112,7 @@ BEGIN
   RETURN v_at;
 END $$;
 
--- Who holds one of these names, as JSON, or nothing.
+-- A holder of one of these names, as JSON; null if there is none.
 CREATE OR REPLACE FUNCTION fenced.held_by(p_namespace integer, p_names text[], p_now timestamptz) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -131,7 +132,7 @@ BEGIN
   RETURN NULL;
 END $$;
 
--- This transaction's commit is flushed, and waits for synchronous standbys, whatever the setting says.
+-- Have this transaction's commit flushed, and wait for synchronous standbys, whatever the server's setting is.
 CREATE OR REPLACE FUNCTION fenced.flushed() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -140,7 +141,7 @@ BEGIN
   END IF;
 END $$;
 
--- Lock the rows of these names, in order; those that are missing are made.
+-- Lock the rows of these names, in order. Missing rows are created.
 CREATE OR REPLACE FUNCTION fenced.lock_names(p_namespace integer, p_names text[]) RETURNS fenced.name[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -159,7 +160,7 @@ BEGIN
   RETURN v_names;
 END $$;
 
--- The next token. Runs after the names are locked; what must not be handed out is refused.
+-- The next token. Runs after the names are locked. Raises if the history changed or the tokens are used up.
 CREATE OR REPLACE FUNCTION fenced.mint(p_namespace integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -2,9 +2,9 @@
 
 -- Grant, queue or refuse. The same attempt gets the same grant.
 --
--- The usual case is one statement: one name, which nobody holds and nobody waits for, so that no clock is needed to
--- tell that it is free. (Every expression of plpgsql's own is set up anew in every transaction, and costs more than
--- what it does.) Whatever else there is to say is said in line.
+-- The usual case is one statement: one name that nobody holds and nobody waits for. No clock is needed to see that it
+-- is free. (plpgsql prepares each of its expressions again in every transaction, which costs more than evaluating it.)
+-- All other cases are in `ask_in_line`.
 CREATE OR REPLACE FUNCTION fenced.ask(
   p_namespace integer, p_id uuid, p_secret uuid, p_names text[], p_ttl interval, p_delay interval, p_place interval,
   p_remember interval, p_wait boolean, p_queue_max integer, p_wake text, p_holder text
@@ -42,7 +42,7 @@ BEGIN
     p_wake, p_holder);
 END $$;
 
--- The same for names that are held, waited for, several or new, and for an attempt that asks again.
+-- The other cases of `ask`: held names, names with a queue, several names, new names, an attempt that asks again.
 CREATE OR REPLACE FUNCTION fenced.ask_in_line(
   p_namespace integer, p_id uuid, p_secret uuid, p_names text[], p_ttl interval, p_delay interval, p_place interval,
   p_remember interval, p_wait boolean, p_queue_max integer, p_wake text, p_holder text
@@ -139,7 +139,7 @@ BEGIN
     fenced.held_by(p_namespace, p_names, v_now));
 END $$;
 
--- Wake the first living waiter of each of these names. A hint: it carries no right.
+-- Notify the first live waiter of each of these names. A hint: the waiter gets the grant by asking again.
 CREATE OR REPLACE FUNCTION fenced.wake_heads(p_namespace integer, p_names text[], p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -165,10 +165,10 @@ BEGIN
   END LOOP;
 END $$;
 
--- Give a lease back or leave the queue, as `p_state` says: released, or withdrawn (which leaves a tombstone). Again the
--- usual case comes first, in few words: a lease on one name.
+-- Release a lease or leave the queue. `p_state` is released, or withdrawn, which leaves a tombstone. The usual case
+-- comes first and is short: a lease on one name.
 --
--- It is not flushed: the next grant's commit carries it, and if a crash comes before that, its ttl ends it.
+-- The commit is not flushed: the next grant's commit flushes it too. After a crash before that, the lease's ttl ends it.
 CREATE OR REPLACE FUNCTION fenced.release(
   p_namespace integer, p_id uuid, p_secret uuid, p_state text, p_remember interval
 ) RETURNS text
@@ -198,7 +198,7 @@ BEGIN
   RETURN fenced.release_in_line(p_namespace, p_id, p_secret, p_state, p_remember);
 END $$;
 
--- The same for waiters, for several names, for what is over, and for what is not there.
+-- The other cases of `release`: waiters, several names, attempts that have ended, unknown attempts.
 CREATE OR REPLACE FUNCTION fenced.release_in_line(
   p_namespace integer, p_id uuid, p_secret uuid, p_state text, p_remember interval
 ) RETURNS text
@@ -245,7 +245,7 @@ BEGIN
   RETURN 'released';
 END $$;
 
--- How long until a waiting attempt could be granted, by its place in the queue. Reads only.
+-- How long until a waiting attempt could be granted, by its position in the queue. Reads only.
 CREATE OR REPLACE FUNCTION fenced.check_in(p_waiter fenced.attempt, p_now timestamptz) RETURNS interval
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -277,8 +277,8 @@ BEGIN
   RETURN v_at - p_now;
 END $$;
 
--- Keep leases and places alive, all at once. A row that is locked is skipped and unknown: who waits for a lock
--- would renew what has expired meanwhile.
+-- Extend leases and queue entries, all in one statement. A locked row is skipped and reported as unknown: a renewal
+-- that waited for the lock could renew a lease that has expired meanwhile.
 CREATE OR REPLACE FUNCTION fenced.renew(
   p_namespace integer, p_ids uuid[], p_secrets uuid[], p_place interval, p_remember interval
 ) RETURNS TABLE (id text, answer text)

@@ -1,6 +1,6 @@
 -- Looking at names.
 
--- One name as people want to see it, as JSON.
+-- One name with its holder and its queue, as JSON, for people.
 CREATE OR REPLACE FUNCTION fenced.look(p_namespace integer, p_name text) RETURNS text
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WITH at AS MATERIALIZED (SELECT clock_timestamp() AS now)
@@ -20,7 +20,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   )::text FROM at
 $$;
 
--- Names that are held, delayed or waited for, in order.
+-- Names that are held, delayed or have a queue, in order.
 CREATE OR REPLACE FUNCTION fenced.survey(p_namespace integer, p_after text, p_limit integer) RETURNS SETOF text
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT fenced.look(p_namespace, found.name) FROM (

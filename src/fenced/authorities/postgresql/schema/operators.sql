@@ -29,11 +29,11 @@ BEGIN
   RETURN v_token;
 END $$;
 
--- Every later token is above this. Also takes the present history for this namespace's own.
+-- Make every later token greater than a number, and accept the current history as this namespace's.
 --
--- A grant reads the floor by the snapshot of its statement, which may be older than its locks. So this waits until every
--- grant that is under way is over, and lets the next ones begin when the new floor can be seen: they all hold a lock on
--- the table, taken before their snapshots.
+-- A grant reads the floor in its statement's snapshot, which may be older than its row locks. Every grant locks the table
+-- before it takes its snapshot. So this function locks the table against them: it waits until running grants have ended,
+-- and later grants start only when the new floor is visible.
 CREATE OR REPLACE FUNCTION fenced.raise_floor(p_namespace integer, p_above bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
@@ -48,8 +48,8 @@ BEGIN
   RETURN v_floor + v_last;
 END $$;
 
--- Forget what is over among the rows that follow an id. Ids are random, so this samples the table; the counter
--- is not touched. What somebody has locked is left for the next time.
+-- Delete old attempts among the rows that follow an id. Ids are random, so this samples the table. The counter is not
+-- touched. Locked rows are skipped and left to a later call.
 CREATE OR REPLACE FUNCTION fenced.sweep(p_after uuid, p_limit integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -83,8 +83,8 @@ BEGIN
   RETURN v_gone;
 END $$;
 
--- The same page by page, so that nobody waits long for a name: how many were forgotten, and behind which id to go on.
--- The last page also takes names along that were locked or waited for when their turn came.
+-- The same for one page, so that no request waits long for a name. Returns how many were deleted, and the id to continue
+-- after. The last page also deletes names that were locked or had a queue when their own page was processed.
 CREATE OR REPLACE FUNCTION fenced.tidy(p_after uuid, p_limit integer) RETURNS TABLE (gone bigint, last uuid)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
