@@ -38,10 +38,10 @@ def frames(said: bytes) -> list[tuple[int, int, int, bytes]]:
 
 
 def begun(*requests: bytes) -> GrpcConnection:
-    talk = GrpcConnection()
-    talk.hello()
-    talk.begin(HEAD, requests or (b"request",))
-    return talk
+    grpc = GrpcConnection()
+    grpc.hello()
+    grpc.begin(HEAD, requests or (b"request",))
+    return grpc
 
 
 # What we say.
@@ -65,60 +65,60 @@ def test_headers_are_those_of_grpc() -> None:
 
 def test_a_call_is_one_head_and_its_requests() -> None:
     assert GrpcConnection().hello().startswith(http2.PREFACE)
-    talk = GrpcConnection()
-    assert frames(talk.begin(HEAD, (b"one", b"two"))) == [
+    grpc = GrpcConnection()
+    assert frames(grpc.begin(HEAD, (b"one", b"two"))) == [
         (http2.HEADERS, http2.END_HEADERS, 1, HEAD),
         (http2.DATA, http2.END_STREAM, 1, message(b"one") + message(b"two")),
     ]
-    talk.receive(ended(trailers()))
-    assert frames(talk.begin(HEAD, (b"three",)))[0][2] == 3
+    grpc.receive(ended(trailers()))
+    assert frames(grpc.begin(HEAD, (b"three",)))[0][2] == 3
 
 
 def test_nothing_is_sent_that_the_server_has_no_room_for() -> None:
     """Neither on the stream nor on the connection nor in one frame; what is left goes when there is room."""
     body = bytes(100_000)
-    talk = GrpcConnection()
-    first = frames(talk.begin(HEAD, (body,)))[1:]
+    grpc = GrpcConnection()
+    first = frames(grpc.begin(HEAD, (body,)))[1:]
     assert [len(each[3]) for each in first] == [http2.FRAME_MAX] * 3 + [http2.WINDOW - 3 * http2.FRAME_MAX]
     assert not any(each[1] for each in first)
     more = struct.pack(">I", 50_000)
-    assert talk.receive(frame(http2.WINDOW_UPDATE, 0, 0, more)) == b""
-    rest = frames(talk.receive(frame(http2.WINDOW_UPDATE, 0, 1, more)))
+    assert grpc.receive(frame(http2.WINDOW_UPDATE, 0, 0, more)) == b""
+    rest = frames(grpc.receive(frame(http2.WINDOW_UPDATE, 0, 1, more)))
     assert rest[-1][1] == http2.END_STREAM
     assert b"".join(each[3] for each in first + rest) == message(body)
 
 
 def test_settings_change_the_room() -> None:
-    talk = GrpcConnection()
+    grpc = GrpcConnection()
     small = frame(http2.SETTINGS, 0, 0, struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 10))
-    assert frames(talk.receive(small)) == [(http2.SETTINGS, http2.ACK, 0, b"")]
-    assert len(frames(talk.begin(HEAD, (bytes(20),)))[1][3]) == 10
+    assert frames(grpc.receive(small)) == [(http2.SETTINGS, http2.ACK, 0, b"")]
+    assert len(frames(grpc.begin(HEAD, (bytes(20),)))[1][3]) == 10
     large = frame(http2.SETTINGS, 0, 0, struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 100))
-    rest, acknowledged = frames(talk.receive(large))
+    rest, acknowledged = frames(grpc.receive(large))
     assert (len(rest[3]), rest[1]) == (15, http2.END_STREAM)
     assert acknowledged == (http2.SETTINGS, http2.ACK, 0, b"")
 
 
 def test_pings_are_answered_and_never_sent() -> None:
     """A client that pings too often is thrown out by etcd. When an answer goes is the caller's choice."""
-    talk = begun()
-    assert talk.receive(frame(http2.PING, 0, 0, b"12345678")) == b""
-    assert frames(talk.pings) == [(http2.PING, http2.ACK, 0, b"12345678")]
-    talk.pings = b""
-    assert talk.receive(frame(http2.PING, http2.ACK, 0, b"12345678")) + talk.pings == b""
+    grpc = begun()
+    assert grpc.receive(frame(http2.PING, 0, 0, b"12345678")) == b""
+    assert frames(grpc.pings) == [(http2.PING, http2.ACK, 0, b"12345678")]
+    grpc.pings = b""
+    assert grpc.receive(frame(http2.PING, http2.ACK, 0, b"12345678")) + grpc.pings == b""
 
 
 def test_the_server_is_told_that_it_may_go_on() -> None:
     """Of each stream as much as came on it: Go's HTTP/2 server breaks a call off whose window overflows."""
-    talk = begun()
+    grpc = begun()
     half, size = http2.LET_FLOW // 2 // http2.FRAME_MAX, struct.pack(">I", http2.LET_FLOW)
-    answers = b"".join(talk.receive(frame(http2.DATA, 0, 1, bytes(http2.FRAME_MAX))) for _ in range(half))
-    talk.receive(ended(trailers()))
-    talk.begin(HEAD, (b"another",))
+    answers = b"".join(grpc.receive(frame(http2.DATA, 0, 1, bytes(http2.FRAME_MAX))) for _ in range(half))
+    grpc.receive(ended(trailers()))
+    grpc.begin(HEAD, (b"another",))
     part = frame(http2.DATA, 0, 3, bytes(http2.FRAME_MAX))
-    answers += b"".join(talk.receive(part) for _ in range(half))
+    answers += b"".join(grpc.receive(part) for _ in range(half))
     assert frames(answers) == [(http2.WINDOW_UPDATE, 0, 0, size)]
-    answers = b"".join(talk.receive(part) for _ in range(half))
+    answers = b"".join(grpc.receive(part) for _ in range(half))
     assert frames(answers) == [(http2.WINDOW_UPDATE, 0, 3, size)]
 
 
@@ -138,22 +138,22 @@ def test_replies_come_in_any_pieces(data: st.DataObject, replies: list[bytes]) -
     said += frame(http2.HEADERS, http2.END_STREAM, 1, block[:4])
     said += frame(http2.CONTINUATION, http2.END_HEADERS, 1, block[4:])
     said += frame(0x7F, 0xFF, 1, b"of a later version")
-    talk = begun()
+    grpc = begun()
     step = data.draw(st.integers(1, 40))
     for at in range(0, len(said), step):
-        assert talk.receive(said[at : at + step]) == b""
-    assert list(talk.messages) == replies
-    assert talk.status == Status(5, "no such lease")
+        assert grpc.receive(said[at : at + step]) == b""
+    assert list(grpc.messages) == replies
+    assert grpc.status == Status(5, "no such lease")
 
 
 def test_what_is_left_of_an_earlier_call_is_passed_over() -> None:
-    talk = begun()
-    talk.receive(GREETED + ended(trailers()))
-    assert talk.status == Status(0, "")
-    talk.begin(HEAD, (b"another",))
+    grpc = begun()
+    grpc.receive(GREETED + ended(trailers()))
+    assert grpc.status == Status(0, "")
+    grpc.begin(HEAD, (b"another",))
     late = frame(http2.DATA, 0, 1, message(b"late")) + frame(http2.RST_STREAM, 0, 1, bytes(4))
-    talk.receive(late + ended(trailers(), 1))
-    assert talk.status is None and not talk.messages
+    grpc.receive(late + ended(trailers(), 1))
+    assert grpc.status is None and not grpc.messages
 
 
 def test_a_call_that_was_not_begun_is_refused() -> None:
@@ -162,13 +162,13 @@ def test_a_call_that_was_not_begun_is_refused() -> None:
         begun().receive(frame(http2.RST_STREAM, 0, 1, struct.pack(">I", http2.REFUSED_STREAM)))
     with pytest.raises(StreamRefused):
         begun().receive(frame(http2.GOAWAY, 0, 0, struct.pack(">II", 0, 0)))
-    talk = begun()
-    talk.receive(frame(http2.GOAWAY, 0, 0, struct.pack(">II", 1, 0) + b"why"))
-    assert talk.closing and talk.status is None
-    talk.receive(ended(trailers()))
-    assert talk.status == Status(0, "")
+    grpc = begun()
+    grpc.receive(frame(http2.GOAWAY, 0, 0, struct.pack(">II", 1, 0) + b"why"))
+    assert grpc.closing and grpc.status is None
+    grpc.receive(ended(trailers()))
+    assert grpc.status == Status(0, "")
     with pytest.raises(StreamRefused):
-        talk.begin(HEAD, (b"another",))
+        grpc.begin(HEAD, (b"another",))
     broken = begun()
     broken.receive(frame(http2.RST_STREAM, 0, 1, struct.pack(">I", 8)))
     assert broken.status is not None and broken.status.code == http2.UNKNOWN
@@ -197,8 +197,8 @@ def test_what_no_grpc_server_says_is_malformed(said: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_nothing_else_comes_of_it(said: bytes) -> None:
-    talk = begun()
+    grpc = begun()
     try:
-        talk.receive(said)
+        grpc.receive(said)
     except (Malformed, StreamRefused):
-        assert talk.status is None
+        assert grpc.status is None

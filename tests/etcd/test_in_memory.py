@@ -62,8 +62,8 @@ class GrpcClient:
     """Calls over one connection, whichever end it has."""
 
     def __init__(self) -> None:
-        self._talk = GrpcConnection()
-        self._hello = self._talk.hello()
+        self._grpc = GrpcConnection()
+        self._hello = self._grpc.hello()
 
     def send(self, data: bytes) -> None:
         raise NotImplementedError
@@ -74,28 +74,28 @@ class GrpcClient:
     def begin(self, path: str, requests: list[bytes], *, end: bool = True) -> None:
         head = http2.head("http", "etcd", path, (("hasleader", "true"),), "")
         hello, self._hello = self._hello, b""
-        self.send(hello + self._talk.begin(head, requests, end=end))
+        self.send(hello + self._grpc.begin(head, requests, end=end))
 
     def say(self, request: bytes) -> None:
-        self.send(self._talk.say([request]))
+        self.send(self._grpc.send([request]))
 
     def _take(self) -> None:
-        answers = self._talk.receive(self.receive()) + self._talk.pings
-        self._talk.pings = b""
+        answers = self._grpc.receive(self.receive()) + self._grpc.pings
+        self._grpc.pings = b""
         if answers:
             self.send(answers)
 
     def messages(self, count: int) -> list[bytes]:
         """So many more messages of the call."""
-        while len(self._talk.messages) < count and self._talk.status is None:
+        while len(self._grpc.messages) < count and self._grpc.status is None:
             self._take()
-        return [self._talk.messages.popleft() for _ in range(min(count, len(self._talk.messages)))]
+        return [self._grpc.messages.popleft() for _ in range(min(count, len(self._grpc.messages)))]
 
     def call(self, path: str, *requests: bytes) -> list[bytes] | Status:
         self.begin(path, list(requests))
-        while self._talk.status is None:
+        while self._grpc.status is None:
             self._take()
-        return list(self._talk.messages) if self._talk.status.code == 0 else self._talk.status
+        return list(self._grpc.messages) if self._grpc.status.code == 0 else self._grpc.status
 
 
 class RealClient(GrpcClient):
@@ -135,8 +135,8 @@ class InMemoryClient(GrpcClient):
     def unread(self) -> int:
         """How many messages the server has sent and nobody has read."""
         while self._end.sent:
-            self._talk.receive(self.receive())
-        return len(self._talk.messages)
+            self._grpc.receive(self.receive())
+        return len(self._grpc.messages)
 
 
 class _ClientEnd:

@@ -200,7 +200,7 @@ def test_promotions_under_live_holders(group: RedisGroup) -> None:
 
 
 def test_nobody_names_a_primary() -> None:
-    with pytest.raises(Unavailable, match="nobody names a primary"):
+    with pytest.raises(Unavailable, match="no member names a primary"):
         step(RedisAuthority.at("redis+sentinel://127.0.0.1:1,127.0.0.1:2/mine", RUNTIME, "x").open())
 
 

@@ -39,7 +39,7 @@ class RepeatingWire(EtcdWire):
     async def _connect(self, until: float) -> EtcdConnection:
         connection = await super()._connect(until)
         connection.__class__ = RepeatingConnection
-        connection._talk.__class__ = AnyStream
+        connection._grpc.__class__ = AnyStream
         return connection
 
 

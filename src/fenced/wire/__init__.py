@@ -1,1 +1,1 @@
-"""What everything that talks to a server shares: pools, transports, and codecs that do no I/O."""
+"""Shared by all code that talks to a server: addresses, pools, connections, and codecs that do no I/O."""

@@ -3,7 +3,7 @@
     scheme://user:password@host:port,host2,[::1]:2379/path?option=value
 
 Special characters are written as %xx. TLS is chosen by the scheme, and its options are the same everywhere (`TLS`).
-PostgreSQL's addresses are libpq's, which knows them best (authorities/postgresql/address.py).
+PostgreSQL's addresses are libpq's, and libpq parses them (authorities/postgresql/address.py).
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ class AddressForm(NamedTuple):
     """What the addresses of one kind of server look like."""
 
     kind: str
-    """What they lead to, with its article."""
+    """The kind of server, with its article, for messages."""
     example: str
     schemes: Mapping[str, bool]
-    """Each with whether it means TLS."""
+    """Each scheme, and whether it means TLS."""
     port: int
-    """Of a host that is written without one."""
+    """The port of a host that is written without one."""
     several: bool = True
     """Whether an address may name more than one host."""
     default_host: str = ""
     """The host of an address that names none; "": it must name one."""
     options: frozenset[str] = frozenset()
-    """Besides those of TLS."""
+    """The options, other than those of TLS."""
     ignored: frozenset[str] = frozenset()
     """Options of other programs that are accepted and have no effect."""
 
 
 class ServerAddress:
-    """A parsed address. Its text forms, and the errors about it, hold no secret."""
+    """A parsed address. Its text forms, and the errors about it, contain no secret."""
 
     form: ClassVar[AddressForm]
     alpn: ClassVar[tuple[str, ...]] = ()
@@ -76,10 +76,10 @@ class ServerAddress:
         self.targets = [
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.members
         ]
-        """The members as they are written."""
+        """The members, as written in the URL."""
         self.options = self._checked(options)
         self.url = f"{self.scheme}://{','.join(self.targets)}"
-        """Where it is, without secrets. Subclasses append what else matters."""
+        """The address without secrets. Subclasses append other parts that matter."""
 
     def _has_hosts(self, url: str) -> bool:
         return True

@@ -1,19 +1,19 @@
 """Pings on streams that may be idle for long. Pure.
 
-A balancer, a NAT or a firewall may forget a connection without a word: then nothing arrives on it any more, and
-nothing says so. A request has a deadline and notices. A stream on which a client only listens must ask.
+A balancer, a NAT or a firewall may drop a connection silently: then nothing arrives on it any more, and neither end
+gets an error. A request detects that by its deadline. A stream on which a client only listens must send pings.
 """
 
 from __future__ import annotations
 
 IDLE_SECONDS = 10.0
-"""A stream that was silent for so long is pinged. etcd allows no more than a ping in five seconds."""
+"""Ping a stream that was silent for this long. etcd allows one ping in five seconds."""
 ANSWER_SECONDS = 5.0
-"""If nothing arrives within that time after a ping, the stream is dead: closed, and opened again."""
+"""If nothing arrives within this time after a ping, the stream is dead: close it and open another."""
 
 
 class Heartbeat:
-    """When to ping a stream, and when to believe that it is dead."""
+    """When to ping a stream, and when to consider it dead."""
 
     def __init__(self, now: float) -> None:
         self.received(now)
@@ -28,5 +28,5 @@ class Heartbeat:
         self.pinged = True
 
     def is_dead(self, now: float) -> bool:
-        """To be asked after a read: a process that stood still finds the answer among the bytes that are waiting."""
+        """Call this after a read: if the process was paused, the reply may already be in the socket's buffer."""
         return self.pinged and now >= self.due

@@ -1,7 +1,8 @@
 """HTTP/1.1, both roles: messages to bytes, and events from bytes that arrive in any pieces. Nothing here does I/O.
 
-Strict, because a program and a proxy that frame a message differently can be made to see different requests: what
-RFC 9112 calls ambiguous is refused, and so is what nobody needs (folded headers, chunk extensions, bare line feeds).
+Strict, because a program and a proxy that frame a message differently can be made to see different requests. Messages
+that RFC 9112 calls ambiguous are refused, and so are rarely used features (folded headers, chunk extensions, bare line
+feeds).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Literal, NamedTuple
 HEAD_BYTES_MAX = 32_768
 HEADERS_MAX = 100
 BODY_BYTES_MAX = 2**24
-"""Unless the reader is given another limit. It bounds a body whether or not its length is announced."""
+"""The default limit of a reader. It bounds a body whether or not its length is announced."""
 CHUNK_LINE_BYTES_MAX = 18
 
 Headers = Sequence[tuple[str, str]]
-"""Names in lower case, in the order in which they stand in the message."""
+"""Names in lower case, in the order of the message."""
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET = re.compile(r"[!-~]+")
@@ -53,7 +54,7 @@ class ResponseHead(NamedTuple):
 
 
 class EndOfMessage:
-    """The message is whole."""
+    """The message is complete."""
 
 
 END = EndOfMessage()
@@ -62,14 +63,14 @@ Event = RequestHead | ResponseHead | bytes | EndOfMessage
 
 
 class HttpReader:
-    """Reads what the other side sends: requests, or the responses to the requests that were announced by `expect`."""
+    """Parses what the peer sends: requests, or the responses to requests that were announced by `expect`."""
 
     def __init__(self, reads: Literal["requests", "responses"], *, body_max: int = BODY_BYTES_MAX) -> None:
         self._requests = reads == "requests"
         self._body_max = body_max
         self._data = bytearray()
         self._scanned = 0
-        """How far the data were searched for the end of a head: they are not searched again."""
+        """How many bytes were already searched for the end of a head."""
         self._ended = False
         self._methods: deque[str] = deque()
         self._state = self._head
@@ -77,19 +78,19 @@ class HttpReader:
         self._taken = 0
 
     def expect(self, method: str) -> None:
-        """A client has sent a request: its response comes after those that are still due."""
+        """A client has sent a request: expect its response after those of earlier requests."""
         self._methods.append(method)
 
     def feed(self, data: bytes) -> None:
         self._data += data
 
     def feed_end(self) -> None:
-        """The other side sends no more."""
+        """The peer has closed its side."""
         self._ended = True
 
     @property
     def between_messages(self) -> bool:
-        """Whether nothing of an unfinished message was read: only then an end of the connection loses nothing."""
+        """Whether no message is half read: only then the end of the connection loses nothing."""
         return self._state == self._head and not self._data and not self._methods
 
     def next(self) -> Event | None:
@@ -161,7 +162,7 @@ class HttpReader:
         return ResponseHead(status, reason, headers, keeps)
 
     def _framing(self, headers: Headers, minor: str) -> tuple[bool, int | None]:
-        """Whether the body is chunked, and its length if that is said."""
+        """Whether the body is chunked, and its length if the headers give one."""
         codings, lengths = _all(headers, "transfer-encoding"), _all(headers, "content-length")
         if codings and (lengths or minor == "0"):
             raise MalformedHttp("two ways to find the end of a body")
@@ -185,7 +186,7 @@ class HttpReader:
         return self._piece() if self._left else self._finish()
 
     def _piece(self) -> bytes | None:
-        """As much as is there of the bytes that are left."""
+        """The next bytes of the body that have arrived, or None."""
         if not self._data:
             return self._more()
         return self._take(min(self._left, len(self._data)))
@@ -236,7 +237,7 @@ class HttpReader:
         return self._state()
 
     def _trailers(self) -> Event | None:
-        """Checked and dropped."""
+        """Check the trailers and drop them."""
         lines = self._lines()
         if lines is None:
             return None
@@ -249,7 +250,7 @@ class HttpReader:
         return END
 
     def _more(self) -> bytes | None:
-        """Nothing now; and an error if nothing can come any more."""
+        """None: more bytes are needed. MalformedHttp if the peer has closed its side."""
         if self._ended:
             raise MalformedHttp("the connection ended before the message")
         return None
@@ -279,7 +280,7 @@ def _keeps(headers: Headers, minor: str) -> bool:
 
 
 def request(method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes = b"") -> bytes:
-    """A whole request. The caller gives the host; the length is added."""
+    """A complete request. The caller passes the host header; the length is added."""
     if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):
         raise ValueError("a method or a target that cannot be sent")
     sized = [("content-length", str(len(body)))] if body or method in ("POST", "PUT", "PATCH") else []
@@ -287,7 +288,7 @@ def request(method: str, target: str, headers: Iterable[tuple[str, str]], body: 
 
 
 def response(status: int, reason: str, headers: Iterable[tuple[str, str]], body: bytes = b"") -> bytes:
-    """A whole response; the length is added. Not for HEAD, whose response has a length and no body."""
+    """A complete response; the length is added. Not for HEAD, whose response has a length and no body."""
     bodiless = status < 200 or status in (204, 304)
     if body and bodiless:
         raise ValueError(f"a response with status {status} has no body")
@@ -301,7 +302,7 @@ def chunked_response(status: int, reason: str, headers: Iterable[tuple[str, str]
 
 
 def chunk(data: bytes) -> bytes:
-    """A piece of a body; nothing for no data, which would end the body."""
+    """A piece of a body; empty for empty data, because an empty chunk would end the body."""
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 

@@ -1,8 +1,8 @@
 """gRPC over HTTP/2, as much of both as one call at a time needs. Pure: bytes come in, bytes go out.
 
 A connection carries one call after another, never two at once. So there is one current stream, and frames of earlier
-streams are ignored. The header table size is 0: then a header block means the same wherever it stands, and equal
-blocks are decoded once.
+streams are ignored. The header table size is 0: then no header block depends on earlier ones, and equal blocks are
+decoded once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_MAX = 16_384
 """The longest frame that either side may send, unless the receiver allows more."""
 WINDOW = 65_535
-"""How many bytes may be under way before the receiver allows more, unless its settings say otherwise."""
+"""How many bytes a sender may send before the receiver allows more, unless its settings say otherwise."""
 WINDOW_MAX = 2**31 - 1
 LET_FLOW = 2**24
-"""After so many received bytes we allow the server to send as many again."""
+"""After this many received bytes we allow the server to send as many again."""
 
 _FRAME = struct.Struct(">HBBBI")
 _MESSAGE = struct.Struct(">BI")
@@ -44,7 +44,7 @@ class StreamRefused(Exception):
 
 
 class Status(NamedTuple):
-    """How a call ended, by the numbers of gRPC; 0 is well."""
+    """How a call ended: a gRPC status code (0 is OK), and its message."""
 
     code: int
     text: str
@@ -128,11 +128,11 @@ class GrpcConnection:
         self.messages: deque[bytes] = deque()
         """The messages that arrived in the current call, or the last one."""
         self.status: Status | None = None
-        """How that call ended; None while it is under way."""
+        """How that call ended; None while it is in progress."""
         self.closing = False
         """Whether the server accepts no more calls on this connection."""
         self.pings = b""
-        """Answers to pings; the caller decides when to send them. etcd pings in each call to measure the bandwidth."""
+        """Replies to pings; the caller decides when to send them. etcd pings in each call to measure the bandwidth."""
         self._stream = -1
         self._in = b""
         self._partial = bytearray()
@@ -160,7 +160,7 @@ class GrpcConnection:
         if self.closing:
             raise StreamRefused("the server closes the connection")
         self._stream += 2
-        self.closing = self._stream > WINDOW_MAX - 2  # there are no more numbers
+        self.closing = self._stream > WINDOW_MAX - 2  # no stream ids are left
         self.messages.clear()
         self.status = None
         self._partial.clear()
@@ -168,9 +168,10 @@ class GrpcConnection:
         self._stream_window = self._window_first
         self._unsent.clear()
         self._ended = False
-        return frame(HEADERS, END_HEADERS, self._stream, head) + self.say(requests, end=end)
+        return frame(HEADERS, END_HEADERS, self._stream, head) + self.send(requests, end=end)
 
-    def say(self, requests: Sequence[bytes], *, end: bool = False) -> bytes:
+    def send(self, requests: Sequence[bytes], *, end: bool = False) -> bytes:
+        """Send more messages in the current call; returns bytes to send."""
         said = b"".join([_MESSAGE.pack(0, len(request)) + request for request in requests])
         self._ending = end
         room = min(self._window, self._stream_window, self._frame_max)
@@ -201,7 +202,7 @@ class GrpcConnection:
     # Receiving.
 
     def receive(self, data: bytes) -> bytes:
-        """Process received bytes; returns bytes to send. StreamRefused: the current call will not be done."""
+        """Process received bytes; returns bytes to send. StreamRefused: the server did not carry out this call."""
         data = self._in + data if self._in else data
         answers, at, end = b"", 0, len(data)
         while end - at >= 9:

@@ -40,11 +40,11 @@ _END = _OP.pack(-1, True, -1)
 
 
 class MalformedJute(Exception):
-    """These bytes are not what a ZooKeeper server says."""
+    """These bytes are not from a ZooKeeper server."""
 
 
 class Stat(NamedTuple):
-    """What the server keeps beside a node's data. Times are milliseconds of the leader's wall clock."""
+    """The server's metadata of a node. Times are milliseconds of the leader's wall clock."""
 
     czxid: int
     mzxid: int
@@ -71,7 +71,7 @@ class WatchEvent(NamedTuple):
 
 
 class Connected(NamedTuple):
-    """What a session is. `timeout` 0: there is no such session (any more)."""
+    """The server's reply to a connect. `timeout` 0: the session does not exist (any more)."""
 
     timeout: int
     session: int
@@ -79,7 +79,7 @@ class Connected(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The outcome of one operation of a multi. Servers leave the stat of what was created out."""
+    """The outcome of one operation of a multi. Servers leave out the stat of a created node."""
 
     error: int
     path: str = ""
@@ -112,7 +112,7 @@ def create(path: str, data: bytes, acls: bytes, flags: int = PERSISTENT) -> byte
 
 
 def create_container(path: str, acls: bytes) -> bytes:
-    """A node that the server itself removes once its last child is gone for a while."""
+    """A node that the server deletes some time after its last child is gone."""
     return _INT.pack(_CREATE_CONTAINER) + _string(path) + _buffer(b"") + acls + _INT.pack(_CONTAINER)
 
 
@@ -133,7 +133,7 @@ def get_children(path: str) -> bytes:
 
 
 def sync(path: str) -> bytes:
-    """Answered by the leader, and when everything is here that it had committed by then."""
+    """Makes the member catch up: it replies when it has applied all that the leader had committed at the request."""
     return _INT.pack(_SYNC) + _string(path)
 
 
@@ -146,7 +146,7 @@ def multi(requests: Iterable[bytes]) -> bytes:
 
 
 def auth(scheme: str, credentials: str) -> bytes:
-    """A whole payload, its number included."""
+    """A complete payload, including its number."""
     return struct.pack(">iii", XID_AUTH, _AUTH, 0) + _string(scheme) + _string(credentials)
 
 
@@ -160,7 +160,7 @@ def connect(last_zxid: int, timeout: int, session: int, password: bytes) -> byte
 
 
 def by_leader(request: bytes) -> bool:
-    """Whether the leader answers this; a read is answered by whichever member we are connected to."""
+    """Whether the leader handles this request; a read is answered by the member that we are connected to."""
     return _INT.unpack_from(request)[0] in _BY_LEADER
 
 
@@ -231,7 +231,7 @@ def children_of(body: bytes) -> tuple[list[str], Stat]:
 
 
 def results_of(body: bytes) -> list[Done]:
-    """The outcomes of a multi. When one failed, none was done, and only that one has an error that says why."""
+    """The outcomes of a multi. If one failed, none was carried out, and the error of that one says why."""
     reader = _Reader(body)
     results: list[Done] = []
     while True:
@@ -251,8 +251,8 @@ def results_of(body: bytes) -> list[Done]:
 
 
 def failure(results: Sequence[Done]) -> tuple[int, int] | None:
-    """Which operation of a multi failed, and why; None: all were done."""
+    """Which operation of a multi failed, and why; None: all were carried out."""
     for index, result in enumerate(results):
-        if result.error not in (OK, -2):  # -2: not this one, but another one of the same multi
+        if result.error not in (OK, -2):  # -2: another operation of the same multi failed
             return index, result.error
     return None

@@ -31,7 +31,7 @@ C = TypeVar("C", bound=PooledConnection)
 
 
 class _Turn(Generic[C]):
-    """A waiter: it receives a connection, or the room for a new one (None)."""
+    """A waiter: it is handed a connection, or permission to open one (None)."""
 
     def __init__(self, wakeup: Wakeup) -> None:
         self.wakeup = wakeup
@@ -59,9 +59,9 @@ class Pool(Generic[C]):
         self._closed = False
 
     async def request(self, work: Callable[[C], Awaitable[T]], until: float, *, repeatable: bool = True) -> T:
-        """Do `work` on a connection. A `FencedError` of it is an answer; `ConnectionBroken` is not.
+        """Run `work` on a connection. A `FencedError` that it raises is a definite answer; `ConnectionBroken` is not.
 
-        Once a try has broken, no later error is a definite no: the first may have been carried out.
+        Once a try has broken, every later error becomes Indeterminate: the first try may have been carried out.
         """
         doubt: ConnectionBroken | None = None
         while True:
@@ -76,7 +76,7 @@ class Pool(Generic[C]):
                 raise _doubted(error, doubt) from error
             except ConnectionBroken as error:
                 self.drop(connection)
-                self.close_idle()  # the cause has most likely broken them, too
+                self.close_idle()  # the same cause has most likely broken them, too
                 if doubt is not None or not repeatable or self._runtime.now() >= until:
                     raise Indeterminate(str(error)) from error
                 doubt = error
@@ -91,7 +91,7 @@ class Pool(Generic[C]):
         """A connection, for a caller that does not use `request`. The caller must `give` it back or `drop` it."""
         turn: _Turn[C] | None = None
         with self._lock:
-            # Popped without a test: `abandon` pops without the lock and may empty the list between the two.
+            # Pop without testing first: `abandon` pops without the lock, so the list may be empty after the test.
             with contextlib.suppress(IndexError):
                 return self._idle.pop()
             if self._count < self._limit:
@@ -109,7 +109,7 @@ class Pool(Generic[C]):
         return connection
 
     async def _await(self, turn: _Turn[C], until: float) -> C | None:
-        """Wait for a connection, or for the room for a new one (None)."""
+        """Wait for a connection, or for permission to open one (None)."""
         try:
             if await self._runtime.wait(turn.wakeup, until):
                 return turn.connection
@@ -140,7 +140,7 @@ class Pool(Generic[C]):
         self._pass_on(None)
 
     def _pass_on(self, connection: C | None) -> None:
-        """Hand a connection, or the room for one, to the caller that has waited longest."""
+        """Hand a connection, or permission to open one, to the caller that has waited longest."""
         with self._lock:
             turn = self._turns.popleft() if self._turns else None
             if turn is not None:

@@ -1,7 +1,7 @@
 """Protobuf's wire format, as far as etcd's messages use it: whole numbers and strings of bytes. Pure.
 
-A message is written by adding fields, and read as a list of (field number, value). Fields that are zero or empty are
-left out, as every protobuf library does; fields that are not known are there to be passed over.
+A message is written by adding fields, and read as a list of (field number, value). Zero and empty fields are left out,
+as every protobuf library does. Callers skip fields that they do not know.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _VARINT_MAX = 10
 
 
 class Malformed(Indeterminate):
-    """These bytes are no protobuf message. What became of the request that they answer, nobody knows."""
+    """These bytes are no protobuf message. Whether the request was carried out is unknown."""
 
 
 _SMALL = [bytes([number]) for number in range(0x80)]
 
 
 def varint(number: int) -> bytes:
-    """A whole number in 7-bit groups, the lowest first. Negative ones take ten bytes, as int64 does."""
+    """A whole number in 7-bit groups, the lowest first. A negative int64 takes ten bytes."""
     if 0 <= number < 0x80:
         return _SMALL[number]
     number &= _MASK
@@ -37,17 +37,17 @@ def varint(number: int) -> bytes:
 
 
 def integer(field: int, number: int) -> bytes:
-    """A field that holds a whole number or a truth value."""
+    """A field with a whole number or a bool."""
     return varint(field << 3 | VARINT) + varint(number) if number else b""
 
 
 def data(field: int, value: bytes) -> bytes:
-    """A field that holds bytes, unless there are none."""
+    """A field with bytes; nothing if they are empty."""
     return message(field, value) if value else b""
 
 
 def message(field: int, value: bytes) -> bytes:
-    """A field that holds a message; an empty one is there all the same."""
+    """A field with a message, even if the message is empty."""
     tag, size = field << 3 | BYTES, len(value)
     if tag < 0x80 and size < 0x80:  # most are so short
         return _SMALL[tag] + _SMALL[size] + value
@@ -55,12 +55,12 @@ def message(field: int, value: bytes) -> bytes:
 
 
 def signed(number: int) -> int:
-    """What an int64 field means by the number that was read."""
+    """The int64 that a varint stands for."""
     return number - 2**64 if number >= _SIGN else number
 
 
 def fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message in their order. Fixed-width ones are passed over: etcd sends none that we read."""
+    """The fields of a message in their order. Fixed-width fields are skipped: we read none."""
     at, end = 0, len(raw)
     while at < end:
         key = raw[at]
@@ -108,12 +108,12 @@ def number(raw: bytes) -> int:
 def whole(value: int | bytes) -> int:
     """A field's value, which must be a number."""
     if not isinstance(value, int):
-        raise Malformed("bytes where a number was due")
+        raise Malformed("bytes where a number was expected")
     return value
 
 
 def raw(value: int | bytes) -> bytes:
     """A field's value, which must be bytes."""
     if not isinstance(value, bytes):
-        raise Malformed("a number where bytes were due")
+        raise Malformed("a number where bytes were expected")
     return value

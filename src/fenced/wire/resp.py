@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 LINE_BYTES_MAX = 2**16
-"""A line that is longer is not Redis's: an error or a status is a sentence, a length a number."""
+"""Redis sends no longer line: an error or a status is a sentence, a length is a number."""
 BULK_BYTES_MAX = 2**29
 """The longest value that Redis stores."""
 DEPTH_MAX = 32
@@ -19,11 +19,11 @@ class Incomplete(Exception):
 
 
 class MalformedResp(ValueError):
-    """This is not how a Redis server answers."""
+    """These bytes are not from a Redis server."""
 
 
 class ErrorReply(str):
-    """What the server refuses, in its own words; the first of them is a code."""
+    """An error reply: the server's text, whose first word is a code."""
 
     __slots__ = ()
 
@@ -53,13 +53,13 @@ def command(*words: str | bytes | int) -> bytes:
 
 
 class RespReader:
-    """Replies from bytes that arrive in any pieces. No byte is read twice, except those of an unfinished line."""
+    """Parses replies from bytes that arrive in any pieces. No byte is read twice, except in an unfinished line."""
 
     def __init__(self) -> None:
         self._data: bytes | bytearray = b""
         self._at = 0
         self._arrays: list[tuple[list[Any], int]] = []
-        """Arrays that are under way, from the outermost, each with the number of items that it will have."""
+        """Unfinished arrays, from the outermost, each with the number of items that it will have."""
 
     def feed(self, data: bytes) -> None:
         if self._at == len(self._data):
@@ -74,11 +74,11 @@ class RespReader:
 
     @property
     def has_bytes(self) -> bool:
-        """Whether bytes were fed that belong to no reply yet."""
+        """Whether there are bytes that `next` has not returned as a reply."""
         return len(self._data) > self._at or bool(self._arrays)
 
     def next(self) -> Any:
-        """The next reply. Incomplete: feed more bytes, and ask again."""
+        """The next reply. Raises Incomplete if more bytes are needed: feed them and call again."""
         while True:
             value = self._element()
             if value is _OPENED:
@@ -150,7 +150,7 @@ def _number(line: bytes | bytearray) -> int:
 
 
 def _count(line: bytes | bytearray) -> int:
-    """A length; -1 stands for a value that is not there."""
+    """A length; -1 stands for nil."""
     count = _number(line)
     if not -1 <= count <= BULK_BYTES_MAX:
         raise MalformedResp("this is not a Redis server: a length that cannot be")

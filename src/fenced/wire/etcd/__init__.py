@@ -1,1 +1,1 @@
-"""How an etcd cluster is spoken to: its address, its messages, connections and calls."""
+"""The client side of etcd: addresses, messages, connections and calls."""

@@ -1,4 +1,4 @@
-"""Addresses of etcd clusters: the members, and who we are to them."""
+"""Addresses of etcd clusters: the members and our credentials."""
 
 from __future__ import annotations
 

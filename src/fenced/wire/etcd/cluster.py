@@ -1,7 +1,7 @@
-"""Calls to a cluster: they go to one member, until that fails; then to the next.
+"""Calls to a cluster: all go to one member until it fails, then to the next.
 
 Every call demands a member that knows a leader. A member that knows none refuses at once, and the call is retried
-until the election is over. Why gRPC is spoken here: record 0021.
+until the election is over. Why we use gRPC: record 0021.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from fenced.wire.pool import ConnectionBroken, Pool
 
 CONNECTIONS_MAX = 8
 TRY_SECONDS = 1.5
-"""How long one of several members may take to answer before another is asked."""
+"""How long one of several members may take to reply before another is asked."""
 
 ELECTION_BACKOFF_SECONDS = 0.05
 
 CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, NOT_FOUND, RESOURCE_EXHAUSTED = 1, 2, 4, 5, 8
 ABORTED, INTERNAL, UNAVAILABLE = 10, 13, 14
-"""What a call may end with, by gRPC's numbers."""
+"""gRPC status codes that a call may end with."""
 _UNSURE = (CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, ABORTED, INTERNAL, UNAVAILABLE)
 _DISTRUST = ("CERTIFICATE", "UNKNOWN_CA")
-"""In errors of TLS: one side does not take the other's certificate."""
+"""Texts of TLS errors: one side does not accept the other's certificate."""
 _TOKEN_OVER = ("invalid auth token", "revision of auth store is old", "revision in header is old")
 
 
 class LeaseExists(Exception):
-    """The lease exists already: an earlier try has made it."""
+    """The lease exists already: an earlier try created it."""
 
 
 class LeaseGone(Exception):
@@ -84,7 +84,7 @@ class EtcdWire:
     # One call.
 
     async def call(self, path: str, request: bytes, until: float, *, repeatable: bool = True) -> bytes:
-        """The reply. Unavailable: nothing happened. Indeterminate: unknown. LeaseGone: it names a lost lease."""
+        """The reply. Unavailable: nothing happened. Indeterminate: unknown. LeaseGone: the request's lease is gone."""
         return (await self._anywhere(path, (request,), until, repeatable))[0]
 
     async def exchange(self, path: str, requests: Sequence[bytes], until: float) -> list[bytes]:
@@ -92,7 +92,7 @@ class EtcdWire:
         return await self._anywhere(path, requests, until, repeatable=True)
 
     async def stream(self, path: str, until: float) -> EtcdStream:
-        """A stream to the current member, on a connection of its own."""
+        """A stream to the current member, on a dedicated connection."""
         try:
             connection = await self._connect(until)
             try:
@@ -106,7 +106,7 @@ class EtcdWire:
     async def _anywhere(
         self, path: str, requests: Sequence[bytes], until: float, repeatable: bool
     ) -> list[bytes]:
-        """Try one member after the other. Once a try has broken, no later error is a definite no."""
+        """Try one member after the other. Once a try has broken, every later error becomes Indeterminate."""
         doubt: ConnectionBroken | None = None
         broken = unreached = 0
         while True:
@@ -178,7 +178,7 @@ class EtcdWire:
                 raise _NotSent(str(error)) from error
             try:
                 return await connection.call(path, requests, until, token)
-            except Failed as error:  # the token may have lapsed: log in again, once
+            except Failed as error:  # the token may have expired: log in again, once
                 if last or not any(sign in error.status.text for sign in _TOKEN_OVER):
                     raise
                 self.distrust(token)
@@ -229,7 +229,7 @@ class EtcdWire:
         return connection
 
     def _leave(self, turn: int) -> None:
-        """Turn to the next member, unless another caller has done that already."""
+        """Switch to the next member, unless another caller has already done so."""
         if self.turn == turn:
             self.turn = turn + 1
             self._pool.close_idle()
@@ -239,7 +239,7 @@ class EtcdWire:
         self._pool.close()
 
     def abandon(self) -> None:
-        """Close all connections; one that is in use is shut down here and closed by its user. Waits for no lock."""
+        """Close all connections; one that is in use is shut down here and closed by its user. Takes no lock."""
         self._abandoned = True
         self._pool.abandon()
         for connection in list(self._used):
@@ -247,7 +247,7 @@ class EtcdWire:
 
 
 def _read(status: Status, url: str) -> Exception:
-    """What a failed call means for its request."""
+    """The exception for a failed call, which says whether its request was carried out."""
     code, text = status
     if code == UNAVAILABLE and "etcdserver: no leader" in text:
         return _NotSent(text, passing=True)

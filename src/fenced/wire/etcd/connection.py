@@ -13,9 +13,9 @@ from fenced.wire.http2 import GrpcConnection, Malformed, Status
 from fenced.wire.pool import ConnectionBroken
 
 METADATA = (("hasleader", "true"),)
-"""With this a member without a leader refuses the call at once, instead of letting it wait."""
+"""Metadata that makes a member without a leader refuse the call at once, instead of letting it wait."""
 PING_SECONDS = 1.0
-"""Pings are answered no more often: etcd follows each answer with another ping, which wakes the next call once more."""
+"""Pings are answered no more often: etcd follows each reply with another ping, which wakes the next call once more."""
 
 
 class Failed(Exception):
@@ -38,55 +38,55 @@ class EtcdConnection:
         self._scheme = "https" if isinstance(link, ssl.SSLSocket) else "http"
         self._heads: dict[str, bytes] = {}
         self._token = ""
-        self._talk = GrpcConnection()
-        self._out = self._talk.hello()
+        self._grpc = GrpcConnection()
+        self._out = self._grpc.hello()
         self._answered = runtime.now()
 
     @property
     def closing(self) -> bool:
         """Whether the server accepts no more calls on this connection."""
-        return self._talk.closing
+        return self._grpc.closing
 
     def is_alive(self) -> bool:
         """Whether it can be used again. Reads what the server has sent since the last call, without waiting."""
         try:
             if read_available := self.line.read_available():
-                self._out += self._talk.receive(read_available)
+                self._out += self._grpc.receive(read_available)
         except (OSError, Malformed, http2.StreamRefused):
             return False
-        return not self._talk.closing
+        return not self._grpc.closing
 
     async def greet(self, until: float) -> None:
         """Wait for the server's first bytes. With TLS they come only after the server has accepted our certificate."""
         out, self._out = self._out, b""
         await self.line.send(out, until)
         try:
-            self._out = self._talk.receive(await self.line.receive(until))
+            self._out = self._grpc.receive(await self.line.receive(until))
         except (Malformed, http2.StreamRefused) as error:
             raise OSError(str(error)) from error
 
     async def call(self, path: str, requests: Sequence[bytes], until: float, token: str = "") -> list[bytes]:
         """Make a call and wait for its end; returns the replies, one to each request."""
-        talk, late = self._talk, False
+        grpc, late = self._grpc, False
         try:
-            out, self._out = self._out + talk.begin(self._head(path, token), requests), b""
-            if talk.pings and self._now() - self._answered > PING_SECONDS:
-                out, talk.pings, self._answered = out + talk.pings, b"", self._now()
+            out, self._out = self._out + grpc.begin(self._head(path, token), requests), b""
+            if grpc.pings and self._now() - self._answered > PING_SECONDS:
+                out, grpc.pings, self._answered = out + grpc.pings, b"", self._now()
             await self.line.send(out, until)
-            while talk.status is None:
+            while grpc.status is None:
                 if late:
                     raise sockets.Late
-                # After the deadline read once more, as an answer that arrived in time counts, but not for ever.
+                # After the deadline, read once more: a reply that arrived in time counts.
                 late = self._now() >= until
-                if answers := talk.receive(await self.line.receive(until)):
+                if answers := grpc.receive(await self.line.receive(until)):
                     await self.line.send(answers, until)
         except (OSError, Malformed) as error:
             raise ConnectionBroken(f"{self._where}: {error}") from error
-        if talk.status.code != http2.OK:
-            raise Failed(talk.status)
-        if len(talk.messages) != len(requests):
-            raise ConnectionBroken(f"{self._where}: the call ended before all was answered")
-        return list(talk.messages)
+        if grpc.status.code != http2.OK:
+            raise Failed(grpc.status)
+        if len(grpc.messages) != len(requests):
+            raise ConnectionBroken(f"{self._where}: the call ended before all replies had arrived")
+        return list(grpc.messages)
 
     def _head(self, path: str, token: str) -> bytes:
         """The headers of a call. They are packed once for each path, as long as the token is the same."""
@@ -100,12 +100,12 @@ class EtcdConnection:
 
     def stream(self, path: str, runtime: Runtime, token: str = "") -> EtcdStream:
         """Begin a call without an end. The connection carries nothing else from then on."""
-        out = self._out + self._talk.receive(self.line.detach())
-        out += self._talk.begin(self._head(path, token), (), end=False)
-        return EtcdStream(self, self._talk, out, runtime, token)
+        out = self._out + self._grpc.receive(self.line.detach())
+        out += self._grpc.begin(self._head(path, token), (), end=False)
+        return EtcdStream(self, self._grpc, out, runtime, token)
 
     def interrupt(self) -> None:
-        """End the call that is under way; its caller closes the connection. Safe from any thread."""
+        """End the current call; its caller closes the connection. Safe from any thread."""
         self.line.interrupt()
 
     def close(self) -> None:
@@ -113,10 +113,10 @@ class EtcdConnection:
 
 
 class EtcdStream:
-    """A call without an end. Any thread or task may send. One receives, whenever the link can be read."""
+    """A call without an end. Any thread or task may send. One task receives, whenever the link is readable."""
 
     def __init__(
-        self, connection: EtcdConnection, talk: GrpcConnection, out: bytes, runtime: Runtime, token: str
+        self, connection: EtcdConnection, grpc: GrpcConnection, out: bytes, runtime: Runtime, token: str
     ) -> None:
         self.link = connection.line.link
         self.turn = connection.turn
@@ -124,7 +124,7 @@ class EtcdStream:
         self.over = False
         """Whether the stream has ended, for whatever reason."""
         self.heartbeat = Heartbeat(runtime.now())
-        self._talk = talk
+        self._grpc = grpc
         self._out = out
         self._runtime = runtime
         self._lock = runtime.lock()
@@ -133,7 +133,7 @@ class EtcdStream:
     async def send(self, request: bytes, until: float) -> None:
         """Send a message. If that takes too long, the connection is shut down, and the receiver finds its end."""
         with self._lock:
-            self._out += self._talk.say((request,))
+            self._out += self._grpc.send((request,))
         await self._flush(until)
 
     async def ping(self, until: float) -> None:
@@ -144,7 +144,7 @@ class EtcdStream:
         await self._flush(until)
 
     async def _flush(self, until: float) -> None:
-        """Send what is due. One sender at a time waits for the link, and sends what the others append meanwhile."""
+        """Send the pending bytes. One sender at a time waits for the link, and also sends what others append meanwhile."""
         with self._lock:
             if self._flushing:
                 return
@@ -166,7 +166,7 @@ class EtcdStream:
             raise
 
     def _end_flush(self) -> None:
-        """With the lock held. `cancel` leaves closing to the sender, so that nobody waits for a closed descriptor."""
+        """Called with the lock held. `cancel` leaves closing to the sender, so that no task waits for a closed descriptor."""
         self._flushing = False
         if self._closed:
             self.link.close()
@@ -185,7 +185,7 @@ class EtcdStream:
 
     def _shut(self) -> None:
         """End the connection, so that the task that waits for it wakes. Its descriptor stays open until that task
-        closes it: another connection must not get the same number while somebody waits for it."""
+        closes it: another connection must not get the same number while a task waits for it."""
         with self._lock:
             self._out = b""
             sockets.shut_down(self.link)
@@ -196,8 +196,8 @@ class EtcdStream:
         with self._lock:
             try:
                 self.over = self._closed or not self._take()
-                messages += self._talk.messages
-                self._talk.messages.clear()
+                messages += self._grpc.messages
+                self._grpc.messages.clear()
             except (OSError, Malformed, http2.StreamRefused):
                 self.over = True
         if not self.over:
@@ -206,7 +206,7 @@ class EtcdStream:
 
     def _take(self) -> bool:
         """Read what has arrived; returns whether more can come."""
-        while self._talk.status is None:
+        while self._grpc.status is None:
             try:
                 data = self.link.recv(sockets.READ_BYTES)
             except sockets.NOT_NOW:
@@ -214,8 +214,8 @@ class EtcdStream:
             if not data:
                 return False
             self.heartbeat.received(self._runtime.now())
-            self._out += self._talk.receive(data) + self._talk.pings
-            self._talk.pings = b""
+            self._out += self._grpc.receive(data) + self._grpc.pings
+            self._grpc.pings = b""
         return False
 
     def interrupt(self) -> None:

@@ -27,13 +27,13 @@ STATUS = "/etcdserverpb.Maintenance/Status"
 AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
 
 TXN_OPS_MAX = 128
-"""What etcd allows by default (--max-txn-ops), of comparisons and of operations each."""
+"""etcd's default limit (--max-txn-ops), for comparisons and for operations separately."""
 
 _EQUAL, _GREATER, _LESS = 0, 1, 2
 _CREATE, _MOD, _VALUE = 1, 2, 3
 _DESCENDING = 2
 _RANGE_REPLY = b"\x0a"
-"""How the answer to a range request begins inside a transaction's; the others say nothing that is needed."""
+"""The first byte of a range reply inside a transaction's reply; replies to other operations are not needed."""
 
 
 _VARINT = rb"([\x80-\xff]{0,9}[\x00-\x7f])"
@@ -41,11 +41,11 @@ _PASSED = _VARINT.replace(b"(", b"(?:")
 _USUAL = re.compile(
     rb"\x0a[\x00-\x7f]\x08%b\x10%b\x18%b\x20%b\x10\x01" % (_VARINT, _PASSED, _VARINT, _PASSED)
 )
-"""How the reply to a transaction begins that was carried out: cluster, member, revision, term; and that it was."""
+"""The beginning of the reply to a transaction that succeeded: cluster, member, revision, term, succeeded."""
 
 
 class Header(NamedTuple):
-    """Which cluster answered, and how far its history had come."""
+    """Which cluster replied, and at which revision."""
 
     cluster: int
     revision: int
@@ -60,7 +60,7 @@ class KeyValue(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The answer to one range request."""
+    """The reply to one range request."""
 
     kvs: list[KeyValue]
     total: int
@@ -71,7 +71,7 @@ class Found(NamedTuple):
 
 
 class TxnReply:
-    """What became of a transaction."""
+    """The reply to a transaction."""
 
     __slots__ = ("_raw", "header", "succeeded")
 
@@ -86,11 +86,11 @@ class TxnReply:
         self.header = Header(whole(header.get(1, 0)), signed(whole(header.get(3, 0))))
         self.succeeded = bool(values.get(2, 0))
         if not self.header.revision:
-            raise Malformed("a transaction was answered without a revision")
+            raise Malformed("the reply to a transaction has no revision")
 
     @property
     def found(self) -> list[Found]:
-        """The answers to the range requests of the branch that was taken, in their order."""
+        """The replies to the range requests of the branch that was taken, in their order."""
         return [
             found_in(raw(part))
             for field, value in fields(self._raw)
@@ -103,7 +103,7 @@ class WatchReply(NamedTuple):
     watch: int
     canceled: bool
     deleted: bool
-    """Whether a key was deleted. Nothing else is watched for."""
+    """Whether a key was deleted. We watch only for deletions."""
 
 
 # Comparisons.
@@ -123,7 +123,7 @@ def modified_at(key: bytes, revision: int) -> bytes:
 
 
 def unmodified_since(key: bytes, revision: int) -> bytes:
-    """Nobody has written it after this revision; it may be gone."""
+    """No write after this revision; the key may be deleted."""
     return _compare(_LESS, _MOD, key, integer(6, revision + 1), b"")
 
 
@@ -176,7 +176,7 @@ def time_to_live(lease: int, *, keys: bool = False) -> bytes:
 
 
 def watch_deletion(watch: int, key: bytes, revision: int) -> bytes:
-    """Tell when `key` is deleted, from this revision on. Filter 0: not when it is put."""
+    """Watch for the deletion of `key`, from this revision on. Filter 0 (NOPUT): no events for puts."""
     request = data(1, key) + integer(3, revision) + message(5, b"\0") + integer(7, watch)
     return message(1, request)
 
@@ -193,7 +193,7 @@ def authenticate(user: str, password: str) -> bytes:
 
 
 def found_in(reply: bytes) -> Found:
-    """The answer to a range request, alone or inside a transaction."""
+    """The reply to a range request, alone or inside a transaction."""
     kvs, count = [], 0
     for field, value in fields(reply):
         if field == 2:
@@ -215,7 +215,7 @@ def _key_value(reply: bytes) -> KeyValue:
 
 
 def lease_reply(reply: bytes) -> tuple[int, int]:
-    """Which lease, and its time to live in seconds. A keep-alive says 0 of one that is gone, a question -1."""
+    """Which lease, and its time to live in seconds. For a lease that is gone, KeepAlive has 0 and TimeToLive -1."""
     values = dict(fields(reply))
     return signed(whole(values.get(2, 0))), signed(whole(values.get(3, 0)))
 
@@ -237,7 +237,7 @@ def watch_reply(reply: bytes) -> WatchReply:
 
 
 def text_of(reply: bytes, number: int) -> str:
-    """One field that holds text: the version of a server, a token."""
+    """One text field: the version of a server, a token."""
     for field, value in fields(reply):
         if field == number:
             return raw(value).decode(errors="replace")

@@ -85,7 +85,7 @@ class SentinelAddress(RedisAddress):
 
 
 class ClusterAddress(RedisAddress):
-    """Some nodes of a cluster; the others are found through them."""
+    """Some nodes of a cluster; the client finds the others through them."""
 
     form = AddressForm(
         kind="a Redis cluster",

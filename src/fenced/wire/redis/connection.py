@@ -1,4 +1,4 @@
-"""One connection to the server, in either colour: bytes out, one reply in, never later than a deadline.
+"""One connection to the server, blocking or asyncio: a request out, one reply in, at most until a deadline.
 
 The pool decides whether a request may be sent again.
 """
@@ -23,11 +23,11 @@ _ASKING = command("ASKING")
 
 
 class SettingsCheck(Protocol):
-    """What is asked on every new connection, in the round trip of the login, and what the replies mean."""
+    """Requests that every new connection sends together with its login, and a judgement of the replies."""
 
     def requests(self) -> Sequence[bytes]: ...
     def objection(self, replies: Sequence[Any]) -> FencedError | None:
-        """Why nothing may be minted on this connection; None: nothing speaks against it."""
+        """Why no token may be minted on this connection; None: it may."""
 
 
 class RedisWire:
@@ -46,10 +46,10 @@ class RedisWire:
         self._stream: ByteStream | None = None
         self._reader = RespReader()
         self.objection: FencedError | None = None
-        """What the check says of this connection."""
+        """Why no token may be minted on this connection; None: it may."""
 
     async def connect(self, until: float) -> ByteStream:
-        """Connect. Unavailable or Misconfigured if that fails; no request was sent then."""
+        """Connect. Unavailable or Misconfigured if that fails; then no request was sent."""
         return await self._connect_to(await self._route.endpoint(until), until)
 
     async def _connect_to(self, endpoint: Endpoint, until: float) -> ByteStream:
@@ -71,7 +71,7 @@ class RedisWire:
         return stream
 
     async def _introduce(self, stream: ByteStream, until: float) -> None:
-        """Authenticate, select the database, see that it is a primary, read the settings: all in one round trip."""
+        """Authenticate, select the database, check that it is a primary, read the settings: all in one round trip."""
         address = self._address
         words: list[tuple[str, ...]] = []
         if address.login:
@@ -92,7 +92,7 @@ class RedisWire:
                 raise login_refused(reply, self._where) if word[0] == "AUTH" else refused(reply, self._where)
             if word[0] == "ROLE" and reply[0] != b"master":
                 raise Unavailable(
-                    f"{self._where}: {self._endpoint} was named as the primary and is none (yet)"
+                    f"{self._where}: {self._endpoint} was named as the primary, but it is not (yet) a primary"
                 )
         if self._check is not None and extra:
             self.objection = self._check.objection(replies[len(words) :])
@@ -110,7 +110,7 @@ class RedisWire:
             raise self._broken(error) from error
 
     async def exchange(self, request: bytes, until: float, *, mints: bool = False) -> Any:
-        """The reply; a refusal of the server is an ErrorReply. Broken: the request may have been carried out.
+        """The reply; a refusal of the server is an ErrorReply. ConnectionBroken: it may have been carried out.
 
         A request that `mints` tokens is not sent if there is an objection to this connection. A node of a cluster that
         redirects us has done nothing, so the same request goes to the node that it names, and to no other after that.
@@ -139,20 +139,20 @@ class RedisWire:
             objection = self.objection
             self.close()  # the next connection is checked again
             raise objection
-        if self._reader.has_bytes:  # or they would be taken for the reply to this request
+        if self._reader.has_bytes:  # they would be taken for the reply to this request
             raise ConnectionBroken(f"{self._where}: it sent more than one reply to a request")
         try:
             if self._asking:
                 await stream.send(_ASKING + request, until)
-                await read_reply(stream, self._reader, until)  # of ASKING itself
+                await read_reply(stream, self._reader, until)  # the reply to ASKING
                 return await read_reply(stream, self._reader, until)
             await stream.send(request, until)
             self._reader.feed(await stream.receive(until))
             try:
-                return self._reader.next()  # nearly always: a reply comes in one piece
+                return self._reader.next()  # a reply nearly always comes in one piece
             except Incomplete:
                 return await read_reply(stream, self._reader, until)
-        except (OSError, ValueError) as error:  # no answer in time, connection closed, or another protocol
+        except (OSError, ValueError) as error:  # no reply in time, connection closed, or another protocol
             raise self._broken(error) from error
 
     def _broken(self, error: Exception) -> ConnectionBroken:
@@ -160,13 +160,13 @@ class RedisWire:
         return ConnectionBroken(f"{self._where}: {error}")
 
     def misrouted(self) -> None:
-        """The server is no primary: find out again which one is, before the next request."""
+        """This server is no primary: look for the primary again before the next request."""
         self._route.forget(self._endpoint)
         if self._route.found:
             self.close()
 
     async def send(self, request: bytes, until: float) -> None:
-        """Send a request whose reply comes as a message."""
+        """Send a request whose reply arrives as a message (SUBSCRIBE, PING)."""
         stream = self._stream
         if stream is None:
             raise ConnectionBroken(f"{self._where}: not connected")
@@ -176,7 +176,7 @@ class RedisWire:
             raise ConnectionBroken(f"{self._where}: {error}") from error
 
     async def next_message(self, until: float) -> Any:
-        """The next message that the server pushes, or None if none comes until `until`."""
+        """The next message that the server pushes, or None if none arrives until `until`."""
         stream = self._stream
         if stream is None:
             raise ConnectionBroken(f"{self._where}: not connected")

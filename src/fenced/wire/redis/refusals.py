@@ -1,4 +1,4 @@
-"""What a Redis server's refusals mean: the server did nothing. Each error says what to change."""
+"""Turns a Redis server's error replies into exceptions: the server did nothing, and each says what to change."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _SAID = {
     "SELECT is not allowed": "NODB",
     "user executing the script": "NOPERM",
 }
-"""Refusals that Redis sends without a code of their own."""
+"""Refusals that Redis sends without a specific code."""
 
 
 def refused(error: ErrorReply, where: str, rights: str = "") -> FencedError:
-    """What an error reply means. `rights`: what the caller's user needs, as ACL SETUSER takes it."""
+    """The exception for an error reply. `rights`: what the caller's user needs, as ACL SETUSER takes it."""
     code = next((code for text, code in _SAID.items() if text in error), error.code)
-    if code not in _MEANINGS:  # before Redis 7 a script's error stands inside another
+    if code not in _MEANINGS:  # before Redis 7 a script's error is wrapped in another error
         code = next((word for word in error.split() if word in _MEANINGS), code)
     kind, meaning = _MEANINGS.get(
         code, (Misconfigured, "it cannot do that; this needs Redis 6.2 or later, or Valkey")
@@ -57,13 +57,13 @@ def refused(error: ErrorReply, where: str, rights: str = "") -> FencedError:
 
 
 def login_refused(error: ErrorReply, where: str) -> FencedError:
-    """What a refusal of AUTH means. An unknown text is not shown: it may contain the password."""
+    """The exception for a refused AUTH. An unknown text is not shown: it may contain the password."""
     known = any(text in error for text in _SAID) or error.code in _MEANINGS
     return refused(error if known else ErrorReply("WRONGPASS"), where)
 
 
 def connect_failed(error: Exception, where: str) -> FencedError:
-    """Why connecting failed. No request was sent."""
+    """The exception for a failed connect. No request was sent."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return Misconfigured(
             f"{where}: its certificate is not trusted; name its CA with ssl_ca_certs: {error}"

@@ -1,7 +1,7 @@
 """Which server a Redis connection goes to: the one of the address, or the one that sentinels or a cluster name.
 
-A route remembers the server that it found. `forget` makes it look again: after a connection broke, and after a server
-said that it is no primary. Nothing here decides whether a token may be minted: the scripts do, by the lineage.
+A route remembers the server that it found. `forget` makes it search again: after a connection broke, and after a server
+replied that it is no primary. Whether a token may be minted is not decided here: the scripts decide it, by the lineage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fenced.wire.resp import ErrorReply, Incomplete, RespReader, command
 
 SLOTS = 16_384
 REDIRECTS_MAX = 4
-"""A cluster that sends a request round further than this is being changed: the caller tries again later."""
+"""A cluster that redirects a request more often than this is being reconfigured: the caller retries later."""
 Member = tuple[str, int]
 
 
@@ -27,16 +27,16 @@ class Route(Protocol):
     """Where new connections go."""
 
     found: bool
-    """Whether it finds the primary by itself. Then a server must say that it is one before a connection is used."""
+    """Whether it searches for the primary. Then a server must confirm that it is one before a connection is used."""
 
     async def endpoint(self, until: float) -> Endpoint:
-        """The server to connect to. Unavailable: nobody says which one it is."""
+        """The server to connect to. Unavailable if no member names it."""
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The server is gone, or is no primary any more: look again before the next connection."""
+        """The server is gone, or is no primary any more: search again before the next connection."""
 
     def moved(self, endpoint: Member) -> None:
-        """A server has said that another one has our keys now."""
+        """A server has replied that another one has our keys now."""
 
 
 class DirectRoute:
@@ -58,7 +58,7 @@ class DirectRoute:
 
 
 class _FoundRoute:
-    """Asks several servers, one after the other, and remembers what the first of them says."""
+    """Asks several servers, one after the other, and remembers the first answer."""
 
     found = True
 
@@ -66,11 +66,11 @@ class _FoundRoute:
         self._address = address
         self._runtime = runtime
         self._members = list(address.members)
-        """Whom to ask; the one that answered last comes first."""
+        """The servers to ask; the one that answered last comes first."""
         self._known: Member | None = None
 
     async def endpoint(self, until: float) -> Endpoint:
-        # Several callers may look at the same time; they all end with an answer of the same servers, so no lock.
+        # No lock: several callers may search at the same time, and each result is valid.
         if self._known is None:
             self._known = await self._look(until)
         return self._known
@@ -93,13 +93,13 @@ class _FoundRoute:
                 continue
             self._members.sort(key=lambda each: each != member)
             return found
-        raise Unavailable(f"{self._address.url}: nobody names a primary: {'; '.join(errors)}")
+        raise Unavailable(f"{self._address.url}: no member names a primary: {'; '.join(errors)}")
 
     async def _ask(self, member: Member, until: float) -> Member:
         raise NotImplementedError
 
     async def _asked(self, member: Member, words: Sequence[str], login: Sequence[str], until: float) -> Any:
-        """The reply of one member to one command, on a connection of its own."""
+        """The reply of one member to one command, on a separate connection."""
         where = f"{member[0]}:{member[1]}"
         requests = [command("AUTH", *login)] if login else []
         requests.append(command(*words))
@@ -121,7 +121,7 @@ class _FoundRoute:
 
 
 class SentinelRoute(_FoundRoute):
-    """Sentinels say which server is the primary of a set."""
+    """Asks sentinels which server is the primary of a set."""
 
     def __init__(self, address: SentinelAddress, runtime: Runtime) -> None:
         super().__init__(address, runtime)
@@ -137,7 +137,7 @@ class SentinelRoute(_FoundRoute):
 
 
 class ClusterRoute(_FoundRoute):
-    """The nodes of a cluster say which of them has the slot of our keys."""
+    """Asks the nodes of a cluster which of them has the slot of our keys."""
 
     def __init__(self, address: ClusterAddress, runtime: Runtime, key: str) -> None:
         super().__init__(address, runtime)
@@ -153,7 +153,7 @@ class ClusterRoute(_FoundRoute):
 
 
 def route_to(address: RedisAddress, runtime: Runtime, key: str) -> Route:
-    """How connections for this key find their server."""
+    """The route of an address, for connections that serve this key."""
     if isinstance(address, SentinelAddress):
         return SentinelRoute(address, runtime)
     if isinstance(address, ClusterAddress):
@@ -162,16 +162,16 @@ def route_to(address: RedisAddress, runtime: Runtime, key: str) -> Route:
 
 
 def slot_of(key: str) -> int:
-    """The slot of a key: of the part in its first braces, if there is something in them."""
+    """The slot of a key: the hash of the part in its first braces, or of the whole key if there are none."""
     _, opened, rest = key.partition("{")
     tag, closed, _ = rest.partition("}")
     return binascii.crc_hqx((tag if opened and closed and tag else key).encode(), 0) % SLOTS
 
 
 def redirection(reply: Any, asked: Endpoint) -> tuple[Member, bool] | None:
-    """Where a reply of a cluster's node sends us, and whether for this request only (ASK); None: nowhere.
+    """Where a reply redirects us, and whether for this request only (ASK); None: it is no redirection.
 
-    Such a node has done nothing with the request, so the same request may be sent to the other one.
+    The node did not carry out the request, so the same request may be sent to the other node.
     """
     if not isinstance(reply, ErrorReply) or reply.code not in ("MOVED", "ASK"):
         return None
@@ -184,7 +184,7 @@ def redirection(reply: Any, asked: Endpoint) -> tuple[Member, bool] | None:
 
 
 async def read_reply(stream: ByteStream, reader: RespReader, until: float) -> Any:
-    """The next reply of a stream. OSError: none in time, or the connection has ended."""
+    """The next reply of a stream. OSError: no reply in time, or the connection has ended."""
     while True:
         if reader.has_bytes:
             with contextlib.suppress(Incomplete):

@@ -1,1 +1,1 @@
-"""How a ZooKeeper ensemble is spoken to: its address, and connections that many callers share."""
+"""The client side of ZooKeeper: addresses, and connections that many callers share."""

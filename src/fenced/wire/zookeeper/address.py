@@ -31,7 +31,7 @@ class ZooKeeperAddress(ServerAddress):
                 f"ZooKeeper's digest credentials are a user and a password, as in {self.form.example}"
             )
         self.credentials = f"{self.user}:{self.password}" if self.password else None
-        """For the digest scheme."""
+        """For ZooKeeper's digest scheme."""
         self.url += quote(self.chroot)
 
     @property

@@ -1,8 +1,8 @@
 """Connections to ZooKeeper: many callers share one, and one of the waiting callers reads for all.
 
-A session is bound to one connection, and its nodes go with it. So callers cannot have a connection each: they send
-their requests one after another on the same one, and the server answers in that order. No thread is dedicated to
-reading. One of the waiting callers reads, for the others too; when it has its own replies, another takes over.
+A session is bound to one connection, and its ephemeral nodes belong to the session. So callers cannot have a connection
+each: they send their requests on the same one, and the server replies in that order. No thread is dedicated to
+reading. One of the waiting callers reads for all of them; when it has its own replies, another takes over.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Hub:
         self._lock = runtime.lock()
         self._bell = runtime.selector()
         self.seen = 0
-        """The newest transaction that this client has seen: a server that is behind it does not serve this client."""
+        """The newest transaction (zxid) that this client has seen: a server that is behind it refuses this client."""
         self._taken = False
         self._waiting: dict[Wakeup, None] = {}
 
@@ -59,8 +59,8 @@ class Hub:
         try:
             while not met():
                 with self._lock:
-                    # Decided and noted under one lock: either we read, or the reader finds us in `_waiting` when it
-                    # leaves and wakes us. Nobody sleeps while nobody reads.
+                    # Decided and recorded under one lock: either we read, or the reader finds us in `_waiting` when it
+                    # leaves and wakes us. So no caller sleeps while none reads.
                     mine = not self._taken
                     if mine:
                         self._taken = True
@@ -77,7 +77,7 @@ class Hub:
             self._pass_on(wakeup)
 
     async def _read(self, met: Callable[[], bool], until: float) -> bool:
-        """Read for everybody, until our own condition is met."""
+        """Read for all callers, until our own condition is met."""
         try:
             while not met():
                 try:
@@ -94,7 +94,7 @@ class Hub:
             self._taken = False
 
     def _pass_on(self, wakeup: Wakeup) -> None:
-        """Called by everyone who leaves: if nobody reads now, wake one of the waiting callers to do it."""
+        """Called by every caller that leaves: if none reads now, wake one of the waiting callers to do it."""
         with self._lock:
             self._waiting.pop(wakeup, None)
             following = next(iter(self._waiting), None) if not self._taken else None
@@ -148,7 +148,7 @@ class ZooKeeperWire:
     async def exchange(
         self, requests: Sequence[bytes], until: float, then: Then | None = None
     ) -> list[jute.Reply]:
-        """The replies, in order. `ConnectionBroken`: nobody knows which of the requests were carried out."""
+        """The replies, in order. `ConnectionBroken`: it is unknown which of the requests were carried out."""
         call = _Call(len(requests), self._runtime.wakeup(), then)
         with self._lock:
             if self.closed:
@@ -163,12 +163,12 @@ class ZooKeeperWire:
         await self._flush(until)
         done = await self._hub.wait(call.over, call.wakeup, until)
         if not done:
-            self.receive()  # the reply may have arrived in time without anybody having read it
+            self.receive()  # the reply may have arrived in time, and no caller has read it yet
         if call.broken is not None:
             raise call.broken
         if not call.over():
             if self._answers == answers:
-                # Replies come in order, so later requests on this connection would hang behind ours: close it.
+                # Replies come in order, so later requests on this connection would wait behind ours: close it.
                 self.close("no answer in time")
             # Otherwise the server is still answering other callers' requests: do not break them for our deadline.
             raise ConnectionBroken(f"{self._where}: no answer in time")
@@ -247,7 +247,7 @@ class ZooKeeperWire:
         del self._in[:at]
 
     def _call_of(self, xid: int) -> _Call:
-        """The call that this reply is for. The server answers in order: any other reply belongs to nobody."""
+        """The call that this reply is for. The server replies in order: MalformedJute if the numbers differ."""
         if not self._pending or self._pending[0][0] != xid:
             raise jute.MalformedJute("a reply to no request of ours")
         return self._pending.popleft()[1]
@@ -285,7 +285,7 @@ async def dial(
     seen: int,
     until: float,
 ) -> tuple[SocketLike, jute.Connected]:
-    """A link to one member, and the session as the server knows it (with a timeout of 0: it is over)."""
+    """Connect to one member; returns the link and the server's view of the session (timeout 0: it has ended)."""
     where = f"{member[0]}:{member[1]}"
     try:
         link = await runtime.connect(member, until, address.context)
@@ -337,7 +337,7 @@ async def _exactly(link: SocketLike, count: int, runtime: Runtime, until: float)
         more = await sockets.receive(link, runtime, until, count - len(data))
         if not more:
             raise OSError(
-                "the server closed the connection: it does not serve now, or knows less than we have seen"
+                "the server closed the connection: it is not serving, or it is behind what we have seen"
             )
         data += more
     return data
