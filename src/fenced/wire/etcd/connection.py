@@ -144,7 +144,7 @@ class EtcdStream:
         await self._flush(until)
 
     async def _flush(self, until: float) -> None:
-        """Send the pending bytes. One sender at a time waits for the link, and also sends what others append meanwhile."""
+        """Send the pending bytes. One sender at a time waits for the link, and sends what others append meanwhile."""
         with self._lock:
             if self._flushing:
                 return
@@ -166,7 +166,7 @@ class EtcdStream:
             raise
 
     def _end_flush(self) -> None:
-        """Called with the lock held. `cancel` leaves closing to the sender, so that no task waits for a closed descriptor."""
+        """Holds the lock. `cancel` leaves closing to the sender, so that no task waits for a closed descriptor."""
         self._flushing = False
         if self._closed:
             self.link.close()
