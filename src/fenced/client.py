@@ -101,7 +101,7 @@ class _LeaseBase:
         self._grant.check(timing.check_need(need))
 
     def remaining(self) -> float:
-        """Seconds until this holder must take the lease for lost, unless it is renewed."""
+        """Seconds until this holder must treat the lease as lost, unless it is renewed."""
         return self._grant.remaining()
 
     def next_stamp(self) -> Stamp:
