@@ -129,7 +129,7 @@ def test_a_missing_trigger_and_a_renamed_table(shop: Shop) -> None:
     shop.db.execute("DROP TRIGGER fenced_update ON orders")
     assert shop.orders().wrong == ("trigger fenced_update is missing: install the guard again",)
     shop.db.execute("ALTER TABLE orders RENAME TO orders_old")
-    assert shop.orders().wrong == ("the table is gone, or has another name now",)
+    assert shop.orders().wrong == ("the table was dropped or renamed",)
 
 
 def test_a_table_that_was_rebuilt_and_one_that_inherits(shop: Shop) -> None:

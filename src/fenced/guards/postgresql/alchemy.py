@@ -1,7 +1,7 @@
 """SQLAlchemy's sessions and connections, as a guard uses them.
 
-What is sent goes through SQLAlchemy, so that its events, its flush and its pool see everything. The asynchronous
-ones run the same code, inside their `run_sync`.
+Every statement goes through SQLAlchemy, so that its events, its flush and its pool see it. Asynchronous sessions run
+the same code inside `run_sync`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AlchemySession:
     def _begin(self, announce: str) -> None:
         self._target.begin()
         if isinstance(self._target, Session):
-            self._target.expire_all()  # what was read before is not fenced
+            self._target.expire_all()  # objects that were read before the announcement are not fenced
         _execute(self._connection(), announce)
         self._began = self._target.get_transaction()
 
@@ -63,21 +63,21 @@ class AlchemySession:
     def _run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         if self.state() == "open":
             return _execute(self._connection(), sql, parameters)
-        with self._apart() as connection, connection.begin():
+        with self._own_connection() as connection, connection.begin():
             return _execute(connection, sql, parameters)
 
     def _connection(self) -> Connection:
         return self._target if isinstance(self._target, Connection) else self._target.connection()
 
-    async def alone(self, statements: Sequence[str]) -> None:
-        await self._do(lambda: self._alone(";\n".join(statements)))
+    async def run_in_own_transaction(self, statements: Sequence[str]) -> None:
+        await self._do(lambda: self._run_in_own_transaction(";\n".join(statements)))
 
     async def rollback_and(self, statement: str) -> None:
         await self.rollback()
-        await self.alone([statement])
+        await self.run_in_own_transaction([statement])
 
-    def _alone(self, script: str) -> None:
-        with self._apart() as connection, connection.begin():
+    def _run_in_own_transaction(self, script: str) -> None:
+        with self._own_connection() as connection, connection.begin():
             adapted: Any = connection.connection.dbapi_connection
             if hasattr(adapted, "run_async"):  # asyncpg's cursors take one statement at a time
                 adapted.run_async(lambda driver: driver.execute(script))
@@ -85,8 +85,8 @@ class AlchemySession:
                 connection.exec_driver_sql(script, execution_options={"no_parameters": True})
 
     @contextmanager
-    def _apart(self) -> Iterator[Connection]:
-        """A connection whose transactions are none of the Session's: no flush, no events, nothing expires."""
+    def _own_connection(self) -> Iterator[Connection]:
+        """A connection whose transactions are not the Session's: no flush, no events, nothing expires."""
         if isinstance(self._bind, Connection):
             yield self._bind
         else:
@@ -94,7 +94,7 @@ class AlchemySession:
                 yield connection
 
     async def flush(self) -> None:
-        """Send what the Session has kept back."""
+        """Send the changes that the Session has not sent yet."""
         if isinstance(self._target, Session) and self._target.is_active:
             await self._do(self._target.flush)
 
@@ -148,7 +148,7 @@ class AlchemyTable(PostgresqlTable):
             try:
                 await self._session.flush()
             except BaseException as failed:
-                await super().leave(failed)  # like any other statement of the program
+                await super().leave(failed)  # as for an error of any other statement of the program
                 raise
         await super().leave(error)
 
@@ -171,7 +171,7 @@ def _text(call: str) -> TextClause:
 
 
 def _bound(call: str) -> tuple[str, dict[str, object]]:
-    """The call with parameters for its constants: one text for all leases, which drivers prepare once."""
+    """The call with its constants as parameters: one text for all leases, so that drivers prepare it once."""
     values: dict[str, object] = {}
 
     def take(found: re.Match[str]) -> str:
@@ -183,7 +183,7 @@ def _bound(call: str) -> tuple[str, dict[str, object]]:
 
 
 def _expect_failures(connection: Connection) -> None:
-    """Make ready to notice a statement that fails, for drivers that do not tell what became of the transaction."""
+    """Listen for failed statements, for drivers that do not report the state of the transaction."""
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise Misuse("this connection commits every statement (AUTOCOMMIT); a guard needs a transaction")
     connection.info.pop(_FAILED, None)
@@ -197,7 +197,7 @@ def _note_failure(context: ExceptionContext) -> None:
 
 
 def _refuse_failed(connection: Connection) -> None:
-    """Aborted, and rolled back, if COMMIT would do that."""
+    """Roll back and raise Aborted, if the server would answer COMMIT with a rollback."""
     info = getattr(connection.connection.driver_connection, "info", None)
     status = getattr(info, "transaction_status", None)
     if status is None and connection.info.get(_FAILED):

@@ -27,7 +27,7 @@ class DjangoSession:
 
     def state(self) -> State:
         blocks = self._connection.atomic_blocks
-        # A TestCase wraps each test in a block that does not count, as Django's durable blocks have it.
+        # A TestCase wraps each test in a block. Like Django's durable blocks, we ignore that one.
         return "open" if blocks and not blocks[-1]._from_testcase else "idle"
 
     async def begin(self, announce: str) -> None:
@@ -43,14 +43,14 @@ class DjangoSession:
             cursor.execute(sql, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
-    async def alone(self, statements: Sequence[str]) -> None:
+    async def run_in_own_transaction(self, statements: Sequence[str]) -> None:
         with transaction.atomic(using=self._connection.alias):
             for statement in statements:
                 await self.run(statement)
 
     async def rollback_and(self, statement: str) -> None:
         await self.rollback()
-        await self.alone([statement])
+        await self.run_in_own_transaction([statement])
 
     async def commit(self) -> None:
         connection = self._connection

@@ -1,4 +1,4 @@
-"""Installing the PostgreSQL guard: the look at the table, and the statements that install the guard."""
+"""Installing the PostgreSQL guard: reading the table's shape, and the statements that install the guard."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SETTINGS = ("search_path", "lock_timeout")
 _KEEP_SETTINGS = "SELECT " + ", ".join(
     f"set_config('fenced.{setting}', current_setting('{setting}'), true)" for setting in _SETTINGS
 )
-# Outside of a transaction nothing was kept, and the settings were not changed either.
+# Outside a transaction SET LOCAL has no effect, and neither has _KEEP_SETTINGS. Then the current value is set again.
 _RESTORE_SETTINGS = "SELECT " + ", ".join(
     f"set_config('{setting}', coalesce(nullif(current_setting('fenced.{setting}', true), ''), "
     f"current_setting('{setting}')), true)"
@@ -38,6 +38,7 @@ _RESTORE_SETTINGS = "SELECT " + ", ".join(
 
 
 async def look_at(spec: Spec, session: Runs) -> TableShape:
+    """Read the shape of the table; Misconfigured or Unsupported if it cannot be guarded."""
     guard = guard_of(spec)
     schema, _, table = guard.partition(".")
     if schema == "fenced_guard" and guard != OWN_TABLE:

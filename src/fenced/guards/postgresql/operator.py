@@ -63,7 +63,7 @@ class PostgresqlOperator(Operator):
         self._session = session
 
     async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
-        """Every guard, or that of one table, as it is now; `quiet_for` is when a next stage is safe."""
+        """Every guard, or that of one table, as it is now. A next stage is safe after `quiet_for` quiet seconds."""
         snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
         only = None if table is None else _spec(table).table
         return await self._within(snapshot, lambda: self._status(only, quiet_for))
@@ -89,7 +89,7 @@ class PostgresqlOperator(Operator):
         found = []
         for guard, template, rule, mandatory, epoch, refused, made, oid in chosen:
             ((marks, highest),) = await self._run("marks", names=text_literal(_names(template)))
-            gone = ["the table is gone, or has another name now"] if oid is None else []
+            gone = ["the table was dropped or renamed"] if oid is None else []
             if mandatory and made != DIGEST:
                 gone.append(f"its triggers are those of another version of fenced: {schema.UPGRADE}")
             gone += [
@@ -117,7 +117,7 @@ class PostgresqlOperator(Operator):
         return found
 
     async def _may_replicate(self) -> str:
-        """Since PostgreSQL 15 that may be granted to others than superusers."""
+        """Whether a role may set session_replication_role. Since PostgreSQL 15 it can be granted to any role."""
         ((version,),) = await self._session.run("SELECT current_setting('server_version_num')::int")
         if version < 150000:
             return "false"
@@ -126,7 +126,7 @@ class PostgresqlOperator(Operator):
     async def upgrade(self) -> list[str]:
         """Bring the schema, its functions and every guard's triggers to this version. Returns the tables.
 
-        Each table has a transaction of its own, so that no two tables are locked at once. In between, old triggers call
+        Each table has a separate transaction, so that no two tables are locked at once. In between, old triggers call
         the new functions.
         """
         try:
@@ -179,7 +179,7 @@ class PostgresqlOperator(Operator):
         await PostgresqlTable(Spec("x", "x"), self._session).adopt(realm)
 
     async def unset_mode(self, table: str | None, pattern: str) -> bool:
-        """Forget the mode of a pattern; False when it had none."""
+        """Delete the mode of a pattern; False if it had none."""
         if check_pattern(pattern) == "*":
             raise Misuse("the mode of * is the table's own: set another one")
         call = f"fenced_guard.unset_mode({_literal(table)}, {text_literal(pattern)})"
@@ -187,7 +187,7 @@ class PostgresqlOperator(Operator):
         return bool(there)
 
     async def override(self, table: str | None, pattern: str, seconds: float, why: str) -> Override:
-        """Let the names that match through for a while, whatever the mode says."""
+        """Let writes to the names that match through for some seconds, whatever the mode is."""
         shortest, longest = OVERRIDE_SECONDS
         if not shortest <= seconds <= longest:
             raise Misuse("an override lasts from a second to 24 hours")
@@ -207,7 +207,7 @@ class PostgresqlOperator(Operator):
         return int(count)
 
     async def reset(self, name: str, why: str) -> int | None:
-        """Forget the mark of a name; returns its token, None if it had none."""
+        """Delete the mark of a name; returns its token, None if it had none."""
         call = f"fenced_guard.reset({text_literal(check_name(name))}, {_why(why)})"
         ((token,),) = await self._change(f"SELECT {call}")
         return None if token is None else int(token)
@@ -240,7 +240,7 @@ class PostgresqlOperator(Operator):
         )
 
     async def revoke_key(self, key_id: str) -> None:
-        """Accept proofs that this key made no longer."""
+        """Stop accepting proofs that this key made."""
         await self._change(f"SELECT fenced_guard.revoke_key('{check_key_id(key_id)}')")
 
     async def require_proofs(self, required: bool) -> None:
@@ -269,7 +269,7 @@ class PostgresqlOperator(Operator):
     async def tidy(self, keep: int = KEEP) -> dict[str, int]:
         """Add up old records, delete expired overrides, and write down how many decisions could not be recorded."""
         if keep < 0:
-            raise Misuse("what is kept is a number of records, 0 or more")
+            raise Misuse("keep is a number of records, 0 or more")
         (row,) = await self._change(f"SELECT * FROM fenced_guard.tidy_up({int(keep)})")
         return dict(zip(("summed", "overrides", "unrecorded"), row, strict=True))
 
@@ -282,7 +282,7 @@ class PostgresqlOperator(Operator):
         return await self._session.run(SQL[what].format(**parts))
 
     async def _within(self, first: str, work: Callable[[], Awaitable[T]], *, commit: bool = False) -> T:
-        """Do something in a transaction of our own, where guards are installed."""
+        """Do `work` in a new transaction; Misconfigured if no guard is installed in this database."""
         if self._session.state() != "idle":
             raise Misuse("this connection is closed, or in a transaction")
         try:
@@ -332,7 +332,7 @@ def _names(template: str) -> str:
 
 
 def _spec(table: str | None) -> Spec:
-    """The guard of a table, for what does not depend on how its rows are named."""
+    """A spec with the guard of this table, for operations that do not use the template."""
     if table is None:
         raise Misuse("which table? Pass --table TABLE")
     return Spec(guard_of(Spec(table, "x")), "x")

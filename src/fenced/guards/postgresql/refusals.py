@@ -80,7 +80,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 @dataclass(frozen=True, slots=True)
 class ServerError:
-    """A driver's error, read once: every driver and framework keeps the parts elsewhere."""
+    """A driver's error, read once: drivers and frameworks keep its parts in different places."""
 
     state: str | None
     says: str

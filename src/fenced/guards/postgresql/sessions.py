@@ -25,19 +25,19 @@ class PostgresqlSession(Protocol):
         """Begin a transaction and announce in it, in one message where the driver lets us begin."""
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement in the transaction that is open; the rows, if there are any."""
+        """Run a statement in the open transaction, and return its rows."""
 
-    async def alone(self, statements: Sequence[str]) -> None:
-        """Run statements in a transaction of their own, in one message where the driver lets us begin."""
+    async def run_in_own_transaction(self, statements: Sequence[str]) -> None:
+        """Run statements in a separate transaction, in one message where the driver lets us begin."""
 
     async def rollback_and(self, statement: str) -> None:
-        """Roll back, and run a statement in a transaction of its own; in one message where the driver can."""
+        """Roll back, and run a statement in a separate transaction; in one message where the driver can."""
 
     async def commit(self) -> None:
         """Commit; Aborted when the server rolled back instead."""
 
     async def rollback(self) -> None:
-        """Roll back, if there is anything to roll back and a connection to do it on."""
+        """Roll back, if a transaction is open and the connection is not closed."""
 
 
 _STATES: tuple[State, ...] = ("idle", "closed", "open", "failed", "closed")
@@ -58,7 +58,7 @@ def _script(*statements: str) -> str:
 
 
 def _begin(connection: Any) -> str:
-    """BEGIN as this connection is set up."""
+    """BEGIN with the isolation level and the other properties that this connection has."""
     words = ["BEGIN"]
     if connection.isolation_level is not None:
         words.append(f"ISOLATION LEVEL {connection.isolation_level.name.replace('_', ' ')}")
@@ -70,7 +70,7 @@ def _begin(connection: Any) -> str:
 
 
 class PsycopgSession:
-    """A psycopg connection. Where it does not commit by itself (autocommit off), it also begins by itself."""
+    """A psycopg connection. With autocommit off, psycopg begins transactions implicitly, so we send no BEGIN."""
 
     __slots__ = ("_commit", "connection")
 
@@ -97,16 +97,16 @@ class PsycopgSession:
         await self._execute((begin + announce).encode())
         self._commit = _commit_after(announce).encode()
 
-    async def alone(self, statements: Sequence[str]) -> None:
+    async def run_in_own_transaction(self, statements: Sequence[str]) -> None:
         begin = ["BEGIN"] if self.connection.autocommit else []
         await self._commit_by(_script(*begin, *statements, "COMMIT").encode())
 
     async def rollback_and(self, statement: str) -> None:
         if self.state() in ("open", "failed"):
-            # What follows a ROLLBACK in the same message is one transaction, which the server commits.
+            # The statements after a ROLLBACK in the same message are one transaction, which the server commits.
             await self._execute(_script("ROLLBACK", statement).encode())
         else:
-            await self.alone([statement])
+            await self.run_in_own_transaction([statement])
 
     async def commit(self) -> None:
         if self.state() == "failed":
@@ -143,7 +143,7 @@ class AsyncPsycopgSession(PsycopgSession):
 
 
 class AsyncpgSession:
-    """An asyncpg connection, or one out of its pool. We begin, so its `transaction()` cannot be used inside."""
+    """An asyncpg connection, or one from its pool. We send BEGIN, so `transaction()` cannot be used inside."""
 
     __slots__ = ("_commit", "_isolation", "connection")
 
@@ -165,14 +165,14 @@ class AsyncpgSession:
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in await self.connection.fetch(sql, *parameters)]
 
-    async def alone(self, statements: Sequence[str]) -> None:
+    async def run_in_own_transaction(self, statements: Sequence[str]) -> None:
         await self._commit_by(_script("BEGIN", *statements, "COMMIT"))
 
     async def rollback_and(self, statement: str) -> None:
         if self.state() == "open":
             await self.connection.execute(_script("ROLLBACK", statement))
         else:
-            await self.alone([statement])
+            await self.run_in_own_transaction([statement])
 
     async def commit(self) -> None:
         await self._commit_by(self._commit)
@@ -189,7 +189,9 @@ class AsyncpgSession:
 
     async def rollback(self) -> None:
         if self.state() == "idle":
-            with suppress(Exception):  # a statement that was cancelled may have begun: after this it shows
+            with suppress(
+                Exception
+            ):  # a cancelled BEGIN may have run: the reply to a statement shows the state
                 await self.connection.execute("SELECT 1")
         if self.state() == "open":
             await self.connection.execute("ROLLBACK")

@@ -35,7 +35,7 @@ from fenced.model import Credential, check_name, check_realm
 REPEATS = 10
 """How often an announcement is tried, if a newer commit makes it fail (SQLSTATE 40001)."""
 BIND_SECONDS = 10.0
-"""How long a change of a mode waits for older transactions, which it does not bind."""
+"""How long a mode change waits for older transactions, which it does not bind."""
 LOOK_SECONDS = 0.05
 WAITS = 3
 """How often an announcement ends older transactions and tries again: others may have begun meanwhile."""
@@ -44,7 +44,7 @@ LEFT_MIN = 1.0
 
 
 def _announce(credential: Credential, guard: str, *, exclusive: bool, repeats: bool) -> str:
-    """The call. Its texts need no quoting. All arguments are given: the server would look up defaults every time."""
+    """The call. Its texts need no quoting. It passes every argument, because the server looks up defaults each time."""
     stamps, names, proofs = _texts(credential)
     left = "NULL" if credential.left is None else int(max(credential.left, LEFT_MIN) * 1000)
     options = f"{names}, {exclusive}, {credential.still_held}, {proofs}, {repeats}"
@@ -81,7 +81,7 @@ class PostgresqlTable:
     async def install(self, mode: str | None) -> None:
         for last in (*[False] * REPEATS, True):
             try:
-                await self._alone(await self._looking(self.statements(mode)))
+                await self._run_in_own_transaction(await self._looking(self.statements(mode)))
                 break
             except Conflict:  # another session has upgraded the schema since `statements` looked: look again
                 if last:
@@ -106,10 +106,10 @@ class PostgresqlTable:
         )
 
     async def uninstall(self) -> None:
-        await self._alone(await self._looking(self.removal()))
+        await self._run_in_own_transaction(await self._looking(self.removal()))
 
     async def _looking(self, look: Awaitable[list[str]]) -> list[str]:
-        """Read from the database, and leave no transaction open."""
+        """Read from the database, and roll back the transaction that this began."""
         _refuse_open_transaction(self._session)
         try:
             statements = await look
@@ -119,10 +119,10 @@ class PostgresqlTable:
         await rollback_quietly(self._session)
         return statements
 
-    async def _alone(self, statements: Sequence[str]) -> None:
+    async def _run_in_own_transaction(self, statements: Sequence[str]) -> None:
         _refuse_open_transaction(self._session)
         try:
-            await self._session.alone(statements)
+            await self._session.run_in_own_transaction(statements)
         except BaseException as error:
             await rollback_quietly(self._session)
             if isinstance(error, Exception):
@@ -132,8 +132,8 @@ class PostgresqlTable:
     async def set_mode(self, mode: str, pattern: str, wait: float = BIND_SECONDS) -> tuple[str, ...]:
         parsed = Mode.parse(mode)
         arguments = f"{literal(self.guard)}, '{parsed}', {text_literal(check_pattern(pattern))}"
-        await self._alone([f"SELECT fenced_guard.set_mode({arguments})"])
-        # A mode that refuses nothing does not have to bind older transactions.
+        await self._run_in_own_transaction([f"SELECT fenced_guard.set_mode({arguments})"])
+        # A mode that refuses nothing need not bind older transactions.
         return (
             ()
             if parsed.name in ("observe", "shadow")
@@ -141,15 +141,15 @@ class PostgresqlTable:
         )
 
     async def adopt(self, realm: str) -> None:
-        limit = f"SET LOCAL lock_timeout = '{install.LOCK_TIMEOUT}'"  # other writers queue behind it
-        await self._alone([limit, f"SELECT fenced_guard.adopt('{check_realm(realm)}')"])
+        limit = f"SET LOCAL lock_timeout = '{install.LOCK_TIMEOUT}'"  # writers queue behind a waiting `adopt`
+        await self._run_in_own_transaction([limit, f"SELECT fenced_guard.adopt('{check_realm(realm)}')"])
 
     async def announce(self, credential: Credential) -> None:
         """Announce in a separate transaction and commit it: reads that begin afterwards are fenced."""
         await self._repeated(self._announce, credential)
 
     async def _announce(self, credential: Credential, _: bool) -> None:
-        await self._session.alone(
+        await self._session.run_in_own_transaction(
             [
                 "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",  # fewer conflicts; it reads no program rows
                 _announce_alone(credential, self.guard),
@@ -218,7 +218,7 @@ class PostgresqlTable:
                     ends.append(f"SELECT fenced_guard.make_way({call}, {literal(proof)})")
             await rollback_quietly(self._session)
             if ends:
-                await self._session.alone(ends)
+                await self._session.run_in_own_transaction(ends)
         except Exception as failed:  # noqa: BLE001 - raised again as a typed error
             await rollback_quietly(self._session)
             raise wrapped(failed) from error
@@ -353,7 +353,8 @@ async def older_than_change(session: PostgresqlSession, guard: str, wait: float)
                 f"SELECT who, transaction, known FROM fenced_guard.pending({literal(guard)})"
             )
             await rollback_quietly(session)
-            # A transaction whose state we may not see counts while it is among those of the first look.
+            # We may not see the state of a hidden transaction. It counts only if the first look found it too, because
+            # later ones are bound by the change.
             hidden = {transaction for _, transaction, known in found if not known}
             unseen = hidden if unseen is None else unseen & hidden
             left = tuple(who for who, transaction, known in found if known or transaction in unseen)

@@ -41,7 +41,7 @@ def object_of(guard: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """What an installation has to know about a table."""
+    """The columns, partitions and inheritance of a table, as far as an installation depends on them."""
 
     kinds: dict[str, str]
     """The type of each column, without domains: a `pg_type.typname`, or `enum`."""
@@ -85,7 +85,7 @@ class Names:
             return value
         if not self.spec.whole:
             value = f"replace(replace({value}, '%', '%25'), '/', '%2F')"
-        # No valid name has a line end, and a value that has one must not look like the end of a line of the setting.
+        # No valid name has a line end. A value that has one must not look like the end of a line of the setting.
         return rf"replace({value}, E'\n', E'\r')"
 
     def _text(self, value: str, column: str) -> str:
@@ -241,7 +241,8 @@ _TRANSITIONS = {"new_rows": "NEW TABLE AS new_rows", "old_rows": "OLD TABLE AS o
 
 
 def triggers(names: Names, table: TableShape, proof: bool) -> list[str]:
-    """With `proof` the triggers do not trust the setting: the function checks it against the tables."""
+    """The statements that create the triggers. With `proof` they do not trust the setting: the function checks it
+    against the tables."""
     guard, spec = names.guard, names.spec
     whole, epoch = (object_of(guard, what) for what in ("truncate", "epoch"))
     everything = literal(spec.name) if not spec.columns else "NULL"
@@ -426,7 +427,7 @@ def without_triggers(guard: str) -> list[str]:
 
 
 def _digest() -> str:
-    """Of the statements that make the triggers of a table: another one shows that an installation would change them."""
+    """A digest of the statements that create a table's triggers. If it differs, an installation would change them."""
     kinds = {"id": "int8", "name": "text", "epoch": "int8"}
     tables = [TableShape(kinds, {}, ("public.t1",), partitioned=parted) for parted in (False, True)]
     specs = [

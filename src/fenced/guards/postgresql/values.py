@@ -1,4 +1,4 @@
-"""Named values in a guarded PostgreSQL table: what drills use, and programs without tables of their own.
+"""Named values in a guarded PostgreSQL table, for drills and for programs without tables.
 
 Programs with tables use `fenced.sql.Guard`, which works on their own connections.
 """
@@ -43,9 +43,9 @@ T = TypeVar("T")
 _Session = PsycopgSession
 
 IDLE_SECONDS = 5.0
-"""Our own transactions never wait for the program: one that idles this long belongs to a process that was stopped."""
+"""Our own transactions never wait for the program. One that is idle for this long belongs to a paused process."""
 TRIES = 50
-"""How often an operation of ours is made again that met another one at the same rows."""
+"""How often an operation is tried that conflicts with another one on the same rows."""
 _READ = f"SELECT value, version FROM {OWN_TABLE} WHERE name = %s"
 _WRITE = f"""
 INSERT INTO {OWN_TABLE} AS v (name, value, is_bytes, version) VALUES (%s, %s, true, 1)
@@ -61,7 +61,8 @@ _MODES = "SELECT pattern, mode FROM fenced_guard.mode WHERE guard = %s"
 
 
 class PostgresqlGuard:
-    """Values under names in one PostgreSQL table. `mandatory` has triggers, else only our own writes decide."""
+    """Values under names in one PostgreSQL table. With `mandatory`, triggers decide every write; otherwise the guard
+    decides only its own."""
 
     traits: tuple[Trait, ...] = (
         Trait("durable-marks", "Marks and values are committed together, as durably as the server commits."),
@@ -85,7 +86,7 @@ class PostgresqlGuard:
         ),
         Trait(
             "shell-unrecorded",
-            "A refusal is recorded in full only when it leaves our wrapper; else by the server's log.",
+            "Only our wrapper records a refusal in full; a refusal elsewhere is counted, and in the server's log.",
         ),
         Trait(
             "owner-bypass",
@@ -132,7 +133,7 @@ class PostgresqlGuard:
         return cls(url, runtime)
 
     async def open(self) -> None:
-        """Create what is missing; a guard that is there keeps its mode and its rule."""
+        """Create what is missing. An installed guard keeps its mode and its rule."""
         await self._on_session(self._open)
 
     async def _open(self, session: _Session) -> None:
@@ -143,7 +144,7 @@ class PostgresqlGuard:
             return
         rule, mandatory = there[0]
         self._spec = Spec(OWN_TABLE, "{name}", rule)
-        cooperative = self._mandatory and not mandatory  # it was opened as cooperative before
+        cooperative = self._mandatory and not mandatory  # an earlier client opened it as cooperative
         self._mandatory = self._mandatory or mandatory
         if cooperative or found.schema.version < schema.SCHEMA.version:
             await self._on(session).install(None)
@@ -152,7 +153,7 @@ class PostgresqlGuard:
         return PostgresqlTable(self._spec, session, self._mandatory)
 
     async def _on_session(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """One operation on a connection of its own."""
+        """One operation on a separate connection. It is reused afterwards, unless a transaction was left open on it."""
         session = self._idle.pop() if self._idle else await self._connect()
         usable = False
         try:
@@ -258,7 +259,7 @@ class PostgresqlGuard:
         return versions
 
     async def _put(self, session: _Session, name: str, value: bytes, expect: int | None) -> int:
-        """Write, and look only then what was there: whether the stamp is refused comes first."""
+        """Write, and compare the version afterwards, so that a bad stamp is refused before a wrong version is."""
         ((version,),) = await session.run(_WRITE, (name, value))
         if expect is not None and version != expect + 1:
             raise Conflict(f"{name}: version {version - 1}, not {expect}")

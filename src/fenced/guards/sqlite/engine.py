@@ -1,4 +1,4 @@
-"""What fenced.sql and the command line must know about SQLite."""
+"""The SQLite engine, for fenced.sql and the command line: its drivers, errors and operator."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The statements that install an SQLite guard: which name covers a row, and the triggers that check it.
 
-A trigger's fast path is one query: is there an open stamp for this row's name? Everything else was decided
-when the stamp was announced. AFTER triggers check new names, because an INSERT may not know its rowid before.
-BEFORE triggers check the rows that a REPLACE would remove.
+A trigger's fast path is one query: is there an open stamp for this row's name? Everything else was decided when the
+stamp was announced. AFTER triggers check new names, because the rowid of an INSERT may not be known earlier. BEFORE
+triggers check the rows that a REPLACE would remove.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VERSION = (
     "release = excluded.release WHERE version < excluded.version"
 )
 """Version 2 added the table `fenced_schema`. A later fenced may have stored a later version; then that stays."""
-# The realm that the guards of this database trust, or that its marks remember.
+# The realm that the guards of this database trust; if none does, the realm of its highest mark.
 _REALM = (
     "coalesce((SELECT realm FROM fenced_guard WHERE realm IS NOT NULL LIMIT 1), "
     "(SELECT substr(stamp, 3, 16) FROM fenced_mark ORDER BY token DESC LIMIT 1))"
@@ -40,7 +40,7 @@ _REALM = (
 
 
 def check_table(spec: Spec) -> None:
-    """Refuse fenced's own tables, and what SQLite cannot do."""
+    """Refuse fenced's own tables, and an epoch column, which SQLite guards do not have."""
     check_identifier(spec.table, "table")
     if spec.table.startswith("fenced_") and spec.table != OWN_TABLE:
         raise Misuse(f"{spec.table!r} is one of fenced's own tables")
@@ -54,7 +54,9 @@ def _expression(spec: Spec, row: str, rowid_alias: str | None) -> str:
     for piece, is_column in spec.pieces:
         if not is_column:
             parts.append(literal(piece))
-        elif spec.whole:  # || makes text of it, without collation or affinity: names compare byte by byte
+        elif (
+            spec.whole
+        ):  # || turns it into text without collation or affinity: names are compared byte by byte
             parts.append(f"({row}.\"{piece}\" || '')")
         elif piece == rowid_alias:
             parts.append(f'{row}."{piece}"')
@@ -64,7 +66,7 @@ def _expression(spec: Spec, row: str, rowid_alias: str | None) -> str:
 
 
 def glob_of(pattern: str) -> str:
-    """The pattern for SQLite's GLOB, in which only `*` is special to us."""
+    """The pattern for SQLite's GLOB. Only `*` is special in a pattern of ours, so `?` and `[` are escaped."""
     return re.sub(r"([?\[])", r"[\1]", check_pattern(pattern))
 
 
@@ -78,15 +80,15 @@ async def set_mode(run: Run, guard: str, mode: Mode, pattern: str) -> None:
 
 
 async def script(spec: Spec, mode: Mode | None, run: Run, *, mandatory: bool) -> list[str]:
-    """The statements that install the guard; `run` looks at the table as it is.
+    """The statements that install the guard; `run` reads the table's present columns and keys.
 
-    `mode` None: what is there keeps its mode, a new guard observes.
+    `mode` None: an installed guard keeps its mode, a new guard gets observe.
     """
     check_table(spec)
     if await run("PRAGMA application_id") == [(AUTHORITY_APPLICATION_ID,)]:
         raise Misconfigured(
-            "this database is an authority's; keep guarded data in a file of its own, or a holder "
-            "stopped inside its transaction blocks every lease"
+            "this database belongs to an authority; keep guarded data in a separate file, because a holder that is "
+            "paused inside its transaction would block every lease"
         )
     await stored_schema(run)
     triggers = await _triggers(spec, run)
@@ -202,7 +204,7 @@ def _gate_statements(spec: Spec) -> list[str]:
 
 
 async def drop_triggers(spec: Spec, run: Run) -> list[str]:
-    """Statements that drop the triggers that are there now."""
+    """Statements that drop the triggers that exist now."""
     found = await run(
         "SELECT name FROM main.sqlite_schema WHERE type = 'trigger' AND tbl_name = ? AND name GLOB 'fenced_*'",
         (spec.table,),

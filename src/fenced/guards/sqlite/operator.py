@@ -1,4 +1,4 @@
-"""What an operator of SQLite guards sees and does. SQLite keeps no times of its counts, and no writers."""
+"""What an operator of SQLite guards sees and does. The counts of SQLite guards have no times and no writers."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class SqliteOperator(Operator):
             highest=highest,
             counts=tuple(counts),
             wrong=wrong,
-            bypass=("whoever may write the file",),
+            bypass=("every process that may write the file",),
         )
 
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
@@ -138,7 +138,7 @@ class SqliteOperator(Operator):
         await SqliteTable(Spec("x", "x"), self._session, True).adopt(realm)
 
     async def unset_mode(self, table: str | None, pattern: str) -> bool:
-        """Forget the mode of a pattern; False when it had none."""
+        """Delete the mode of a pattern; False if it had none."""
         if check_pattern(pattern) == "*":
             raise Misuse("the mode of * is the table's own: set another one")
         return bool(await self._run(_UNSET, (_named(table), pattern)))
@@ -151,7 +151,7 @@ class SqliteOperator(Operator):
 
 
 def _ruling(verdict: str, mode: str) -> str:
-    """The ruling behind a count. A count does not say for which name: of a canary, the ruling outside of its share."""
+    """The ruling behind a count. A count has no name, so for a canary this is the ruling outside its share."""
     return rule_on(Verdict(verdict), Mode(Mode.parse(mode).name), "").value
 
 

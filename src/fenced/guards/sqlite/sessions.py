@@ -1,6 +1,7 @@
 """The connections that a fence can work on: sqlite3's and aiosqlite's.
 
-The statements of every guarded transaction are plain functions here, so that each is one call in both colours.
+`reenter` and `commit` run the statements of nearly every guarded transaction. They are plain functions, so that sqlite3
+connections need no coroutines for them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def path_of(url: str) -> Path:
 READY = "fenced_ready"
 """A collation that marks a connection on which foreign keys are known to be enforced. Nothing is compared by it."""
 
-# One statement for a holder whose stamp is the newest already, under rule `retry`: admitted, the mark stays.
+# One statement for a holder whose stamp already has the mark, under rule `retry`: it is admitted, and the mark stays.
 _AGAIN = f"""
 INSERT OR REPLACE INTO fenced_stamp (name, guard, stamp, seq, verdict, refuse, open)
 SELECT m.name, g.guard, '', ?, 'admit', 0, 1 FROM fenced_mark m, fenced_guard g
@@ -67,7 +68,7 @@ class TransactionEnded(Exception):
 
 
 def _rows(connection: sqlite3.Connection, sql: str, parameters: Sequence[object]) -> list[Any]:
-    """Our own statement, whatever the program has set for its own."""
+    """Run our own statement, whatever factories the program has set on its connection."""
     cursor = connection.cursor()
     cursor.row_factory = None
     texts = connection.text_factory
@@ -83,7 +84,7 @@ def _rows(connection: sqlite3.Connection, sql: str, parameters: Sequence[object]
 def reenter(
     connection: sqlite3.Connection, guard: str, source: StampSource, seq: int | None, names: Sequence[str]
 ) -> Sequence[str]:
-    """Begin, and insert the stamp for the names whose mark it is already; return the other names."""
+    """Begin, and insert the stamp for the names whose mark it already has; return the other names."""
     execute = connection.execute
     execute("BEGIN IMMEDIATE")
     token = (
@@ -98,7 +99,7 @@ def reenter(
 
 
 def commit(connection: sqlite3.Connection, names: Sequence[str]) -> None:
-    """Delete the stamps, and commit; TransactionEnded if they are gone already."""
+    """Delete the stamps, and commit; TransactionEnded if they are already gone."""
     execute = connection.execute
     for name in names:
         if execute(_CLEAR, (name,)).rowcount != 1:
@@ -139,7 +140,7 @@ class PlainSession:
 
 
 class AioSession:
-    """The program's own aiosqlite connection. Each statement is a hop to its thread and back."""
+    """The program's own aiosqlite connection. Each statement is a call to the connection's thread."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -161,7 +162,7 @@ class AioSession:
         await self.run("BEGIN IMMEDIATE")
         if await self.run("PRAGMA foreign_keys") == [(0,)]:
             raise sqlite3.OperationalError(f"no such collation sequence: {READY}")
-        return names  # announcing all of them takes hardly more hops
+        return names  # announcing all of them takes hardly more calls to the connection's thread
 
     async def commit(self, names: Sequence[str]) -> None:
         for name in names:
@@ -173,7 +174,7 @@ class AioSession:
         await self.run("COMMIT")
 
     async def rollback(self) -> None:
-        # Without looking first: a BEGIN may still be on its way to the connection's thread.
+        # Do not check in_transaction first: a BEGIN may still be queued for the connection's thread.
         await self.connection.rollback()
 
     async def make_ready(self) -> None:

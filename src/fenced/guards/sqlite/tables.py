@@ -1,4 +1,4 @@
-"""A guard on a table of the program's own, on one of its SQLite connections."""
+"""A guard on one of the program's tables, over one of the program's SQLite connections."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SqliteTable:
             try:
                 for name in names:
                     if await session.run("SELECT 1 FROM fenced_stamp WHERE name = ?", (name,)):
-                        raise Misuse(f"{name} is stamped in this transaction already")
+                        raise Misuse(f"{name} has already been announced in this transaction")
                 await self._fence.announce(session, stamp, names, stamping=True)
             except BaseException:
                 await session.run("ROLLBACK TO fenced_announce")

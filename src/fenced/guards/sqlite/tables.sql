@@ -1,6 +1,6 @@
 -- What fenced keeps in a guarded SQLite database. The program's own tables get triggers, nothing else.
 
--- Which version the tables below have, and by which clients they can be read. 0.1, which was version 1, had no such table.
+-- The version of the tables below, and which clients can use them. 0.1 was version 1, and had no such table.
 CREATE TABLE IF NOT EXISTS fenced_schema (
   one         INTEGER PRIMARY KEY CHECK (one = 1),
   version     INTEGER NOT NULL,
@@ -8,13 +8,13 @@ CREATE TABLE IF NOT EXISTS fenced_schema (
   release     TEXT NOT NULL            -- the fenced that installed it
 ) STRICT;
 
--- The highest stamp admitted for each name. Never falls, never deleted.
+-- The highest stamp admitted for each name. A mark never falls and is never deleted.
 CREATE TABLE IF NOT EXISTS fenced_mark (
   name     TEXT PRIMARY KEY,
   token    INTEGER NOT NULL CHECK (token BETWEEN 1 AND 9007199254740991),
   grant_id TEXT NOT NULL,
   seq      INTEGER NOT NULL CHECK (seq >= 0),
-  stamp    TEXT NOT NULL               -- whose it is, as text, without its seq
+  stamp    TEXT NOT NULL               -- the stamp as text, without its seq
 ) STRICT, WITHOUT ROWID;
 
 CREATE TRIGGER IF NOT EXISTS fenced_mark_rises BEFORE UPDATE ON fenced_mark
@@ -25,7 +25,7 @@ BEGIN SELECT RAISE(ABORT, 'fenced: a mark never falls'); END;
 CREATE TRIGGER IF NOT EXISTS fenced_mark_stays BEFORE DELETE ON fenced_mark
 BEGIN SELECT RAISE(ABORT, 'fenced: a mark is never deleted'); END;
 
--- A REPLACE removes the old row without asking the trigger for deletions.
+-- A REPLACE removes the old row without firing the trigger for deletions.
 CREATE TRIGGER IF NOT EXISTS fenced_mark_is_not_replaced BEFORE INSERT ON fenced_mark
 WHEN EXISTS (
   SELECT 1 FROM fenced_mark m WHERE m.name = NEW.name
@@ -52,23 +52,23 @@ CREATE TABLE IF NOT EXISTS fenced_mode (
   PRIMARY KEY (guard, pattern)
 ) STRICT, WITHOUT ROWID;
 
--- Always empty: what the stamps below refer to, so that none of them can be committed.
+-- Always empty. Every stamp below refers to a row of this table, so that none of them can be committed.
 CREATE TABLE IF NOT EXISTS fenced_nothing (id INTEGER PRIMARY KEY CHECK (0)) STRICT;
 
--- The stamps of the transaction that runs now, by the names they cover. Put there by `announce` alone and
--- taken away before COMMIT, which fails as long as one is left.
+-- The stamps of the running transaction, by the names they cover. Only `announce` inserts them. They are deleted before
+-- COMMIT, which fails as long as one is left.
 CREATE TABLE IF NOT EXISTS fenced_stamp (
   name    TEXT PRIMARY KEY,
-  guard   TEXT NOT NULL,               -- which guard announced it; its mode binds no other
+  guard   TEXT NOT NULL,               -- the guard that announced it; its mode binds no other guard
   stamp   TEXT NOT NULL,               -- without its seq; empty: the mark's own
   seq     INTEGER NOT NULL,            -- 0: it has none
-  verdict TEXT NOT NULL,               -- what a write under this name is
+  verdict TEXT NOT NULL,               -- the verdict of a write under this name
   refuse  INTEGER NOT NULL,            -- whether that guard's mode refuses it
-  open    INTEGER NOT NULL,            -- 1: decided already, further rows need no look
+  open    INTEGER NOT NULL,            -- 1: already decided, further rows need no check
   cleared INTEGER NOT NULL DEFAULT 1 REFERENCES fenced_nothing (id) DEFERRABLE INITIALLY DEFERRED
 ) STRICT, WITHOUT ROWID;
 
--- How many operations met each verdict in each mode; rows, where a trigger met them without a stamp.
+-- How many operations got each verdict in each mode. Where a trigger decides about rows without a stamp, it counts rows.
 CREATE TABLE IF NOT EXISTS fenced_tally (
   guard   TEXT NOT NULL,
   verdict TEXT NOT NULL,

@@ -1,4 +1,4 @@
-"""One guarded transaction on an SQLite connection: begun, announced, and ended by us."""
+"""One guarded transaction on an SQLite connection. We begin it, announce in it, and end it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fenced.runtime.blocking import step
 
 
 class GuardedConnection:
-    """One guarded transaction on a connection: begun, announced, and ended by us."""
+    """One guarded transaction on a connection. We begin it, announce in it, and end it."""
 
     __slots__ = ("_fence", "_session", "_stamp", "_stamping", "names")
 
@@ -65,7 +65,7 @@ class GuardedConnection:
         if self._session.in_transaction:
             raise Misuse(
                 "this connection is in a transaction already: commit it first, or use announce_on "
-                "(a connection with autocommit=False always is; it can only use announce_on)"
+                "(a connection with autocommit=False is always in one, and can only use announce_on)"
             )
 
     async def _reenter(self, stamp: Stamp) -> Sequence[str]:
@@ -118,7 +118,7 @@ class GuardedConnection:
             await self.commit_failed(error)
 
     async def commit_failed(self, error: BaseException) -> NoReturn:
-        """Roll back, remove the stamps, and raise what happened."""
+        """Roll back, delete the stamps, and raise the typed error."""
         await self._session.rollback()
         if isinstance(error, TransactionEnded):
             for statement in ("BEGIN IMMEDIATE", "DELETE FROM fenced_stamp", "COMMIT"):
@@ -128,7 +128,7 @@ class GuardedConnection:
             ) from None
         if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.IntegrityError):
             raise translate(error) from error
-        raise error  # a deferred constraint of the program's own tables, a cancellation
+        raise error  # a deferred constraint of the program's own tables, or a cancellation
 
 
 class SqliteTransaction:
@@ -168,7 +168,7 @@ class SqliteTransaction:
             left = reenter(connection, self._fence.guard, source, self._seq, names)
         except sqlite3.Error as error:
             left = step(self._guarded().recover(error))
-        except BaseException:  # Ctrl-C, between BEGIN and here
+        except BaseException:  # Ctrl-C, after BEGIN
             connection.rollback()
             raise
         if left:

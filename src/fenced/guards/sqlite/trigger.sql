@@ -1,22 +1,22 @@
--- trigger: What every write to a guarded table meets: one look, and the gate only if that is not enough. It is
--- kept small, because SQLite sets up the whole of a trigger for every row.
+-- trigger: Runs for every row that is written to a guarded table. It looks for an open stamp, and calls the gate if there
+-- is none. It is small, because SQLite sets up the whole trigger for every row.
 CREATE TRIGGER {trigger} {when} {event} ON {table_name}
 WHEN {guard_if}NOT EXISTS (
   SELECT 1 FROM fenced_stamp WHERE name = {name} AND open = 1 AND (verdict = 'admit' OR guard = '{table}')
 )
 BEGIN INSERT INTO "{gate}" (name) VALUES ({name}); END;
 
--- view: A table's gate holds nothing: a name that is put into it is decided by its trigger.
+-- view: A table's gate. It has no rows: inserting a name into it makes its trigger decide about that name.
 CREATE VIEW main."{gate}" AS SELECT NULL AS name WHERE 0;
 
--- gate: Decides a write under a name that no open stamp lets through.
+-- gate: Decides about a write under a name without an open stamp.
 CREATE TRIGGER main."{gate}_decides" INSTEAD OF INSERT ON "{gate}"
 BEGIN
-  -- The first write of an admitted operation raises the mark's seq; the rest of it passes freely.
+  -- The first write of an admitted operation raises the mark's seq. Its other writes find an open stamp.
   UPDATE fenced_mark SET seq = (SELECT seq FROM fenced_stamp WHERE name = NEW.name)
     WHERE name = NEW.name AND EXISTS (SELECT 1 FROM fenced_stamp WHERE name = NEW.name AND verdict = 'admit');
-  -- A stamp for this name that was judged when it was announced. What another guard's mode let through is
-  -- judged by this guard's own mode.
+  -- A stamp for this name was judged when it was announced. If another guard announced it, this guard's own mode decides
+  -- whether a bad verdict is refused.
   SELECT CASE (
       SELECT verdict FROM fenced_stamp WHERE name = NEW.name AND CASE guard WHEN '{table}' THEN refuse
         ELSE verdict = 'applied' OR (verdict <> 'admit' AND {mode} IN ('enforce', 'require')) END
@@ -30,14 +30,14 @@ BEGIN
     WHEN 'uncovered' THEN RAISE(ABORT, 'fenced:uncovered:{table}')
     WHEN 'invalid' THEN RAISE(ABORT, 'fenced:invalid:{table}')
   END;
-  -- No stamp for this name: another lease's, or none at all.
+  -- No stamp has this name: this transaction has announced other names, or nothing.
   SELECT CASE WHEN EXISTS (SELECT 1 FROM fenced_stamp WHERE name = NEW.name) THEN NULL
     WHEN EXISTS (SELECT 1 FROM fenced_stamp) AND {mode} IN ('enforce', 'require')
       THEN RAISE(ABORT, 'fenced:uncovered:{table}')
     WHEN NOT EXISTS (SELECT 1 FROM fenced_stamp) AND {mode} = 'require'
       THEN RAISE(ABORT, 'fenced:missing:{table}')
   END;
-  -- What is left is let through against its verdict: counted, and recorded unless the mode only observes.
+  -- The remaining writes are let through against their verdict: counted, and recorded unless the mode is observe.
   INSERT INTO fenced_tally (guard, verdict, mode, count)
     SELECT '{table}', {verdict}, {mode}, 1 WHERE {verdict} <> 'admit'
     ON CONFLICT (guard, verdict, mode) DO UPDATE SET count = count + 1;
@@ -49,6 +49,6 @@ BEGIN
       m.grant_id, m.seq, {verdict}, 'record', {mode}
     FROM (SELECT 1) LEFT JOIN fenced_mark m ON m.name = NEW.name
     WHERE {verdict} <> 'admit' AND ({mode} = 'shadow' OR ({mode} <> 'observe' AND {verdict} <> 'missing'));
-  -- Once per operation and name is enough.
+  -- Decide once per operation and name.
   UPDATE fenced_stamp SET open = 1 WHERE name = NEW.name AND (verdict = 'admit' OR guard = '{table}');
 END;

@@ -1,7 +1,7 @@
 """The unique keys through which a REPLACE could remove a row of another name without a trigger.
 
 A REPLACE fires no trigger for the rows that it removes, so a BEFORE trigger looks for them: by every unique key, with
-that key's own collation, with defaults in place of NULL, and by the rowid.
+the collation of that key, with defaults in place of NULL, and by the rowid.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class TableKeys:
-    """What a guard must know about a table. `alias`: the column that is the rowid."""
+    """The unique keys of a table. `alias`: the column that is the rowid."""
 
     alias: str | None
     rowids: tuple[str, ...]
@@ -46,7 +46,7 @@ class TableKeys:
 
 
 async def look_at(table: str, named: tuple[str, ...], run: Run) -> TableKeys:
-    """Look at a table whose rows are named by the columns `named`; none: all rows have one name."""
+    """Read the keys of a table whose names are made of the columns `named`; if it is empty, all rows have one name."""
     found = await run("SELECT sql FROM main.sqlite_schema WHERE type = 'table' AND name = ?", (table,))
     if not found:
         raise Misconfigured(f"there is no table {table!r} in this database's main schema")
@@ -70,9 +70,9 @@ async def look_at(table: str, named: tuple[str, ...], run: Run) -> TableKeys:
         if partial or any(name is None or columns[name].generated for name, _ in parts):
             raise Unsupported(
                 f"the unique index {index!r} is partial, or over an expression or a generated column: a REPLACE "
-                "through it could remove a row unseen; guard the table under one constant name instead"
+                "through it could remove a row without a check; guard the table under one constant name instead"
             )
-        if not _tells_the_name(named, columns, parts):
+        if not _determines_name(named, columns, parts):
             keys.append(_key(columns, parts))
     return TableKeys(alias, rowids, tuple(keys))
 
@@ -95,7 +95,9 @@ def _check_named(table: str, named: tuple[str, ...], columns: dict[str, Column])
         if columns[name].generated:
             raise Unsupported(f"the column {name!r} is generated; name a row by stored columns")
         if re.search("REAL|FLOA|DOUB", columns[name].kind):
-            raise Unsupported(f"the column {name!r} holds floating numbers; two of them may make one name")
+            raise Unsupported(
+                f"the column {name!r} holds floating-point numbers; two of them may make one name"
+            )
 
 
 def _rowid_key(named: tuple[str, ...], rowids: tuple[str, ...], alias: str | None) -> list[Key]:
@@ -107,7 +109,7 @@ def _rowid_key(named: tuple[str, ...], rowids: tuple[str, ...], alias: str | Non
     return [Key(", ".join(spellings), f'v."{word}" = NEW."{word}"')]
 
 
-def _tells_the_name(
+def _determines_name(
     named: tuple[str, ...], columns: dict[str, Column], parts: Sequence[tuple[str, str]]
 ) -> bool:
     """Whether two rows with the same key always have the same name."""
@@ -120,6 +122,6 @@ def _key(columns: dict[str, Column], parts: Sequence[tuple[str, str]]) -> Key:
     for name, collation in parts:
         new = f'NEW."{name}"'
         if columns[name].required and columns[name].default is not None:
-            new = f"coalesce({new}, ({columns[name].default}))"  # REPLACE puts the default in for NULL
+            new = f"coalesce({new}, ({columns[name].default}))"  # REPLACE replaces NULL by the default
         same.append(f'v."{name}" = {new} COLLATE "{collation}"')
     return Key(", ".join(f'"{name}"' for name, _ in parts), " AND ".join(same))

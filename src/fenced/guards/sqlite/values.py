@@ -1,4 +1,4 @@
-"""Named values in a guarded SQLite table: what drills use, and programs without tables of their own.
+"""Named values in a guarded SQLite table, for drills and for programs without tables.
 
 Programs with tables use `fenced.sql.Guard`, which works on their own connections.
 """
@@ -46,7 +46,8 @@ T = TypeVar("T")
 
 
 class SqliteGuard:
-    """Values under names in one SQLite file. `mandatory` has triggers, else only our own writes decide."""
+    """Values under names in one SQLite file. With `mandatory`, triggers decide every write; otherwise the guard decides
+    only its own."""
 
     traits: tuple[Trait, ...] = (
         Trait("durable-marks", "Marks and values are synced to the disk together (synchronous=FULL)."),
@@ -95,7 +96,7 @@ class SqliteGuard:
         return cls(path_of(url), runtime)
 
     async def open(self) -> None:
-        """Create what is missing; a guard that is there keeps its mode and its rule."""
+        """Create what is missing. An installed guard keeps its mode and its rule."""
         await self._on_session(self._open)
 
     async def _open(self, session: PlainSession) -> None:
@@ -111,14 +112,14 @@ class SqliteGuard:
         )
         if not there:
             await self._install(session, self._spec, self._mode)
-        elif self._fence.mandatory and there[0][1] == 0:  # it was opened as cooperative before
+        elif self._fence.mandatory and there[0][1] == 0:  # an earlier client opened it as cooperative
             await self._install(session, Spec(_TABLE, self._spec.name, there[0][0]), None)
         if texts:
             await self._turn_into_bytes(session)
         await session.run("COMMIT")
 
     async def _turn_into_bytes(self, session: PlainSession) -> None:
-        """Values were texts in 0.1: make the table again, with the same values as bytes, and its triggers."""
+        """Values were texts in 0.1: create the table and its triggers again, with the same values as bytes."""
         await session.run(f"ALTER TABLE {_TABLE} RENAME TO fenced_value_texts")
         await session.run(_CREATE)
         columns = "name, CAST(value AS BLOB), version"
@@ -133,10 +134,10 @@ class SqliteGuard:
             await session.run(statement)
 
     async def _on_session(self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """One operation on a connection of its own, as one blocking call.
+        """One operation on a separate connection, as one blocking call.
 
-        A transaction whose statements took turns in a pool of threads could starve behind others that
-        wait for its own lock.
+        If each statement were a separate call, all threads of a pool could be busy with operations that wait for this
+        transaction's lock, and none would be left to finish it.
         """
         return await self._runtime.call(self._blocking, work, args)
 
@@ -251,7 +252,7 @@ class SqliteGuard:
         return await self._runtime.call(self._highest)
 
     def _highest(self) -> int:
-        """On a connection that creates nothing."""
+        """On a read-only connection, which creates no file."""
         try:
             with closing(sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True)) as db:
                 (highest,) = db.execute(_HIGHEST).fetchone()

@@ -1,8 +1,8 @@
 """The guards' schema in a database.
 
 A transaction may announce under the old functions and write under the new ones. That is safe as long as both write the
-lines of the setting `fenced.stamp` in one form (`stamps.sql`). A call that is under way may still call a function that
-no file has any more. So such functions stay until the migration after the next one drops them.
+lines of the setting `fenced.stamp` in one form (`stamps.sql`). A call that is running during an upgrade may still call
+a function that the new files lack. So the migration after the next one drops such functions, not the next one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 -- Announcing: lock the marks of stamps, and let this transaction write under them.
 
--- Raise ZF012: the caller must announce in a transaction of its own first.
+-- Raise ZF012: the caller must announce in a separate transaction first.
 CREATE OR REPLACE FUNCTION fenced_guard.raise_announce_alone_first(p_name text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -13,7 +13,7 @@ END $$;
 -- the caller must call `retire_lease_rows` for it.
 --
 -- `p_step`:
---   alone     an announcement in a transaction of its own, which reads nothing
+--   alone     an announcement in a separate transaction, which reads nothing
 --   announce  an announcement; a write will follow
 --   write     a write that is its own announcement
 --   row       a write that was announced earlier. It never raises a mark to a new token: the transaction may have read rows
@@ -56,7 +56,7 @@ BEGIN
       IF m.token < s.token AND NOT p_without_waiting THEN
         PERFORM fenced_guard.list_in_pg_locks(p_name, s.token);
         PERFORM 1 FROM fenced_guard.mark WHERE name = p_name FOR NO KEY UPDATE SKIP LOCKED;
-        IF NOT FOUND THEN  -- another has locked it. A stamp that may not raise the mark must not make others queue behind it.
+        IF NOT FOUND THEN  -- another transaction has locked it. A stamp that may not raise the mark must not make others queue behind it.
           v_waits := fenced_guard.plausible(s, p_proof);
           PERFORM fenced_guard.lock_turn_rows(ARRAY[m.grant_id]) WHERE v_waits;
         END IF;
@@ -157,8 +157,8 @@ BEGIN
   RETURN extract(epoch FROM current_setting(p_setting)::interval) * 1000;
 END $$;
 
--- Make the server end this transaction when the program leaves it idle for `p_left` milliseconds. A shorter limit of the
--- program's own stays. No limit is set where the mode refuses nothing.
+-- Make the server end this transaction when the program leaves it idle for `p_left` milliseconds. If the program has set a
+-- shorter limit, that one stays. No limit is set where the mode refuses nothing.
 CREATE OR REPLACE FUNCTION fenced_guard.limit_idling(p_left bigint, p_guard text, p_names text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -226,7 +226,7 @@ BEGIN
   END IF;
 END $$;
 
--- Raise the marks in a transaction of their own. Reads that begin after its COMMIT are fenced.
+-- Raise the marks in a separate transaction. Reads that begin after its COMMIT are fenced.
 CREATE OR REPLACE FUNCTION fenced_guard.announce_alone(
   p_stamps text, p_guard text DEFAULT NULL, p_names text DEFAULT NULL, p_proofs text DEFAULT NULL
 ) RETURNS void
@@ -461,7 +461,7 @@ BEGIN
     PERFORM fenced_guard.carry(array_to_string(v_lines, '') || (
       SELECT string_agg(concat(v_xid, ' ', CASE WHEN v_stamps[i] IS NULL THEN '?' ELSE p_texts[i] END, E'\n'), '')
       FROM generate_subscripts(p_texts, 1) AS i));
-    -- Only if all names of the lease were admitted: a row's epoch tells the lease of its last write, but not the name.
+    -- Only if all names of the lease were admitted: a row's epoch identifies the lease of its last write, but not the name.
     PERFORM fenced_guard.carry_tokens(ARRAY(
       SELECT p_texts[i] FROM generate_subscripts(v_stamps, 1) AS i
       WHERE v_counts[i] = cardinality(v_stamps[i].names) AND fenced_guard.all_marks_are_ours(v_stamps[i])));

@@ -12,7 +12,7 @@ DECLARE
 BEGIN
   SELECT * INTO k FROM fenced_guard.key WHERE id = v_parts[1] AND revoked IS NULL;
   IF k.kind = 'hmac' AND length(v_signature) = 32 THEN
-    -- Compare MACs of both, so that the time of the comparison tells nothing about the right signature.
+    -- Compare MACs of both, so that the time of the comparison reveals nothing about the right signature.
     RETURN fenced_guard.hmac_sha256(k.secret, fenced_guard.hmac_sha256(k.secret, v_signed))
       = fenced_guard.hmac_sha256(k.secret, v_signature);
   END IF;
@@ -36,8 +36,8 @@ END $$;
 
 -- Verification of Ed25519 signatures (RFC 8032, section 5.1.7), for proofs between trust domains.
 --
--- Strict: nothing is accepted that is not written in its one canonical way, no key and no R of small order, and the
--- equation is the one without cofactor. Secrets play no part here, so nothing has to take the same time always.
+-- Strict: only canonical encodings are accepted, no key and no R of small order, and the equation is the one without
+-- cofactor. No secret is used here, so nothing has to run in constant time.
 
 -- Bytes as a number, the lowest first.
 CREATE OR REPLACE FUNCTION fenced_guard.ed25519_number(p_bytes bytea) RETURNS numeric
@@ -68,7 +68,7 @@ BEGIN
   RETURN v_power;
 END $$;
 
--- The x of a point by its 32 bytes; NULL if they are not those of a point.
+-- The x of the point that 32 bytes encode; NULL if they encode none.
 CREATE OR REPLACE FUNCTION fenced_guard.ed25519_x(p_point bytea) RETURNS numeric
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -100,7 +100,7 @@ BEGIN
   RETURN CASE WHEN x % 2 = v_sign THEN x ELSE p - x END;
 END $$;
 
--- Whether 32 bytes are a point of small order: any message would have a signature by such a key. Told by its y.
+-- Whether 32 bytes encode a point of small order, by its y. Every message would have a signature by such a key.
 CREATE OR REPLACE FUNCTION fenced_guard.ed25519_is_small(p_point bytea) RETURNS boolean
 LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
   SELECT fenced_guard.ed25519_number(set_bit(p_point, 255, 0)) IN (
@@ -121,14 +121,14 @@ DECLARE
   k numeric := fenced_guard.ed25519_number(sha512(v_r || p_public || p_message)) % l;
   ax numeric;
   ay numeric := fenced_guard.ed25519_number(set_bit(p_public, 255, 0));
-  -- What is added, as y - x, y + x, 2dxy, 2z: B for a bit of S, -A for one of k, C = B - A for both.
+  -- The points to add, each as y - x, y + x, 2dxy, 2z: B for a bit of S, -A for a bit of k, C = B - A for both.
   b1 CONSTANT numeric := 31204614345391077396927242593886631629853981173214368409736920319215404093758;
   b2 CONSTANT numeric := 3533012425803781230144052908719740726127014226477800802100354883158534798213;
   b3 CONSTANT numeric := 50237614328228664512531835696112167678046477356841409204013502641986506238568;
   a1 numeric; a2 numeric; a3 numeric;
   c1 numeric; c2 numeric; c3 numeric; c4 numeric;
   q1 numeric; q2 numeric; q3 numeric; q4 numeric;
-  -- The sum so far, in extended coordinates, and what its formulas call E, F, G and H.
+  -- The sum so far, in extended coordinates, and the E, F, G and H of the RFC's formulas.
   x numeric := 0; y numeric := 1; z numeric := 1; t numeric;
   e numeric; f numeric; g numeric; h numeric;
   v_bits integer;

@@ -1,4 +1,4 @@
--- What the guard decides about a stamp, and what each mode makes of the verdict: record it, count it or refuse.
+-- The guard's verdict about a stamp, and what each mode does with the verdict: count it, record it or refuse.
 
 -- The decision, the same as `fenced.decision.judge`: the verdict, and whether the mark rises to this stamp.
 CREATE OR REPLACE FUNCTION fenced_guard.judge(
@@ -181,7 +181,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
   ], p_verdict)::text, 2, '0')
 $$;
 
--- Sign the detail of a refusal with this database's secret, so that `report` can tell that the refusal happened here.
+-- Sign the detail of a refusal with this database's secret, so that `report` can check that the refusal happened here.
 CREATE OR REPLACE FUNCTION fenced_guard.sealed(p_detail jsonb) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT encode(sha256(seal || sha256(convert_to(p_detail::text, 'UTF8'))), 'hex') FROM fenced_guard.trust

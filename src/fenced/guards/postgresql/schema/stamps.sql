@@ -55,7 +55,7 @@ BEGIN
       RETURN NULL;
     END;
     IF EXISTS (
-      SELECT 1 FROM unnest(names) AS n  -- controls, marks that turn text round, white space at the ends of segments
+      SELECT 1 FROM unnest(names) AS n  -- control characters, direction marks, white space at the ends of segments
       WHERE n ~ E'[\\u0080-\\u009F\\u061C\\u200E\\u200F\\u2028-\\u202E\\u2066-\\u2069\\uFEFF]'
         OR n ~ E'(^|/)[ \\u00A0\\u1680\\u2000-\\u200A\\u202F\\u205F\\u3000]|[ \\u00A0\\u1680\\u2000-\\u200A\\u202F\\u205F\\u3000](/|$)'
     ) THEN

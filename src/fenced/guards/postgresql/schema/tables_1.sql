@@ -6,7 +6,7 @@ CREATE SCHEMA fenced_guard;
 -- What the guards of this database trust, in one row.
 CREATE TABLE fenced_guard.trust (
   one       boolean PRIMARY KEY DEFAULT true CHECK (one),
-  realm     text,                                    -- the one authority that is trusted; NULL: the first that announces
+  realm     text,                                    -- the one authority that is trusted; NULL: the first one that announces
   max_jump  bigint,                                  -- how far a token may be above the highest mark; NULL: no limit
   sample    double precision NOT NULL DEFAULT 0,     -- the share of admitted operations that is recorded
   proof     boolean NOT NULL DEFAULT false           -- whether only a signed stamp may raise a mark
@@ -68,7 +68,7 @@ CREATE TABLE fenced_guard.mode (
   PRIMARY KEY (guard, pattern)
 );
 
--- Emergencies. Until `until`, writes to names that match are let through and recorded, whatever the mode is.
+-- Overrides, for emergencies. Until `until`, writes to names that match are let through and recorded, whatever the mode is.
 CREATE TABLE fenced_guard.override (
   id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   guard   text COLLATE "C" NOT NULL,

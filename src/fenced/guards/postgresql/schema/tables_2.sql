@@ -1,7 +1,7 @@
 -- Tables of the PostgreSQL guard, from version 1 to 2. Clients of version 1 can use it, except for values under
 -- names: everything else only adds.
 
--- Which version the tables have, and by which clients they can be read, in one row.
+-- The version of the tables, and which clients can use them, in one row.
 CREATE TABLE fenced_guard.schema (
   one         boolean PRIMARY KEY DEFAULT true CHECK (one),
   version     integer NOT NULL,                      -- the last migration that ran
@@ -35,8 +35,8 @@ CREATE TABLE fenced_guard.turn (
   names    text COLLATE "C" NOT NULL                 -- as in the stamp
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
--- Values are bytes, and were texts. A client of 0.1 does not set `is_bytes`, so that its INSERT fails; without this column the
--- server would take its text for an encoding of other bytes.
+-- Values were texts, and are bytes now. A client of 0.1 does not set `is_bytes`, so its INSERT fails. Without this column the
+-- server would parse the client's text as a bytea literal, and store other bytes.
 ALTER TABLE fenced_guard.value ALTER COLUMN value TYPE bytea USING convert_to(value, 'UTF8');
 ALTER TABLE fenced_guard.value ADD COLUMN is_bytes boolean NOT NULL DEFAULT true CHECK (is_bytes);
 ALTER TABLE fenced_guard.value ALTER COLUMN is_bytes DROP DEFAULT;

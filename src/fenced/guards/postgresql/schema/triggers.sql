@@ -1,4 +1,4 @@
--- What the triggers call: the decision about a write, and what a writer may ask and report.
+-- The functions that triggers call to decide about a write, and the functions that writers call to ask and to report.
 
 -- Decide about a name that a statement wrote to. `p_name` NULL means all rows (TRUNCATE).
 CREATE OR REPLACE FUNCTION fenced_guard.decide(p_guard text, p_name text) RETURNS void
