@@ -1,11 +1,11 @@
-"""Guarded transactions in Django, over the databases whose engine declares Django's connections (PostgreSQL).
+"""Guarded transactions in Django, for databases whose engine supports Django's connections (PostgreSQL).
 
     orders = fenced.sql.Guard(table="shop_order", name="orders/{id}")
 
     with client.hold("orders/42") as lease, fenced.django.atomic(orders, lease):
         Order.objects.filter(id=42).update(qty=F("qty") + 1)
 
-`RefusalMiddleware` answers for refusals that leave a view; `InstallGuard` is a migration operation.
+`RefusalMiddleware` turns refusals that leave a view into responses; `InstallGuard` is a migration operation.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ __all__ = ["InstallGuard", "RefusalMiddleware", "atomic"]
 def atomic(
     guard: Guard, fence: Fences, *names: str, using: str | None = None, still_held: bool = False
 ) -> Iterator[None]:
-    """`transaction.atomic`, announced first; a context manager, or a decorator that announces at each call.
+    """`transaction.atomic` that announces first; a context manager, or a decorator that announces at each call.
 
-    It is the outermost block, since only what is committed is fenced: Misuse inside another one.
+    It must be the outermost block, because an inner block does not commit: Misuse inside another one.
     """
     connection = connections[using or DEFAULT_DB_ALIAS]
     with guard.transaction(connection, fence, *names, still_held=still_held):
@@ -54,7 +54,8 @@ def atomic(
 
 
 class RefusalMiddleware(MiddlewareMixin):  # type: ignore[misc]
-    """Answers for what leaves a view: 409 to a refusal, which must not be repeated; 503 to what may be."""
+    """Turns errors that leave a view into responses: 409 for a refusal, which the client must not retry; 503 for
+    errors that it may retry."""
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> JsonResponse | None:
         error = refusal(exception) if isinstance(exception, DatabaseError) else exception
@@ -71,7 +72,7 @@ def _answer(status: int, kind: str, name: str | None) -> JsonResponse:
 
 
 class InstallGuard(Operation):  # type: ignore[misc]
-    """Guards a table; backwards, leaves it as it was. A new guard observes; one that is there keeps its mode."""
+    """Installs a guard; backwards, uninstalls it. A new guard gets mode observe; an installed one keeps its mode."""
 
     reduces_to_sql = True
     reversible = True
@@ -90,7 +91,7 @@ class InstallGuard(Operation):  # type: ignore[misc]
         self.mode = None if mode is None else str(Mode.parse(mode))
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Models know nothing of guards."""
+        """Nothing to do: guards are not part of the models' state."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if router.allow_migrate(schema_editor.connection.alias, app_label):
@@ -113,7 +114,7 @@ def _table(schema_editor: Any, spec: Spec) -> TableGuard:
 
 
 def _run(schema_editor: Any, look: Coroutine[Any, Any, list[str]]) -> None:
-    """Run the statements that `look` returns as a part of the migration, or print them."""
+    """Run the statements that `look` returns as part of the migration, or collect them for `sqlmigrate`."""
     try:
         statements = step(look)
     except Misconfigured as error:

@@ -32,10 +32,11 @@ class Schema:
     """The fenced that stored it."""
 
 
-def told_by(stored: Mapping[str, Any]) -> Schema:
-    """The schema of a layout of keys. `schema` is the oldest version that a client must know: 0.1 compares it.
+def parsed_schema(stored: Mapping[str, Any]) -> Schema:
+    """The schema from the fields of a key-value store. `schema` is the oldest version that a client must know: 0.1
+    compares it.
 
-    A later version adds `version` and `release`. So a client that rewrites these fields keeps those it does not know.
+    Later versions add `version` and `release`. A client that rewrites the fields must keep those that it does not know.
     """
     oldest = int(stored["schema"])
     return Schema(int(stored.get("version", oldest)), oldest, str(stored.get("release", "")))
@@ -62,7 +63,7 @@ def is_older(release: str, other: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What a database has: the schema, and a digest of its functions."""
+    """The schema of a database, and a digest of its functions."""
 
     schema: Schema
     functions: str = ""
@@ -78,7 +79,7 @@ class SqlSchema:
 
     `tables_1.sql` made the tables of fenced 0.1; each later `tables_N.sql` leads from version N - 1 to N. The other
     files hold functions, each with CREATE OR REPLACE. An upgrade runs the migrations that are missing, and replaces
-    the functions if their text has changed. So a function can be mended without a migration.
+    the functions if their text has changed. So a function can be corrected without a migration.
     """
 
     name: str
@@ -105,14 +106,14 @@ class SqlSchema:
         ]
 
     def needs_upgrade(self, found: Installed | None) -> bool:
-        """Whether an upgrade would change something. What a later fenced has installed stays as it is."""
+        """Whether an upgrade would change something. It never replaces what a later fenced has installed."""
         if found is None or found.schema.version < self.version:
             return True
         later = found.schema.version > self.version or is_older(RELEASE, found.schema.release)
         return not later and found.functions != self.digest
 
     def upgrade(self, found: Installed | None) -> list[str]:
-        """The statements, for one transaction, that bring the schema from what was found to our version."""
+        """The statements, for one transaction, that bring the schema from `found` to our version."""
         if not self.needs_upgrade(found):
             return []
         version = found.schema.version if found else 0
@@ -127,7 +128,7 @@ class SqlSchema:
         ]
 
     def _unchanged(self, version: int) -> str:
-        """Fails if another session has upgraded since we looked. The lock lasts until COMMIT: one upgrade at a time."""
+        """Fails if another session has upgraded since we looked. Its lock lasts until COMMIT: one upgrade at a time."""
         return (
             "DO $fenced$ DECLARE\n  v_version integer := 0;\nBEGIN\n"
             f"  PERFORM pg_advisory_xact_lock(hashtextextended('{self.name}.schema', 0));\n"
@@ -136,6 +137,6 @@ class SqlSchema:
             f"  ELSIF to_regprocedure('{self.name}.version()') IS NOT NULL THEN v_version := 1; END IF;\n"
             f"  IF v_version <> {version} THEN\n"
             "    RAISE EXCEPTION USING ERRCODE = 'serialization_failure',\n"
-            f"      MESSAGE = 'fenced: another session has upgraded the schema {self.name} meanwhile; try again';\n"
+            f"      MESSAGE = 'fenced: another session has upgraded the schema {self.name} in between; try again';\n"
             "  END IF;\nEND $fenced$"
         )

@@ -100,7 +100,7 @@ def test_raising_the_floor(fenced: Any) -> None:
         (["show", "a//b"], 64, "segments of a name"),
         (["run", "x", "--ttl", "nan", "--", "true"], 64, "ttl is 0.1 to"),
         (["run", "x", "--grace", "20", "--", "true"], 64, "grace is 0 to half the ttl"),
-        (["run", "x", "ls", "-l"], 64, "goes behind --"),
+        (["run", "x", "ls", "-l"], 64, "goes after --"),
         (["authority", "raise"], 64, "--above N"),
         (["authority", "raise", "--above", "1_0"], 64, "in digits"),
         (["authority", "raise", "--above", "9007199254740991"], 64, "floor"),

@@ -11,7 +11,7 @@ from fenced.authorities.postgresql.schema import SCHEMA as AUTHORITY
 from fenced.authorities.zookeeper import tree
 from fenced.errors import Misconfigured
 from fenced.guards.postgresql.schema import SCHEMA as GUARD
-from fenced.schema import RELEASE, V0_1, Installed, Schema, SqlSchema, check_readable, is_older, told_by
+from fenced.schema import RELEASE, V0_1, Installed, Schema, SqlSchema, check_readable, is_older, parsed_schema
 from fenced.wire.jute import Stat
 
 STAT = Stat(*(0 for _ in Stat._fields))
@@ -29,8 +29,8 @@ def test_a_client_uses_what_it_can_read() -> None:
 
 
 def test_a_layout_of_0_1_has_one_number() -> None:
-    assert told_by({"schema": 1}) == Schema(1, 1)
-    assert told_by({"schema": "2", "version": "5", "release": "9.1"}) == Schema(5, 2, "9.1")
+    assert parsed_schema({"schema": 1}) == Schema(1, 1)
+    assert parsed_schema({"schema": "2", "version": "5", "release": "9.1"}) == Schema(5, 2, "9.1")
 
 
 def test_who_rewrites_a_layout_keeps_what_a_later_version_added() -> None:

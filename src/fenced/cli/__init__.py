@@ -1,7 +1,7 @@
 """The `fenced` command. Commands are imported when they are used, so that `fenced run` starts fast.
 
-Whatever goes wrong ends as one line on stderr and a status out of the table in `exits`; a traceback
-is shown only with FENCED_DEBUG=1.
+Every error becomes one line on stderr and an exit status from the table in `exits`. FENCED_DEBUG=1 also shows the
+traceback.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fenced.errors import FencedError
 COMMANDS = {
     "run": ("fenced.cli.run:run", "Hold a lease while a command runs."),
     "ls": ("fenced.cli.looking:ls", "List the names that are held or waited for."),
-    "show": ("fenced.cli.looking:show", "Show one name: its holder, and who waits, in order."),
+    "show": ("fenced.cli.looking:show", "Show the holder of a name, and its waiters in order."),
     "release": ("fenced.cli.operating:release", "Take a name from its holder by force."),
-    "authority": ("fenced.cli.operating:authority", "Look after an authority: raise its floor."),
+    "authority": ("fenced.cli.operating:authority", "Operate an authority: install it, raise its floor."),
     "guard": (
         "fenced.cli.guards:guard",
-        "Install guards in a database, and take them through their rollout.",
+        "Install guards in a database, and operate them.",
     ),
     "drill": ("fenced.drills.command:drill", "Stop a holder past its ttl and see whether it is refused."),
     "help": ("fenced.cli.topics:help_", "Explain a command, or the exit statuses (`fenced help exits`)."),
@@ -35,7 +35,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by address and loads the one that is used."""
+    """A group that imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -66,12 +66,12 @@ def app() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and leave with a status out of `exits`."""
+    """Run the command line, and exit with a status from `exits`."""
     args = list(sys.argv[1:] if argv is None else argv)
     if "_FENCED_COMPLETE" in os.environ:
-        app.main(args, prog_name="fenced")  # a shell asks for completions; leaves by itself
+        app.main(args, prog_name="fenced")  # a shell asks for completions; this call exits
     if sys.stdout is not None:
-        # A name that this locale cannot write is still better shown than dropped.
+        # Show characters that this locale cannot encode as escapes, instead of failing.
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.exit(_guarded(args))
 
@@ -86,10 +86,10 @@ def _guarded(args: list[str]) -> int:
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone, which is its right. The interpreter must not flush into the void.
+        # The reader has closed the pipe. Replace stdout, so that the interpreter's flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return exits.BROKEN_PIPE
-    except Exception as error:  # noqa: BLE001 (the one place where all errors end)
+    except Exception as error:  # noqa: BLE001 (the one place that handles all errors)
         if os.environ.get("FENCED_DEBUG") == "1":
             import traceback
 

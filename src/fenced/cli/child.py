@@ -1,4 +1,4 @@
-"""The child of `fenced run`: in a process group of its own, so that all of it can be told and killed."""
+"""The child of `fenced run`: in a separate process group, so that signals reach all of its processes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _STDIN = 0
 
 
 class Child:
-    """A running command. It is not reaped before `status`, so its group id cannot become another's."""
+    """A running command. Only `status` reaps it, so until then no other process can get its id."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it; FileNotFoundError or another OSError if it cannot be executed."""
+        """Start the command; FileNotFoundError or another OSError if it cannot be executed."""
         self._terminal = os.isatty(_STDIN)
         self._owns_terminal = self._terminal and _in_foreground()
-        # Ignored until the end: who is not in the foreground may neither take the terminal nor write to it.
+        # Ignored until the end: a background process that takes the terminal or writes to it gets SIGTTOU.
         self._old_ttou = signal.signal(signal.SIGTTOU, signal.SIG_IGN) if self._terminal else None
         try:
             self._process = subprocess.Popen(
                 command,
                 env=environment,
                 process_group=0,
-                close_fds=False,  # what the caller opened for the command (a shell's <(...)) is the command's
-                preexec_fn=self._prepare(),  # noqa: PLW1509 (nothing else can tie its life to ours)
+                close_fds=False,  # the command may use files that the caller opened for it (a shell's <(...))
+                preexec_fn=self._prepare(),  # noqa: PLW1509 (only this can make the kernel kill it when we die)
             )
         except BaseException:
             self._restore()
@@ -38,7 +38,7 @@ class Child:
         self.pid = self._process.pid
 
     def _prepare(self) -> Callable[[], None]:
-        """What the child does between fork and exec. All it needs is loaded before."""
+        """What the child does between fork and exec. Everything it needs is loaded before the fork."""
         prctl = getattr(ctypes.CDLL(None), "prctl", None)
         parent = os.getpid()
 
@@ -46,7 +46,7 @@ class Child:
             if prctl is not None:
                 prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
-                os.kill(os.getpid(), signal.SIGKILL)  # it died before the line above
+                os.kill(os.getpid(), signal.SIGKILL)  # the parent died before prctl
             if self._owns_terminal:
                 with suppress(OSError):
                     os.tcsetpgrp(_STDIN, os.getpgrp())
@@ -77,18 +77,18 @@ class Child:
             complain(f"cannot send {signal.Signals(signum).name} to the command: {error}")
 
     def kill(self) -> None:
-        """Kill all of the group, and the command itself should it have left it."""
+        """Kill the whole group, and the command itself in case it has left the group."""
         self.send(signal.SIGKILL)
         with suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stop it and take the terminal back: the shell is to have it next."""
+        """Stop the command and take the terminal back, so that the shell can have it."""
         self.send(signal.SIGSTOP)
         self._take_terminal()
 
     def resume(self) -> None:
-        """Let it go on, in the foreground if that is where we are."""
+        """Continue the command, in the foreground if we are there."""
         if self._terminal and _in_foreground():
             self._owns_terminal = True
             with suppress(OSError):
@@ -96,7 +96,7 @@ class Child:
         self.send(signal.SIGCONT)
 
     def status(self) -> int:
-        """Wait for its end; its exit status as a shell counts it."""
+        """Wait for the command to end; its exit status as in a shell: 128 + n for signal n."""
         code = self._process.wait()
         self._restore()
         return code if code >= 0 else 128 - code
@@ -116,5 +116,5 @@ class Child:
 def _in_foreground() -> bool:
     try:
         return os.tcgetpgrp(_STDIN) == os.getpgrp()
-    except OSError:  # a terminal, but not ours
+    except OSError:  # not our controlling terminal
         return False

@@ -1,6 +1,6 @@
-"""What an exit status means: one table for every command, after BSD's sysexits where they fit.
+"""The exit statuses: one table for every command, with the numbers of BSD's sysexits where they fit.
 
-`fenced run` otherwise returns the status of its child, which may use any of these numbers for its own.
+`fenced run` otherwise returns the status of its command, which may use the same numbers.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ class ExitRow(NamedTuple):
     errors: tuple[type[errors.FencedError], ...]
 
 
-# The first row that fits counts, so StaleToken (a refusal, and an overtaking) is `refused`.
+# The first row that matches counts, so StaleToken (both Refused and Overtaken) is `refused`.
 TABLE = (
     ExitRow(OK, "ok", "done, or done before", (errors.AlreadyApplied,)),
     ExitRow(USAGE, "usage", "the call itself is wrong: a bad option, name or number", (errors.Misuse,)),
     ExitRow(
         UNAVAILABLE,
         "unavailable",
-        "the store could not be used, or what became of the request is unknown",
+        "the store could not be used, or the outcome of the request is unknown",
         (errors.Unavailable, errors.Indeterminate),
     ),
     ExitRow(
         INTERNAL,
         "internal",
-        "something that cannot happen did; please report it",
+        "an internal invariant is broken; please report it",
         (errors.InvariantBroken,),
     ),
     ExitRow(
         NOT_GRANTED,
         "not granted",
-        "somebody else has the name, or is busy at the same place; nothing happened, try later",
+        "somebody else holds the name, or a concurrent operation conflicts; nothing happened, try later",
         (errors.NotGranted, errors.NotEnoughTime, errors.Contended, errors.Conflict),
     ),
     ExitRow(REFUSED, "refused", "a guard refused the stamp; nothing was applied", (errors.Refused,)),
@@ -67,12 +67,12 @@ TABLE = (
 )
 
 _NOTES = (
-    ("126", "fenced run: the command cannot be executed (the lease was given back)"),
-    ("127", "fenced run: the command was not found (the lease was given back)"),
+    ("126", "fenced run: the command cannot be executed (the lease was released)"),
+    ("127", "fenced run: the command was not found (the lease was released)"),
     ("128+n", "ended by signal n: 130 is Ctrl-C, 141 a closed pipe"),
     ("other", "fenced run: the command's own status"),
     ("1", "fenced guard status --check: something is wrong with a guard"),
-    ("1 2", "fenced drill has its own: 1 something stale was admitted or an update lost, 2 it could not run"),
+    ("1 2", "fenced drill: 1 a stale write was admitted or an update was lost, 2 the drill could not run"),
 )
 
 

@@ -16,9 +16,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.group()
 def key() -> None:
-    """Say whose signatures prove a stamp.
+    """Manage the keys that sign stamps.
 
-    And whether stamps must be proven.
+    Also decides whether stamps must be signed.
 
     \b
     Example:
@@ -63,14 +63,14 @@ def add(words: tuple[str, str], hmac_file: Path | None, public_file: Path | None
     if as_json:
         write_json({"key": key_id, "kind": made.kind})
     else:
-        click.echo(f"{key_id}: stamps that this {made.kind} key signs are proven from now on")
+        click.echo(f"{key_id}: signatures of this {made.kind} key are accepted from now on")
 
 
 @key.command()
 @addressed("ID")
 @json_option
 def revoke(words: tuple[str, str], as_json: bool) -> None:
-    """Let the key ID sign no more. What was admitted by its proofs stays admitted.
+    """Stop accepting signatures of the key ID. Marks that they raised stay.
 
     \b
     Example:
@@ -81,7 +81,7 @@ def revoke(words: tuple[str, str], as_json: bool) -> None:
     if as_json:
         write_json({"key": key_id, "revoked": True})
     else:
-        click.echo(f"{key_id}: its proofs count no more")
+        click.echo(f"{key_id}: its signatures are no longer accepted")
 
 
 @key.command("list")
@@ -110,10 +110,10 @@ def list_(words: tuple[str], as_json: bool) -> None:
 @addressed("on|off")
 @json_option
 def require(words: tuple[str, str], as_json: bool) -> None:
-    """Let marks rise by proven stamps alone (on), or by any (off).
+    """Let only signed stamps raise marks (on), or any stamp (off).
 
-    Replaces the triggers of every guard in the database, in one transaction. Each table is locked against
-    writers for that moment; when one cannot be had within 2 s, nothing is changed.
+    Replaces the triggers of every guard in the database, in one transaction, which locks each table against
+    writers. If a lock is not free within 2 seconds, nothing changes: run it again.
 
     \b
     Example:
@@ -121,7 +121,7 @@ def require(words: tuple[str, str], as_json: bool) -> None:
     """
     dsn, wanted = words
     if wanted not in ("on", "off"):
-        raise click.UsageError(f"proofs are required on or off, not {wanted}")
+        raise click.UsageError(f"pass on or off, not {wanted}")
     operate(dsn, lambda operator: operator.require_proofs(wanted == "on"))
     if as_json:
         write_json({"proof": wanted == "on"})

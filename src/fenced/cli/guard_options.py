@@ -1,4 +1,4 @@
-"""What the `fenced guard` commands share: the database they speak to, and how times are written."""
+"""What the `fenced guard` commands share: how they connect to a database, and how they print times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WHICH = "which database? Pass its DSN or set FENCED_GUARD, such as postgresql:/
 
 
 def addressed(*names: str) -> Callable[[F], F]:
-    """The arguments of a command: a DSN, which FENCED_GUARD may stand for, and those that are named."""
+    """The arguments of a command: a DSN, for which FENCED_GUARD is the default, and these names."""
 
     def arranged(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
         if not words or "://" not in words[0]:
@@ -73,7 +73,7 @@ def in_seconds(context: click.Context, option: click.Parameter, text: str | None
 
 
 def operate(dsn: str, work: Callable[[Operator], Coroutine[Any, Any, T]]) -> T:
-    """Do what an operator does with the guards behind an address. Creates nothing: a mistyped path is no database."""
+    """Run an operator's work on the guards at an address. Creates no file: a mistyped path is not an empty database."""
     if registry.is_engine(dsn):
         with connected(dsn) as (engine, connection):
             return step(work(engine.operator(connection)))
@@ -102,7 +102,7 @@ def connected(dsn: str) -> Iterator[tuple[Engine, Any]]:
 
 
 def jsonable(value: Any) -> Any:
-    """Values and times as JSON has them."""
+    """Dataclasses and times as JSON values."""
     if is_dataclass(value) and not isinstance(value, type):
         return jsonable(asdict(value))
     if isinstance(value, dict):
@@ -113,5 +113,5 @@ def jsonable(value: Any) -> Any:
 
 
 def clock(at: datetime) -> str:
-    """A time for people, where they are."""
+    """A time for people, in the local time zone."""
     return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"

@@ -1,4 +1,4 @@
-"""`fenced guard status`: how far the rollout has come, what is wrong, and whether the next stage is safe."""
+"""`fenced guard status`: the stage of the rollout, what is wrong, and whether the next stage is safe."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _COLOURS = {"safe": "green", "not yet": "yellow"}
     default="24h",
     show_default=True,
     metavar="TIME",
-    help="How long nothing may have spoken against a next stage.",
+    help="How long a stage must have been quiet before the next one is safe.",
 )
 @click.option("--check", is_flag=True, help="Exit with 1 when something is wrong, for monitoring.")
 @json_option
 def status(words: tuple[str], table: str | None, quiet_for: float, check: bool, as_json: bool) -> int:
-    """Show the guards, and what comes next.
+    """Show the guards, and their next stages.
 
-    Modes, marks, who is refused and who writes without a stamp. A next stage is safe when this one has
-    lasted --quiet-for, nothing was seen meanwhile that the next one would stop, no override is in force,
-    and no trigger is missing or disabled. That is advice: what speaks against it (fenced guard records)
-    may be just what the guard is there to stop.
+    Modes, marks, refusals, and who writes without a stamp. The next stage is safe when the present one has lasted
+    --quiet-for, the guard has seen no write in that time that the next one would refuse, no override is in force, and
+    no trigger is missing or disabled. This is advice: such a write (fenced guard records) may be the very
+    thing that the guard has to stop.
 
     \b
     Examples:
@@ -97,11 +97,13 @@ def _lines(found: DatabaseStatus) -> Iterator[str]:
         yield plain(f"schema {_schema(found.schema)}")
     if found.unrecorded:
         what = several(found.unrecorded, "decision")
-        yield click.style(f"{what} could not be recorded; fenced guard tidy takes note of it", fg="red")
+        yield click.style(
+            f"{what} could not be recorded; fenced guard tidy writes the number into the history", fg="red"
+        )
 
 
 def _fact(label: str, texts: list[str]) -> Iterator[str]:
-    """The label before the first text alone."""
+    """One line for each text. Only the first line has the label."""
     for text in texts:
         colour = "red" if label == "wrong" else _COLOURS.get(text.rpartition(": ")[2])
         shown = plain(text)
@@ -176,7 +178,7 @@ def _schema(stored: Schema) -> str:
 
 
 def _trust(found: DatabaseStatus) -> str:
-    jump = f", jumps of {found.max_jump:,} at most" if found.max_jump is not None else ""
-    proof = ", proven stamps alone" if found.proof else ""
-    sample = f"; {100 * found.sample:g} % of what is admitted is recorded" if found.sample else ""
-    return f"realm {found.realm or '(the first that comes)'}{jump}{proof}{sample}"
+    jump = f", jumps of at most {found.max_jump:,}" if found.max_jump is not None else ""
+    proof = ", only signed stamps" if found.proof else ""
+    sample = f"; {100 * found.sample:g} % of admitted operations are recorded" if found.sample else ""
+    return f"realm {found.realm or '(the first that announces)'}{jump}{proof}{sample}"

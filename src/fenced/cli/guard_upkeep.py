@@ -1,4 +1,4 @@
-"""The upkeep of guards: what was done and decided, marks and limits, old records."""
+"""The upkeep of guards: the history, the audit, marks, limits and old records."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def history(words: tuple[str], table: str | None, limit: int, as_json: bool) -> 
         titles = ("TIME", "WHO", "APPLICATION", "TABLE", "WHAT")
         write_table(titles, [_change(change) for change in changes], frozenset())
     else:
-        click.echo("nothing was done yet", err=True)
+        click.echo("the history is empty", err=True)
 
 
 def _change(change: Change) -> list[str]:
-    what = " ".join((change.what, *_told(change.detail)))
+    what = " ".join((change.what, *_details(change.detail)))
     return [clock(change.at), change.who, change.application or "-", change.guard or "-", what]
 
 
-def _told(detail: dict[str, object]) -> Iterator[str]:
+def _details(detail: dict[str, object]) -> Iterator[str]:
     if "after" in detail:
         yield f"{_shown(detail.get('before'))} -> {_shown(detail['after'])}"
     for key, value in detail.items():
@@ -88,7 +88,7 @@ def records(words: tuple[str], table: str | None, limit: int, as_json: bool) -> 
         titles = ("TIME", "TABLE", "NAME", "VERDICT", "DONE", "MODE", "TOKEN", "MARK", "WHO", "APPLICATION")
         write_table(titles, [_entry(entry) for entry in entries], frozenset({6, 7}))
     else:
-        click.echo("nothing is recorded", err=True)
+        click.echo("there are no records", err=True)
 
 
 _DONE = {"refuse": "refused", "admit": "admitted"}
@@ -114,10 +114,10 @@ def _entry(entry: Decision) -> list[str]:
 @why_option
 @json_option
 def reset(words: tuple[str, str], why: str | None, as_json: bool) -> None:
-    """Forget the mark of NAME.
+    """Delete the mark of NAME.
 
-    For a name that a wrong token has wedged: whatever token comes next is admitted. The mark is what
-    refuses stale holders of NAME: make sure that none of them is left.
+    For a name that a wrong token has blocked: afterwards any token is admitted. Only the mark refuses stale
+    holders of NAME, so make sure that none is left.
 
     \b
     Example:
@@ -132,17 +132,16 @@ def reset(words: tuple[str, str], why: str | None, as_json: bool) -> None:
     elif token is None:
         click.echo(f"{plain(name)} has no mark; nothing was done")
     else:
-        click.echo(f"{plain(name)}: the mark {token} is forgotten; whatever token comes next is admitted")
+        click.echo(f"{plain(name)}: mark {token} was deleted; any token is admitted next")
 
 
 @click.command()
 @addressed("REALM")
 @json_option
 def adopt(words: tuple[str, str], as_json: bool) -> None:
-    """Trust the authority with this REALM.
+    """Trust only the authority with this REALM.
 
-    From now on, and no other. For a move to another authority; raise its floor first: fenced authority
-    raise --above-guards DSN.
+    For a move to another authority. Raise its floor first: fenced authority raise --above-guards DSN.
 
     \b
     Example:
@@ -153,7 +152,7 @@ def adopt(words: tuple[str, str], as_json: bool) -> None:
     if as_json:
         write_json({"realm": realm})
     else:
-        click.echo(f"realm {realm} is trusted from now on, and no other")
+        click.echo(f"only realm {realm} is trusted from now on")
 
 
 def _number_or_off(context: click.Context, option: click.Parameter, text: str | None) -> float | str | None:
@@ -174,7 +173,7 @@ def _number_or_off(context: click.Context, option: click.Parameter, text: str | 
     "--sample",
     callback=_number_or_off,
     metavar="PERCENT|off",
-    help="How much of what is admitted is recorded.",
+    help="How many of the admitted operations are recorded.",
 )
 @click.option(
     "--patience",
@@ -190,9 +189,9 @@ def trust(
     patience: float | None,
     as_json: bool,
 ) -> None:
-    """Show or change what guards believe.
+    """Show or change which stamps guards believe.
 
-    And how much of what they admit they record.
+    Also how many admitted operations they record, and how long a successor waits.
 
     \b
     Examples:
@@ -223,7 +222,7 @@ def trust(
         }
         write_json(shown)
         return
-    click.echo(f"realm     {found.realm or '(the first that comes)'}")
+    click.echo(f"realm     {found.realm or '(the first that announces)'}")
     click.echo(f"max jump  {'off' if found.max_jump is None else found.max_jump}")
     click.echo(f"sample    {f'{100 * found.sample:g} %' if found.sample else 'off'}")
     click.echo(f"proof     {'required' if found.proof else 'off'}")
@@ -269,7 +268,7 @@ def oldest_live_token(authority: Authority) -> tuple[str, int]:
             if view.waiters and early:
                 raise Contended(
                     f"{view.name} has a waiter, and this authority has already minted its token (per-name-order); "
-                    "try again when nobody waits"
+                    "try again when there is no waiter"
                 )
         after = page[-1].name
     return standing.realm, oldest
@@ -284,8 +283,8 @@ def oldest_live_token(authority: Authority) -> tuple[str, int]:
 def tidy(words: tuple[str], keep: int, as_json: bool) -> None:
     """Add up old records.
 
-    Also forgets overrides that are over, and takes note of what could not be recorded. Guards add up by
-    themselves while they record; this is for one that has become quiet.
+    Also deletes expired overrides, and writes into the history how many decisions could not be recorded. Guards
+    add up old records while they write new ones; run this for a guard that writes none.
 
     \b
     Example:
@@ -296,7 +295,7 @@ def tidy(words: tuple[str], keep: int, as_json: bool) -> None:
         write_json(done)
         return
     click.echo(
-        f"{several(done['summed'], 'record')} added up, {several(done['overrides'], 'old override')} forgotten"
+        f"{several(done['summed'], 'record')} added up, {several(done['overrides'], 'expired override')} deleted"
     )
     if done["unrecorded"]:
         click.echo(

@@ -1,4 +1,4 @@
-"""`fenced guard`: install guards, take them through the stages of a rollout, and operate them."""
+"""`fenced guard`: install guards, change the stages of their rollout, and operate them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ wait_option = click.option(
 
 @click.group()
 def guard() -> None:
-    """Install guards in a database, and take them through their rollout.
+    """Install guards in a database, and operate them.
 
-    A database is named by its DSN, postgresql://... or sqlite:///file, or by FENCED_GUARD, which keeps a
+    Pass the DSN of the database, postgresql://... or sqlite:///file, or set FENCED_GUARD, which keeps a
     password out of the list of processes. Connect as the owner of the tables.
 
     \b
@@ -74,7 +74,9 @@ for command in (status, history, records, reset, adopt, trust, key, tidy, forget
 @click.option(
     "--rule", type=click.Choice(RULES), default="retry", show_default=True, help="How writes are judged."
 )
-@click.option("--mode", metavar="MODE", help="A new guard observes, one that is there keeps its mode.")
+@click.option(
+    "--mode", metavar="MODE", help="By default a new guard gets observe, and an installed one keeps its mode."
+)
 @click.option("--epoch", metavar="COLUMN", help="Keep the token of the last write in this column.")
 @click.option("--print", "as_sql", is_flag=True, help="Print the SQL for a migration; change nothing.")
 @json_option
@@ -123,7 +125,7 @@ def upgrade(words: tuple[str], as_json: bool) -> None:
     """Upgrade the guards of a database.
 
     Schema, functions and triggers become those of this version of fenced. Marks, modes and records stay.
-    Clients of the version before go on working, so run this before you upgrade them. Writers wait while a
+    Clients of the previous version continue to work, so run this before you upgrade them. Writers wait while a
     table's triggers are replaced. If their locks are not free within 2 seconds, nothing changes: run it again.
 
     \b
@@ -148,7 +150,7 @@ def upgrade(words: tuple[str], as_json: bool) -> None:
 @sql_table_option
 @json_option
 def uninstall(words: tuple[str], table: str, as_json: bool) -> None:
-    """Leave a table as it was. Its marks stay, so that a later guard does not forget them.
+    """Remove the guard of a table. Its marks stay: a later guard needs them to refuse old holders.
 
     \b
     Example:
@@ -166,13 +168,13 @@ def uninstall(words: tuple[str], table: str, as_json: bool) -> None:
 @addressed("[MODE]")
 @table_option
 @names_option
-@click.option("--unset", is_flag=True, help="Instead of a MODE: take back that of --names.")
+@click.option("--unset", is_flag=True, help="Instead of a MODE: delete the mode of --names.")
 @wait_option
 @json_option
 def mode(
     words: tuple[str, ...], table: str | None, pattern: str | None, unset: bool, wait: float, as_json: bool
 ) -> None:
-    """Switch the stage of a rollout.
+    """Set the stage of a rollout.
 
     The modes are observe, shadow, canary(P%), enforce and require. A mode binds every transaction that
     begins after the change; no table is locked. The command waits for older transactions, and shows those
@@ -223,7 +225,7 @@ def _show_pending(pending: Sequence[str]) -> None:
     "--for", "seconds", callback=in_seconds, metavar="TIME", help="How long, such as 15m; at most 24h."
 )
 @why_option
-@click.option("--end", is_flag=True, help="End it now: of the names, or of the whole table.")
+@click.option("--end", is_flag=True, help="End the overrides of --names, or all of the table, now.")
 @wait_option
 @json_option
 def override(
@@ -238,7 +240,7 @@ def override(
 ) -> None:
     """Let writes through in an emergency.
 
-    Whatever the mode says, and recorded. An override ends by itself.
+    Whatever the mode is. The writes are recorded, and the override expires.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
-"""One pipe for all that can happen while a child runs: signals, its end, the loss of the lease.
+"""One pipe for everything that can happen while a child runs: signals, its end, the loss of the lease.
 
-A signal arrives as its number, put into the pipe by the interpreter's own handler; anything else is a
-nudge (0). So there is one place to wait, and nothing is polled.
+The interpreter's signal handler writes the number of a signal into the pipe; `interrupt` writes 0. So there is one
+place to wait, and nothing is polled.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Inbox:
         os.close(self._write)
 
     def _catch(self, signum: signal.Signals) -> None:
-        # What the caller ignores stays ignored, as after nohup; except for our own child's end.
+        # Signals that the caller ignores stay ignored, as after nohup; except SIGCHLD, which reports our child's end.
         if signal.getsignal(signum) is not signal.SIG_IGN or signum == signal.SIGCHLD:
             self._before[signum] = signal.signal(signum, self._note)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if not self._listening:
-            self._listening = True  # a second one must not interrupt the withdrawal
+            self._listening = True  # a second signal must not interrupt the withdrawal
             raise Stopped(signum)
 
     def listen(self) -> None:
@@ -67,11 +67,11 @@ class Inbox:
 
     def interrupt(self, *_: object) -> None:
         """Make `wait` return. May be called from any thread."""
-        with suppress(OSError):  # full: then it returns anyway
+        with suppress(OSError):  # the pipe is full: `wait` returns anyway
             os.write(self._write, b"\0")
 
     def wait(self, seconds: float) -> int:
-        """The next signal, or 0 when nudged or when `seconds` are over."""
+        """The next signal; 0 after `interrupt`, or when `seconds` have passed."""
         self._poll.poll(max(0.0, seconds) * 1000)
         try:
             return os.read(self._read, 1)[0]
@@ -79,9 +79,9 @@ class Inbox:
             return 0
 
     def stop(self, group: bool) -> None:
-        """Stop like any other job, alone or with its group, and return when continued."""
+        """Stop this process, or its whole group, as Ctrl-Z does; return when it is continued."""
         caught = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(0 if group else os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, caught)
-        # Where no shell could continue it, the kernel does not stop it either, and no SIGCONT comes.
+        # In an orphaned group, which no shell could continue, the kernel ignores SIGTSTP, and no SIGCONT follows.
         os.write(self._write, bytes([signal.SIGCONT]))

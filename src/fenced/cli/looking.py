@@ -1,4 +1,4 @@
-"""`fenced ls` and `fenced show`: what the authority sees now, for people and programs."""
+"""`fenced ls` and `fenced show`: the holders and waiters of an authority, for people and programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBERS = frozenset({3, 4, 5, 6})
 def ls(url: str, namespace: str, as_json: bool) -> None:
     """List the names that are held or waited for.
 
-    REMAINING is what the holder has left, unless it renews.
+    REMAINING is how long the lease lasts if its holder does not renew it.
 
     \b
     Example:
@@ -49,7 +49,7 @@ def ls(url: str, namespace: str, as_json: bool) -> None:
 @namespace_option
 @json_option
 def show(name: str, url: str, namespace: str, as_json: bool) -> None:
-    """Show NAME: its holder, and who waits for it, in order.
+    """Show the holder of NAME, and its waiters in order.
 
     \b
     Example:

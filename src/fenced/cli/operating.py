@@ -16,15 +16,15 @@ _DIGITS = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 
 @click.command()
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Yes: take the name from whoever holds it.")
+@click.option("--force", is_flag=True, help="Confirm: take the name from its holder.")
 @authority_option
 @namespace_option
 @json_option
 def release(name: str, force: bool, url: str, namespace: str, as_json: bool) -> None:
     """Take NAME from its holder by force, with all other names of the same lease.
 
-    Mints a token above the holder's. The holder finds out at its next renewal; until then only a guard
-    that has seen a newer token refuses what it still does.
+    Mints a token above the holder's. The holder detects the loss at its next renewal; until then only a guard
+    that has seen a newer token refuses its writes.
 
     \b
     Example:
@@ -47,7 +47,7 @@ def release(name: str, force: bool, url: str, namespace: str, as_json: bool) -> 
 
 @click.group()
 def authority() -> None:
-    """Look after an authority.
+    """Operate an authority.
 
     \b
     Example:
@@ -60,9 +60,9 @@ def authority() -> None:
 @namespace_option
 @json_option
 def install(url: str, namespace: str, as_json: bool) -> None:
-    """Create what the authority needs, unless it is there, and tell what it guarantees.
+    """Create what the authority needs, unless it exists, and show what it guarantees.
 
-    The first client does the same, if it may. Where it may not, run this once as somebody who may.
+    The first client does the same, if its role has the rights. If no client has them, run this once as a role that has.
 
     \b
     Example:
@@ -114,7 +114,7 @@ def raise_(above: int | None, guards: tuple[str, ...], url: str, namespace: str,
     """Raise the floor: every later token is greater.
 
     After a restore from a backup, or a move to another authority, guards have seen tokens that this authority
-    does not know of. Until its tokens are above those, guards refuse its holders.
+    does not know. Guards refuse its holders until its tokens are above those.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ def _need_authority(context: click.Context, option: click.Parameter, url: str | 
         )
     if url.partition(":")[0] == "memory":
         raise Misconfigured(
-            "memory: lives inside one process, so nobody else could see its leases; use sqlite:///"
+            "memory: is inside one process, so no other process could see its leases; use sqlite:///"
         )
     return url
 
@@ -31,7 +31,7 @@ authority_option = click.option(
     metavar="URL",
     envvar="FENCED_AUTHORITY",
     callback=_need_authority,
-    help="Who grants the leases, such as sqlite:////var/lib/app/leases.db; else FENCED_AUTHORITY.",
+    help="The store that grants the leases, such as sqlite:////var/lib/app/leases.db; else FENCED_AUTHORITY.",
 )
 namespace_option = click.option(
     "--namespace",
@@ -45,7 +45,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 @contextmanager
 def opened(url: str, namespace: str, *, create: bool = False) -> Iterator[Authority]:
-    """An open authority. Unless `create`, it must be there: a mistyped path is not an empty authority."""
+    """An open authority. Unless `create`, it must exist: a mistyped path is not an empty authority."""
     authority = registry.authority(url, BlockingRuntime(), namespace)
     try:
         step(authority.open(create=create))

@@ -1,4 +1,4 @@
-"""Writing: plain aligned tables for people, one JSON value for programs, one line for what went wrong."""
+"""Output: aligned tables for people, one JSON value for programs, one line for an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 def plain(text: str) -> str:
-    """Text of others (labels, hosts, names) for a terminal: what is not printable is escaped."""
+    """Text that others chose (labels, hosts, names), for a terminal: characters that are not printable are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -18,7 +18,7 @@ def complain(message: str) -> None:
 
 
 def seconds(value: float) -> str:
-    """A time for people: tenths while they matter."""
+    """A time for people, with tenths below 100 seconds."""
     return f"{value:.1f}s" if value < 100 else f"{value:.0f}s"
 
 
@@ -29,7 +29,7 @@ def write_json(value: object) -> None:
 
 
 def write_table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int]) -> None:
-    """Columns two spaces apart; those in `right` are numbers and lean to the right."""
+    """Columns with two spaces between them; those in `right` are aligned to the right."""
     cells = [titles, *([plain(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
     for number, row in enumerate(cells):

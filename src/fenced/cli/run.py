@@ -1,7 +1,7 @@
 """`fenced run`: a command that runs only while its lease is held.
 
-The command is told (SIGTERM) when renewals have failed for so long that little time is left, and is killed
-before the lease can be another's. That is as much as a holder can do; the guard does the rest.
+When renewals have failed for so long that little time is left, the command gets SIGTERM. It is killed before anybody
+else can be granted the lease. A holder cannot do more; the guard does the rest.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from fenced.runtime.blocking import expect_interrupts
 F = TypeVar("F", bound=Callable[..., Any])
 
 SLICE_SECONDS = 1.0
-"""The longest uninterrupted wait: poll's timeout stands still while the machine is suspended."""
+"""The longest single wait: the clock of poll's timeout stops while the machine is suspended."""
 PATIENCE_SECONDS = 2.0
-"""More than a client's default: the command opens a connection first, and has no earlier answer to rely on."""
+"""Longer than a client's default: this client has to open a connection first, and has no earlier reply."""
 
 KILL_SECONDS_MAX = 1.0
 
 
 class _RunCommand(click.Command):
-    """Everything behind `--` is the command's, whatever it looks like."""
+    """Everything after `--` is the command, even if it looks like an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
         before, command = args[:at], args[at + 1 :]
         if not command and not ctx.resilient_parsing and not {"-h", "--help"} & set(before):
-            raise click.UsageError("run what? The command goes behind --: fenced run NAME -- CMD ARGS", ctx)
+            raise click.UsageError("run what? The command goes after --: fenced run NAME -- CMD ARGS", ctx)
         super().parse_args(ctx, before)
         ctx.args = command
         return command
@@ -59,12 +59,12 @@ def _seconds(option: str, text: str, default: float | None = None) -> Callable[[
 
 @click.command(cls=_RunCommand)
 @click.argument("name")
-@_seconds("--ttl", "How long the lease lasts unrenewed.  [default: 30]", default=timing.TTL_DEFAULT)
+@_seconds("--ttl", "How long the lease lasts without renewal.  [default: 30]", default=timing.TTL_DEFAULT)
 @_seconds("--wait", "How long to wait for NAME; 0: not at all.  [default: no limit]")
 @_seconds(
-    "--grace", "SIGTERM so long before the lease ends, if it is not renewed.  [default: a sixth of ttl]"
+    "--grace", "How long before the end of an unrenewed lease CMD gets SIGTERM.  [default: a sixth of ttl]"
 )
-@_seconds("--max-hold", "Renew for so long at most: a CMD that hangs is stopped then.  [default: no limit]")
+@_seconds("--max-hold", "How long to renew at most; then CMD is stopped.  [default: no limit]")
 @click.option("--label", metavar="TEXT", help="Who holds it, for people.  [default: host:pid]")
 @authority_option
 @namespace_option
@@ -80,11 +80,11 @@ def run(
     url: str,
     namespace: str,
 ) -> int:
-    """Take the lease of NAME, run CMD while it is held, and give it back.
+    """Acquire the lease of NAME, run CMD while it is held, and release it.
 
-    CMD finds FENCED_NAME, FENCED_TOKEN, FENCED_STAMP, FENCED_AUTHORITY and FENCED_NAMESPACE in its
-    environment; FENCED_STAMP is what it shows to a guard. The status is CMD's own, 75 if NAME was not granted
-    (CMD is not started), 76 if the lease was lost (CMD was stopped). `fenced help exits` has them all.
+    CMD gets FENCED_NAME, FENCED_TOKEN, FENCED_STAMP, FENCED_AUTHORITY and FENCED_NAMESPACE in its
+    environment; it passes FENCED_STAMP to a guard. The exit status is CMD's own, 75 if NAME was not granted
+    (CMD is not started), 76 if the lease was lost (CMD was stopped). `fenced help exits` lists all.
 
     \b
     Examples:
@@ -94,13 +94,13 @@ def run(
     _check_grace(grace, ttl)
     expect_interrupts()
     if os.environ.get("FENCED_DEBUG") != "1":
-        threading.excepthook = lambda failure: None  # the keeper's end is reported as the lease's
-    doubts = _Doubts()
+        threading.excepthook = lambda _: None  # the loss of the lease is reported instead
+    failure = _LastFailure()
     try:
         with (
             Inbox() as inbox,
             Client(
-                url, namespace=namespace, label=label, patience=PATIENCE_SECONDS, on_event=doubts
+                url, namespace=namespace, label=label, patience=PATIENCE_SECONDS, on_event=failure
             ) as client,
         ):
             lease = _take(client, name, wait, ttl=ttl, max_hold=max_hold)
@@ -114,7 +114,7 @@ def run(
                 "FENCED_NAMESPACE": namespace,
             }
             margins = Margins.of(lease.ttl, grace)
-            return _run_under(lease, ctx.args, environment, inbox, margins, doubts)
+            return _run_under(lease, ctx.args, environment, inbox, margins, failure)
     except Stopped as stopped:
         return exits.SIGNALLED + stopped.signum
 
@@ -126,11 +126,11 @@ def _check_grace(grace: float | None, ttl: float) -> None:
 
 
 def _address(url: str, client: Client) -> str:
-    """The authority for the child: a path made absolute, or all of the address with its secrets."""
+    """The authority for the child: an absolute path for SQLite, otherwise the whole address with its secrets."""
     return client.url if url.startswith("sqlite:") else url
 
 
-class _Doubts:
+class _LastFailure:
     """Remembers why the last renewal failed."""
 
     def __init__(self) -> None:
@@ -143,19 +143,19 @@ class _Doubts:
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """How many seconds before the deadline the child is told, and killed."""
+    """How many seconds before the deadline the child gets SIGTERM (`warn`), and SIGKILL (`kill`)."""
 
-    tell: float
+    warn: float
     kill: float
 
     @classmethod
     def of(cls, ttl: float, grace: float | None) -> Margins:
-        tell = ttl / 6 if grace is None else grace
-        return cls(tell, min(max(tell / 4, ttl / 100), KILL_SECONDS_MAX))
+        warn = ttl / 6 if grace is None else grace
+        return cls(warn, min(max(warn / 4, ttl / 100), KILL_SECONDS_MAX))
 
 
 def _take(client: Client, name: str, wait: float | None, *, ttl: float, max_hold: float | None) -> Lease:
-    """Take the lease; who has to wait for it is told for whom."""
+    """Acquire the lease. If that takes a wait, first say on stderr who holds the name."""
     try:
         return client.acquire(name, ttl=ttl, wait=0.0, max_hold=max_hold)
     except NotGranted as refused:
@@ -171,26 +171,26 @@ def _run_under(
     environment: dict[str, str],
     inbox: Inbox,
     margins: Margins,
-    doubts: _Doubts,
+    failure: _LastFailure,
 ) -> int:
-    lease.check()  # it may have taken long to arrive
+    lease.check()  # the reply may have been slow
     try:
         child = Child(command, environment)
     except OSError as error:
         return _not_started(lease, command[0], error)
     try:
         lease.on_lost(inbox.interrupt)
-        cut_short = _attend(lease, child, inbox, margins)
+        cut_short = _watch(lease, child, inbox, margins)
     except BaseException:
-        child.kill()  # nobody attends it any more
+        child.kill()  # nobody watches its lease any more
         raise
     finally:
         status = child.status()
-    return _lost(lease, doubts) if cut_short else _give_back(lease, status)
+    return _lost(lease, failure) if cut_short else _release(lease, status)
 
 
 def _not_started(lease: Lease, command: str, error: OSError) -> int:
-    _give_back(lease, exits.OK)
+    _release(lease, exits.OK)
     if isinstance(error, FileNotFoundError):
         complain(f"{command}: command not found")
         return exits.NOT_FOUND
@@ -198,32 +198,32 @@ def _not_started(lease: Lease, command: str, error: OSError) -> int:
     return exits.NOT_EXECUTABLE
 
 
-def _attend(lease: Lease, child: Child, inbox: Inbox, margins: Margins) -> bool:
-    """Stand by the child until it ends; True when that was our doing, for want of a lease."""
-    told = False
+def _watch(lease: Lease, child: Child, inbox: Inbox, margins: Margins) -> bool:
+    """Forward signals to the child until it ends. True if we stopped it, because the lease was running out or lost."""
+    warned = False
     while not child.has_ended():
-        left = lease.remaining() - (margins.kill if told else max(margins.tell, margins.kill))
+        left = lease.remaining() - (margins.kill if warned else max(margins.warn, margins.kill))
         signum = inbox.wait(min(left, SLICE_SECONDS))
-        # Looked at before the signal is: a child that was stopped past the deadline must not be continued.
+        # Check the lease before forwarding the signal: SIGCONT must not continue a child past the deadline.
         remaining = 0.0 if lease.state is State.LOST else lease.remaining()
         if remaining <= margins.kill:
             child.kill()
             return True
-        if remaining <= margins.tell and not told:
-            told = True
+        if remaining <= margins.warn and not warned:
+            warned = True
             child.send(signal.SIGTERM)
             child.send(signal.SIGCONT)
-        _pass_on(signum, child, inbox)
-    cut_short = told or lease.state is State.LOST
+        _forward(signum, child, inbox)
+    cut_short = warned or lease.state is State.LOST
     if cut_short:
-        child.kill()  # what the command left behind in its group has no more time than it had
+        child.kill()  # processes that the command left behind in its group must stop too
     return cut_short
 
 
-def _pass_on(signum: int, child: Child, inbox: Inbox) -> None:
+def _forward(signum: int, child: Child, inbox: Inbox) -> None:
     ctrl_z = signum == signal.SIGCHLD and child.has_stopped()
     if ctrl_z or signum == signal.SIGTSTP:
-        # Stop together: a child must not run on while nobody renews its lease.
+        # Stop both: the child must not continue while this process, which renews its lease, is stopped.
         child.pause()
         inbox.stop(group=ctrl_z)
     elif signum == signal.SIGCONT:
@@ -232,18 +232,18 @@ def _pass_on(signum: int, child: Child, inbox: Inbox) -> None:
         child.send(signum)
 
 
-def _lost(lease: Lease, doubts: _Doubts) -> int:
-    bounded = lease._grant.hold_until is not None and not doubts.why
+def _lost(lease: Lease, failure: _LastFailure) -> int:
+    bounded = lease._grant.hold_until is not None and not failure.why
     reason = lease.lost_reason or ("max_hold is over" if bounded else "it could not be renewed in time")
-    why = "" if reason in ("revoked", "gone") or not doubts.why else f" ({doubts.why})"
+    why = "" if reason in ("revoked", "gone") or not failure.why else f" ({failure.why})"
     complain(f"stopped the command, its lease of {lease.name} (token {lease.token}) is lost: {reason}{why}")
-    if lease.state is State.HELD:  # renewals work again; else it ends by itself, and soon
-        _give_back(lease, exits.LOST)
+    if lease.state is State.HELD:  # renewals work again; otherwise it expires soon
+        _release(lease, exits.LOST)
     return exits.LOST
 
 
-def _give_back(lease: Lease, status: int) -> int:
-    """Release. A child that ended while the lease was held has its own status, whatever comes of it."""
+def _release(lease: Lease, status: int) -> int:
+    """Release, and return the status: the child's own if it ended while the lease was held, even if this fails."""
     try:
         lease.release()
     except LeaseLost as lost:
@@ -251,5 +251,5 @@ def _give_back(lease: Lease, status: int) -> int:
             complain(str(lost))
             return exits.LOST
     except FencedError as error:
-        complain(f"{lease.name} was not released and ends by itself in {lease.remaining():.1f} s: {error}")
+        complain(f"{lease.name} was not released and expires in {lease.remaining():.1f} s: {error}")
     return status

@@ -5,8 +5,8 @@
     with orders.transaction(connection, lease) as tx:
         tx.execute("UPDATE orders SET qty = qty + 1 WHERE id = 42")
 
-The database itself refuses a stale holder's write, atomically with the write. The class of the connection says which
-database it is: `sqlite3` and psycopg for Guard, `aiosqlite`, psycopg and asyncpg for AsyncGuard, and what other
+The database itself refuses a stale holder's write, atomically with the write. The class of the connection determines
+the engine: `sqlite3` and psycopg for Guard, `aiosqlite`, psycopg and asyncpg for AsyncGuard, and the classes that other
 engines register under the entry point `fenced.engines`.
 """
 
@@ -84,14 +84,14 @@ class _GuardBase:
 
 
 class Guard(_GuardBase):
-    """Guards one table of the program's own. `connect` is needed for `announce` alone."""
+    """Guards one of the program's tables. Only `announce` needs `connect`."""
 
     _colour = "blocking"
 
     def install(self, connection: Any, mode: str | None = None) -> None:
-        """Create the marks and, if mandatory, the triggers. A new guard observes.
+        """Create the marks and, if mandatory, the triggers. A new guard gets mode observe.
 
-        Again is harmless: the marks stay, and so does the mode unless one is given.
+        Installing again is harmless: the marks stay, and so does the mode unless one is given.
         """
         step(self._on(connection).install(mode))
 
@@ -114,15 +114,15 @@ class Guard(_GuardBase):
         return step(self._on(connection).set_mode(mode, pattern, wait))
 
     def adopt(self, connection: Any, realm: str) -> None:
-        """Trust this authority (`lease.realm`) from now on, and no other; after a move, and after its `raise`."""
+        """Trust only this authority (`lease.realm`) from now on. Raise its floor above the marks first."""
         step(self._on(connection).adopt(realm))
 
     def transaction(
         self, connection: C, fence: Fences, *names: str, still_held: bool = False
     ) -> AbstractContextManager[C]:
-        """`with guard.transaction(connection, lease) as tx:` announced first, then yours, then committed.
+        """`with guard.transaction(connection, lease) as tx:` announce, run the block, commit.
 
-        `still_held`: refused unless the authority, in the same database, says that the lease is held.
+        `still_held`: also ask the authority, which must be in the same database. LeaseLost if the lease is not held.
         """
         found = on(connection, "blocking")
         if found.driver.direct is not None and isinstance(fence, Lease | Stamp) and not still_held:
@@ -140,7 +140,7 @@ class Guard(_GuardBase):
         return found.driver.direct(found.connection, self._spec, self._mandatory, source, seq, covered)
 
     def announce(self, fence: Fences, *names: str) -> None:
-        """Raise the marks on a connection of its own, and commit: reads that follow are fenced."""
+        """Raise the marks on a new connection from `connect`, and commit. Reads that begin afterwards are fenced."""
         connection = self._connector()()
         try:
             step(self._on(connection).announce(credential(fence, names, announcing=True)))
@@ -150,7 +150,7 @@ class Guard(_GuardBase):
     def announce_on(
         self, connection: C, fence: Fences, *names: str, still_held: bool = False
     ) -> Announced[C]:
-        """Announce in the transaction that the program began itself; `clear()` before its COMMIT."""
+        """Announce in the transaction that the program has begun. Call `clear()` before its COMMIT."""
         announced = Announced(
             connection, self._on(connection), credential(fence, names, still_held=still_held)
         )
@@ -158,19 +158,19 @@ class Guard(_GuardBase):
         return announced
 
     def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:
-        """The mark of a name; Contended while no token as high as `at_least` has been seen.
+        """The mark of a name; Contended if it is below `at_least`.
 
-        What is read afterwards on this connection is at least as new.
+        Later reads on this connection are at least as new as that mark.
         """
         return step(self._on(connection).peek(name, at_least))
 
     def clause(self, connection: Any, fence: Fence, column: str = "epoch") -> Clause:
-        """Fragments that put the token into the program's own UPDATE, for a table with an epoch column."""
+        """SQL fragments that put the token into the program's own UPDATE, for a table with an epoch column."""
         return Clause(on(connection, "blocking"), self._spec, credential(fence), column)
 
 
 class AsyncGuard(_GuardBase):
-    """Guards one table of the program's own, for asyncio. `connect` is needed for `announce` alone."""
+    """Guards one of the program's tables, for asyncio. Only `announce` needs `connect`."""
 
     _colour = "asyncio"
 
@@ -187,9 +187,9 @@ class AsyncGuard(_GuardBase):
         super().__init__(table=table, name=name, rule=rule, mandatory=mandatory, epoch=epoch, connect=connect)
 
     async def install(self, connection: Any, mode: str | None = None) -> None:
-        """Create the marks and, if mandatory, the triggers. A new guard observes.
+        """Create the marks and, if mandatory, the triggers. A new guard gets mode observe.
 
-        Again is harmless: the marks stay, and so does the mode unless one is given.
+        Installing again is harmless: the marks stay, and so does the mode unless one is given.
         """
         await self._on(connection).install(mode)
 
@@ -212,21 +212,21 @@ class AsyncGuard(_GuardBase):
         return await self._on(connection).set_mode(mode, pattern, wait)
 
     async def adopt(self, connection: Any, realm: str) -> None:
-        """Trust this authority (`lease.realm`) from now on, and no other; after a move, and after its `raise`."""
+        """Trust only this authority (`lease.realm`) from now on. Raise its floor above the marks first."""
         await self._on(connection).adopt(realm)
 
     def transaction(
         self, connection: C, fence: Fences, *names: str, still_held: bool = False
     ) -> AsyncTransaction[C]:
-        """`async with guard.transaction(connection, lease) as tx:` announced first, then yours.
+        """`async with guard.transaction(connection, lease) as tx:` announce, run the block, commit.
 
-        `still_held`: refused unless the authority, in the same database, says that the lease is held.
+        `still_held`: also ask the authority, which must be in the same database. LeaseLost if the lease is not held.
         """
         carried = credential(fence, names, still_held=still_held)
         return AsyncTransaction(connection, self._on(connection), carried)
 
     async def announce(self, fence: Fences, *names: str) -> None:
-        """Raise the marks on a connection of its own, and commit: reads that follow are fenced."""
+        """Raise the marks on a new connection from `connect`, and commit. Reads that begin afterwards are fenced."""
         connection = await self._connector()()
         try:
             await self._on(connection).announce(credential(fence, names, announcing=True))
@@ -236,21 +236,21 @@ class AsyncGuard(_GuardBase):
     async def announce_on(
         self, connection: C, fence: Fences, *names: str, still_held: bool = False
     ) -> AsyncAnnounced[C]:
-        """Announce in the transaction that the program began itself; `clear()` before its COMMIT."""
+        """Announce in the transaction that the program has begun. Call `clear()` before its COMMIT."""
         carried = credential(fence, names, still_held=still_held)
         announced = AsyncAnnounced(connection, self._on(connection), carried)
         await announced._table.announce_on(carried)
         return announced
 
     async def peek(self, connection: Any, name: str, at_least: int = 0) -> Mark | None:
-        """The mark of a name; Contended while no token as high as `at_least` has been seen.
+        """The mark of a name; Contended if it is below `at_least`.
 
-        What is read afterwards on this connection is at least as new.
+        Later reads on this connection are at least as new as that mark.
         """
         return await self._on(connection).peek(name, at_least)
 
     def clause(self, connection: Any, fence: Fence, column: str = "epoch") -> AsyncClause:
-        """Fragments that put the token into the program's own UPDATE, for a table with an epoch column."""
+        """SQL fragments that put the token into the program's own UPDATE, for a table with an epoch column."""
         return AsyncClause(on(connection, "asyncio"), self._spec, credential(fence), column)
 
 
@@ -264,7 +264,7 @@ class _Fenced(Generic[C]):
 
 
 class Transaction(_Fenced[C]):
-    """A guarded transaction on the program's own connection."""
+    """A guarded transaction on the program's connection: begins, announces, and commits or rolls back."""
 
     def __enter__(self) -> C:
         step(self._table.enter(self._credential))
@@ -277,7 +277,7 @@ class Transaction(_Fenced[C]):
 
 
 class AsyncTransaction(_Fenced[C]):
-    """A guarded transaction on the program's own connection."""
+    """A guarded transaction on the program's connection: begins, announces, and commits or rolls back."""
 
     async def __aenter__(self) -> C:
         await self._table.enter(self._credential)
@@ -290,10 +290,10 @@ class AsyncTransaction(_Fenced[C]):
 
 
 class Announced(_Fenced[C]):
-    """Stamps in a transaction that the program commits itself."""
+    """The stamps of an announcement in a transaction that the program itself commits."""
 
     def clear(self) -> None:
-        """Remove its stamps; SQLite's COMMIT fails while they are there."""
+        """Delete the stamps of this announcement. SQLite's COMMIT fails while they exist."""
         step(self._table.clear(self._credential))
 
     def __enter__(self) -> C:
@@ -304,10 +304,10 @@ class Announced(_Fenced[C]):
 
 
 class AsyncAnnounced(_Fenced[C]):
-    """Stamps in a transaction that the program commits itself."""
+    """The stamps of an announcement in a transaction that the program itself commits."""
 
     async def clear(self) -> None:
-        """Remove its stamps; SQLite's COMMIT fails while they are there."""
+        """Delete the stamps of this announcement. SQLite's COMMIT fails while they exist."""
         await self._table.clear(self._credential)
 
     async def __aenter__(self) -> C:

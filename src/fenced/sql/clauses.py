@@ -1,4 +1,4 @@
-"""The cooperative form: the token in the program's own UPDATE."""
+"""Guarding without triggers: the token in the program's own UPDATE."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fenced.sql.engines import OnConnection
 class _ClauseBase:
     """Fragments for the program's own UPDATE: `SET ..., {assign} WHERE ... AND {where}`.
 
-    Compares tokens, not grants, and fences no reads: announce first, or use `transaction`.
+    They compare tokens, not grants, and fence no reads: announce first, or use `transaction`.
     """
 
     def __init__(self, found: OnConnection, spec: Spec, credential: Credential, column: str) -> None:
         if spec.rule == "sequenced":
-            raise Unsupported("a clause knows the token alone; rule sequenced needs transaction()")
+            raise Unsupported("a clause has only the token; rule sequenced needs transaction()")
         if credential.proofs or len(credential.stamps) != 1:
             raise Unsupported("a clause carries the token of one lease and no proof; use transaction()")
         (self._stamp,) = credential.stamps
@@ -42,7 +42,7 @@ class _ClauseBase:
             return False
         mark = Mark(int(rows[0][0]), "", 0) if rows[0][0] else None
         if mark is None or mark.token < self._stamp.token + (self._spec.rule != "once"):
-            return False  # something else in the WHERE kept the row out
+            return False  # another condition of the WHERE excluded the row
         verdict = Verdict.STALE if mark.token > self._stamp.token else Verdict.DUPLICATE
         raise error_for(verdict, name=None, stamp=self._stamp, mark=mark, table=self._spec.table)
 
@@ -51,10 +51,10 @@ class Clause(_ClauseBase):
     __doc__ = _ClauseBase.__doc__
 
     def admitted(self, rowcount: int, row: str, parameters: Sequence[object] = ()) -> bool:
-        """What a rowcount means: True changed, False no such row; StaleToken when a newer holder was there.
+        """True if the row was changed, False if there is no such row; StaleToken if a newer holder has written it.
 
-        `row` is the condition that picks the row, without the clause. Call it in the same transaction, for a
-        statement that picks one row; after RETURNING, fetch before you read the rowcount.
+        `row` is the condition that selects the row, without the clause. Call it in the same transaction, for a
+        statement that selects one row. After RETURNING, fetch the rows before you read the rowcount.
         """
         return step(self._admitted(rowcount, row, parameters))
 
@@ -63,9 +63,9 @@ class AsyncClause(_ClauseBase):
     __doc__ = _ClauseBase.__doc__
 
     async def admitted(self, rowcount: int, row: str, parameters: Sequence[object] = ()) -> bool:
-        """What a rowcount means: True changed, False no such row; StaleToken when a newer holder was there.
+        """True if the row was changed, False if there is no such row; StaleToken if a newer holder has written it.
 
-        `row` is the condition that picks the row, without the clause. Call it in the same transaction, for a
-        statement that picks one row; after RETURNING, fetch before you read the rowcount.
+        `row` is the condition that selects the row, without the clause. Call it in the same transaction, for a
+        statement that selects one row. After RETURNING, fetch the rows before you read the rowcount.
         """
         return await self._admitted(rowcount, row, parameters)

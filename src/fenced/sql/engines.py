@@ -1,4 +1,4 @@
-"""Which engine, and which of its drivers, a guard uses on one of the program's connections."""
+"""Finds the engine and the driver for one of the program's connections."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from fenced.sql.frameworks import FRAMEWORKS, Found
 
 
 class OnConnection(NamedTuple):
-    """What a guard uses on a connection: its engine, the driver, and the connection itself (of a registry: the one
-    that belongs to this thread or task)."""
+    """The engine, the driver, and the connection. For a scoped_session it is the session of this thread or task."""
 
     engine: Engine
     driver: Driver
@@ -27,7 +26,7 @@ class OnConnection(NamedTuple):
 
 
 def on(connection: object, colour: Colour) -> OnConnection:
-    """Unsupported if no engine declares connections of this class, or its framework's database."""
+    """Find them. Unsupported if no engine declares connections of this class, or its framework's database."""
     dialect = None
     kind: Any = type(connection)
     ask = _framework(kind)
@@ -70,6 +69,6 @@ def _unknown(connection: object, dialect: str | None, colour: Colour) -> Unsuppo
     other: Colour = "asyncio" if colour == "blocking" else "blocking"
     hint = ""
     if any(own & engine.drivers.get(other, {}).keys() for engine, _ in declared):
-        hint = f"; that is one for {'AsyncGuard' if colour == 'blocking' else 'Guard'}"
+        hint = f"; use {'AsyncGuard' if colour == 'blocking' else 'Guard'} for it"
     kinds = ", ".join(sorted({f"{package}'s {name}" for _, classes in declared for package, name in classes}))
     return Unsupported(f"a guard works on {kinds}, not on {shown(type(connection))}{hint}")

@@ -1,4 +1,4 @@
-"""SQLAlchemy's and Django's connections: which database is behind them. They know it by name, we by engine."""
+"""SQLAlchemy's and Django's connections: the framework's name for the database behind each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from fenced.errors import Misuse
 
 Found = tuple[Any, str]
-"""The connection that a guard works on, and the name that the framework has for its database."""
+"""The connection that a guard works on, and the framework's name for its database."""
 
 
 def _alchemy_connection(connection: Any) -> Found:
@@ -22,7 +22,7 @@ def _alchemy_session(session: Any) -> Found:
         return session, session.get_bind().dialect.name
     except UnboundExecutionError as error:
         raise Misuse(
-            "this session has no bind of its own; begin, and announce_on(session.connection(bind_arguments=...), lease)"
+            "this session has no single bind; begin, and announce_on(session.connection(bind_arguments=...), lease)"
         ) from error
 
 

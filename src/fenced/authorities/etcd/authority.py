@@ -27,7 +27,7 @@ from fenced.model import (
     check_name,
     grant_id,
 )
-from fenced.schema import check_readable, told_by
+from fenced.schema import check_readable, parsed_schema
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
 from fenced.wire.etcd.cluster import EtcdWire
@@ -92,7 +92,7 @@ class EtcdAuthority:
         await self._warn(until)
         header = await self._space.open(create, until)
         meta = self._space.meta
-        check_readable(self.url, told_by({**meta.more, "schema": meta.schema}), SCHEMA)
+        check_readable(self.url, parsed_schema({**meta.more, "schema": meta.schema}), SCHEMA)
         return Standing(meta.realm, header.revision + meta.offset)
 
     async def _warn(self, until: float) -> None:

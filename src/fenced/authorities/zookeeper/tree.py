@@ -27,7 +27,7 @@ from fenced.authorities.shared.rules import NOBODY, holder_fields, holder_of
 from fenced.contracts import Wakeup
 from fenced.errors import Misconfigured
 from fenced.model import TOKEN_MAX, Holder
-from fenced.schema import check_readable, told_by
+from fenced.schema import check_readable, parsed_schema
 from fenced.wire.jute import ANY_VERSION, Stat
 
 SCHEMA = 1
@@ -113,7 +113,7 @@ def new_space(realm: str) -> bytes:
 def space_of(data: bytes, stat: Stat, where: str) -> NamespaceView:
     try:
         told = json.loads(data)
-        schema, realm, added = told_by(told), told["realm"], told["added"]
+        schema, realm, added = parsed_schema(told), told["realm"], told["added"]
         raises = tuple((since, more) for since, more in told["raises"])
     except (ValueError, KeyError, TypeError):
         raise Misconfigured(f"{where} is used by another program, or damaged") from None
