@@ -274,7 +274,7 @@ class PostgresqlOperator(Operator):
         return dict(zip(("summed", "overrides", "unrecorded"), row, strict=True))
 
     async def _change(self, sql: str) -> Rows:
-        """One of the operators' functions, in a transaction of its own; it never waits long for a writer."""
+        """Call one of the operators' functions in a separate transaction, which waits at most 2 s for a lock."""
         first = f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; {_LOCK_LIMIT}"
         return await self._within(first, lambda: self._session.run(sql), commit=True)
 

@@ -38,7 +38,7 @@ BIND_SECONDS = 10.0
 """How long a mode change waits for older transactions, which it does not bind."""
 LOOK_SECONDS = 0.05
 WAITS = 3
-"""How often an announcement ends older transactions and tries again: others may have begun meanwhile."""
+"""How often an announcement ends older transactions and tries again: others may have begun in between."""
 LEFT_MIN = 1.0
 """The shortest idle time, in seconds, after which the server may end a transaction."""
 
@@ -388,7 +388,7 @@ async def rollback_quietly(session: PostgresqlSession) -> None:
 
 
 def wrapped(error: Exception, answer: ServerError | None = None) -> FencedError:
-    """The typed error for an error of one of our own statements; `answer`: if it was read already."""
+    """The typed error for an error of one of our own statements. `answer`: that error, if it was already read."""
     if isinstance(error, FencedError):
         return error
     if isinstance(error, (TypeError, AttributeError, NameError)):

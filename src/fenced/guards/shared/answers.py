@@ -1,4 +1,4 @@
-"""What guards share: checks of what they are given, and verdicts turned into errors."""
+"""What guards share: checks of their arguments, and the errors for verdicts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _unannounced(
 
 
 def stamp_in(text: str | None) -> Stamp | None:
-    """A recorded stamp; None where what was carried was none (it was refused as invalid)."""
+    """A recorded stamp; None if the recorded text is not a stamp (it was refused as invalid)."""
     try:
         return Stamp.parse(text) if text else None
     except InvalidStamp:
@@ -102,7 +102,7 @@ def one_stamp(credential: Credential, guard: str) -> Stamp:
 
 
 def check_value(value: object) -> bytes:
-    """A value is bytes; a text has more than one form as bytes, so the program chooses it."""
+    """Misuse unless the value is bytes. The program must encode a text, because only it knows the encoding."""
     if not isinstance(value, bytes):
         raise Misuse(f"a value is bytes, such as text.encode(), not {shown(value)}")
     return value

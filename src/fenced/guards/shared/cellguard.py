@@ -39,7 +39,7 @@ from fenced.rollout import (
 T = TypeVar("T")
 
 TRIES = 50
-"""How often an operation is tried that met others at the same cell."""
+"""How often an operation is tried if others change the same cell."""
 LAG_SECONDS = 1.0
 AUDIT_LOCAL = Trait("audit-local", "Decisions are recorded and counted in the process that made them alone.")
 MODE_LAG = Trait("mode-lag", "Each guard object notices a new mode within a second of its next operation.")
@@ -56,7 +56,7 @@ class _Known(NamedTuple):
 
 @dataclass(slots=True)
 class _Try:
-    """One reading of the cells, and what follows from it."""
+    """The cells as they were read once, and the judgement about them."""
 
     found: dict[str, tuple[Any, Cell]]
     after: dict[str, Cell] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class CellGuard:
         version, blob = await self.cells.get(CONFIG)
         if blob is None:
             await self.cells.swap([(CONFIG, version, self._first.packed())])
-        await self._config(fresh=True)  # where another process was first, its configuration counts
+        await self._config(fresh=True)  # if another process was first, its configuration counts
 
     async def announce(self, credential: Credential) -> None:
         names = credential.names or one_stamp(credential, self.kind).names
@@ -173,7 +173,7 @@ class CellGuard:
             except Indeterminate:
                 unsettled = this
             fresh = True
-            # Those that met here go on at different times.
+            # Operations that collided retry at different times.
             await self._runtime.wait(self._runtime.wakeup(), self._soon(tried))
         if unsettled is not None:
             raise _unknown(f"{TRIES} tries had no clear answer")
@@ -196,7 +196,7 @@ class CellGuard:
         announce: bool,
         expect: int | None,
     ) -> None:
-        """Fill in what follows from what was found."""
+        """Judge the cells that were found, and fill in the verdicts and the cells to write."""
         for name, (_, cell) in this.found.items():
             judged = self._decide(cell.mark, stamp, name, config, announce, operation)
             mode = config.mode_of(name)
@@ -236,13 +236,13 @@ class CellGuard:
 
     def _refused(self, this: _Try, unsettled: _Try | None) -> FencedError:
         assert this.refusal is not None
-        if unsettled is not None:  # an earlier swap of this operation may still be on its way, and happen
+        if unsettled is not None:  # an earlier swap of this operation may still arrive at the store
             return _unknown(str(this.refusal))
         self._note(this.notes)
         return this.refusal
 
     async def _swap(self, this: _Try, changed: list[str], known: _Known, stamp: Stamp | None) -> bool:
-        """Swap what changed; where the store can, only while the configuration is the one that was judged by."""
+        """Swap the changed cells; if the store can, only while the configuration is the one that was used to judge."""
         config = None
         if stamp is not None and this.admitted and known.config.realm is None:
             config = replace(known.config, realm=stamp.realm).packed()
@@ -274,7 +274,7 @@ class CellGuard:
         return version, Cell.unpacked(name, blob)
 
     async def _config(self, *, fresh: bool = False) -> _Known:
-        """The configuration; as it was read last, unless that is too old or `fresh` asks for it."""
+        """The configuration. It is read again if the last reading is too old, or with `fresh`."""
         known = self._known
         if known is None or fresh or (not self._many and self._runtime.now() - known.at > LAG_SECONDS):
             at = self._runtime.now()
@@ -285,7 +285,7 @@ class CellGuard:
         return known
 
     async def _reconfigure(self, change: Callable[[Config], Config]) -> Config:
-        """Change the configuration; returns what it was before."""
+        """Change the configuration; returns the previous one."""
         for tried in range(TRIES):
             known = await self._config(fresh=True)
             wanted = change(known.config)
@@ -296,7 +296,7 @@ class CellGuard:
                     self._known = None
                     return known.config
             except Indeterminate:
-                pass  # read again: the change is there, or it is made again, which is the same
+                pass  # unknown outcome: read again, and repeat the change if it is missing, which is harmless
             await self._runtime.wait(self._runtime.wakeup(), self._soon(tried))
         raise Contended(f"{self.url}: others changed the configuration {TRIES} times; try again")
 
@@ -400,15 +400,14 @@ def _happened(operation: str, this: _Try) -> bool:
 
 
 def _may_still_happen(this: _Try, unsettled: _Try) -> bool:
-    """Whether a swap without a reply could still come: only while every version that it compares is unchanged."""
+    """Whether a swap without a reply can still happen: only while every version that it compares is unchanged."""
     for name, (version, before) in unsettled.found.items():
         now = this.found[name]
         if now[1].swaps - before.swaps > KEPT:
             raise _unknown(f"{name}: more than {KEPT} others have written since")
         if now[0] != version:
-            return (
-                False  # and it is not among those that were written: it did not happen, and cannot any more
-            )
+            # The cell changed and does not have the operation's id: the swap did not happen, and cannot any more.
+            return False
     return True
 
 

@@ -1,4 +1,4 @@
-"""Cells: what a store supplies to be guarded, and what a guard keeps in them.
+"""Cells: what a store must supply, and what a guard keeps in them.
 
 A cell holds the mark, the value and its version of one name, so that one swap decides and writes. The rule, the
 modes and the realm are in a cell of their own.
@@ -18,13 +18,13 @@ from fenced.errors import Misconfigured, shown
 CONFIG = "config"
 """The key of the configuration; the cells of names begin with `n/`."""
 KEPT = 8
-"""How many operations a cell remembers, so that one whose reply was lost finds out whether it happened."""
+"""How many operations a cell remembers, so that an operation whose reply was lost can check whether it happened."""
 
 _json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Cells(Protocol):
-    """What a store supplies. A version is whatever the store compares; the same version must mean the same blob."""
+    """What a store supplies. The store chooses its versions; the same version must mean the same blob."""
 
     async def get(self, key: str) -> tuple[Any, bytes | None]:
         """The version and the blob of a cell; None if there is none, with the version that makes `swap` create it."""
@@ -44,7 +44,7 @@ class Cells(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is kept under a name."""
+    """The mark, the value and the newest operations of a name."""
 
     mark: Mark | None = None
     value: bytes | None = None
@@ -93,7 +93,7 @@ _mode = lru_cache(maxsize=64)(Mode.parse)
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What decides about all names of a guard."""
+    """The configuration of a guard: rule, modes and realm."""
 
     rule: Rule
     modes: dict[str, str]

@@ -18,7 +18,7 @@ from fenced.model import Credential
 
 
 class TableGuard(UnitOfWork, Protocol):
-    """A guard on a table of the program's own, on one of its connections."""
+    """A guard on one of the program's tables, over one of the program's connections."""
 
     async def install(self, mode: str | None) -> None: ...
     async def script(self, mode: str | None) -> str: ...
@@ -32,7 +32,7 @@ class TableGuard(UnitOfWork, Protocol):
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
     async def statements(self, mode: str | None) -> list[str]:
-        """The statements of `install`, for the program's own migration; looks at the table as it is now."""
+        """The statements of `install`, for the program's own migration. Reads the table's present shape."""
 
     async def removal(self) -> list[str]:
         """The statements of `uninstall`."""
@@ -52,7 +52,7 @@ class StampSource(Protocol):
 
 
 class Direct(Protocol):
-    """Makes a guarded transaction for one lease, without coroutines: for stores whose statements cost less."""
+    """Makes a guarded transaction for one lease without coroutines, for stores whose statements are cheaper."""
 
     def __call__(
         self,

@@ -59,7 +59,7 @@ class SqliteGuard:
         Trait("single-writer", "A holder stopped inside its transaction blocks its successor."),
         Trait(
             "shell-unrecorded",
-            "A refusal is recorded only when it leaves our wrapper, which then writes it down.",
+            "Only our wrapper records a refusal; a refusal elsewhere, as in the sqlite3 shell, is not recorded.",
         ),
         Trait("canary-uncovered", "In canary, a trigger records an uncovered row and lets it through."),
     )

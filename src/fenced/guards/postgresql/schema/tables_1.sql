@@ -121,7 +121,7 @@ CREATE TABLE fenced_guard.tally (
   PRIMARY KEY (guard, verdict, ruling, mode, who, application)
 );
 
--- Values under names, for programs without tables of their own. Guarded like any other table.
+-- Values under names, for programs without tables. Guarded like any other table.
 CREATE TABLE fenced_guard.value (
   name    text COLLATE "C" PRIMARY KEY,
   value   text,
