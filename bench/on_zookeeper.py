@@ -37,7 +37,7 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
 
 def _received(server: ZooKeeperServer) -> int:
     """What clients have sent; this question is not counted, since it opens no session."""
-    words = dict(line.split("\t") for line in server.tell("mntr").splitlines() if "\t" in line)
+    words = dict(line.split("\t") for line in server.four_letter("mntr").splitlines() if "\t" in line)
     return int(float(words["zk_packets_received"]))
 
 

@@ -46,7 +46,7 @@ def test_who_waits_asks_nothing_and_is_told_in_order(zookeeper_server: ZooKeeper
         assert isinstance(step(one.ask(ask)), Waiting)
 
     def received() -> int:
-        lines = zookeeper_server.tell("mntr").splitlines()
+        lines = zookeeper_server.four_letter("mntr").splitlines()
         return next(
             int(float(line.split("\t")[1])) for line in lines if line.startswith("zk_packets_received")
         )

@@ -70,7 +70,7 @@ class Keeper:
         self._kick.set()
 
     async def close(self, until: float) -> None:
-        """Stop, and wait at most until `until` for a renewal that is under way."""
+        """Stop, and wait at most until `until` for a running renewal."""
         self.stop()
         for entry in list(self._entries.values()):
             entry.wake()
@@ -154,7 +154,9 @@ class Keeper:
                 lease.renew_at = self._runtime.now() + timing.retry_after(lease.ttl)
                 self._doubt(lease, why)
             case Ended("released" | "withdrawn"):
-                self.drop(lease.secret)  # this client released it: the answer to the release is under way
+                self.drop(
+                    lease.secret
+                )  # this client released it: the answer to the release has not arrived yet
             case Ended(reason):
                 lease.lose(reason)
             case Gone() | Waiting():

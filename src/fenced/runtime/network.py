@@ -251,18 +251,18 @@ class SimulatedConnection(_End):
         self.process, server = self._network.listener(self.endpoint)
         if not self.process.alive:
             return self._leave(_Signal.RESET)
-        # The kernel accepts the connection; the process notices when it runs again.
+        # The kernel accepts the connection; the process handles it when it runs again.
         self.server, self.connected = server, True
         self.put(_Signal.ACK)
         return self._changed()
 
     def _changed(self) -> None:
-        # As an event of its own: the server's own `close` must not call `on_close` from within.
+        # As a separate event: the server's `close` must not call `on_close` recursively.
         if self.connected:
             self._network.world.after(0.0, lambda: self.process.deliver(self._react))
 
     def _react(self) -> None:
-        """Let the server notice what its kernel has. Called once the process runs, so never while it is paused."""
+        """Pass to the server what its kernel has received. Called when the process runs, never while it is paused."""
         if not self._opened:
             self._opened = True
             self.server.on_open(self)
@@ -285,7 +285,7 @@ class SimulatedServer(Protocol):
         """Bytes as TCP delivers them: half a request, or two and a half."""
 
     def on_close(self, connection: SimulatedConnection) -> None:
-        """The connection has ended, whoever ended it. Called once."""
+        """The connection has ended, from either side. Called once."""
 
 
 class SimulatedNetwork:

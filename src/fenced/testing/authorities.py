@@ -48,9 +48,9 @@ async def one_holder_at_a_time(h: AuthorityHarness) -> None:
     answer = await two.ask(asking(h.runtime, "orders/42"))
     ensure(isinstance(answer, Busy) and answer.held_by is not None, f"busy, not {answer}")
     assert isinstance(answer, Busy) and answer.held_by is not None
-    ensure(answer.held_by.token == grant.token, "busy tells the holder's token")
-    ensure(answer.held_by.holder == first.holder, "busy tells who it is")
-    ensure(answer.held_by.grant == grant_id(first.secret), "busy tells the public id, not the secret")
+    ensure(answer.held_by.token == grant.token, "busy has the holder's token")
+    ensure(answer.held_by.holder == first.holder, "busy names the holder")
+    ensure(answer.held_by.grant == grant_id(first.secret), "busy has the public id, not the secret")
     for other in ("orders", "orders/4", "orders/42/1", "Orders/42"):
         await granted(two, asking(h.runtime, other))
 
@@ -352,11 +352,11 @@ async def a_release_wakes_the_head(h: AuthorityHarness) -> None:
     await granted(a, holder)
     ensure(isinstance(await b.ask(head), Waiting), "queued")
     await a.release(holder.secret)
-    heard: list[str] = []
+    woken: list[str] = []
     limit = h.runtime.now() + 5.0
-    while grant_id(head.secret) not in heard:
+    while grant_id(head.secret) not in woken:
         ensure(h.runtime.now() < limit, "the wake-up comes")
-        heard += await b.next_wakeups(h.runtime.now() + 0.5)
+        woken += await b.next_wakeups(h.runtime.now() + 0.5)
     await granted(b, head)
 
 
@@ -370,11 +370,11 @@ async def a_waiter_that_leaves_makes_room(h: AuthorityHarness) -> None:
     await b.ask(second)
     await a.release(holder.secret)
     ensure(await a.withdraw(head.secret) == Released(), "the head leaves")
-    heard: list[str] = []
+    woken: list[str] = []
     limit = h.runtime.now() + 5.0
-    while grant_id(second.secret) not in heard:
+    while grant_id(second.secret) not in woken:
         ensure(h.runtime.now() < limit, "the next is woken")
-        heard += await b.next_wakeups(h.runtime.now() + 0.5)
+        woken += await b.next_wakeups(h.runtime.now() + 0.5)
     await granted(b, second)
     ensure(await a.ask(head) == Ended("withdrawn"), "who left is out")
 
@@ -395,10 +395,10 @@ async def dead_waiters_are_skipped_however_many(h: AuthorityHarness) -> None:
     ensure(isinstance(kept, Waiting), f"the living one keeps its place: {kept}")
     await h.pass_time(0.6)  # holder and dead waiters are past their ttl now, the living one is not
     (ready,) = await a.renew([alive.secret])
-    ensure(isinstance(ready, Waiting) and ready.check_in <= 0, f"it is told to come: {ready}")
+    ensure(isinstance(ready, Waiting) and ready.check_in <= 0, f"it is due to ask now: {ready}")
     await granted(a, alive)
     for ask in dead:
-        ensure(await a.ask(ask) == Ended("expired"), "a waiter whose place lapsed is not granted")
+        ensure(await a.ask(ask) == Ended("expired"), "a waiter whose place expired is not granted")
 
 
 @check()
@@ -480,7 +480,7 @@ async def force_release_revokes(h: AuthorityHarness) -> None:
     token = (await granted(a, ask)).token
     minted = await b.force_release("orders")
     ensure(minted is not None and minted > token, "a token above the holder's")
-    ensure(await a.renew([ask.secret]) == [Ended("revoked")], "the holder is told")
+    ensure(await a.renew([ask.secret]) == [Ended("revoked")], "the holder gets `revoked`")
     ensure(await a.release(ask.secret) == Ended("revoked"), "its release changes nothing")
     ensure((await granted(b, asking(h.runtime, "orders"))).token > (minted or 0), "and the tokens go on")
     ensure(await b.force_release("nobody") is None, "a free name: None")

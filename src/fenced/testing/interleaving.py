@@ -167,7 +167,7 @@ class Trace:
         """What distinguishes this run from others: the order of begins and ends, and the outcomes."""
         moments = [(event.began, event.session, event.step.label) for event in self.events]
         moments += [(event.ended, event.session, str(event.outcome)) for event in self.events]
-        return tuple((session, told) for _, session, told in sorted(moments))
+        return tuple((session, text) for _, session, text in sorted(moments))
 
     def __str__(self) -> str:
         lines: list[tuple[int, str, str]] = []
@@ -179,8 +179,8 @@ class Trace:
                 lines.append((event.began, event.session, f"{label} ... waits for {event.waited_for}"))
                 lines.append((event.ended, event.session, f"... {label} -> {outcome}"))
             else:
-                told = label if label == outcome else f"{label} -> {outcome}"
-                lines.append((event.began, event.session, told))
+                text = label if label == outcome else f"{label} -> {outcome}"
+                lines.append((event.began, event.session, text))
         lines.sort()
         widths = {s: max([len(s), *(len(text) for _, who, text in lines if who == s)]) for s in self.sessions}
         rows = [{s: s for s in self.sessions}, *({who: text} for _, who, text in lines)]

@@ -158,8 +158,8 @@ class Server(Startable):
                 cwd="/",
             )
         assert self._supervisor.stdout is not None
-        with self._supervisor.stdout as told:
-            self._pid = int(told.readline() or 0)
+        with self._supervisor.stdout as output:
+            self._pid = int(output.readline() or 0)
         try:
             self.wait_until(self._answers_or_ended, "answers")
         except BaseException:

@@ -24,7 +24,7 @@ from fenced.testing.servers.base import (
 from fenced.testing.servers.certificates import make_certificates
 
 SETTINGS = {"heartbeat-interval": "50", "election-timeout": "500", "logger": "zap"}
-"""Half of what etcd takes by itself: an election is over sooner, and a lease may be as short as a second."""
+"""Half of etcd's defaults: elections are faster, and a lease may be as short as a second."""
 
 USER = "root"
 
@@ -98,8 +98,8 @@ class EtcdServer(Server):
         done = self._etcdctl("endpoint", "status", "--write-out=json")
         if done.returncode != 0:
             return None
-        told: dict[str, Any] = json.loads(done.stdout)[0]["Status"]
-        return told
+        status: dict[str, Any] = json.loads(done.stdout)[0]["Status"]
+        return status
 
     def leads(self) -> bool:
         status = self.status()
@@ -198,11 +198,11 @@ class EtcdCluster(Startable):
         from fenced.testing.faults import Proxy, Trigger  # it needs the servers itself
 
         self.members = [EtcdServer(settings) for _ in range(size)]
-        self._ways = [Proxy(HOST, member.peer_port) for member in self.members]
-        self._deaf: list[Trigger] = []
+        self._proxies = [Proxy(HOST, member.peer_port) for member in self.members]
+        self._swallowing: list[Trigger] = []
         for number, member in enumerate(self.members):
             member.member = f"m{number}"
-            member.peers = {f"m{at}": f"http://{HOST}:{way.port}" for at, way in enumerate(self._ways)}
+            member.peers = {f"m{at}": f"http://{HOST}:{proxy.port}" for at, proxy in enumerate(self._proxies)}
             member.token = f"fenced-{self.members[0].port}"
             member._alone = False
 
@@ -233,34 +233,34 @@ class EtcdCluster(Startable):
     def cut_off(self, member: EtcdServer) -> None:
         """Cut this member off from the others, in both directions. Clients still reach it.
 
-        A member says who it is when it connects to another; there it is not heard from now on.
+        A member names itself when it connects to another; the proxies there swallow that from now on.
         """
         from fenced.testing.faults import Fault
 
         status = member.status()
         if status is None:
             raise ServerFailed("a member that does not answer cannot be cut off")
-        itself = self._ways[self.members.index(member)]
+        itself = self._proxies[self.members.index(member)]
         itself.black_hole()
         sign = f"X-Server-From: {status['header']['member_id']:x}".encode()
-        for way in self._ways:
-            if way is not itself:
-                self._deaf.append(way.on(sign, Fault.SWALLOW, times=1_000_000))
-            way.reset()
+        for proxy in self._proxies:
+            if proxy is not itself:
+                self._swallowing.append(proxy.on(sign, Fault.SWALLOW, times=1_000_000))
+            proxy.reset()
 
     def heal(self) -> None:
         """End all cuts: members reach each other again."""
-        while self._deaf:
-            self._deaf.pop().disarm()
-        for way in self._ways:
-            way.heal()
-            way.reset()
+        while self._swallowing:
+            self._swallowing.pop().disarm()
+        for proxy in self._proxies:
+            proxy.heal()
+            proxy.reset()
 
     def close(self) -> None:
         for member in self.members:
             member.close()
-        for way in self._ways:
-            way.stop()
+        for proxy in self._proxies:
+            proxy.stop()
 
 
 def url_of(members: Sequence[EtcdServer]) -> str:

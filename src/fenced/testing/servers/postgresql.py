@@ -34,10 +34,10 @@ SETTINGS = {
 
 
 class PostgresqlServer(Server):
-    """PostgreSQL with trust authentication and the superuser `postgres`, as durable as it comes.
+    """PostgreSQL with trust authentication, the superuser `postgres` and default durability.
 
-    As root it runs as the system user `postgres`, as it refuses root. Every server is initialised anew, so
-    each has a system identifier of its own. `programs` is a folder with `initdb` and `postgres` of one
+    As root it runs as the system user `postgres`, because it refuses root. Every server is initialised separately, so
+    each has its own system identifier. `programs` is a folder with `initdb` and `postgres` of one
     version; by default the newest installed version is used.
     """
 

@@ -33,14 +33,14 @@ SETTINGS = {
 }
 APPEND_ONLY_FOLDER = "appendonlydir"
 DOWN_MS = 3000
-"""After how long without a sign of life a primary is replaced. Shorter, and a busy machine alone would do it."""
+"""How long a primary may be silent before it is replaced. With a shorter time, a busy machine alone would cause it."""
 
 
 class RedisServer(Server):
     """Redis 7 or later that has every acknowledged write on its disk, unless `settings` say otherwise.
 
-    `settings` are lines of redis.conf, by their first word. With `tls` it speaks nothing else, under a
-    certificate of its own that `ca_path` vouches for.
+    `settings` are lines of redis.conf, by their first word. With `tls` it accepts only TLS, with a
+    certificate signed by `ca_path`.
     """
 
     name = "redis"
@@ -117,8 +117,8 @@ class RedisServer(Server):
 
     def _replication(self) -> dict[str, Any]:
         """INFO replication. Ask the replica: the primary reports it as online too early."""
-        told: dict[str, Any] = self.execute("INFO", "replication")
-        return told
+        info: dict[str, Any] = self.execute("INFO", "replication")
+        return info
 
     # Backups.
 
@@ -135,8 +135,8 @@ class RedisServer(Server):
             self.execute("CONFIG", "SET", "auto-aof-rewrite-percentage", share)
 
     def _rewrites_nothing(self) -> bool:
-        told = self.execute("INFO", "persistence")
-        return not told["aof_rewrite_in_progress"] and not told["aof_rewrite_scheduled"]
+        info = self.execute("INFO", "persistence")
+        return not info["aof_rewrite_in_progress"] and not info["aof_rewrite_scheduled"]
 
     @classmethod
     def restored(

@@ -61,7 +61,7 @@ JAVA_OPTIONS = (
 class ZooKeeperServer(Server):
     """One member, alone or of an ensemble. `settings` are lines of zoo.cfg, by their first word.
 
-    With `tls` it speaks nothing else, under a certificate of its own that `ca_path` vouches for.
+    With `tls` it accepts only TLS, with a certificate signed by `ca_path`.
     """
 
     name = "zookeeper"
@@ -86,7 +86,7 @@ class ZooKeeperServer(Server):
         scheme = "zookeepers" if self.tls else "zookeeper"
         return f"{scheme}://{self.host}:{self.port}{chroot}{options}"
 
-    def tell(self, word: str) -> str:
+    def four_letter(self, word: str) -> str:
         """Its reply to a four-letter command."""
         with contextlib.ExitStack() as stack:
             link = stack.enter_context(socket.create_connection((self.host, self.port), timeout=WORD_SECONDS))
@@ -103,14 +103,14 @@ class ZooKeeperServer(Server):
     def mode(self) -> str:
         """`standalone`, `leader`, `follower`, or `` while it does not serve."""
         try:
-            lines = self.tell("srvr").splitlines()
+            lines = self.four_letter("srvr").splitlines()
         except OSError:
             return ""
         return next((line.partition(": ")[2] for line in lines if line.startswith("Mode:")), "")
 
     @property
     def version(self) -> str:
-        return self.tell("srvr").partition("version: ")[2].partition("-")[0]
+        return self.four_letter("srvr").partition("version: ")[2].partition("-")[0]
 
     # Backups.
 
@@ -147,8 +147,8 @@ class ZooKeeperServer(Server):
                 "ssl.trustStore.type": "PEM",
                 "ssl.clientAuth": "want",
             }
-        told = {"dataDir": str(self.data), **port, **self.settings}
-        lines = [f"{name}={value}" for name, value in told.items()]
+        settings = {"dataDir": str(self.data), **port, **self.settings}
+        lines = [f"{name}={value}" for name, value in settings.items()]
         (self.folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
 
     def command(self) -> list[str]:
@@ -167,8 +167,8 @@ class ZooKeeperServer(Server):
 class ZooKeeperEnsemble(Startable):
     """Three members, or another odd number, with a proxy between each two of them.
 
-    Through these ways members follow a leader. They elect one on ways of their own, which cannot be cut: who is cut
-    off knows who leads, and cannot follow.
+    Members follow their leader through the proxies. They elect it over other connections, which cannot be cut: a member
+    that is cut off knows the leader but cannot follow it.
     """
 
     def __init__(self, count: int = 3, settings: Mapping[str, str] | None = None) -> None:
@@ -176,14 +176,14 @@ class ZooKeeperEnsemble(Startable):
 
         ports = [(free_port(), free_port()) for _ in range(count)]
         self.members = []
-        self._ways: dict[tuple[int, int], Proxy] = {}
+        self._proxies: dict[tuple[int, int], Proxy] = {}
         for mine in range(count):
             lines = {}
             for other, (following, electing) in enumerate(ports):
                 if other != mine:
-                    self._ways[mine, other] = Proxy(HOST, following)
-                way = self._ways.get((mine, other))
-                lines[f"server.{other + 1}"] = f"{HOST}:{way.port if way else following}:{electing}"
+                    self._proxies[mine, other] = Proxy(HOST, following)
+                proxy = self._proxies.get((mine, other))
+                lines[f"server.{other + 1}"] = f"{HOST}:{proxy.port if proxy else following}:{electing}"
             self.members.append(ZooKeeperServer({**(settings or {}), **lines}, number=mine + 1))
 
     def url(self, chroot: str = "") -> str:
@@ -214,28 +214,28 @@ class ZooKeeperEnsemble(Startable):
 
     def cut_off(self, member: ZooKeeperServer) -> None:
         """Stop all traffic between this member and the others; connections stay open."""
-        for way in self._ways_of(member):
-            way.black_hole(drop=True)
+        for proxy in self._proxies_of(member):
+            proxy.black_hole(drop=True)
 
     def lag(self, member: ZooKeeperServer, seconds: float) -> None:
         """Delay all traffic between this member and the others."""
-        for way in self._ways_of(member):
-            way.delay(seconds)
+        for proxy in self._proxies_of(member):
+            proxy.delay(seconds)
 
     def heal(self, member: ZooKeeperServer) -> None:
-        for way in self._ways_of(member):
-            way.heal()
-            way.reset()
+        for proxy in self._proxies_of(member):
+            proxy.heal()
+            proxy.reset()
 
-    def _ways_of(self, member: ZooKeeperServer) -> list[Proxy]:
+    def _proxies_of(self, member: ZooKeeperServer) -> list[Proxy]:
         mine = self.members.index(member)
-        return [way for ends, way in self._ways.items() if mine in ends]
+        return [proxy for ends, proxy in self._proxies.items() if mine in ends]
 
     def close(self) -> None:
         for member in self.members:
             member.close()
-        for way in self._ways.values():
-            way.stop()
+        for proxy in self._proxies.values():
+            proxy.stop()
 
 
 def _make_certificates(folder: Path) -> None:
