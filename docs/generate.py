@@ -168,6 +168,8 @@ def api_table(path: str) -> str:
 API = (
     "fenced.Client",
     "fenced.Lease",
+    "fenced.sql.Guard",
+    "fenced.Values",
 )
 
 TABLES: dict[str, Callable[[], str]] = {

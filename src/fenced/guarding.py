@@ -91,7 +91,7 @@ class Values:
         step(self._guard.announce(credential(fence, names, announcing=True)))
 
     def read(self, fence: Fences, name: str) -> Versioned:
-        """Announce, then read."""
+        """Announce, then read: a `Versioned(value, version)`."""
         self._ready()
         return step(self._guard.read(credential(fence, announcing=True), name))
 
@@ -106,7 +106,7 @@ class Values:
         return step(self._guard.write(credential(fence), name, value, expect=expect))
 
     def write_many(self, fence: Fences, values: dict[str, bytes]) -> None:
-        """Write several names in one atomic step: all admitted, or none."""
+        """Write several names in one atomic step: all admitted, or none. Unsupported without the trait `many-names`."""
         self._ready()
         step(self._guard.write_many(credential(fence), values))
 
@@ -121,6 +121,7 @@ class Values:
         step(self._guard.adopt(check_realm(realm)))
 
     def close(self) -> None:
+        """Disconnect."""
         step(self._guard.close())
 
     def __enter__(self) -> Values:
@@ -151,7 +152,7 @@ class AsyncValues:
         await self._guard.announce(credential(fence, names, announcing=True))
 
     async def read(self, fence: Fences, name: str) -> Versioned:
-        """Announce, then read."""
+        """Announce, then read: a `Versioned(value, version)`."""
         await self._ready()
         return await self._guard.read(credential(fence, announcing=True), name)
 
@@ -166,7 +167,7 @@ class AsyncValues:
         return await self._guard.write(credential(fence), name, value, expect=expect)
 
     async def write_many(self, fence: Fences, values: dict[str, bytes]) -> None:
-        """Write several names in one atomic step: all admitted, or none."""
+        """Write several names in one atomic step: all admitted, or none. Unsupported without the trait `many-names`."""
         await self._ready()
         await self._guard.write_many(credential(fence), values)
 
@@ -181,6 +182,7 @@ class AsyncValues:
         await self._guard.adopt(check_realm(realm))
 
     async def close(self) -> None:
+        """Disconnect."""
         await self._guard.close()
         self._runtime.close()
 

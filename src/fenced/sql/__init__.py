@@ -65,6 +65,7 @@ class _GuardBase:
 
     @property
     def table(self) -> str:
+        """The table that it protects."""
         return self._spec.table
 
     def name_for(self, **values: object) -> str:
