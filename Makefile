@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 SEEDS ?= 0-4999
 AUTHORITY ?= memory
 VENV := .venv

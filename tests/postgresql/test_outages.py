@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities import postgresql
 from fenced.contracts import Colour, Runtime
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.testing import OUTAGE_CHECKS, Check, CheckFailed, OutageHarness, run
@@ -57,7 +56,7 @@ class ConnectionsAreKept(Pool[Any]):
 def test_the_kit_can_fail(
     planted: type[Pool[Any]], server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgresql, "Pool", planted)
+    monkeypatch.setattr("fenced.authorities.postgresql.authority.Pool", planted)
     quick = [
         check for check in OUTAGE_CHECKS if check.name.startswith(("a_cut", "an_unknown", "a_late_reply"))
     ]

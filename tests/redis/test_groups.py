@@ -178,6 +178,10 @@ def test_promotions_under_live_holders(group: RedisGroup) -> None:
         token_of(one, asking(RUNTIME, "new"))
     floor = eventually(lambda: step(one.raise_floor(last + 1000)))
     first.start()  # as a replica, without which nothing is confirmed
+    (place,) = eventually(lambda: step(two.renew([waiter.secret])))
+    if not isinstance(place, Waiting):  # nobody renewed it for ten seconds, so it has lapsed
+        waiter = asking(RUNTIME, "orders", ttl=600, wait=True)
+        eventually(lambda: step(two.ask(waiter)))
     tokens = [floor, token_of(one, asking(RUNTIME, "new"))]
     assert step(one.release(holder.secret)) == Released()
     tokens += [

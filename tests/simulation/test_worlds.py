@@ -7,35 +7,28 @@ from fenced.testing.worlds.judge import PromiseBroken
 from fenced.testing.worlds.site import Site
 from tests.simulation.planting import planted
 
-SEEDS = {"memory": 3300, "redis": 600, "redis-cluster": 200, "etcd": 600, "zookeeper": 300}
+SEEDS = {"memory": 4000, "redis": 400, "redis-cluster": 100, "etcd": 300, "zookeeper": 200}
 CHUNK = 100
 WORLDS = [(authority, first) for authority in BACKENDS for first in range(0, SEEDS[authority], CHUNK)]
+STRONG = ("acknowledged", "refused", "overtaken", "unavailable", "not granted", "applied already")
+"""A hundred worlds in which one of these hardly happened would prove little."""
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("authority", "first"), WORLDS)
 def test_no_promise_is_broken(authority: str, first: int) -> None:
     site_type = site_of(authority)
+    counts = dict.fromkeys(STRONG, 0)
     for seed in range(first, first + CHUNK):
-        simulate(seed, site_type)
-
-
-@pytest.mark.parametrize("authority", BACKENDS)
-def test_faults_are_strong_enough(authority: str) -> None:
-    """A run in which nobody was overtaken, refused or cut off would prove nothing."""
-    site_type = site_of(authority)
-    counts: dict[str, int] = {}
-    for seed in range(100):
         for what, count in simulate(seed, site_type).counts.items():
             counts[what] = counts.get(what, 0) + count
-    for what in ("acknowledged", "refused", "overtaken", "unavailable", "not granted", "applied already"):
-        assert counts.get(what, 0) >= 3, (what, counts)
+    assert first or all(counts[what] >= 3 for what in STRONG), counts
 
 
 @pytest.mark.parametrize("authority", BACKENDS)
 def test_one_seed_one_world(authority: str) -> None:
     site_type = site_of(authority)
-    for seed in range(10):
+    for seed in range(3):
         first, second = simulate(seed, site_type, tell=True), simulate(seed, site_type, tell=True)
         assert first.log == second.log
         assert first.log

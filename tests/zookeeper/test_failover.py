@@ -72,7 +72,7 @@ def test_a_killed_leader_takes_no_token_and_no_lease_with_it(ensemble: ZooKeeper
     """SIGKILL under a live holder and a waiter: the lease goes on, tokens rise by an election's worth."""
     namespace = secrets.token_hex(8)
     with client(ensemble.url(), namespace) as one, opened(ensemble.url(), namespace) as two:
-        held = hold(one, ttl=6)
+        held = hold(one, ttl=30)  # longer than two elections on a busy machine
         tokens = [held.token]
         waiter = asking(RUNTIME, "orders", wait=True)
         assert isinstance(step(two.ask(waiter)), Waiting)
