@@ -156,7 +156,7 @@ def test_who_is_abandoned_lets_go_of_connections_and_of_nothing_else(
             heard.append(await authority.next_wakeups(runtime.now() + LONG))
 
         listening = runtime.spawn(next_wakeups, "listening")
-        while not authority._ears.listening:
+        while not authority._wakeups.listening:
             await runtime.wait(runtime.wakeup(), runtime.now() + 0.01)
         for _ in range(2):
             if thread:

@@ -41,7 +41,7 @@ class Queue:
         ask = asking(RUNTIME, "orders", ttl=30, wait=True)
         assert isinstance(step(authority.ask(ask)), Waiting)
         step(authority.next_wakeups(RUNTIME.now() + 0.05))
-        assert authority._ears.listening
+        assert authority._wakeups.listening
         return ask
 
     def release(self, ask: Ask) -> object:

@@ -58,12 +58,12 @@ def closing_server() -> Iterator[tuple[int, list[float]]]:
 def test_a_stream_that_ends_at_once_is_not_opened_in_a_loop() -> None:
     """A member without a leader does that, and every client of the cluster would use up its ports."""
     with closing_server() as (port, times):
-        ears = EtcdWakeups(EtcdWire(EtcdAddress(f"etcd://127.0.0.1:{port}"), RUNTIME), RUNTIME)
-        step(ears.watch("a" * 32, TARGET, soon()))
+        wakeups = EtcdWakeups(EtcdWire(EtcdAddress(f"etcd://127.0.0.1:{port}"), RUNTIME), RUNTIME)
+        step(wakeups.watch("a" * 32, TARGET, soon()))
         limit = time.monotonic() + 3 * REOPEN_SECONDS
         while time.monotonic() < limit:
-            step(ears.next_wakeups(soon(0.01)))
-        ears.close()
+            step(wakeups.next_wakeups(soon(0.01)))
+        wakeups.close()
     assert 2 <= len(times) <= 4
 
 
@@ -72,22 +72,22 @@ def test_a_watch_that_is_refused_is_begun_again() -> None:
     """A token lapses, and the stream goes on with it: the server refuses each new watch without saying which."""
     with EtcdServer(password="secret") as server:
         wire = EtcdWire(EtcdAddress(server.url()), RUNTIME)
-        ears = EtcdWakeups(wire, RUNTIME)
+        wakeups = EtcdWakeups(wire, RUNTIME)
         wire.token = "made-up.1"
         step(wire.call(messages.TXN, messages.txn((), [messages.put(b"watched", b"")]), soon()))
         good, wire.token = wire.token, "made-up.2"
-        step(ears.watch("a" * 32, TARGET, soon()))
-        assert step(ears.next_wakeups(soon(2.0))) == []
+        step(wakeups.watch("a" * 32, TARGET, soon()))
+        assert step(wakeups.next_wakeups(soon(2.0))) == []
         assert wire.token == "" != good
         limit = time.monotonic() + 10
-        while not ears.listening:
+        while not wakeups.listening:
             assert time.monotonic() < limit
-            step(ears.next_wakeups(soon(0.05)))
+            step(wakeups.next_wakeups(soon(0.05)))
         step(wire.call(messages.TXN, messages.txn((), [messages.delete(b"watched")]), soon()))
-        while not (heard := step(ears.next_wakeups(soon(0.5)))):
+        while not (heard := step(wakeups.next_wakeups(soon(0.5)))):
             assert time.monotonic() < limit
         assert heard == ["a" * 32]
-        ears.close()
+        wakeups.close()
         wire.close()
 
 
@@ -163,18 +163,18 @@ def test_a_stream_is_not_closed_under_who_waits_to_send(stream: tuple[EtcdStream
 
 def test_closing_calls_the_listener_back(etcd_server: EtcdServer) -> None:
     wire = EtcdWire(EtcdAddress(etcd_server.url()), RUNTIME)
-    ears = EtcdWakeups(wire, RUNTIME)
-    step(ears.watch("a" * 32, TARGET, soon()))
+    wakeups = EtcdWakeups(wire, RUNTIME)
+    step(wakeups.watch("a" * 32, TARGET, soon()))
     heard: list[list[str]] = []
-    listening = threading.Thread(target=lambda: heard.append(step(ears.next_wakeups(soon(20.0)))))
+    listening = threading.Thread(target=lambda: heard.append(step(wakeups.next_wakeups(soon(20.0)))))
     listening.start()
-    while not ears.listening:
+    while not wakeups.listening:
         time.sleep(0.001)
-    ears.interrupt()
+    wakeups.interrupt()
     listening.join(5)
     assert heard == [[]]
-    ears.close()
-    assert step(ears.next_wakeups(soon())) == []
+    wakeups.close()
+    assert step(wakeups.next_wakeups(soon())) == []
     wire.close()
 
 

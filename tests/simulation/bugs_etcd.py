@@ -71,7 +71,7 @@ class WatchesAreNotResumed(EtcdAuthority):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._ears.__class__ = ForgetfulWakeups
+        self._wakeups.__class__ = ForgetfulWakeups
 
 
 class TrustingSessions(Sessions):

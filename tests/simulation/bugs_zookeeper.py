@@ -40,9 +40,9 @@ def with_wire(bug: type[ZooKeeperWire]) -> type[Site]:
 class WatchesAreLostAtReconnect(ZooKeeperSession):
     """When its connection ends, nobody tells the waiters that nothing is watched any more."""
 
-    def _told(self, event: jute.WatchEvent | None) -> None:
+    def _on_event(self, event: jute.WatchEvent | None) -> None:
         if event is not None:
-            super()._told(event)
+            super()._on_event(event)
 
 
 class OpenConnectionsAreBelieved(ZooKeeperAuthority):

@@ -124,12 +124,12 @@ class Attempts(Ending):
             return None
         space.refuse_next(reply.header)
         ends = [self._keys.behind(name) for name in ask.names]
-        sight = await self._looker.ahead(ask.names, ends, until, floor)
-        if sight.blocker is None:
+        view = await self._reader.ahead(ask.names, ends, until, floor)
+        if view.blocker is None:
             return None  # free again
-        if not ask.wait or sight.ahead >= QUEUE_MAX:
-            return Busy(sight.ahead, await self._looker.held_by(sight.claim, until))
-        await self._enqueue(public, record, session, memory, sight, until)
+        if not ask.wait or view.ahead >= QUEUE_MAX:
+            return Busy(view.ahead, await self._reader.held_by(view.claim, until))
+        await self._enqueue(public, record, session, memory, view, until)
         return None
 
     async def _take(self, mine: EtcdAttempt, reply: TxnReply, began: float, until: float) -> Granted:
@@ -144,7 +144,7 @@ class Attempts(Ending):
         assert mine.hold is not None
         self.live[mine.public] = mine
         self._held.update(dict.fromkeys(mine.record.names, mine.public))
-        self._ears.forget(mine.public)
+        self._wakeups.forget(mine.public)
         left = min(mine.hold.until - began, float(mine.hold.seconds))
         return Granted(reply.header.revision + mine.record.offset, left, float(mine.hold.seconds))
 
@@ -154,17 +154,17 @@ class Attempts(Ending):
         record: KeyRecord,
         session: EtcdSession,
         memory: EtcdLease,
-        sight: QueueView,
+        view: QueueView,
         until: float,
     ) -> None:
         """Take a place in all queues at once, under one ticket: the revision in which another attempt was ahead.
 
         If that one is gone by now, nothing is written: look again.
         """
-        assert record.holder is not None and sight.blocker is not None
+        assert record.holder is not None and view.blocker is not None
         queue = await self._sessions.queueing(record.holder, record.ttl, until)
-        record = replace(record, state=WAITING, queue=queue.id, ticket=sight.revision)
-        request = transactions.enqueue(self._keys, public, record, memory.id, sight.blocker)
+        record = replace(record, state=WAITING, queue=queue.id, ticket=view.revision)
+        request = transactions.enqueue(self._keys, public, record, memory.id, view.blocker)
         reply = await self._space.run(request, until)
         if reply.succeeded:
             self.live[public] = EtcdAttempt(
@@ -181,12 +181,12 @@ class Attempts(Ending):
         memory = await self._sessions.memory(ask.ttl, until)
         record = self._granted(mine.record, session)
         floor = min(self._floor(record.names), record.ticket)
-        tell = self._floors.to_tell(record.names, record.ticket)
-        request = transactions.promote(self._keys, mine.public, record, memory.id, raw, floor, tell=tell)
+        store = self._floors.should_store(record.names, record.ticket)
+        request = transactions.promote(self._keys, mine.public, record, memory.id, raw, floor, store=store)
         reply = await space.run(request, until)
         if reply.succeeded:
             revision = reply.header.revision
-            self._floors.let_in(record.names, record.ticket, told=tell)
+            self._floors.let_in(record.names, record.ticket, stored=store)
             granted = EtcdAttempt(
                 mine.public, record, revision, session.hold, session.delayed, mine.queue, memory
             )
@@ -201,39 +201,39 @@ class Attempts(Ending):
             self.forget(mine)
             return Ended("expired")
         space.refuse_next(reply.header)
-        sight = await self.look_ahead(mine, until)
-        return None if sight.blocker is None else await self._waiting(sight, until)
+        view = await self.look_ahead(mine, until)
+        return None if view.blocker is None else await self._waiting(view, until)
 
-    async def _waiting(self, sight: QueueView, until: float) -> Waiting:
+    async def _waiting(self, view: QueueView, until: float) -> Waiting:
         """How long it may take: what is left of the etcd lease of the holder, or of the key directly ahead."""
-        assert sight.blocker is not None
-        held_by = await self._looker.held_by(sight.claim, until)
+        assert view.blocker is not None
+        held_by = await self._reader.held_by(view.claim, until)
         if held_by is not None:
             left = held_by.remaining
         else:
-            left = max(0, await self._sessions.leases.left(sight.blocker.lease, until))
-        return Waiting(left + ROUNDING_SECONDS, sight.ahead, held_by)
+            left = max(0, await self._sessions.leases.left(view.blocker.lease, until))
+        return Waiting(left + ROUNDING_SECONDS, view.ahead, held_by)
 
     async def look_ahead(self, mine: EtcdAttempt, until: float) -> QueueView:
         """What stands ahead of a waiter; the one key that is directly ahead is watched from now on."""
         floor = min(self._floor(mine.record.names), mine.record.ticket)
-        sight = await self._looker.ahead(mine.record.names, self._places(mine), until, floor)
-        if sight.claim is not None and len(mine.record.names) == 1:
-            ticket = ClaimInfo.read(sight.claim.value).ticket
+        view = await self._reader.ahead(mine.record.names, self._places(mine), until, floor)
+        if view.claim is not None and len(mine.record.names) == 1:
+            ticket = ClaimInfo.read(view.claim.value).ticket
             if ticket:
                 self._floors.let_in(mine.record.names, ticket)
-        if sight.blocker is not None and ClaimInfo.read(sight.blocker.value).public == mine.public:
+        if view.blocker is not None and ClaimInfo.read(view.blocker.value).public == mine.public:
             return QueueView()  # its own claim: it was granted meanwhile
-        if sight.blocker is not None:
-            await self.follow(mine, sight.blocker, sight.revision, until)
-        return sight
+        if view.blocker is not None:
+            await self.follow(mine, view.blocker, view.revision, until)
+        return view
 
     async def follow(self, mine: EtcdAttempt, ahead: KeyValue, revision: int, until: float) -> None:
         """Watch what is directly ahead, as of a revision. If it is ours, it can hand over when it ends."""
         public = ClaimInfo.read(ahead.value).public
         if public in self.live:
             self._behind[public] = mine.public
-        await self._ears.watch(mine.public, Target(ahead.key, revision + 1), until)
+        await self._wakeups.watch(mine.public, Target(ahead.key, revision + 1), until)
 
     # What is stored.
 

@@ -40,7 +40,7 @@ log = logging.getLogger("fenced")
 
 
 class EtcdAuthority:
-    """A client's door to one cluster."""
+    """One client's access to one cluster."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
         NAMESPACE_ORDER,
@@ -57,7 +57,7 @@ class EtcdAuthority:
             "whole-seconds",
             "A ttl is rounded up to whole seconds and to the server's minimum; the lease says what it is.",
         ),
-        Trait("pushed", "A release wakes the head of the queue at once; waiters that are idle ask nothing."),
+        Trait("pushed", "A release wakes the head of the queue at once; idle waiters send no requests."),
         Trait(
             "restart-prolongs",
             "A new leader restarts every ttl: after a leader's death a lease may last one ttl longer.",
@@ -66,7 +66,7 @@ class EtcdAuthority:
             "lineage-noticed",
             "A cluster with another id, or whose revision fell, grants nothing until the floor is raised.",
         ),
-        Trait("version-floor", "A version with known bugs is used, and warned of."),
+        Trait("version-floor", "A version with known bugs is used, and a warning is logged."),
     )
 
     def __init__(self, address: EtcdAddress, runtime: Runtime, namespace: str = "default") -> None:
@@ -76,9 +76,9 @@ class EtcdAuthority:
         self._space = Namespace(self._wire, check_name(namespace), runtime.secret)
         self._leases = Leases(self._wire, runtime)
         self._sessions = Sessions(self._leases, runtime)
-        self._looker = QueueReader(self._space, self._leases)
-        self._ears = EtcdWakeups(self._wire, runtime)
-        self._attempts = Attempts(self._space, self._sessions, self._looker, self._ears, runtime)
+        self._reader = QueueReader(self._space, self._leases)
+        self._wakeups = EtcdWakeups(self._wire, runtime)
+        self._attempts = Attempts(self._space, self._sessions, self._reader, self._wakeups, runtime)
 
     @classmethod
     def at(cls, url: str, runtime: Runtime, namespace: str) -> EtcdAuthority:
@@ -111,7 +111,9 @@ class EtcdAuthority:
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         publics = [grant_id(secret) for secret in secrets]
         now = self._runtime.now
-        batch = EtcdRenewal(self._space, self._sessions, self._attempts, self._ears, now, self._until(until))
+        batch = EtcdRenewal(
+            self._space, self._sessions, self._attempts, self._wakeups, now, self._until(until)
+        )
         return await batch.run(publics) if publics else []
 
     async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
@@ -121,20 +123,20 @@ class EtcdAuthority:
         return await self._attempts.finish(secret, "withdrawn", self._until(until))
 
     async def next_wakeups(self, until: float) -> list[str]:
-        return await self._ears.next_wakeups(until)
+        return await self._wakeups.next_wakeups(until)
 
     def interrupt(self) -> None:
-        self._ears.interrupt()
+        self._wakeups.interrupt()
 
     # Operating.
 
     async def survey(
         self, *, after: str = "", limit: int = 1000, until: float | None = None
     ) -> list[NameView]:
-        return await self._looker.survey(after, limit, self._until(until))
+        return await self._reader.survey(after, limit, self._until(until))
 
     async def observe(self, name: str, until: float | None = None) -> NameView:
-        return await self._looker.observe(check_name(name), self._until(until))
+        return await self._reader.observe(check_name(name), self._until(until))
 
     async def force_release(self, name: str, until: float | None = None) -> int | None:
         return await self._attempts.force(check_name(name), self._until(until))
@@ -143,16 +145,16 @@ class EtcdAuthority:
         return await self._space.raise_floor(check_floor(above), self._until(until))
 
     async def tidy(self, until: float | None = None) -> int:
-        """End attempts that are due. Nothing else is to be done: etcd deletes all other records with their leases."""
+        """End attempts that are due. Nothing else is needed: etcd deletes all other records with their leases."""
         await self._attempts.settle(self._until(until))
         return 0
 
     async def close(self) -> None:
-        self._ears.close()
+        self._wakeups.close()
         self._wire.close()
 
     def abandon(self) -> None:
-        self._ears.close()
+        self._wakeups.close()
         self._wire.abandon()
 
     def before_fork(self) -> None:
@@ -160,6 +162,6 @@ class EtcdAuthority:
 
     def forked(self) -> None:
         self._wire.forked()
-        self._ears.forked()
+        self._wakeups.forked()
         self._sessions.forked()
         self._attempts.forked()

@@ -52,7 +52,7 @@ class Ending(Known):
         return answer
 
     async def _try_to_end(self, sign: Sign, until: float) -> ReleaseAnswer | None:
-        """None, to try again: its record has changed, or an etcd lease that the transaction uses is gone."""
+        """Try once. None: try again, its record has changed or an etcd lease that the transaction uses is gone."""
         public, state = sign.public, sign.end
         mine, record = await self.load(public, until)
         try:
@@ -100,14 +100,14 @@ class Ending(Known):
         request, rest = transactions.finish(
             self._keys, mine.public, mine.record, mine.revision, state, memory
         )
-        if rest:  # the holder's own places in the queues: nobody needs them, so they may go first
+        if rest:  # the holder's own places in the queues: nobody needs them, so they may be deleted first
             await self._space.run(txn((), rest), until)
         return await self._space.run(request, until)
 
     async def _hand_over(self, mine: EtcdAttempt, memory: EtcdLease, until: float) -> bool:
-        """End it and grant its name to the waiter directly behind, in one transaction, if both are of this client."""
+        """End it and grant its name to the waiter directly behind it in one transaction, if both are this client's."""
         heir = self.live.get(self._behind.get(mine.public, ""))
-        if heir is None or heir.granted or not mine.granted or not self._ears.listening:
+        if heir is None or heir.granted or not mine.granted or not self._wakeups.listening:
             return False
         if heir.record.names != mine.record.names or len(heir.record.names) > 1:
             return False
@@ -120,35 +120,35 @@ class Ending(Known):
         record = self._granted(heir.record, session)
         follower = (heir.public, record, heir.memory.id)
         floor = min(self._floor(record.names), mine.record.ticket or record.ticket)
-        tell = self._floors.to_tell(record.names, record.ticket)
+        store = self._floors.should_store(record.names, record.ticket)
         request = transactions.hand_over(
-            self._keys, mine.public, mine.record, memory.id, follower, self._space.raw, floor, tell=tell
+            self._keys, mine.public, mine.record, memory.id, follower, self._space.raw, floor, store=store
         )
         # Suppress its watch until the hand-over transaction has an outcome (see `finally`).
-        self._ears.forget(heir.public)
+        self._wakeups.forget(heir.public)
         try:
             reply = await self._space.run(request, until)
             if reply.succeeded:
                 self.forget(mine)
-                self._floors.let_in(record.names, record.ticket, told=tell)
+                self._floors.let_in(record.names, record.ticket, stored=store)
                 granted = EtcdAttempt(
                     heir.public, record, reply.header.revision, session.hold, None, heir.queue, heir.memory
                 )
                 self._given[heir.public] = PendingGrant(heir, granted, reply)
-                # If it ended or changed meanwhile, nobody would take this entry.
+                # If the waiter has ended or changed meanwhile, no ask would remove this entry.
                 if self.live.get(heir.public) is not heir:
                     self._given.pop(heir.public, None)
             return reply.succeeded
         finally:
-            self._ears.tell(heir.public)  # wake it: it takes its grant, or asks again
+            self._wakeups.notify(heir.public)  # wake it: it takes its grant, or asks again
 
     async def force(self, name: str, until: float) -> int | None:
         """Take a name from its holder. Returns the token of the transaction that did it."""
         space = self._space
-        sight = await self._looker.ahead((name,), [self._keys.behind(name)], until)
-        if sight.claim is None:
+        view = await self._reader.ahead((name,), [self._keys.behind(name)], until)
+        if view.claim is None:
             return None
-        public = ClaimInfo.read(sight.claim.value).public
+        public = ClaimInfo.read(view.claim.value).public
         mine, _ = await self.load(public, until)
         if mine is None or not mine.granted:
             return None
@@ -157,8 +157,8 @@ class Ending(Known):
         space.refuse_next(reply.header)
         memory = await self._sessions.memory(mine.record.ttl, until)
         writes = transactions.ends(self._keys, public, mine.record, "revoked", memory.id)
-        proof = [valued(sight.claim.key, sight.claim.value), valued(self._keys.meta, space.raw)]
-        if rest := writes[TXN_OPS_MAX:]:  # its places: without them others only wake up in vain
+        proof = [valued(view.claim.key, view.claim.value), valued(self._keys.meta, space.raw)]
+        if rest := writes[TXN_OPS_MAX:]:  # its places: deleting them early only wakes waiters in vain
             await space.run(txn((), rest), until)
         try:
             reply = await space.run(txn(proof, writes[:TXN_OPS_MAX]), until, repeatable=False)
@@ -198,7 +198,7 @@ class Ending(Known):
                 sign.under_way = -math.inf
 
     async def end_late(self, sign: Sign, until: float) -> None:
-        """An ask or a renewal came too late: first end the attempt, unless its record shows a longer ttl."""
+        """An ask or a renewal came too late: end the attempt first, unless its record has a longer ttl."""
         await self._settle(sign, until)
         sign.since = self._now()
 
@@ -230,13 +230,13 @@ class Ending(Known):
         if record is None:
             if (known := self.live.get(sign.public)) is not None:
                 self.forget(known)  # etcd has forgotten it, too
-            if not sign.stored:  # its first ask may still be under way: the tombstone stops it
+            if not sign.stored:  # its first ask may still reach the server: the tombstone stops it
                 await self._tombstone(sign.public, EXPIRED, until)
         elif mine is not None and mine.lease in self._sessions.made:
             if mine.granted and self._now() < sign.since + record.seconds:
                 sign.ttl = float(record.seconds)
                 return
-            # Before the request: if its reply is lost, nothing else says which keys it has left in place.
+            # Before the request: if its reply is lost, only this records which keys it has left in place.
             self.expired(mine)
             sign.expiring = True
             await self._finish(mine, sign, EXPIRED, until)

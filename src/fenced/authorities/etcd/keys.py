@@ -1,17 +1,17 @@
-"""What is kept under which key, and how it is written. Pure.
+"""The keys of a namespace, and the format of their values. Pure.
 
 All keys of a namespace begin with `fenced/NAMESPACE` and a zero byte, which no name contains:
 
     meta                          realm, lineage and offset: counting state, never deleted
-    a 0 PUBLIC                    an attempt: what became of it, remembered for a while
-    n 0 NAME 0 c                  who holds the name
-    n 0 NAME 0 d                  it stays free until this is gone (lock_delay)
+    a 0 PUBLIC                    the record of an attempt, kept for a while after its end
+    n 0 NAME 0 c                  the claim of the holder
+    n 0 NAME 0 d                  a lock_delay: nobody is granted the name while this key exists
     n 0 NAME 0 q TICKET PUBLIC    a place in the queue; a holder that came through the queue keeps it to the end
     f 0 NAME                      lowest live ticket, cached for new clients; expires with the attempt records
 
-So all that stands in the way of a place is what lies before it under the same name, and a name under which
-there is no key is free. No name is a prefix of another one's keys, and names sort by their bytes. A claim has the
-same key whosever it is: until a compaction etcd goes through all keys of a range that there ever were.
+So a place is blocked exactly by the keys that sort before it under the same name, and a name without keys is free.
+No name is a prefix of another name's keys, and names sort by their bytes. All claims of a name have the same key:
+until a compaction, etcd walks through every key that ever was in a range.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GRANTED, WAITING, EXPIRED = "granted", "waiting", "expired"
 
 
 class KeyKind(NamedTuple):
-    """What a key under a name says."""
+    """The name of a key, and what kind of key it is."""
 
     name: str
     kind: bytes
@@ -60,7 +60,7 @@ class Keys:
         return b"%b%b\0" % (self._names, name.encode())
 
     def behind(self, name: str) -> bytes:
-        """The first key that is behind all of a name; of the empty one, where names begin."""
+        """The end of a name's range of keys; for "", where names begin."""
         return b"%b%b\1" % (self._names, name.encode()) if name else self._names
 
     def claim(self, name: str) -> bytes:
@@ -80,7 +80,7 @@ class Keys:
         return b"%b%b\0q%b" % (self._names, name.encode(), b"%016x" % ticket if ticket else b"")
 
     def spot(self, key: bytes) -> KeyKind:
-        """What a key under a name means."""
+        """Parse a key under a name."""
         name, _, rest = key[len(self._names) :].rpartition(b"\0")
         if not key.startswith(self._names) or rest[:1] not in (CLAIM, DELAY, PLACE):
             raise InvariantBroken(f"a key that fenced did not make: {key!r}")
@@ -91,36 +91,36 @@ def is_claim(key: bytes) -> bool:
     return key.endswith(b"\0" + CLAIM)
 
 
-# Values. They are JSON, for people who look with etcdctl.
+# Values. They are JSON, so that people can read them with etcdctl.
 
 
 def _json(value: dict[str, Any]) -> bytes:
-    """In ASCII, and without the one character of it that is not printed but that JSON leaves as it is."""
+    """Printable ASCII: json.dumps leaves DEL (0x7f) unescaped, so escape it here."""
     return json.dumps(value, separators=(",", ":")).replace("\x7f", "\\u007f").encode()
 
 
 class Meta(NamedTuple):
-    """A namespace's counting state, beside etcd's own revision."""
+    """A namespace's counting state, in addition to etcd's revision."""
 
     realm: str
     lineage: str
-    """The id of the cluster whose history this is; with a mark in front, one that went back."""
+    """The id of the cluster that minted the tokens; with a mark in front if its revision went back."""
     offset: int
-    """Added to a revision, it makes a token."""
+    """A token is a revision plus this."""
     raised: int = 0
     schema: int = 1
     more: Mapping[str, Any] = MappingProxyType({})
-    """The fields of a later version, which stay as they are."""
+    """Fields of a later version, which are written back unchanged."""
 
     def written(self) -> bytes:
-        told = self._asdict()
-        return _json({**told.pop("more"), **told})
+        fields = self._asdict()
+        return _json({**fields.pop("more"), **fields})
 
     @classmethod
     def read(cls, value: bytes) -> Meta:
-        told = json.loads(value)
-        known = {field: told.pop(field) for field in ("realm", "lineage", "offset", "raised", "schema")}
-        return cls(**known, more=told)
+        fields = json.loads(value)
+        known = {field: fields.pop(field) for field in ("realm", "lineage", "offset", "raised", "schema")}
+        return cls(**known, more=fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class KeyRecord:
     delay: float = 0.0
     holder: Holder | None = None
     hold: int = 0
-    """The lease that its claims hang on, and for how long the server gave it."""
+    """The etcd lease that its claims are attached to; `seconds` is the ttl that the server granted it."""
     seconds: int = 0
     queue: int = 0
     ticket: int = 0
@@ -141,29 +141,29 @@ class KeyRecord:
     offset: int = 0
 
     def written(self) -> bytes:
-        told: dict[str, Any] = {"state": self.state, "names": self.names, "ttl": self.ttl}
+        fields: dict[str, Any] = {"state": self.state, "names": self.names, "ttl": self.ttl}
         if self.holder is not None:
-            told["holder"] = holder_fields(self.holder)
+            fields["holder"] = holder_fields(self.holder)
             for field in ("delay", "hold", "seconds", "queue", "ticket", "delayed", "offset"):
                 if value := getattr(self, field):
-                    told[field] = value
-        return _json(told)
+                    fields[field] = value
+        return _json(fields)
 
     @classmethod
     def read(cls, value: bytes) -> KeyRecord:
-        told = json.loads(value)
-        told["names"] = tuple(told["names"])
-        if "holder" in told:
-            told["holder"] = holder_of(told["holder"])
-        return cls(**told)
+        fields = json.loads(value)
+        fields["names"] = tuple(fields["names"])
+        if "holder" in fields:
+            fields["holder"] = holder_of(fields["holder"])
+        return cls(**fields)
 
     def ended(self, state: str) -> KeyRecord:
-        """What is remembered of it; not who it was."""
+        """The record that is kept after its end; without the holder."""
         return KeyRecord(state, self.names, self.ttl)
 
 
 class ClaimInfo(NamedTuple):
-    """What a claim or a place says of its attempt. Its names, if they are many, are in the attempt's record."""
+    """The value of a claim or a place. If the attempt has several names, they are in its own record."""
 
     public: str
     holder: Holder
@@ -171,30 +171,30 @@ class ClaimInfo(NamedTuple):
     many: bool
     offset: int = 0
     ticket: int = 0
-    """Of its place in the queue, if it has or had one."""
+    """The ticket of its place in the queue, if it has or had one."""
 
     @classmethod
     def of(cls, public: str, record: KeyRecord) -> ClaimInfo:
-        """What is written under each name of an attempt; always the same."""
+        """The value that is written under each name of an attempt, the same for all of them."""
         assert record.holder is not None
         many = len(record.names) > 1
         return cls(public, record.holder, record.ttl, many, record.offset, record.ticket)
 
     def written(self) -> bytes:
-        told: dict[str, Any] = {"holder": holder_fields(self.holder), "ttl": self.ttl}
+        fields: dict[str, Any] = {"holder": holder_fields(self.holder), "ttl": self.ttl}
         for field in ("many", "offset", "ticket"):
             if value := getattr(self, field):
-                told[field] = value
-        return b'{"grant":"%b",%b' % (self.public.encode(), _json(told)[1:])
+                fields[field] = value
+        return b'{"grant":"%b",%b' % (self.public.encode(), _json(fields)[1:])
 
     @classmethod
     def read(cls, value: bytes) -> ClaimInfo:
-        told = json.loads(value)
+        fields = json.loads(value)
         return cls(
-            told["grant"],
-            holder_of(told["holder"]),
-            told["ttl"],
-            told.get("many", False),
-            told.get("offset", 0),
-            told.get("ticket", 0),
+            fields["grant"],
+            holder_of(fields["holder"]),
+            fields["ttl"],
+            fields.get("many", False),
+            fields.get("offset", 0),
+            fields.get("ticket", 0),
         )

@@ -1,4 +1,4 @@
-"""The attempts that a client remembers, and how it reads the records of others from etcd."""
+"""The attempts that a client remembers, and reading the records of others from etcd."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class EtcdAttempt:
 
 
 class PendingGrant(NamedTuple):
-    """A grant that another attempt of this client wrote when it ended; the waiter has not asked since."""
+    """A grant that another attempt of this client wrote when it ended. The waiter gets it with its next ask."""
 
     waited: EtcdAttempt
     granted: EtcdAttempt
@@ -62,13 +62,18 @@ class Known:
     """All attempts of one client."""
 
     def __init__(
-        self, space: Namespace, sessions: Sessions, looker: QueueReader, ears: EtcdWakeups, runtime: Runtime
+        self,
+        space: Namespace,
+        sessions: Sessions,
+        reader: QueueReader,
+        wakeups: EtcdWakeups,
+        runtime: Runtime,
     ) -> None:
         self._space = space
         self._keys = space.keys
         self._sessions = sessions
-        self._looker = looker
-        self._ears = ears
+        self._reader = reader
+        self._wakeups = wakeups
         self._now = runtime.now
         self.live: dict[str, EtcdAttempt] = {}
         self.signs = Signs(runtime.now)
@@ -140,7 +145,7 @@ class Known:
         self.live.pop(mine.public, None)
         self._behind.pop(mine.public, None)
         self._given.pop(mine.public, None)
-        self._ears.forget(mine.public)
+        self._wakeups.forget(mine.public)
         for name in mine.record.names:
             if self._held.get(name) == mine.public:
                 self._held.pop(name, None)
@@ -149,6 +154,6 @@ class Known:
         """It has ended: forget its sign of life, unless its lock_delay keys still have to be deleted."""
         sign = self.signs.get(public)
         if sign is not None and sign.delays:
-            sign.expiring, sign.end = False, ""  # the delay goes by, although its owner has given it up
+            sign.expiring, sign.end = False, ""  # the delay still counts, although the owner has given it up
         else:
             self.signs.drop(public)

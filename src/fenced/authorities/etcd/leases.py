@@ -1,6 +1,6 @@
-"""etcd's leases: one per client and length carries all its names, another its places in queues, others its memory.
+"""etcd's leases: per client and ttl, one for all held names and one for places in queues; others for records.
 
-A name is believed in until its lease's last confirmed keep-alive says so, however late it was granted on it.
+A holder believes in a name until the end of the lease's last confirmed keep-alive, however late the name was attached.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fenced.wire.etcd import messages
 from fenced.wire.etcd.cluster import EtcdWire, LeaseExists
 
 BUCKET_SECONDS = 10
-"""Ended attempts are forgotten together, by so many seconds' worth of them. They all hang on one lease."""
+"""Records of attempts that end within this many seconds share one etcd lease, and are deleted together."""
 
 
 @dataclass(slots=True, eq=False)
 class EtcdLease:
-    """One lease of etcd's: for how long the server gave it, and when it was last asked for and confirmed."""
+    """One etcd lease: the ttl that the server granted, and when it was last confirmed."""
 
     id: int
     seconds: int
@@ -34,13 +34,13 @@ class EtcdLease:
 
 
 class EtcdSession(NamedTuple):
-    """What the names of one client hang on; with a lock_delay also what keeps them free afterwards."""
+    """The etcd lease for the names of one client; with a lock_delay, also the lease that blocks them afterwards."""
 
     hold: EtcdLease
     delayed: EtcdLease | None
 
     def all(self) -> list[EtcdLease]:
-        """In the order in which they are kept alive: a delay never begins before its lease ends."""
+        """In the order in which they are kept alive: so the lease of a delay always outlives the lease of the names."""
         return [self.hold] if self.delayed is None else [self.delayed, self.hold]
 
 
@@ -53,7 +53,7 @@ class Leases:
         self._now = runtime.now
 
     async def grant(self, seconds: int, until: float) -> EtcdLease:
-        """A new lease. Its id is ours, so that a repeated request makes no second one."""
+        """A new lease. We choose its id, so that a repeated request creates no second one."""
         lease = 1 << 62 | int(self._runtime.secret(), 16) >> 66
         sent = self._now()
         try:
@@ -64,7 +64,7 @@ class Leases:
         return EtcdLease(lease, given, sent)
 
     async def keep_alive(self, leases: Iterable[EtcdLease], until: float) -> set[int]:
-        """Prolong them all, in one stream; the ids of those that are alive."""
+        """Prolong them all, in one stream; returns the ids of those that are alive."""
         chosen = {lease.id: lease for lease in leases}
         if not chosen:
             return set()
@@ -73,25 +73,27 @@ class Leases:
         replies = await self._wire.exchange(messages.LEASE_KEEP_ALIVE, requests, until)
         alive = set()
         for lease, seconds in map(messages.lease_reply, replies):
-            if seconds > 0 and lease in chosen:  # no error, but a time of 0, says that a lease is gone
+            if (
+                seconds > 0 and lease in chosen
+            ):  # for a lease that is gone, the reply is a time of 0, not an error
                 chosen[lease].seconds, chosen[lease].confirmed = seconds, sent
                 alive.add(lease)
         return alive
 
     async def left(self, lease: int, until: float) -> int:
-        """Whole seconds that are left of a lease, by the server's clock; negative if it is gone."""
+        """The remaining whole seconds of a lease, by the server's clock; negative if it is gone."""
         reply = await self._wire.call(messages.LEASE_TIME_TO_LIVE, messages.time_to_live(lease), until)
         return messages.lease_reply(reply)[1]
 
     async def keys(self, lease: int, until: float) -> set[bytes]:
-        """The keys that hang on a lease; none if it is gone."""
+        """The keys that are attached to a lease; none if it is gone."""
         request = messages.time_to_live(lease, keys=True)
         reply = await self._wire.call(messages.LEASE_TIME_TO_LIVE, request, until)
         return messages.attached_keys(reply) if messages.lease_reply(reply)[1] >= 0 else set()
 
 
 class Sessions:
-    """This client's own leases, by what they are for. Made when they are needed, forgotten when they are gone."""
+    """This client's etcd leases, by purpose. Created when needed, forgotten when gone."""
 
     def __init__(self, leases: Leases, runtime: Runtime) -> None:
         self.leases = leases
@@ -111,7 +113,7 @@ class Sessions:
         self._memories: dict[int, tuple[EtcdLease, float]] = {}
 
     async def holding(self, holder: Holder, ttl: float, delay: float, until: float) -> EtcdSession:
-        """A session of this length, confirmed so lately that most of it is left."""
+        """A session of this ttl, confirmed recently, so that most of its time is left."""
         key = (holder.id, math.ceil(ttl), math.ceil(delay))
         session = self._sessions.get(key)
         if session is not None and session.hold.until > self._now():  # an expired one would restart its delay
@@ -132,7 +134,7 @@ class Sessions:
         return (await self.holding(holder, timing.waiter_ttl(ttl), 0.0, until)).hold
 
     async def memory(self, ttl: float, until: float) -> EtcdLease:
-        """What the record of an attempt hangs on that begins or ends now."""
+        """The etcd lease for the record of an attempt that begins or ends now."""
         seconds = math.ceil(timing.remember_for(ttl)) + BUCKET_SECONDS
         known = self._memories.get(seconds)
         if known is not None and self._now() - known[1] < BUCKET_SECONDS:
@@ -142,5 +144,5 @@ class Sessions:
         return lease
 
     def needs_keeping(self, memory: EtcdLease) -> bool:
-        """Whether a record that lives on would be forgotten too early."""
+        """Whether this lease would end before a record of a live attempt may be deleted."""
         return self._now() - memory.confirmed > BUCKET_SECONDS

@@ -1,4 +1,4 @@
-"""What stands in a waiter's way, and names as people see them."""
+"""Reading queues: which keys are ahead of a waiter, and views of names for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fenced.wire.etcd.messages import TXN_OPS_MAX, Found, KeyValue, get
 
 PAGE = 500
 LOOK_OPS = 3
-"""Reads that it takes to look at one name."""
+"""How many range reads one name takes."""
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class QueueView:
     """What is ahead of an attempt in its queues."""
 
     blocker: KeyValue | None = None
-    """The key directly ahead, of the first name that is not free; None: nothing is."""
+    """The key directly ahead, under the first name that is not free; None: all names are free."""
     revision: int = 0
     claim: KeyValue | None = None
     ahead: int = 0
@@ -37,8 +37,8 @@ class QueueReader:
     async def ahead(
         self, names: Sequence[str], ends: Sequence[bytes], until: float, floor: int = 0
     ) -> QueueView:
-        """Look at each name from its beginning to the end that is given; at its queue from a ticket on."""
-        keys, sight = self._space.keys, QueueView()
+        """Read the keys of each name up to the given end; of its queue, only from ticket `floor` on."""
+        keys, view = self._space.keys, QueueView()
         at_once = TXN_OPS_MAX // LOOK_OPS
         for start in range(0, len(names), at_once):
             part = range(start, min(start + at_once, len(names)))
@@ -52,22 +52,22 @@ class QueueReader:
                 ]
             reply = await self._space.read(gets, until)
             for held, last, places in zip(*[iter(reply.found)] * LOOK_OPS, strict=True):
-                self._add(sight, held, last.first, reply.header.revision)
-                sight.ahead = max(sight.ahead, places.total - self._holds_a_place(held, floor))
-        return sight
+                self._add(view, held, last.first, reply.header.revision)
+                view.ahead = max(view.ahead, places.total - self._holds_a_place(held, floor))
+        return view
 
-    def _add(self, sight: QueueView, held: Found, last: KeyValue | None, revision: int) -> None:
+    def _add(self, view: QueueView, held: Found, last: KeyValue | None, revision: int) -> None:
         blocker = last or (held.kvs[-1] if held.kvs else None)
-        if blocker is not None and sight.blocker is None:
-            sight.blocker, sight.revision = blocker, revision
-        sight.claim = sight.claim or self._claim(held)
+        if blocker is not None and view.blocker is None:
+            view.blocker, view.revision = blocker, revision
+        view.claim = view.claim or self._claim(held)
 
     def _claim(self, held: Found) -> KeyValue | None:
         kv = held.first
         return kv if kv is not None and self._space.keys.spot(kv.key).kind == CLAIM else None
 
     def _holds_a_place(self, held: Found, floor: int) -> bool:
-        """Whether the holder is among the places that were counted: it came through the queue and kept its place."""
+        """Whether the counted places include the holder's: it came through the queue and kept its place."""
         claim = self._claim(held)
         return claim is not None and ClaimInfo.read(claim.value).ticket >= max(floor, 1)
 

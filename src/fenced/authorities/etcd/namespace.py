@@ -1,4 +1,4 @@
-"""A namespace's counting state: its realm, its lineage, and what is added to a revision to make a token."""
+"""A namespace's counting state: its realm, its lineage, and the offset between revisions and tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fenced.wire.etcd.cluster import EtcdWire
 from fenced.wire.etcd.messages import Header, KeyValue, TxnReply, absent, get, put, valued
 
 WENT_BACK = "!"
-"""In front of a lineage: a client saw its revision fall."""
+"""Prefix of a lineage: a client saw its revision fall."""
 
 
 class Namespace:
-    """Transactions in one namespace. Every reply is looked at: whose history it is, and whether it went back."""
+    """Transactions in one namespace. Every reply is checked: which cluster sent it, and whether its revision fell."""
 
     def __init__(self, wire: EtcdWire, name: str, secret: Callable[[], str]) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class Namespace:
         return reply
 
     async def read(self, gets: Sequence[bytes], until: float) -> TxnReply:
-        """Ranges, as of one revision; as many as one transaction may have."""
+        """Read ranges as of one revision; at most as many as fit into one transaction."""
         return await self.run(messages.txn((), gets), until)
 
     # Lineage.
@@ -67,7 +67,7 @@ class Namespace:
         return f"its tokens were minted by cluster {self.meta.lineage}, and this is cluster {header.cluster}"
 
     def refuse_strange(self, header: Header) -> None:
-        """Grants are refused under another lineage, and at the end of the tokens."""
+        """Misconfigured under another lineage, or when the tokens are used up."""
         if (why := self._history(header)) is not None:
             raise Misconfigured(
                 f"{self._wire.url}: {why}. Tokens that were handed out could come again: find the highest, and "
@@ -81,7 +81,7 @@ class Namespace:
         self.refuse_strange(header._replace(revision=max(header.revision, self._seen) + 1))
 
     def is_new(self, found: KeyValue | None) -> bool:
-        """Whether the counting state is another than we knew; then it is the one that we know."""
+        """Whether the counting state differs from the one we knew; then remember the new one."""
         if found is None:
             raise Misconfigured(
                 f"{self._wire.url}: the counting state of namespace {self.name!r} is gone: restore {self.keys.meta!r}"
@@ -103,7 +103,7 @@ class Namespace:
     # Operating.
 
     async def open(self, create: bool, until: float) -> Header:
-        """Find the counting state, or make it."""
+        """Read the counting state, or create it."""
         key = self.keys.meta
         reply = await self.read([get(key)], until)
         found = reply.found[0].first
@@ -123,7 +123,7 @@ class Namespace:
         return reply.header
 
     async def raise_floor(self, above: int, until: float) -> int:
-        """Make later tokens greater, and take this cluster's history for the right one."""
+        """Make later tokens greater, and accept this cluster's history."""
         while True:
             reply = await self.read([get(self.keys.meta)], until)
             self.is_new(reply.found[0].first)

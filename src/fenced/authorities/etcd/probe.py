@@ -1,4 +1,4 @@
-"""Which etcd it is, and what is known to be wrong with it. Pure."""
+"""Known bugs of etcd versions. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BUGS: tuple[tuple[dict[tuple[int, int], int], str], ...] = (
     ({(3, 4): 32, (3, 5): 14}, "the revision can go back after a crash during a compaction (etcd 17780)"),
     ({(3, 4): 38, (3, 5): 23}, "a keep-alive can succeed on a lease that is revoked"),
 )
-"""From which patch of each minor version on a bug is fixed; later minor versions never had it."""
+"""The first patch of each minor version that fixes a bug; later minor versions never had it."""
 
 
 def version_of(text: str) -> tuple[int, int, int] | None:

@@ -1,7 +1,7 @@
-"""Keeping leases and places alive: one keep-alive for each of etcd's leases, and a look whether the keys are there.
+"""Renewing leases and places: one keep-alive for each etcd lease, and a check that the keys still exist.
 
-A keep-alive still succeeds when an administrator has deleted a name, so the keys that hang on the lease are asked for;
-and a wake-up may be lost, so each waiter's target is looked at.
+A keep-alive succeeds even if an administrator has deleted a name, so a renewal also reads the keys that are attached
+to the lease. A wake-up may be lost, so it also reads the key that each waiter watches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EtcdRenewal:
         space: Namespace,
         sessions: Sessions,
         attempts: Attempts,
-        ears: EtcdWakeups,
+        wakeups: EtcdWakeups,
         now: Callable[[], float],
         until: float,
     ) -> None:
@@ -38,7 +38,7 @@ class EtcdRenewal:
         self._keys: Keys = space.keys
         self._sessions = sessions
         self._attempts = attempts
-        self._ears = ears
+        self._wakeups = wakeups
         self._until = until
         self._answers: dict[str, RenewAnswer] = {}
 
@@ -62,7 +62,7 @@ class EtcdRenewal:
         await self._sessions.leases.keep_alive([lease for lease in late if lease in ours], self._until)
         lost = await self._held([mine for mine in live if mine.granted])
         lost += await self._queued([mine for mine in live if not mine.granted])
-        await self._tell_ends(lost)
+        await self._answer_lost(lost)
         for public, answer in self._answers.items():
             if isinstance(answer, Ended | Gone):
                 self._attempts.forget_sign(public)
@@ -70,7 +70,7 @@ class EtcdRenewal:
         return [self._answers[public] for public in publics]
 
     async def _load(self, publics: Sequence[str]) -> list[EtcdAttempt]:
-        """Those that live, as far as their records go; the others are answered."""
+        """Returns the attempts that are live by their records, and answers the others."""
         unknown = [public for public in publics if public not in self._attempts.live]
         for start in range(0, len(unknown), TXN_OPS_MAX):
             part = unknown[start : start + TXN_OPS_MAX]
@@ -88,7 +88,7 @@ class EtcdRenewal:
         return [mine for public in publics if (mine := self._attempts.live.get(public)) is not None]
 
     async def _held(self, mine: list[EtcdAttempt]) -> list[EtcdAttempt]:
-        """Answer those whose claims are there; the others are returned."""
+        """Answer the attempts whose claims exist; returns the others."""
         keys: dict[int, set[bytes]] = {}
         lost = []
         for each in mine:
@@ -103,7 +103,7 @@ class EtcdRenewal:
         return lost
 
     async def _queued(self, mine: list[EtcdAttempt]) -> list[EtcdAttempt]:
-        """Answer those that still have their places; the others are returned."""
+        """Answer the attempts that still have their places; returns the others."""
         lost = []
         at_once = TXN_OPS_MAX // _WAITER_OPS
         for start in range(0, len(mine), at_once):
@@ -128,8 +128,8 @@ class EtcdRenewal:
         return lost
 
     def _reads(self, mine: EtcdAttempt) -> tuple[bytes, bytes]:
-        """Its place, and what it waits for: the first time what is directly ahead of it by now."""
-        name, known = mine.record.names[0], self._ears.target(mine.public)
+        """Reads of its place and of the key that it waits for; the first time, of the key directly ahead of it."""
+        name, known = mine.record.names[0], self._wakeups.target(mine.public)
         place = self._keys.place(name, mine.record.ticket, mine.public)
         if known is not None and (mine.settled or len(mine.record.names) > 1):
             mine.settled = True
@@ -137,12 +137,12 @@ class EtcdRenewal:
         return get(place), get(self._keys.under(name), place, last=True)
 
     async def _blocked(self, mine: EtcdAttempt) -> bool:
-        """What it waited for is gone, or was not known: is there anything else ahead?"""
-        sight = await self._attempts.look_ahead(mine, self._until)
-        return sight.blocker is not None
+        """The key that it waited for is gone, or was unknown: check whether another key is ahead."""
+        view = await self._attempts.look_ahead(mine, self._until)
+        return view.blocker is not None
 
-    async def _tell_ends(self, lost: list[EtcdAttempt]) -> None:
-        """Their keys are gone: what their records say, or else why that may be."""
+    async def _answer_lost(self, lost: list[EtcdAttempt]) -> None:
+        """Answer attempts whose keys are gone: by their records, or else by the likely reason."""
         for start in range(0, len(lost), TXN_OPS_MAX):
             part = lost[start : start + TXN_OPS_MAX]
             reply = await self._space.read(
@@ -159,6 +159,6 @@ class EtcdRenewal:
         if record.state not in ("granted", "waiting"):
             return Ended(record.state)
         if record.state != mine.record.state:
-            return Waiting(0.0)  # granted meanwhile, by an ask whose answer is on its way
+            return Waiting(0.0)  # granted meanwhile, by an ask whose reply has not arrived yet
         self._attempts.expired(mine)
         return Ended(await self._attempts.reason(mine, self._until))

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Sign:
-    """The sign of life of one attempt, from its first ask until an answer says that nothing of it is left."""
+    """The sign of life of one attempt, from its first ask until a reply proves that nothing of it is left."""
 
     public: str
     ttl: float
-    """How long it lives after `since` without another ask or renewal. Its record in etcd may say more."""
+    """How long it lives after `since` without another ask or renewal. Its record in etcd may have a longer ttl."""
     since: float
     under_way: float = -math.inf
-    """Until when a call about it may be under way. A time, not a count: after an interrupt it still passes."""
+    """Until when a call about it may be running. A time, not a count: an interrupted call cannot leave it set."""
     stored: bool = False
     """Its record was seen. If the record is missing later, it was forgotten; no first ask is still under way."""
     end: str = ""

@@ -1,15 +1,15 @@
 """The transactions of an attempt's life, as bytes. Pure.
 
-    grant      nothing stands under its names: claim them
-    enqueue    it was turned away: take a place under each name
-    promote    nothing stands ahead of its places: claim the names
-    finish     it has its claim, or its place: give all back, and remember how it ended
-    hand_over  the same, and claim the name for the one directly behind
+    grant      if there is no key under its names: claim them
+    enqueue    after a refused grant: take a place under each name
+    promote    if there is no key ahead of its places: claim the names
+    finish     if it has its claim or its place: delete its keys, and record how it ended
+    hand_over  the same, and claim the name for the waiter directly behind
 
-What is the same for many attempts is made once: public ids have one length, so one stands in for the others.
+Requests are templates, built once for many attempts: all public ids have the same length and are filled in.
 
-`floor`: all places with an earlier ticket are known to be gone. Until a compaction etcd walks through all keys that a
-range ever had, so what was a queue once is left out.
+`floor`: all places with an earlier ticket are known to be gone. Until a compaction, etcd walks through every key that
+ever was in a range, so the range starts at this ticket.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fenced.wire.etcd.messages import (
 )
 
 _ANYBODY = "\x7f" * 32
-"""Stands for a public id. Neither names nor the values that we write hold such a character."""
+"""Placeholder for a public id. Neither names nor the values that we write contain this character."""
 
 
 def grant(
@@ -45,7 +45,7 @@ def grant(
     *,
     learn: bool = False,
 ) -> bytes:
-    """`learn`: and read how far the queue of its name has come."""
+    """`learn`: also read the lowest live ticket that other clients have stored."""
     return public.encode().join(_grant(keys, record, memory, raw, floor, learn))
 
 
@@ -67,10 +67,10 @@ def _grant(keys: Keys, record: KeyRecord, memory: int, raw: bytes, floor: int, l
 
 
 def enqueue(keys: Keys, public: str, record: KeyRecord, memory: int, blocker: KeyValue) -> bytes:
-    """`blocker`: what was directly ahead when the ticket was taken, and must be there still.
+    """`blocker`: the key that was directly ahead when the ticket was taken, and must still exist.
 
-    While it stands, nobody with a later ticket is let in past it, so nobody has learnt to overlook this one. Of other
-    names it must not have been granted meanwhile.
+    While it exists, nobody with a later ticket is granted, so no client has stored a higher lowest ticket. The attempt
+    must not have been granted meanwhile.
     """
     mine, about = keys.attempt(public), ClaimInfo.of(public, record).written()
     writes = [put(mine, record.written(), memory)]
@@ -83,26 +83,33 @@ def enqueue(keys: Keys, public: str, record: KeyRecord, memory: int, blocker: Ke
 
 
 def promote(
-    keys: Keys, public: str, record: KeyRecord, memory: int, raw: bytes, floor: int = 0, *, tell: bool = False
+    keys: Keys,
+    public: str,
+    record: KeyRecord,
+    memory: int,
+    raw: bytes,
+    floor: int = 0,
+    *,
+    store: bool = False,
 ) -> bytes:
-    """Ahead of a place lie claims, delays and earlier places; its own claim would be among them."""
+    """Claims, delays and earlier places sort before a place; so would its own claim."""
     mine, places = keys.attempt(public), keys.places_of(record.names, record.ticket, public)
     ahead = zip(record.names, places, strict=True)
     first = [proof for name, place in ahead for proof in _nothing_ahead(keys, name, place, floor)]
     return txn(
         [valued(keys.meta, raw), present(places[0]), *first],
-        _claims(keys, public, record, memory) + _told(keys, record, memory, tell),
+        _claims(keys, public, record, memory) + _store_ticket(keys, record, memory, store),
         [get(mine), get(keys.meta), get(places[0])],
     )
 
 
-def _told(keys: Keys, record: KeyRecord, memory: int, tell: bool) -> list[bytes]:
+def _store_ticket(keys: Keys, record: KeyRecord, memory: int, store: bool) -> list[bytes]:
     """Store the lowest live ticket, for clients that do not know this queue yet."""
-    return [put(keys.floor(name), b"%d" % record.ticket, memory) for name in record.names if tell]
+    return [put(keys.floor(name), b"%d" % record.ticket, memory) for name in record.names if store]
 
 
 def _claims(keys: Keys, public: str, record: KeyRecord, memory: int) -> list[bytes]:
-    """What a grant writes: the record, and for each name a claim that lives as long as the session."""
+    """The writes of a grant: the record, and for each name a claim that is attached to the session's etcd lease."""
     about = ClaimInfo.of(public, record).written()
     writes = [put(keys.attempt(public), record.written(), memory)]
     writes += [put(keys.claim(name), about, record.hold) for name in record.names]
@@ -114,7 +121,7 @@ def _claims(keys: Keys, public: str, record: KeyRecord, memory: int) -> list[byt
 def finish(
     keys: Keys, public: str, record: KeyRecord, revision: int, state: str, memory: int
 ) -> tuple[bytes, list[bytes]]:
-    """The transaction, and deletes that do not fit into it and may be done before. With memory 0 it only deletes."""
+    """The transaction, and deletes that do not fit into it and may be sent before. With memory 0 it only deletes."""
     if record.state == GRANTED and not record.ticket and len(record.names) == 1:
         return public.encode().join(_finish_plain(keys, record, state, memory)), []
     mine, writes = keys.attempt(public), ends(keys, public, record, state, memory)
@@ -135,11 +142,11 @@ def hand_over(
     raw: bytes,
     floor: int = 0,
     *,
-    tell: bool = False,
+    store: bool = False,
 ) -> bytes:
-    """Nothing stands before the heir's place but what is given back. For one name without a delay.
+    """Requires that only the keys that are given back are ahead of the heir's place. For one name without a delay.
 
-    `follower`: its public id, the record of its grant, and what that hangs on.
+    `follower`: its public id, the record of its grant, and the etcd lease of that record.
     """
     heir, granted, its_memory = follower
     (name,) = record.names
@@ -149,7 +156,7 @@ def hand_over(
     writes = [
         put(mine, record.ended("released").written(), memory),
         *_claims(keys, heir, granted, its_memory),
-        *_told(keys, granted, its_memory, tell),
+        *_store_ticket(keys, granted, its_memory, store),
     ]
     if record.ticket:
         ours = keys.place(name, record.ticket, public)
@@ -169,7 +176,7 @@ def _finish_plain(keys: Keys, record: KeyRecord, state: str, memory: int) -> lis
 
 
 def holds(keys: Keys, public: str, record: KeyRecord) -> list[bytes]:
-    """What proves that it has all its claims."""
+    """Compares that prove that it has all its claims."""
     about = ClaimInfo.of(public, record).written()
     return [valued(keys.claim(name), about) for name in record.names]
 

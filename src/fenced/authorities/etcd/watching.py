@@ -13,16 +13,16 @@ from fenced.wire.etcd.connection import EtcdStream
 from fenced.wire.heartbeat import ANSWER_SECONDS
 
 OVER_MAX = 1000
-"""After so many ended watches the stream is reopened: cancelling each of them would cost a message."""
+"""After this many ended watches the stream is reopened: cancelling each of them would cost a message."""
 
 
 OPEN_SECONDS = 1.5
 REOPEN_SECONDS = 0.5
-"""A stream is opened no more often: a member without a leader ends it at once. Meanwhile waiters look by themselves."""
+"""A stream is opened no more often: a member without a leader ends it at once. Meanwhile the waiters poll."""
 
 
 class Target(NamedTuple):
-    """The key that a waiter waits for to go, and the revision after the one in which it was seen."""
+    """The key whose deletion a waiter waits for, and the revision after the one in which it was seen."""
 
     key: bytes
     revision: int
@@ -37,20 +37,20 @@ class EtcdWakeups:
         self.forked()
 
     def forked(self) -> None:
-        """Nobody listens yet; a parent's stream is left as it is."""
+        """Start without a stream; a parent's stream is left as it is."""
         self._targets: dict[str, Target] = {}
         self._watches: dict[int, str] = {}
         self._watch_of: dict[str, int] = {}
         self._claims: set[int] = set()
-        """Watches of keys that go more than once."""
+        """Watches of claims: all claims of a name have one key, so it can be deleted more than once."""
         self._ids = itertools.count(1)
         self._over = 0
-        self._heard: dict[str, None] = {}
+        self._woken: dict[str, None] = {}
         self._stream: EtcdStream | None = None
-        self._bell: Selector | None = None
-        self._rung = False
+        self._selector: Selector | None = None
+        self._interrupted = False
         self._closed = False
-        self._hearing = False
+        self._waiting = False
         self._opens = 0.0
 
     @property
@@ -79,24 +79,24 @@ class EtcdWakeups:
         await stream.send(messages.watch_deletion(watch, target.key, target.revision), until)
 
     def forget(self, public: str) -> None:
-        """This one waits no more."""
+        """This attempt waits no more: stop watching for it."""
         self._targets.pop(public, None)
         self._watches.pop(self._watch_of.pop(public, 0), None)
 
     async def next_wakeups(self, until: float) -> list[str]:
-        # `next_wakeups` sets `_hearing` and then reads `_closed`; `close` sets `_closed` and then reads `_hearing`.
+        # `next_wakeups` sets `_waiting` and then reads `_closed`; `close` sets `_closed` and then reads `_waiting`.
         # So at least one of the two sees the other, and the stream is closed.
-        self._hearing = True
+        self._waiting = True
         try:
-            return [] if self._closed else await self._hear(until)
+            return [] if self._closed else await self._wait(until)
         finally:
-            self._hearing = False
+            self._waiting = False
             if self._closed:
                 self._close_now()
 
-    async def _hear(self, until: float) -> list[str]:
-        # Made before the check below, so that a later `tell` finds a selector to wake.
-        bell = self._bell = self._bell or self._runtime.selector()
+    async def _wait(self, until: float) -> list[str]:
+        # Made before the check below, so that a later `notify` finds a selector to wake.
+        selector = self._selector = self._selector or self._runtime.selector()
         stream = self._stream
         if stream is not None and (stream.turn, stream.token) != (self._wire.turn, self._wire.token):
             self._drop()  # calls go to another member now; or the login token has changed, and no watch can be added
@@ -105,12 +105,12 @@ class EtcdWakeups:
         now = self._runtime.now()
         if self._stream is None and self._targets and now >= self._opens:
             self._opens = now + REOPEN_SECONDS
-            await self._open(bell, max(until, now + OPEN_SECONDS))
-        while not self._heard and not self._rung:
+            await self._open(selector, max(until, now + OPEN_SECONDS))
+        while not self._woken and not self._interrupted:
             try:
-                # No longer than to the next heartbeat: the next call sees to that.
+                # At most until the next heartbeat is due: the next call sends it.
                 due = until if self._stream is None else min(until, self._stream.heartbeat.due)
-                ready = await bell.wait(due)
+                ready = await selector.wait(due)
             except (OSError, ValueError):  # closed meanwhile
                 break
             if ready is None:
@@ -118,14 +118,14 @@ class EtcdWakeups:
             for each in ready:
                 assert isinstance(each, EtcdStream)
                 await self._read(each, until)
-        self._rung = False
-        heard = list(self._heard)
-        for public in heard:
-            self._heard.pop(public, None)
-        return heard
+        self._interrupted = False
+        woken = list(self._woken)
+        for public in woken:
+            self._woken.pop(public, None)
+        return woken
 
     async def _beat(self, stream: EtcdStream) -> None:
-        """Ping the stream if it has been silent for long, and drop it if it does not answer."""
+        """Ping the stream if it has been silent for long, and drop it if no reply comes."""
         now = self._runtime.now()
         if now < stream.heartbeat.due:
             return
@@ -136,14 +136,14 @@ class EtcdWakeups:
         if self._stream is stream and stream.heartbeat.is_dead(now):
             self._drop()
 
-    async def _open(self, bell: Selector, until: float) -> None:
+    async def _open(self, selector: Selector, until: float) -> None:
         stream = await self._wire.stream(messages.WATCH, until)
         self._watches.clear()
         self._watch_of.clear()
         self._claims.clear()
         self._over = 0
-        bell.add(stream.link, stream)
-        # If `close` ran before this, it has rung the bell, and `next_wakeups` closes the stream.
+        selector.add(stream.link, stream)
+        # If `close` ran before this, it has woken the selector, and `next_wakeups` closes the stream.
         self._stream = stream
         for public, target in list(self._targets.items()):
             await self._begin(stream, public, target, until)
@@ -151,27 +151,27 @@ class EtcdWakeups:
     async def _read(self, stream: EtcdStream, until: float) -> None:
         """Read replies from the stream. If it has ended, drop it; the next `next_wakeups` opens another."""
         for reply in await stream.receive(until):
-            told = messages.watch_reply(reply)
+            event = messages.watch_reply(reply)
             # A negative watch id means "create refused" and does not say which one: reopen the stream.
-            if told.watch < 0 and told.canceled:
+            if event.watch < 0 and event.canceled:
                 self._wire.distrust(stream.token)
                 stream.over = True
-            if told.deleted and told.watch not in self._watches and told.watch in self._claims:
-                self._claims.discard(told.watch)
-                await stream.send(messages.watch_cancel(told.watch), until)
-            self._told(told)
+            if event.deleted and event.watch not in self._watches and event.watch in self._claims:
+                self._claims.discard(event.watch)
+                await stream.send(messages.watch_cancel(event.watch), until)
+            self._dispatch(event)
         if stream.over or self._over >= OVER_MAX:
             self._drop()
-            self._rung = True
+            self._interrupted = True
 
     def _drop(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
-            if self._bell is not None:
-                self._bell.remove(stream.link)
+            if self._selector is not None:
+                self._selector.remove(stream.link)
             stream.cancel()
 
-    def _told(self, reply: messages.WatchReply) -> None:
+    def _dispatch(self, reply: messages.WatchReply) -> None:
         if not reply.deleted and not reply.canceled:
             return
         # A watch that the server ends (its revision is compacted) sends no more: wake the waiter, so that it checks.
@@ -179,27 +179,27 @@ class EtcdWakeups:
         self._over += 1
         if public is not None:
             self._watch_of.pop(public, None)
-            self.tell(public)
+            self.notify(public)
 
-    def tell(self, public: str) -> None:
-        self._heard[public] = None
-        self._ring()
+    def notify(self, public: str) -> None:
+        self._woken[public] = None
+        self._wake()
 
     def interrupt(self) -> None:
-        self._rung = True
-        self._ring()
+        self._interrupted = True
+        self._wake()
 
-    def _ring(self) -> None:
-        if self._bell is not None:
-            self._bell.wake()
+    def _wake(self) -> None:
+        if self._selector is not None:
+            self._selector.wake()
 
     def close(self) -> None:
-        """Close the stream. If a `next_wakeups` is under way, interrupt it: it closes the stream itself, as it uses it.
+        """Close the stream. If a `next_wakeups` is running, interrupt it: it uses the stream, so it closes it.
 
-        Waits for no lock, may be repeated.
+        Takes no lock; may be repeated.
         """
         self._closed = True
-        if not self._hearing:
+        if not self._waiting:
             self._close_now()
             return
         if (stream := self._stream) is not None:
@@ -207,10 +207,10 @@ class EtcdWakeups:
         self.interrupt()
 
     def _close_now(self) -> None:
-        """Only while no `next_wakeups` is under way."""
+        """Called only while no `next_wakeups` is running."""
         stream, self._stream = self._stream, None
-        bell, self._bell = self._bell, None
-        if bell is not None:
-            bell.close()
+        selector, self._selector = self._selector, None
+        if selector is not None:
+            selector.close()
         if stream is not None:
             stream.cancel()

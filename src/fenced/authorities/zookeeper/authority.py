@@ -46,7 +46,7 @@ from fenced.wire.zookeeper.address import ZooKeeperAddress
 
 
 class ZooKeeperAuthority(Entering):
-    """A client's door to one namespace of an ensemble."""
+    """One client's access to one namespace of an ensemble."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
         Trait(
@@ -64,7 +64,7 @@ class ZooKeeperAuthority(Entering):
         ),
         Trait(
             "sessions",
-            "Leases of one ttl share a session that lasts a third longer: so soon the server frees what a crash left.",
+            "Leases of one ttl share a session that lasts a third longer: the server frees a crashed client's then.",
         ),
         Trait(
             "places",
@@ -72,23 +72,21 @@ class ZooKeeperAuthority(Entering):
         ),
         Trait(
             "server-ttl",
-            "The server bounds the time of sessions, 2 to 20 ticks by default; a grant says which ttl it really has.",
+            "The server bounds the time of sessions, 2 to 20 ticks by default; a grant has the ttl that resulted.",
         ),
         Trait(
             "leader-confirmed",
-            "Only what the leader answers prolongs a lease: a follower that is cut off keeps nobody believing.",
+            "Only replies of the leader prolong a lease: a follower that is cut off cannot.",
         ),
-        Trait(
-            "pushed", "A release or an expiry wakes the head of the queue; waiters that are idle ask nothing."
-        ),
+        Trait("pushed", "A release or an expiry wakes the head of the queue; idle waiters send no requests."),
         Trait("revoked", "A lease whose nodes somebody deletes is lost as `revoked`, with the next renewal."),
         Trait(
             "own-memory",
-            "What is over only its own client remembers; who renews another client's lease takes it over.",
+            "Only its own client remembers an ended attempt; a client that renews another's lease takes it over.",
         ),
         Trait(
             "delay-noticed",
-            "A lock_delay counts from when its own client, or else the next who looks, notices the expiry.",
+            "A lock_delay counts from when its own client, or else the next client that asks, detects the expiry.",
         ),
         Trait("idle-names", "Names that nobody uses are removed by the server itself; tokens go on."),
         Trait(
@@ -97,11 +95,11 @@ class ZooKeeperAuthority(Entering):
         ),
         Trait(
             "settings-unseen",
-            "Whether the members really sync (`forceSync`) cannot be asked: it is taken for granted.",
+            "No client can ask whether the members really sync (`forceSync`): it is assumed.",
         ),
         Trait(
             "restore-unnoticed",
-            "There is no cluster id: only clients that have seen more notice a restored ensemble. Raise the floor.",
+            "There is no cluster id: only clients that have seen more detect a restored ensemble. Raise the floor.",
         ),
     )
 
@@ -141,9 +139,9 @@ class ZooKeeperAuthority(Entering):
     async def _asked(
         self, home: ZooKeeperSession, mine: ZooKeeperAttempt, wait: bool, start: float, until: float
     ) -> AskAnswer:
-        """One try. It finds what an earlier, broken try has done."""
+        """One try. It finds the nodes that an earlier, broken try has made."""
         await self._await_hand_over(mine, until)
-        found, newest = None, True  # who asks again sees what was done before, whichever member it asks
+        found, newest = None, True  # an ask that is repeated must see what was done before, on any member
         if not mine.over and not mine.places:
             entered = await self._enter(home, mine, wait, until)
             if not isinstance(entered, tuple):
@@ -203,7 +201,7 @@ class ZooKeeperAuthority(Entering):
             return None
         if mine.state == "waiting":
             if mine.zxid < max(mine.forced, space.changed if space.version else 0):
-                # The floor was raised, or the name taken by force, while we stood in the queue.
+                # The floor was raised, or the name was taken by force, while we were in the queue.
                 await self._mint(home, mine, until)
                 return None
             if mine.lock_delay and not mine.delaying:
@@ -219,11 +217,11 @@ class ZooKeeperAuthority(Entering):
         return Granted(mine.token, min(home.ttl, mine.expires - start), home.ttl)
 
     async def _mint(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> None:
-        """Take a newer number, and leave it at the names: those behind us must not be granted below it."""
+        """Take a newer number, and write it to the names: waiters behind us must not be granted below it."""
         mine.zxid = 0
         writes = [jute.set_data(self._paths.attempt(mine.public), record_text(mine, session.ttl))]
         writes += [jute.set_data(self._paths.name(name), b"") for name in mine.names]
-        writes += [jute.set_data(path, b"") for path in mine.places.values()]  # which tells who waits behind
+        writes += [jute.set_data(path, b"") for path in mine.places.values()]  # notifies the waiters behind
         (reply,) = await session.exchange(jute.multi(writes), until=until)
         results = self._results(reply)
         failed = jute.failure(results)
@@ -240,12 +238,12 @@ class ZooKeeperAuthority(Entering):
         nodes = [jute.create(self._paths.delay(name, mine.public), text, self._acl) for name in mine.names]
         (reply,) = await session.exchange(jute.multi(nodes), until=until)
         failed = jute.failure(self._results(reply))
-        if failed is not None and failed[1] != jute.NODE_EXISTS:  # there already: its reply was lost
+        if failed is not None and failed[1] != jute.NODE_EXISTS:  # it exists if an earlier reply was lost
             raise refused(failed[1], self.url)
         mine.delaying = True
 
     async def _last_token(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> int:
-        """The numbers are used up but for the last, which one single attempt gets."""
+        """All numbers but the last are used up: one single attempt gets the last."""
         made, read = await session.exchange(
             jute.create(self._paths.spent, mine.public.encode(), self._acl),
             jute.get_data(self._paths.spent),
@@ -315,7 +313,7 @@ class ZooKeeperAuthority(Entering):
             return None
         mine.moves = self._moves(mine, home.ttl, mine.behind) if mine.away else []
         if delay:
-            mine.watched = False  # no event tells when the delay is over
+            mine.watched = False  # no event comes when the delay ends
         return Waiting(max(check_in, delay) or home.ttl, ahead, held_by)
 
     # Renewing.
@@ -409,7 +407,7 @@ class ZooKeeperAuthority(Entering):
         return Waiting(home.ttl if mine.behind else 0.0)
 
     async def _adopt(self, public: str, until: float) -> RenewAnswer:
-        """Who renews an attempt that another session carries takes it over into its own, where it stands."""
+        """Renew an attempt that another client's session carries: take it over into ours, at the same places."""
         session = self._any_session()
 
         async def find() -> NodeRecord | None:
@@ -499,7 +497,7 @@ class ZooKeeperAuthority(Entering):
     async def _end_unknown(
         self, session: ZooKeeperSession, public: str, state: str, until: float
     ) -> ReleaseAnswer:
-        """End an attempt that we did not make. One that is withdrawn before it comes leaves its tombstone."""
+        """End an attempt that we did not make. Withdrawn before its ask arrives, it leaves a tombstone."""
         attempt, tomb = self._paths.attempt(public), self._paths.tomb(public)
         text = tomb_text(timing.remember_for(0.0))
         bury = [jute.create(attempt, b"", self._acl), jute.create(tomb, text, self._acl)]
@@ -528,14 +526,14 @@ class ZooKeeperAuthority(Entering):
 
     async def next_wakeups(self, until: float) -> list[str]:
         try:
-            await self._hub.wait(lambda: bool(self._heard) or self._nudged, self._ear, until)
+            await self._hub.wait(lambda: bool(self._woken) or self._interrupted, self._wakeup, until)
         except ConnectionBroken:
             return []
-        self._nudged = False
-        heard, self._heard = self._heard, {}
-        return list(heard)
+        self._interrupted = False
+        woken, self._woken = self._woken, {}
+        return list(woken)
 
     def interrupt(self) -> None:
-        self._nudged = True
-        self._ear.set()
+        self._interrupted = True
+        self._wakeup.set()
         self._hub.wake()

@@ -1,4 +1,4 @@
-"""What all operations share: the sessions, what this client remembers, and how queues are looked at."""
+"""Shared by all operations: the sessions, the attempts that this client remembers, and reading queues."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from fenced.wire.zookeeper.address import ZooKeeperAddress
 from fenced.wire.zookeeper.connection import Hub
 
 REMEMBERED_MAX = 16_384
-"""How many attempts are remembered at most. Only their own client can repeat one that is over."""
+"""How many attempts are remembered at most. Only its own client can answer a repeated ask for an ended attempt."""
 KNOWN_MAX = 10_000
 USUAL_TTL = timing.TTL_DEFAULT
 PLACES = 0.0
 """Used instead of a ttl as the key of the session that carries places in queues."""
 STALE_SHARE = 0.05
 STALE_SECONDS = 0.5
-"""Who grants without a write of its own asks for a sign of life first, if the last one is older than this."""
+"""Before a grant without a write, the session is confirmed if its last confirmation is older than this."""
 
 _inherited: list[object] = []
-"""A parent's connections, in a forked child: kept, so that no finalizer touches what they share."""
+"""The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
 
 
 class Base:
@@ -58,7 +58,7 @@ class Base:
         self._runtime = runtime
         self._namespace = check_name(namespace)
         self._paths = Paths(address.chroot, self._namespace)
-        # Ours alone where the server knows who we are; nothing is inherited from the nodes above.
+        # Only we may access the nodes, if the server knows who we are. ZooKeeper inherits no ACL from parent nodes.
         self._acl = jute.acl([("auth", "") if address.authenticated else ("world", "anyone")])
         self._begin()
 
@@ -69,9 +69,9 @@ class Base:
         self._known: dict[str, None] = {}
         self._followers: dict[str, ZooKeeperAttempt] = {}
         """By the path of a place, the attempt of this client that waits directly behind it."""
-        self._heard: dict[str, None] = {}
-        self._ear = self._runtime.wakeup()
-        self._nudged = False
+        self._woken: dict[str, None] = {}
+        self._wakeup = self._runtime.wakeup()
+        self._interrupted = False
 
     # Sessions.
 
@@ -87,7 +87,7 @@ class Base:
                 self.places_seconds * LEASE_SHARE if places else ttl,
                 root=self._paths.root,
                 places=places,
-                heard=self._wake,
+                notify=self._wake,
                 known=self._memory.get,
             )
             session = self._sessions.setdefault(ttl, session)
@@ -98,11 +98,11 @@ class Base:
         return home if home.seconds <= self.places_seconds else self._session(PLACES)
 
     def _carrier(self, mine: ZooKeeperAttempt) -> ZooKeeperSession:
-        """The session that its nodes end with, as far as we know."""
+        """The session that owns its nodes, as far as we know."""
         return self._session(PLACES if mine.away else mine.ttl)
 
     def _owner(self, mine: ZooKeeperAttempt, record: NodeRecord) -> ZooKeeperSession | None:
-        """The session of this client that made its nodes; None: another client's did."""
+        """The session of this client that made its nodes; None: another client made them."""
         for away in (False, True):
             session = self._sessions.get(PLACES if away else mine.ttl)
             if session is not None and session.id and session.id == record.owner:
@@ -114,11 +114,11 @@ class Base:
         return next(reversed(self._sessions.values()), None) or self._session(USUAL_TTL)
 
     def _wake(self, public: str) -> None:
-        self._heard[public] = None
-        self._ear.set()
+        self._woken[public] = None
+        self._wakeup.set()
 
     def _live(self, public: str) -> ZooKeeperAttempt | None:
-        """An attempt of our own that is not over."""
+        """An attempt of this client that has not ended."""
         mine = self._memory.get(public)
         return mine if mine is not None and not mine.over else None
 
@@ -138,7 +138,7 @@ class Base:
         return len(old)
 
     def _forget(self, mine: ZooKeeperAttempt) -> None:
-        """As if it had never been asked for."""
+        """Forget it, as if it had never been asked for."""
         self._stop_carrying(mine)
         self._wake_follower(mine)
         self._memory.pop(mine.public, None)
@@ -161,18 +161,18 @@ class Base:
                 self._hub.wake()  # a `next_wakeups` that waits only for the server's events must wake up, too
 
     def _know(self, names: Iterable[str]) -> None:
-        """Names whose nodes are there, most likely."""
+        """Remember names whose nodes most likely exist."""
         if len(self._known) > KNOWN_MAX:
             self._known.clear()
         self._known.update(dict.fromkeys(names))
 
     async def _settle(self, now: float, until: float) -> None:
-        """End what nobody renewed in time, although the session that carries it goes on."""
+        """End attempts that nobody renewed in time, although the session that carries them goes on."""
         until = now + (until - now) / 4
         for session in list(self._sessions.values()):
             work = functools.partial(self._expire, session, now, until)
             if session.due <= now or session.leftovers:
-                with contextlib.suppress(FencedError):  # then later, or with the session
+                with contextlib.suppress(FencedError):  # retried later, or they end with the session
                     await session.request(work, until)
 
     async def _expire(self, session: ZooKeeperSession, now: float, until: float) -> None:
@@ -219,7 +219,7 @@ class Base:
     def _found(
         self, owner: ZooKeeperSession, mine: ZooKeeperAttempt, record: NodeRecord, queues: dict[str, Queue]
     ) -> None:
-        """Its nodes are there, and `owner`, a session of this client, has made them."""
+        """Its nodes exist, and `owner`, a session of this client, has made them."""
         mine.places, mine.version = self._places(mine, queues), record.version
         mine.away, mine.moving = owner is self._sessions.get(PLACES), False
         mine.moves = []
@@ -227,7 +227,7 @@ class Base:
         owner.carry(mine)
 
     def _drop(self, mine: ZooKeeperAttempt, state: str, *, done: bool = False) -> None:
-        """It has ended: its nodes are deleted with the next request, unless that is done already."""
+        """It has ended: delete its nodes with the next request, unless that is done already."""
         mine.end(state, self._runtime.now())
         self._stop_carrying(mine)
         self._wake_follower(mine)
@@ -235,7 +235,7 @@ class Base:
             self._carrier(mine).leftovers.append(jute.multi(self._deletions(mine)))
 
     def _deletions(self, mine: ZooKeeperAttempt) -> list[bytes]:
-        """All its nodes, if it still is ours. An expiry leaves those of its lock_delay behind."""
+        """Operations that delete all its nodes, if it is still ours. An expiry keeps its lock_delay nodes."""
         paths = list(mine.places.values())
         if mine.delaying and mine.state != "expired":
             paths += [self._paths.delay(name, mine.public) for name in mine.names]
@@ -261,7 +261,7 @@ class Base:
     def _looked(
         self, session: ZooKeeperSession, names: Sequence[str], replies: Sequence[jute.Reply], changes: int
     ) -> tuple[dict[str, Queue], NamespaceView | None]:
-        """What the replies to `_looking` say; None: the namespace has changed meanwhile, look again."""
+        """Parse the replies to `_looking`; None: the namespace has changed meanwhile, read again."""
         queues = {name: self._queue(reply) for name, reply in zip(names, replies, strict=False)}
         if len(replies) > len(names):
             if replies[-1].error:
@@ -281,7 +281,7 @@ class Base:
     async def _look(
         self, session: ZooKeeperSession, names: Sequence[str], until: float, *, newest: bool = False
     ) -> tuple[dict[str, Queue], NamespaceView]:
-        """The queues, and the namespace as it is then. `newest`: with all that was done before this call."""
+        """The queues, and the namespace at that time. `newest`: including all that was done before this call."""
         while True:
             ahead = [jute.sync(self._paths.root)] if newest or self._stale(session) else []
             changes, looking = session.changes, self._looking(session, names)
@@ -316,7 +316,7 @@ class Base:
     def _held_by(
         self, public: str, record: NodeRecord | None, space: NamespaceView, now: float
     ) -> HeldBy | None:
-        """Who is first in a queue holds the name. How long still, only its own client knows."""
+        """The first in a queue holds the name. Only its own client knows for how long."""
         if (mine := self._live(public)) is not None:
             if mine.state != "granted":
                 return None
@@ -339,12 +339,12 @@ class Base:
     ) -> list[jute.Reply]:
         """Set watches that these attempts rely on, and exchange requests. `newest`: after a sync."""
         first = [jute.sync(self._paths.root)] if newest else []
-        # Of a node that is not there this leaves no watch behind on the server, which `exists` would.
+        # Unlike `exists`, this leaves no watch on the server if the node is missing.
         sets = [jute.get_data(path, watch=True) for path in watches]
         try:
             replies = (await session.exchange(*first, *sets, *requests, until=until))[len(first) :]
         except BaseException:
-            # Perhaps the server watches none of them: whoever relies on these watches must look again.
+            # Perhaps the server has set none of these watches: attempts that rely on them must read again.
             for mine in attempts:
                 mine.watched = False
             session.unwatch(watches)
@@ -361,7 +361,7 @@ class Base:
     async def _delayed(
         self, session: ZooKeeperSession, mine: str, queues: dict[str, Queue], until: float
     ) -> float:
-        """For how long the lock_delay of one that expired still keeps one of these names; 0: not at all."""
+        """How long a lock_delay of an expired attempt still blocks one of these names; 0: not at all."""
         paths = [
             (public, self._paths.delay(name, public))
             for name, queue in queues.items()

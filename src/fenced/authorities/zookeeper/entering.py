@@ -1,4 +1,4 @@
-"""Taking a place in queues, alone or behind others, and finding out who is ahead."""
+"""Taking places in queues, alone or behind others, and finding out who is ahead."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Entering(Operating):
     ) -> AskAnswer | tuple[dict[str, Queue], NamespaceView | None]:
         """Take the names if nobody has a place there; otherwise, with `wait`, take a place in every queue.
 
-        So only leases stand in the session of a lease. All places stand in a short session, so that the server removes
-        the place of a dead waiter soon.
+        So the session of a lease owns only nodes of leases. All waiters' places are in a short session, so that the
+        server removes the place of a dead waiter soon.
         """
         if not home.id:
             await home.exchange(until=until)  # connects: the server decides the session's ttl
@@ -54,7 +54,7 @@ class Entering(Operating):
     ) -> list[jute.Reply] | int:
         """Make the attempt and its places, in one transaction. `alone`: only if nobody has a place at its names.
 
-        Returns the replies to the reads that were sent with it; or why nothing was made: the attempt is there already
+        Returns the replies to the reads that were sent with it; or why nothing was made: the attempt exists already
         (NODE_EXISTS), or a queue is not empty (NOT_EMPTY).
         """
         paths, acl, public = self._paths, self._acl, mine.public
@@ -88,7 +88,7 @@ class Entering(Operating):
                 return error
             if index < 2 or error not in (jute.NODE_EXISTS, jute.NO_NODE):
                 raise refused(error, self.url)
-            if len(mine.names) == 1:  # we were wrong about the one name
+            if len(mine.names) == 1:  # our knowledge of the one name was wrong
                 if self._known.pop(mine.names[0], self) is self:
                     self._know(mine.names)
             else:
@@ -109,7 +109,7 @@ class Entering(Operating):
     async def _recognise(
         self, home: ZooKeeperSession, mine: ZooKeeperAttempt, wait: bool, until: float
     ) -> AskAnswer | tuple[dict[str, Queue], NamespaceView | None]:
-        """The attempt's node is there already: ours (the reply was lost), another client's, or a tombstone."""
+        """The attempt's node exists already: ours (the reply was lost), another client's, or a tombstone."""
         (reply,) = await home.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
         record = self._record(reply)
         if record is None:
@@ -136,7 +136,7 @@ class Entering(Operating):
     def _of_another(
         self, mine: ZooKeeperAttempt, record: NodeRecord, queues: dict[str, Queue], space: NamespaceView
     ) -> AskAnswer:
-        """Another client's session carries this attempt: only a renewal can say how long it lasts."""
+        """Another client's session carries this attempt. How long it lasts is known once we renew it (`_adopt`)."""
         places = [
             queue.publics.index(mine.public) for queue in queues.values() if mine.public in queue.publics
         ]

@@ -1,4 +1,4 @@
-"""What the server's refusals mean."""
+"""The exceptions for the server's error codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fenced.wire import jute
 
 
 def refused(error: int, where: str) -> FencedError:
-    """The request was not carried out, for a reason that no step of ours expects."""
+    """The exception for an error that the caller does not expect. The request was not carried out."""
     match error:
         case jute.NO_NODE:
             return Misconfigured(f"{where}: the nodes of this namespace are gone; somebody deleted them")

@@ -149,7 +149,7 @@ class Moving(Base):
                 self._hub.wake()  # a `next_wakeups` that waits only for the server's events must wake up, too
 
     async def _await_hand_over(self, mine: ZooKeeperAttempt, until: float) -> None:
-        """If a release that hands its names over to this attempt is under way, wait for its reply."""
+        """If a release that hands its names over to this attempt is running, wait for its reply."""
         turn = mine.handing
         if turn is not None:
             await self._hub.wait(lambda: mine.handing is not turn, turn, until)

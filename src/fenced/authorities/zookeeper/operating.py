@@ -1,4 +1,4 @@
-"""Opening a namespace, looking at it, and what operators do to it."""
+"""Opening a namespace, viewing it, and the operators' functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fenced.model import TOKEN_MAX, NameView, Standing, Waiter, check_floor, che
 from fenced.wire import jute
 
 AT_ONCE = 200
-"""How many nodes are read in one go."""
+"""How many nodes are read at once."""
 
 
 class Operating(Moving):
@@ -57,7 +57,7 @@ class Operating(Moving):
         ]
         *made, reply = await session.exchange(*parents, jute.multi(nodes), until=until)
         failed = jute.failure(self._results(reply))
-        if failed is not None and failed[1] != jute.NODE_EXISTS:  # somebody else was quicker
+        if failed is not None and failed[1] != jute.NODE_EXISTS:  # another client may have been quicker
             worst = next((each.error for each in made if each.error not in (0, jute.NODE_EXISTS)), failed[1])
             raise refused(worst, self.url)
 
@@ -147,7 +147,7 @@ class Operating(Moving):
         until = timing.call_until(self._runtime.now(), until)
         await self._settle(self._runtime.now(), until)
         session, name = self._any_session(), check_name(name)
-        # A second time it would hit the next holder.
+        # Not repeatable: a repetition could end the next holder's lease.
         return await session.request(lambda: self._force(session, name, until), until, repeatable=False)
 
     async def _force(self, session: ZooKeeperSession, name: str, until: float) -> int | None:
@@ -168,7 +168,7 @@ class Operating(Moving):
             queues, _ = await self._look(session, names, until)
             forced.places = self._places(forced, queues)
             forced.delaying = any(public in queue.delays for queue in queues.values())
-            # The names remember that they were taken; those who wait behind are told by the places.
+            # A write to the names records that they were taken; a write to the places notifies the waiters behind.
             marks = [jute.set_data(self._paths.name(each), b"") for each in names]
             marks += [jute.set_data(path, b"") for path in forced.places.values()]
             ends = self._deletions(forced) if record is not None else self._deletions(forced)[1:]
@@ -224,7 +224,7 @@ class Operating(Moving):
             return tombs + await self._tidy_delays(session, until)
 
         ended = await session.request(work, until)
-        return ended + self._forget_old(now)  # last: they tell when a delay began
+        return ended + self._forget_old(now)  # last: the remembered attempts show when a delay began
 
     async def _tidy_tombs(self, session: ZooKeeperSession, until: float) -> int:
         clock, reply = await session.exchange(
@@ -252,7 +252,7 @@ class Operating(Moving):
         return forgotten
 
     async def _tidy_delays(self, session: ZooKeeperSession, until: float) -> int:
-        """Nobody asked for a name since its last holder expired: its lock_delay ends all the same."""
+        """End lock_delays of names that nobody has asked for since the last holder expired."""
         (reply,) = await session.exchange(jute.get_children(self._paths.names), until=until)
         ended = 0
         for some in chunks(jute.children_of(reply.body)[0], AT_ONCE):
@@ -278,7 +278,7 @@ class Operating(Moving):
         self._hub.close()
 
     def before_fork(self) -> None:
-        """Nothing: a child that leaves the connections alone does not disturb them."""
+        """Does nothing: the child does not use the parent's connections."""
 
     def forked(self) -> None:
         _inherited.extend((self._hub, *self._sessions.values()))

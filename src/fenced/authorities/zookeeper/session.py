@@ -3,12 +3,12 @@
 One more session, a short one, carries the places in queues of all leases whose own sessions last longer. No lease
 depends on it, so its deadline does not matter to a holder: a place counts while its node exists.
 
-How long the holder may believe. The server counts a session's time from the last sign of life that reached the
-*leader*. Who is connected to a follower is heard there at once, but the follower tells the leader only twice a
-tick, and a session lasts for two ticks at least: so the leader may count from up to a quarter of the session's time
-earlier. Therefore a session is asked for a third longer than the lease, signs of life are requests that the
-leader itself answers, and a session that was silent for more than that quarter is confirmed by a new connection,
-of which the leader is told before it is accepted.
+How long a holder may believe that it holds. The server counts a session's time from the last sign of life that reached
+the *leader*. A follower receives a client's requests at once, but reports signs of life to the leader only twice a
+tick. A session lasts at least two ticks, so the leader may count from up to a quarter of the session's time earlier.
+Therefore a session is requested a third longer than the lease, and only requests that the leader itself answers count
+as signs of life. A session that was silent for more than that quarter is confirmed by a new connection: the member
+asks the leader before it accepts one.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fenced.wire.zookeeper.connection import Hub, Then, ZooKeeperWire, dial
 T = TypeVar("T")
 
 LEASE_SHARE = 0.75
-"""Of a session's time, what its leases are promised."""
+"""The part of a session's time that its leases get."""
 SILENCE_SHARE = 0.2575
-"""After so much of its time without a sign of life a session is confirmed anew. With what the holder gives away
-for clocks that run at different speeds (1 %), this and the lease make the whole."""
+"""After this part of its time without a sign of life, a session is confirmed by a new connection. This, the lease's
+part and the holder's margin for clock drift (1 %) make up the whole session."""
 
 _NOBODY = b"\0" * 16
 
 
 class Over(Exception):
-    """The session that the work was for is over, and with it all that it had created."""
+    """The session that the work was for has ended, and the server deletes all nodes that it had created."""
 
 
 class ZooKeeperSession:
@@ -57,7 +57,7 @@ class ZooKeeperSession:
         *,
         root: str,
         places: bool,
-        heard: Callable[[str], None],
+        notify: Callable[[str], None],
         known: Callable[[str], ZooKeeperAttempt | None],
     ) -> None:
         self.asked = ttl
@@ -66,19 +66,19 @@ class ZooKeeperSession:
         self.seconds = 0.0
         self.id = 0
         self.confirmed = -math.inf
-        """The instant before the last request was sent to which the leader has answered."""
+        """When the last request that the leader has answered was sent."""
         self.attempts: dict[str, ZooKeeperAttempt] = {}
         self.due = math.inf
-        """No attempt expires before."""
+        """No attempt expires before this time."""
         self.leftovers: list[bytes] = []
-        """Deletions that are due; they go ahead of the next requests, whatever is answered."""
+        """Pending deletions, sent before the next requests; any reply to one completes it."""
         self._watched: dict[str, dict[str, None]] = {}
-        """Which attempts want to know when this node is gone."""
+        """By path, the attempts to notify when this node changes."""
         self._address = address
         self._runtime = runtime
         self._hub = hub
         self._root = root
-        self._heard = heard
+        self._notify = notify
         self._known = known
         self._space: NamespaceView | None = None
         self._changes = 0
@@ -91,15 +91,17 @@ class ZooKeeperSession:
     # Working.
 
     async def request(self, work: Callable[[], Awaitable[T]], until: float, *, repeatable: bool = True) -> T:
-        """Do `work`, which exchanges requests. Once a try has broken, no later error is a definite no."""
+        """Run `work`, which exchanges requests. Once a try has broken, every later error becomes Indeterminate."""
         doubt: ConnectionBroken | None = None
         while True:
             try:
                 return await work()
             except Over:
-                doubt = None  # what was created is gone again: there is no doubt any more
+                doubt = (
+                    None  # the nodes that it may have made are gone with the session: the doubt is resolved
+                )
                 if self._runtime.now() >= until:
-                    raise Unavailable(f"{self._address.url}: the session is over") from None
+                    raise Unavailable(f"{self._address.url}: the session has ended") from None
             except FencedError as error:
                 raise _doubted(error, doubt) from error
             except ConnectionBroken as error:
@@ -108,8 +110,8 @@ class ZooKeeperSession:
                 doubt = error
 
     async def exchange(self, *requests: bytes, until: float, then: Then | None = None) -> list[jute.Reply]:
-        """Requests on a connection of this session. It is confirmed if one of them is answered by the leader."""
-        # No single try takes longer than CALL_SECONDS: another member may answer.
+        """Exchange requests on this session's connection. If the leader answers one, the session is confirmed."""
+        # One try takes at most CALL_SECONDS: another member may reply.
         until = min(until, self._runtime.now() + timing.CALL_SECONDS)
         wire = await self._connected(until)
         # Leftovers stay in the list until they are answered, even if we are interrupted. Sending one twice is harmless.
@@ -121,7 +123,7 @@ class ZooKeeperSession:
                 self.leftovers.remove(request)
         if any(reply.error == jute.SESSION_EXPIRED for reply in replies) and session == self.id:
             self._end()
-        if session != self.id:  # found out here, or by another caller: what we asked for went with it
+        if session != self.id:  # the session has ended meanwhile, and the results of our requests with it
             raise Over
         self._hub.seen = max(self._hub.seen, wire.zxid)
         if any(map(jute.by_leader, (*ahead, *requests))):
@@ -129,13 +131,13 @@ class ZooKeeperSession:
         return replies[len(ahead) :]
 
     def expect(self, mine: ZooKeeperAttempt, expires: float) -> None:
-        """Carry this attempt until then, unless it is renewed."""
+        """Carry this attempt until `expires`, unless it is renewed."""
         mine.expires = expires
         self.attempts[mine.public] = mine
         self.due = min(self.due, expires)
 
     def carry(self, mine: ZooKeeperAttempt) -> None:
-        """Register an attempt that this session carries, or may carry until a reply says so."""
+        """Register an attempt that this session carries, or may carry while a reply is outstanding."""
         self.expect(mine, mine.expires)
 
     @property
@@ -179,7 +181,7 @@ class ZooKeeperSession:
         return not self._places and self._runtime.now() - self.confirmed > self.seconds * SILENCE_SHARE
 
     async def _connect(self, until: float) -> ZooKeeperWire:
-        """Reach one of the members, in an order that is drawn anew; each gets its share of the time."""
+        """Connect to one of the members, tried in a new random order; each gets a share of the time."""
         if self._wire is not None:
             self._wire.close("replaced by a new connection")
             self._wire = None
@@ -209,14 +211,14 @@ class ZooKeeperSession:
         self.ttl = self.asked if session.timeout == asked else self.seconds * LEASE_SHARE
         self.confirmed = sent
         where = f"{member[0]}:{member[1]}"
-        self._wire = wire = self.wire_type(link, self._hub, self._runtime, where, self._told)
+        self._wire = wire = self.wire_type(link, self._hub, self._runtime, where, self._on_event)
         return wire
 
-    # The namespace, as far as it is watched.
+    # The cached namespace, under a watch.
 
     @property
     def space(self) -> NamespaceView | None:
-        """What the root says; None when it may have changed. Changes are told before anything that follows them."""
+        """The root's data; None if it may have changed. The server sends its event before any later reply."""
         return self._space
 
     @property
@@ -225,7 +227,7 @@ class ZooKeeperSession:
         return self._changes
 
     def keep_space(self, space: NamespaceView, changes: int) -> None:
-        """Remember what was read under a watch, unless a change was told since `changes` was looked at."""
+        """Cache what was read under a watch, unless an event has arrived since `changes` was read."""
         with self._lock:
             if self._changes == changes:
                 self._space = space
@@ -235,7 +237,7 @@ class ZooKeeperSession:
             self._changes += 1
             self._space = None
 
-    # What the server says by itself.
+    # Watch events.
 
     def watch(self, mine: ZooKeeperAttempt, paths: Iterable[str]) -> list[str]:
         """Subscribe an attempt to these nodes; returns the paths that still need a server-side watch.
@@ -251,14 +253,14 @@ class ZooKeeperSession:
         return new
 
     def unwatch(self, paths: Iterable[str]) -> None:
-        """The request that was to set these watches failed: everybody who relies on one of them looks again."""
+        """The request that was to set these watches failed: every attempt that relies on one reads again."""
         for path in paths:
             for public in self._watched.pop(path, ()):
                 if (mine := self._known(public)) is not None and not mine.over:
                     self._look_again(mine)
 
     def seen(self, path: str, stat: jute.Stat) -> None:
-        """What was known of a node when its watch began: before that nobody told us."""
+        """Process a node's state at the time its watch was set: earlier changes have sent no event."""
         for public in self._watched.get(path, ()):
             mine = self._known(public)
             if mine is None or mine.over:
@@ -271,18 +273,18 @@ class ZooKeeperSession:
                 mine.vanished = True  # taken over
 
     def gone(self, path: str) -> None:
-        """The node that was to be watched is not there."""
-        self._told(jute.WatchEvent(jute.DELETED, path))
+        """A node that was to be watched does not exist."""
+        self._on_event(jute.WatchEvent(jute.DELETED, path))
 
-    def _told(self, event: jute.WatchEvent | None) -> None:
-        if event is None:  # the connection is gone, and with it all that was watched
+    def _on_event(self, event: jute.WatchEvent | None) -> None:
+        if event is None:  # the connection is gone, and all its watches with it
             self._forget_space()
             watched, self._watched = self._watched, {}
             for public in dict.fromkeys(chain.from_iterable(list(watched.values()))):
                 if (mine := self._known(public)) is not None:
                     mine.watched = False
                     if mine.state == "waiting":
-                        self._heard(public)
+                        self._notify(public)
         elif event.path == self._root:
             self._forget_space()
         else:
@@ -291,10 +293,10 @@ class ZooKeeperSession:
                     self._changed(mine, event)
 
     def _changed(self, mine: ZooKeeperAttempt, event: jute.WatchEvent) -> None:
-        """Something happened to a place of ours, or to the one directly ahead of it.
+        """A place of ours, or the one directly ahead of it, has changed.
 
-        We are first without asking if the one ahead is simply gone and was first itself. Who takes a name by force,
-        takes an attempt over into another session, or takes a newer number, writes to the place: then we look.
+        If the place ahead was first and is deleted, we are first and need not read the queue. A force-release, a
+        take-over into another session and a newer number write to the place instead: then we read the queue.
         """
         if event.path in mine.places.values():
             mine.vanished = mine.vanished or event.kind == jute.DELETED
@@ -309,15 +311,15 @@ class ZooKeeperSession:
                 mine.forced = max(mine.forced, other.forced if other is not None and granted else 0)
                 del mine.behind[name]
         if not mine.behind:
-            self._heard(mine.public)
+            self._notify(mine.public)
         return None
 
     def _look_again(self, mine: ZooKeeperAttempt) -> None:
         mine.watched = False
-        self._heard(mine.public)
+        self._notify(mine.public)
 
     def _end(self) -> None:
-        """The session is over: so is all that it carried. The next request begins a new one."""
+        """The session has ended, and so have all attempts that it carried. The next request starts a new session."""
         self.id, self._password, self.confirmed = 0, _NOBODY, -math.inf
         self.leftovers.clear()
         attempts, self.attempts = self.attempts, {}
@@ -326,12 +328,12 @@ class ZooKeeperSession:
                 attempt.watched = False
             elif attempt.places:  # without places its ask may not have been sent: the ask is retried
                 attempt.end("expired", self._runtime.now())
-            self._heard(attempt.public)
+            self._notify(attempt.public)
         if (wire := self._wire) is not None:
             wire.close("the session is over")
 
     def farewell(self) -> None:
-        """Leases that are still held expire by themselves; a session without any is ended at once."""
+        """Close. A session without leases is ended at once; otherwise the leases expire with it."""
         wire = self._wire
         if wire is not None and not wire.closed and all(mine.over for mine in list(self.attempts.values())):
             wire.farewell()

@@ -1,15 +1,15 @@
-"""What the nodes are called and what they say. Nothing here does I/O or reads a clock.
+"""The paths of the nodes and the format of their data. Nothing here does I/O or reads a clock.
 
     CHROOT/fenced/NAMESPACE      the realm, and by how much tokens are above transaction numbers
         a/ID                     an attempt, by its public id: names, ttl, holder; ephemeral. A withdrawn one stays
         n/NAME/ID-NUMBER         its place in the queue of a name; ephemeral. The lowest number holds the name
         n/NAME/ID~-NUMBER        the same, of one with a lock_delay
         n/NAME/~ID               a lease with a lock_delay holds or held the name; stays until the delay is over
-        t/ID                     an attempt was withdrawn by somebody who did not make it; when it may be forgotten
+        t/ID                     an attempt was withdrawn by a client that did not make it; when this may be deleted
         clock                    written to read the leader's clock
-        spent                    the last token was handed out, and to whom
+        spent                    the attempt that got the last token
 
-A token is the number of the transaction (zxid) that put the attempt into its queues, plus what was added by then.
+A token is the number of the transaction (zxid) that queued the attempt, plus the amount that applied at that time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fenced.wire.jute import ANY_VERSION, Stat
 
 SCHEMA = 1
 RAISES_MAX = 64
-"""How many raises are kept, so that tokens of before them can still be told to onlookers."""
+"""How many raises of the floor are kept, so that views can show the tokens of earlier grants."""
 
 _WRAP = 2**31
 _DELAY = "~"
@@ -40,7 +40,7 @@ _ID = 32
 
 
 class Paths:
-    """Where everything of a namespace is. No name is a path of another's: a name is one segment."""
+    """The paths of a namespace. A name is one segment, so no name's path is below another's."""
 
     def __init__(self, chroot: str, namespace: str) -> None:
         self.parents = [chroot[:at] for at in range(1, len(chroot)) if chroot[at] == "/"]
@@ -53,7 +53,7 @@ class Paths:
         self.clock = f"{self.root}/clock"
         self.spent = f"{self.root}/spent"
         self.keep = f"{self.root}/keep"
-        """Not a node: what is synchronised on when a session is kept alive, for whoever reads the traffic."""
+        """Not a node: the path of the `sync` that keeps a session alive, recognizable in captured traffic."""
 
     def attempt(self, public: str) -> str:
         return f"{self.attempts}/{public}"
@@ -65,7 +65,7 @@ class Paths:
         return f"{self.names}/{quote(name, safe='')}"
 
     def new_place(self, name: str, public: str, delays: bool) -> str:
-        """What the server completes by a number. It tells those behind whether a lock_delay may follow."""
+        """The path of a new place; the server appends a number. It shows waiters behind if a lock_delay may follow."""
         return f"{self.names}/{quote(name, safe='')}/{public}{_DELAY if delays else ''}-"
 
     def place(self, name: str, child: str) -> str:
@@ -83,27 +83,27 @@ def name_of(child: str) -> str:
 
 
 class NamespaceView(NamedTuple):
-    """What the root of a namespace says. `raises`: from which transaction on how much is added."""
+    """The data of a namespace's root. `raises`: from which transaction on how much is added."""
 
     realm: str
     raises: tuple[tuple[int, int], ...]
     changed: int
     version: int
-    told: Mapping[str, Any] = MappingProxyType({})
-    """What the root says, with the fields of a later version, which stay as they are."""
+    fields: Mapping[str, Any] = MappingProxyType({})
+    """All fields of the root, also those of a later version, which are written back unchanged."""
 
     def added(self, zxid: int) -> int:
-        """What makes a token of a transaction number."""
+        """The amount to add to a transaction number to get its token."""
         return next((added for since, added in reversed(self.raises) if since < zxid), 0)
 
     def token(self, zxid: int) -> int:
-        """The token that a transaction stands for; the last one, if the numbers are used up."""
+        """The token of a transaction; the last token if the numbers are used up."""
         return min(zxid + self.added(zxid), TOKEN_MAX)
 
     def raised(self, added: int) -> bytes:
-        """The same, with so much added from now on. Since when, the node itself will tell."""
+        """The root's data with a new amount. The node's own mzxid shows since when it applies."""
         kept = self.raises[-RAISES_MAX:]
-        return _dump({**self.told, "raises": kept, "added": added})
+        return _dump({**self.fields, "raises": kept, "added": added})
 
 
 def new_space(realm: str) -> bytes:
@@ -112,15 +112,15 @@ def new_space(realm: str) -> bytes:
 
 def space_of(data: bytes, stat: Stat, where: str) -> NamespaceView:
     try:
-        told = json.loads(data)
-        schema, realm, added = parsed_schema(told), told["realm"], told["added"]
-        raises = tuple((since, more) for since, more in told["raises"])
+        fields = json.loads(data)
+        schema, realm, added = parsed_schema(fields), fields["realm"], fields["added"]
+        raises = tuple((since, more) for since, more in fields["raises"])
     except (ValueError, KeyError, TypeError):
         raise Misconfigured(f"{where} is used by another program, or damaged") from None
     check_readable(where, schema, SCHEMA)
     if stat.version:
         raises += ((stat.mzxid, added),)
-    return NamespaceView(realm, raises, stat.mzxid, stat.version, told)
+    return NamespaceView(realm, raises, stat.mzxid, stat.version, fields)
 
 
 # Attempts.
@@ -128,7 +128,7 @@ def space_of(data: bytes, stat: Stat, where: str) -> NamespaceView:
 
 @dataclass(slots=True)
 class ZooKeeperAttempt:
-    """One ask of this client, from before it is sent until it is forgotten."""
+    """One attempt of this client, from before its ask is sent until it is forgotten."""
 
     public: str
     names: tuple[str, ...]
@@ -137,18 +137,18 @@ class ZooKeeperAttempt:
     holder: Holder = NOBODY
     state: str = "waiting"  # waiting, granted, or how it ended
     places: dict[str, str] = field(default_factory=dict)
-    """By name, the node that stands in its queue."""
+    """By name, its node in the queue."""
     zxid: int = 0
     """The transaction that its token comes from."""
     token: int = 0
     version: int = ANY_VERSION
-    """Of its own node; another one says that somebody has taken the attempt over."""
+    """The version of its own node; any other version means that another client has taken the attempt over."""
     away: bool = False
     """As far as we know, its nodes are in the session for places; otherwise in the session of its lease."""
     moving: bool = False
     """A request that moves its nodes was sent, and its outcome is unknown."""
     handing: Wakeup | None = None
-    """A release that hands its last name over to it is under way; the wakeup is set when that has an outcome."""
+    """Exists while a release that hands its last name over to it is running; set when that has an outcome."""
     handed: bool = False
     """A release has handed its last name over to it: it is first in all its queues."""
     expires: float = math.inf
@@ -156,11 +156,11 @@ class ZooKeeperAttempt:
     asks: int = 0
     """How many asks for it have begun."""
     asking: int = 0
-    """How many of them are under way."""
+    """How many of them are running."""
     queued: bool = False
-    """It was told to wait."""
+    """Its caller got the answer to wait."""
     watched: bool = False
-    """It will be told of everything that happens to its own places, and while it waits to those directly ahead."""
+    """Watches cover all changes of its own places and, while it waits, of those directly ahead."""
     behind: dict[str, tuple[str, bool]] = field(default_factory=dict)
     """By name, the node directly ahead, and whether that is the first one in the queue."""
     trusted: set[str] = field(default_factory=set)
@@ -170,9 +170,9 @@ class ZooKeeperAttempt:
     forced: int = 0
     """The last transaction, as far as it knows, that made one of its names or took it by force."""
     vanished: bool = False
-    """A place of its own is gone, and it was not us."""
+    """One of its places is gone, and this client did not delete it."""
     delaying: bool = False
-    """Nodes of a lock_delay were made for it."""
+    """Its lock_delay nodes were made."""
     doubted: bool = False
     """A request to end it may have been carried out."""
 
@@ -190,7 +190,7 @@ class ZooKeeperAttempt:
 
 
 class NodeRecord(NamedTuple):
-    """An attempt as its node tells it to everybody."""
+    """An attempt as stored in its node."""
 
     names: tuple[str, ...]
     ttl: float
@@ -200,33 +200,33 @@ class NodeRecord(NamedTuple):
     zxid: int
     """The transaction that its token comes from."""
     owner: int
-    """The session that it ends with; 0: nobody's, it was withdrawn before it came."""
+    """The session that owns it; 0: none, it was withdrawn before its ask arrived."""
     version: int
 
 
 def record_text(attempt: ZooKeeperAttempt, ttl: float) -> bytes:
     """On take-over the zxid is written explicitly, because the node's own mzxid changes."""
-    told = {
+    fields = {
         "names": attempt.names,
         "ttl": ttl,
         "asked": attempt.ttl,
         "delay": attempt.lock_delay,
         "holder": holder_fields(attempt.holder),
     }
-    return _dump({**told, "zxid": attempt.zxid} if attempt.zxid else told)
+    return _dump({**fields, "zxid": attempt.zxid} if attempt.zxid else fields)
 
 
 def record_of(data: bytes, stat: Stat) -> NodeRecord:
     if not stat.ephemeral_owner:
         return NodeRecord((), 0.0, 0.0, 0.0, NOBODY, stat.mzxid, 0, stat.version)
-    told = json.loads(data)
+    fields = json.loads(data)
     return NodeRecord(
-        tuple(told["names"]),
-        told["ttl"],
-        told["asked"],
-        told["delay"],
-        holder_of(told["holder"]),
-        told.get("zxid", stat.mzxid),
+        tuple(fields["names"]),
+        fields["ttl"],
+        fields["asked"],
+        fields["delay"],
+        holder_of(fields["holder"]),
+        fields.get("zxid", stat.mzxid),
         stat.ephemeral_owner,
         stat.version,
     )
@@ -242,7 +242,7 @@ def owner_of(path: str) -> tuple[str, bool]:
 
 
 class Queue(NamedTuple):
-    """The places at one name, first come first, and who left a lock_delay behind."""
+    """The places at one name, in order, and the ids of attempts with lock_delay nodes."""
 
     publics: list[str]
     children: list[str]
@@ -251,7 +251,7 @@ class Queue(NamedTuple):
     """The transaction that made the name, or in which it was last taken by force."""
 
     def orphans(self, mine: str) -> list[str]:
-        """Who had a lock_delay and is gone."""
+        """The ids of attempts whose lock_delay nodes exist but whose places are gone."""
         return [public for public in self.delays if public != mine and public not in self.publics]
 
 
@@ -266,7 +266,9 @@ def queue_of(children: Sequence[str], stat: Stat) -> Queue:
             places.append((int(number), child[:_ID], child))
     if places:
         places.sort()
-        if places[-1][0] - places[0][0] > _WRAP:  # the server's counter of 32 bits began anew below zero
+        if (
+            places[-1][0] - places[0][0] > _WRAP
+        ):  # the server's 32-bit counter wrapped around to negative numbers
             places.sort(key=lambda place: place[0] if place[0] >= 0 else place[0] + 2 * _WRAP)
     return Queue([place[1] for place in places], [place[2] for place in places], delays, stat.mzxid)
 
@@ -275,7 +277,7 @@ def queue_of(children: Sequence[str], stat: Stat) -> Queue:
 
 
 class Delay(NamedTuple):
-    """A lock_delay: how long it is, and until when by the leader's clock, once somebody saw that it began."""
+    """A lock_delay: its length, and its end by the leader's clock once a client has detected that it began."""
 
     seconds: float
     until: float | None
@@ -287,8 +289,8 @@ def delay_text(seconds: float, until: float | None = None) -> bytes:
 
 
 def delay_of(data: bytes, stat: Stat) -> Delay:
-    told = json.loads(data)
-    return Delay(told["delay"], told["until"], stat.version)
+    fields = json.loads(data)
+    return Delay(fields["delay"], fields["until"], stat.version)
 
 
 def tomb_text(seconds: float) -> bytes:
