@@ -17,8 +17,8 @@ from tests.simulation.planting import with_backend
 class Restarts(Site):
     """A site whose servers restart often, for bugs that show only then."""
 
-    def __init__(self, seed: int | str, *, tell: bool = False) -> None:
-        super().__init__(seed, tell=tell)
+    def __init__(self, seed: int | str, *, keep_log: bool = False) -> None:
+        super().__init__(seed, keep_log=keep_log)
         self.faults.server_fault_every = 3.0
 
 
@@ -54,8 +54,8 @@ class CounterIsNotDurable(Restarts):
 class MarksAreNotDurable(Restarts):
     """After a restart the guard starts with no marks."""
 
-    def __init__(self, seed: int | str, *, tell: bool = False) -> None:
-        super().__init__(seed, tell=tell)
+    def __init__(self, seed: int | str, *, keep_log: bool = False) -> None:
+        super().__init__(seed, keep_log=keep_log)
         self.resource = ForgetfulServer(self.resource, self._forget)
 
     def _forget(self) -> None:

@@ -29,7 +29,7 @@ def test_no_promise_is_broken(authority: str, first: int) -> None:
 def test_one_seed_one_world(authority: str) -> None:
     site_type = site_of(authority)
     for seed in range(3):
-        first, second = simulate(seed, site_type, tell=True), simulate(seed, site_type, tell=True)
+        first, second = simulate(seed, site_type, keep_log=True), simulate(seed, site_type, keep_log=True)
         assert first.log == second.log
         assert first.log
 

@@ -36,16 +36,16 @@ def site_of(authority: str) -> type[Site]:
     return type(f"{authority.title()}Site", (Site,), {"backend_type": backend})
 
 
-def simulate(seed: int | str, site_type: type[Site] = Site, *, tell: bool = False) -> Judge:
+def simulate(seed: int | str, site_type: type[Site] = Site, *, keep_log: bool = False) -> Judge:
     """Run one world; raises PromiseBroken when a promise was not kept."""
-    site = site_type(seed, tell=tell)
+    site = site_type(seed, keep_log=keep_log)
     # The collector would end coroutines of crashed clients at moments that depend on what ran before this world.
     gc.disable()
     try:
         return site.run()
     except PromiseBroken as error:
         error.add_note(f"replay: make simulate SEEDS={seed} AUTHORITY={site.backend.name}")
-        if tell:
+        if keep_log:
             error.add_note("\n".join(site.judge.log[-200:]))
         raise
     finally:
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     counts: dict[str, int] = {}
     for seed in seeds:
         try:
-            judge = simulate(seed, site_type, tell=options.log)
+            judge = simulate(seed, site_type, keep_log=options.log)
         except PromiseBroken as error:
             sys.stderr.write(f"seed {seed}: {error}\n" + "\n".join(error.__notes__) + "\n")
             return 1

@@ -175,7 +175,7 @@ class Attempts(Ending):
         return self._keys.places_of(mine.record.names, mine.record.ticket, mine.public)
 
     async def _promote(self, mine: EtcdAttempt, ask: Ask, began: float, until: float) -> AskAnswer | None:
-        """Grant it if nothing stands ahead of any of its places; None: look again."""
+        """Grant it if no key is ahead of any of its places; None: read the queues again."""
         space, raw = self._space, self._space.raw
         session = await self._sessions.holding(ask.holder, ask.ttl, mine.record.delay, until)
         memory = await self._sessions.memory(ask.ttl, until)
@@ -215,7 +215,7 @@ class Attempts(Ending):
         return Waiting(left + ROUNDING_SECONDS, view.ahead, held_by)
 
     async def look_ahead(self, mine: EtcdAttempt, until: float) -> QueueView:
-        """What stands ahead of a waiter; the one key that is directly ahead is watched from now on."""
+        """The keys ahead of a waiter. From now on it watches the one that is directly ahead."""
         floor = min(self._floor(mine.record.names), mine.record.ticket)
         view = await self._reader.ahead(mine.record.names, self._places(mine), until, floor)
         if view.claim is not None and len(mine.record.names) == 1:

@@ -22,7 +22,7 @@ class Sign:
     under_way: float = -math.inf
     """Until when a call about it may be running. A time, not a count: an interrupted call cannot leave it set."""
     stored: bool = False
-    """Its record was seen. If the record is missing later, it was forgotten; no first ask is still under way."""
+    """Its record was seen. If the record is missing later, etcd has deleted it; no first ask is still on its way."""
     end: str = ""
     """The state in which its owner ended it, while the outcome of that is unknown."""
     freed: bool = False

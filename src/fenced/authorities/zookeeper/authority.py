@@ -79,7 +79,7 @@ class ZooKeeperAuthority(Entering):
             "Only replies of the leader prolong a lease: a follower that is cut off cannot.",
         ),
         Trait("pushed", "A release or an expiry wakes the head of the queue; idle waiters send no requests."),
-        Trait("revoked", "A lease whose nodes somebody deletes is lost as `revoked`, with the next renewal."),
+        Trait("revoked", "A lease whose nodes are deleted by force is lost as `revoked`, with the next renewal."),
         Trait(
             "own-memory",
             "Only its own client remembers an ended attempt; a client that renews another's lease takes it over.",
@@ -336,11 +336,11 @@ class ZooKeeperAuthority(Entering):
                 batches.setdefault(self._carrier(mine), []).append(mine)
         for session, batch in batches.items():
             try:
-                told = await session.request(functools.partial(self._keep, session, batch, until), until)
+                kept = await session.request(functools.partial(self._keep, session, batch, until), until)
             except FencedError as error:
                 failures.append(error)
-                told = {mine.public: Unknown(str(error)) for mine in batch}
-            answers |= told
+                kept = {mine.public: Unknown(str(error)) for mine in batch}
+            answers |= kept
         await self._confirm_homes(batches, until)
         if failures and all(isinstance(answer, Unknown) for answer in answers.values()):
             raise failures[0]

@@ -246,10 +246,10 @@ class ZooKeeperSession:
         """
         new = []
         for path in paths:
-            told = self._watched.setdefault(path, {})
-            if not told or (path in mine.places.values() and mine.public not in told):
+            watchers = self._watched.setdefault(path, {})
+            if not watchers or (path in mine.places.values() and mine.public not in watchers):
                 new.append(path)
-            told[mine.public] = None
+            watchers[mine.public] = None
         return new
 
     def unwatch(self, paths: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""How a world takes an authority: its servers and their faults, the shipped client code, and what the judge sees.
+"""The authority of a world: its servers and their faults, the shipped client code, and the reports to the judge.
 
 A backend is made once for each world and starts its servers there. `authority` makes a client's authority exactly as a
 program would. The site puts a `WatchedAuthority` around it, which reports every answer to the judge.
@@ -27,13 +27,13 @@ class AuthorityBackend(abc.ABC):
     """The authority of one world. Everything random comes from `site.world.rng`, every time from `site.world.now`."""
 
     name: ClassVar[str]
-    """What `--authority` calls it."""
+    """Its name for `--authority`."""
 
     guarantee: str = "strict"
-    """What the clients ask for. A backend whose servers replicate asynchronously takes `best-effort`."""
+    """The guarantee that the clients ask for. A backend whose servers replicate asynchronously uses `best-effort`."""
 
     tokens_per_name: ClassVar[bool] = False
-    """Tokens are unique and rise for each name alone, not in the whole namespace."""
+    """Tokens are unique and rise per name, not in the whole namespace."""
 
     ttls: ClassVar[tuple[float, ...]] = (0.5, 1.0, 2.0)
     """The ttls that a world may draw."""
@@ -57,9 +57,9 @@ class AuthorityBackend(abc.ABC):
         return ()
 
     def faults(self) -> Sequence[Callable[[], None]]:
-        """What can go wrong at the servers. The site calls one of them now and then, and none after `heal`.
+        """The faults of the servers. The site calls one of them now and then, and none after `heal`.
 
-        Whatever one of them breaks must mend by itself within `2 * site.pace` seconds, or in `heal`.
+        Every fault must end by itself within `2 * site.pace` seconds, or in `heal`.
         """
         return ()
 
@@ -68,11 +68,11 @@ class AuthorityBackend(abc.ABC):
         return
 
     def holds(self, grant: str, names: tuple[str, ...]) -> bool | None:
-        """Whether the servers count this grant as held now. None: this backend cannot tell."""
+        """Whether the servers count this grant as held now. None: this backend does not know."""
         return None
 
     def excuses(self, error: Misconfigured) -> bool:
-        """Whether a client may be refused like this here, for example after a promotion."""
+        """Whether this refusal is allowed here, for example after a promotion."""
         return False
 
     def left(self, authority: Authority) -> None:
@@ -149,7 +149,7 @@ class WatchedAuthority:
         return answer
 
     async def next_wakeups(self, until: float) -> list[str]:
-        # It may connect, subscribe and look at all waiters first, each within CALL_SECONDS.
+        # It may connect, subscribe and check all waiters first, each within CALL_SECONDS.
         return await self._call(
             "next_wakeups", self._real.next_wakeups(until), until + 2 * timing.CALL_SECONDS
         )

@@ -18,17 +18,17 @@ from fenced.testing.worlds.site import HEALED_AT, Site
 PORT = 2379
 NAMESPACE = "default"
 LAGS = (0.0, 0.003, 0.05, 0.4)
-"""By how many seconds a member may apply what was committed later than the leader does."""
+"""By how many seconds a member may apply committed changes later than the leader."""
 SETTLE_SECONDS = 1.0
 """How long clients have after the last fault until every hand-over must be prompt."""
 
 
 class EtcdBackend(AuthorityBackend):
-    """One member or three. What the judge asks, the keys of the cluster answer."""
+    """One member or three. The judge's questions are answered from the keys of the cluster."""
 
     name = "etcd"
     ttls = (1.0, 2.0)
-    lateness = 2.0  # a leader looks every half second, and a new one lets leases live on
+    lateness = 2.0  # a leader looks for expired leases every half second, and a new leader prolongs leases
     authority_type: type[EtcdAuthority] = EtcdAuthority
 
     def __init__(self, site: Site) -> None:
@@ -50,7 +50,7 @@ class EtcdBackend(AuthorityBackend):
         found = [self.cluster.store.get(self._keys.claim(name)) for name in names]
         return all(each is not None and ClaimInfo.read(each.value).public == grant for each in found)
 
-    # What goes wrong.
+    # Faults.
 
     def faults(self) -> Sequence[Callable[[], None]]:
         return (self._break_something,) * 3  # more often than the resource
@@ -92,7 +92,7 @@ class EtcdBackend(AuthorityBackend):
         self.cluster.disturb(host.member)
 
     def _expire_late(self, seconds: float) -> None:
-        """The leader is slow to delete what has expired."""
+        """The leader is slow to delete expired leases."""
         self.site.judge.say(f"leases expire up to {seconds:.2f} s late")
         self.cluster.expiry_delay_max = seconds
 
@@ -101,7 +101,7 @@ class EtcdBackend(AuthorityBackend):
         self.cluster.store.compacted = self.cluster.store.revision
 
     def away(self, member: EtcdMember, seconds: float) -> None:
-        """This member is out of contact with the others for a while. Several such times may overlap."""
+        """This member is out of contact with the others for a while. Several such periods may overlap."""
         why = next(self._faults)
         member.leave(why)
         self.world.after(seconds, lambda: member.come_back(why))

@@ -1,8 +1,8 @@
 """An etcd cluster in memory: members that speak gRPC, elect leaders, lag, freeze and lose contact; leases that expire.
 
-It keeps what etcd promises: transactions and plain reads are linearizable, a watch misses nothing, a lease lasts at
-least as long as it says and longer after an election. It does what etcd may do: a request that meets an election fails
-and is carried out or not, a lagging member answers serializable reads from its past, leases are deleted late.
+It keeps etcd's promises: transactions and plain reads are linearizable, a watch misses nothing, a lease lasts at
+least its ttl and longer after an election. It does what etcd may do: a request during an election fails, whether or
+not it was carried out; a lagging member answers serializable reads from old state; leases are deleted late.
 
 Not modelled: users, quotas, snapshots, members that join or leave, nested transactions, and a leader that answers for a
 while after it was deposed.
@@ -31,7 +31,7 @@ VERSION = "3.6.0"
 CLUSTER = 0x66656E63656431
 ELECTION_SECONDS = 1.0
 EXPIRY_CHECK_SECONDS = 0.5
-"""A leader looks for expired leases so often."""
+"""How often a leader looks for expired leases."""
 UNAVAILABLE = 14
 NO_LEADER = "etcdserver: no leader"
 LEADER_CHANGED = (
@@ -44,7 +44,7 @@ Deliver = Callable[[Callable[[], None]], None]
 
 
 class ClientEnd(Protocol):
-    """How a server reaches one of its clients."""
+    """The server's end of a client's connection."""
 
     def send(self, data: bytes) -> None: ...
 
@@ -56,7 +56,7 @@ class MemberWatch:
     key: bytes
     end: bytes
     next: int
-    """The first revision that was not looked at."""
+    """The first revision that the watch has not processed."""
     puts: bool
     deletes: bool
 
@@ -74,7 +74,7 @@ class EtcdClientConnection:
     watches: dict[int, dict[int, MemberWatch]] = field(default_factory=dict)
 
     reading: bool = False
-    """What is said while the client's bytes are read is sent together."""
+    """Bytes that are produced while the client's bytes are processed; they are sent together."""
     out: bytes = b""
 
     def send(self, data: bytes = b"") -> None:
@@ -103,7 +103,7 @@ class InMemoryEtcd:
         self.term = 2
         self.leader: EtcdMember | None = None
         self.expiry_delay_max = EXPIRY_CHECK_SECONDS
-        """By how much a leader may delete an expired lease late; a busy one takes longer."""
+        """How late a leader may delete an expired lease; a busy one takes longer."""
         self.members = [EtcdMember(self, number) for number in range(1, size + 1)]
         self.leader = self.members[0]
         self._pending: list[_PendingRequest] = []
@@ -141,14 +141,14 @@ class InMemoryEtcd:
                 member.lose_leader()
 
     def lead(self, member: EtcdMember) -> None:
-        """This member is the leader from now on. Requests that were under way fail; some were carried out."""
+        """Make this member the leader. Pending requests fail; some of them are carried out."""
         self.term += 1
         self.leader = member
         self.store.prolong_all(self.now(), self.rng.uniform(0.0, ELECTION_SECONDS))
         self._fail_pending(self.rng.choice(LEADER_CHANGED))
 
     def disturb(self, member: EtcdMember) -> None:
-        """Make this member the leader. Requests of the next moment meet the election."""
+        """Make this member the leader after a short election, during which requests fail."""
         self.leader = None
         self.at(
             self.now() + self.rng.uniform(0.0, 0.2),
@@ -158,7 +158,7 @@ class InMemoryEtcd:
     # Requests that need the leader.
 
     def submit(self, member: EtcdMember, run: Callable[[], None], fail: Callable[[int, str], None]) -> None:
-        """Carry it out now, or when the member is in contact with a leader; or let it fail."""
+        """Carry out a request now, or when the member is in contact with a leader; or let it fail."""
         if member.in_contact and self.has_leader():
             run()
         elif member.knows_no_leader:
@@ -181,7 +181,7 @@ class InMemoryEtcd:
     def forget_pending(self, member: EtcdMember) -> None:
         self._pending = [each for each in self._pending if each.member is not member]
 
-    # What was written.
+    # Commits and leases.
 
     def committed(self) -> None:
         for member in self.members:
@@ -193,7 +193,7 @@ class InMemoryEtcd:
         return reply
 
     def _plan_expiry(self, lease: int) -> None:
-        """Delete a lease some time after it has expired, unless it is kept alive; only a leader does that."""
+        """Delete a lease some time after it has expired, unless it is kept alive. Only a leader does that."""
         late = self.rng.random() * self.expiry_delay_max
 
         def expire() -> None:
@@ -210,9 +210,9 @@ class InMemoryEtcd:
 
 
 class EtcdMember:
-    """One member. Give it what its clients send; it answers through their `ClientEnd`s.
+    """One member. Pass it the bytes of its clients; it replies through their `ClientEnd`s.
 
-    `deliver` lets something happen in its process: set it to a simulated process's, which may be paused or dead.
+    `deliver` runs a callback in its process: set it to that of a simulated process, which may be paused or dead.
     """
 
     def __init__(self, cluster: InMemoryEtcd, number: int) -> None:
@@ -220,10 +220,10 @@ class EtcdMember:
         self.number = number
         self.deliver: Deliver = lambda call: call()
         self.lag = 0.0
-        """How many seconds it applies what was committed after the leader does."""
+        """By how many seconds it applies commits later than the leader."""
         self.applied = cluster.store.revision
         self._away: set[int] = set()
-        """Why it is not in contact with the others."""
+        """The reasons why it is not in contact with the others."""
         self._lost_leader = False
         self._clients: dict[ClientEnd, EtcdClientConnection] = {}
 
@@ -238,7 +238,7 @@ class EtcdMember:
         return self._lost_leader or (self.in_contact and self.cluster.leader is None)
 
     def leave(self, why: int) -> None:
-        """It is frozen, down or cut off: it hears nothing from the others, and they nothing from it."""
+        """It is frozen, down or cut off: no message passes between it and the others."""
         self._away.add(why)
         self.cluster.lost_contact()
         self.cluster.at(self.cluster.now() + ELECTION_SECONDS, self._notice)
@@ -255,7 +255,7 @@ class EtcdMember:
             self.learn()
 
     def lose_leader(self) -> None:
-        """It knows no leader: streams that demand one end."""
+        """It knows no leader: end the streams that demand one."""
         self._lost_leader = not self.in_contact
         for client in list(self._clients.values()):
             for stream in list(client.watches):
@@ -271,7 +271,7 @@ class EtcdMember:
             client.send(client.grpc.goes_away())
 
     def learn(self) -> None:
-        """Apply what was committed, as late as this member does it. One that is not in contact does it later."""
+        """Apply commits after this member's lag. A member without contact applies them later."""
         revision = self.cluster.store.revision
         if not self.in_contact:
             return
@@ -288,7 +288,7 @@ class EtcdMember:
         for client in list(self._clients.values()):
             self._notify(client)
 
-    # What clients send.
+    # Requests of clients.
 
     def on_bytes(self, end: ClientEnd, data: bytes) -> None:
         client = self._clients.setdefault(end, EtcdClientConnection(end))
@@ -328,7 +328,7 @@ class EtcdMember:
     def _serve(
         self, client: EtcdClientConnection, call: GrpcCall, request: bytes, *, last: bool = False
     ) -> None:
-        """Answer one request: after the leader agrees, and after this member has applied what was written."""
+        """Reply to one request after the leader has agreed and this member has applied the writes."""
         stream, (local, work) = call.stream, self._work(call.path, request)
 
         def run() -> None:
@@ -360,7 +360,7 @@ class EtcdMember:
         self.cluster.submit(self, run, lambda code, text: self._finish(client, stream, code, text))
 
     def _work(self, path: str, request: bytes) -> tuple[bool, Callable[[], bytes]]:
-        """What a request does, and whether this member does it by itself, without asking the leader."""
+        """Whether this member serves a request without asking the leader, and the function that carries it out."""
         cluster, store = self.cluster, self.cluster.store
         match path.rpartition("/")[2]:
             case "Txn":

@@ -1,6 +1,6 @@
-"""What an etcd cluster stores: keys with their revisions, and leases. Requests and replies are etcd's messages.
+"""The data of an etcd cluster: keys with their revisions, and leases. Requests and replies are etcd's messages.
 
-All of it is deterministic, and happens at once. How long things take, and what each member knows, is up to the cluster.
+All of it is deterministic and immediate. The cluster decides how long things take, and what each member knows.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class _Fields(dict[int, "int | bytes"]):
 
 
 def in_range(key: bytes, start: bytes, end: bytes) -> bool:
-    """Whether a request that names `start` and `end` means this key."""
+    """Whether a request for the range from `start` to `end` covers this key."""
     if not end:
         return key == start
     return key >= start and (end == b"\0" or key < end)
 
 
 class EtcdTxn:
-    """A transaction: what is compared, and the operations of its two branches."""
+    """A transaction: its compares, and the operations of its two branches."""
 
     def __init__(self, request: bytes) -> None:
         self.compares: list[_Fields] = []
@@ -110,7 +110,7 @@ class EtcdTxn:
 
     @property
     def is_serializable(self) -> bool:
-        """Whether it only reads, and every read is content with what the member happens to know."""
+        """Whether it only reads, and all its reads are serializable: the member's own state is good enough."""
         operations = self.then + self.otherwise
         return bool(operations) and all(kind == RANGE and step.number(7) for kind, step in operations)
 
@@ -124,7 +124,7 @@ class EtcdTxn:
                 raise EtcdFailed(INVALID_ARGUMENT, "etcdserver: key is not provided")
             puts = [step.bytes(1) for kind, step in branch if kind == PUT]
             deletes = [(step.bytes(1), step.bytes(2)) for kind, step in branch if kind == DELETE]
-            # A branch may put a key once, and not delete it, too.
+            # A branch may put a key only once, and may not also delete it.
             if len(set(puts)) < len(puts) or any(in_range(key, *each) for key in puts for each in deletes):
                 raise EtcdFailed(INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request")
 
@@ -142,10 +142,10 @@ class EtcdStore:
         self._keys: list[bytes] = []
         """The keys of `_live`, in order."""
         self._changed: list[KeyChange] = []
-        """What the transaction that is being carried out has changed."""
+        """The changes of the current transaction."""
 
     def as_of(self, revision: int) -> EtcdStore:
-        """The keys as they were. Nothing may be written to it."""
+        """A read-only copy with the keys as of a revision."""
         past = EtcdStore()
         past.revision = revision
         for change in self.changes:
@@ -312,7 +312,7 @@ class EtcdStore:
         return b""
 
     def keep_alive(self, request: bytes, now: float) -> bytes:
-        """A time of 0 says that the lease is gone. One that has expired and is not deleted yet is deleted here."""
+        """A time of 0 means that the lease is gone. An expired lease that is not deleted yet is deleted here."""
         lease = _Fields(request).number(1)
         found = self.leases.get(lease)
         if found is not None and found.expires <= now:
@@ -329,13 +329,13 @@ class EtcdStore:
         found = self.leases.get(lease)
         if found is None:
             return integer(2, lease) + integer(3, -1)
-        # Cut towards zero, as Go converts: an expired lease that is still there has 0 seconds left, later -1.
+        # Truncated towards zero, as Go converts: an expired lease that still exists has 0 seconds left, later -1.
         reply = integer(2, lease) + integer(3, int(found.expires - now)) + integer(4, found.ttl)
         keys = sorted(found.keys) if asked.number(2) else []
         return reply + b"".join(message(5, key) for key in keys)
 
     def prolong_all(self, now: float, extra: float) -> None:
-        """A new leader counts every lease from its beginning."""
+        """A new leader restarts the ttl of every lease."""
         for lease in self.leases.values():
             lease.expires = now + lease.ttl + extra
 

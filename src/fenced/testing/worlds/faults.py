@@ -1,4 +1,4 @@
-"""What goes wrong in a world: the mix of faults that a seed draws, and a network of single messages.
+"""The faults of a world: the mix that a seed draws, and a network of single messages.
 
 The resource and the memory authority answer over these messages. Authorities that speak a wire protocol run over
 simulated streams instead, which keep order and lose bytes only by a cut.
@@ -34,7 +34,7 @@ class Faults:
 
     @classmethod
     def drawn(cls, world: World) -> Faults:
-        """In a quarter of the worlds no client stops: those show that nobody depends on an expiry."""
+        """In a quarter of the worlds no client stops: those show that no client depends on an expiry."""
         rng = world.rng
         stops = rng.random() < 0.75
         return cls(
@@ -55,7 +55,7 @@ class Faults:
 
 
 class MessageNetwork:
-    """Messages between processes: lost, late, doubled, overtaken."""
+    """Messages between processes: lost, delayed, duplicated, reordered."""
 
     def __init__(self, world: World, faults: Faults) -> None:
         self._world = world
@@ -73,7 +73,7 @@ class MessageNetwork:
             self._world.after(self.delay(), lambda: to.deliver(deliver))
 
     def delay(self) -> float:
-        """How long the next message is under way. Streams take it for their packets, too."""
+        """How long the next message takes. Streams use it for their packets, too."""
         return 0.0005 + self._world.rng.random() ** 3 * (0.002 if self.healed else self._faults.delay_max)
 
 
@@ -87,7 +87,7 @@ class MessageServer:
         self.process = Process(world, name)
 
     def restart(self, down: float) -> None:
-        """Crash, and come back after a while with what was on the disk."""
+        """Crash, and come back after a while with the data on the disk."""
         self.process.crash()
         self.world.after(down, self._start)
 
@@ -97,7 +97,7 @@ class MessageServer:
     async def ask(
         self, client: Process, runtime: SimulatedRuntime, handle: Callable[[], T], until: float
     ) -> T:
-        """A request and its reply; Indeterminate when none comes in time."""
+        """Send a request and wait for its reply; Indeterminate if none comes in time."""
         if not self.process.alive and not self.network.healed:
             raise Unavailable(f"{self.name} is down")
         answered = runtime.wakeup()

@@ -18,11 +18,11 @@ _MESSAGE_HEAD = struct.Struct(">BI")
 PING_EVERY_BYTES = 4096
 """A server that measures its bandwidth pings now and then; etcd does it in nearly every call."""
 WINDOW_STEP = 16_384
-"""After so many bytes the client may send as many again."""
+"""After this many bytes the client may send as many again."""
 
 
 class GrpcCall(NamedTuple):
-    """What a client did in one call: opened it, sent messages in it, perhaps ended its side or cancelled it."""
+    """What a client did in one call: it opened it, sent messages in it, ended its side or cancelled it."""
 
     stream: int
     path: str
@@ -45,7 +45,7 @@ def _block(*pairs: tuple[str, str]) -> bytes:
 
 
 class GrpcServerConnection:
-    """One client's connection. `receive` says what the client did; the other methods write what to send."""
+    """One client's connection. `receive` returns what the client did; the other methods return bytes to send."""
 
     def __init__(self) -> None:
         self._in = b""
@@ -57,7 +57,7 @@ class GrpcServerConnection:
         self.last = 0
         """The highest stream that the client has opened."""
         self.out = b""
-        """What is to be sent, beside replies: settings, windows, pings."""
+        """Bytes to send in addition to replies: settings, windows, pings."""
 
     def receive(self, data: bytes) -> Iterator[GrpcCall]:
         self._in += data
@@ -132,10 +132,10 @@ class GrpcServerConnection:
         self._partial.pop(stream, None)
         self._replied.discard(stream)
 
-    # What the server says.
+    # Sending.
 
     def reply(self, stream: int, message: bytes) -> bytes:
-        """One message in a call that is open; nothing in one that is not."""
+        """One message in an open call; nothing if the call is not open."""
         if stream not in self._heads:
             return b""
         head = b""
@@ -152,8 +152,8 @@ class GrpcServerConnection:
         if stream not in self._heads:
             return b""
         first = () if stream in self._replied else ((":status", "200"), ("content-type", "application/grpc"))
-        told = (("grpc-message", quote(text)),) if text else ()
-        block = _block(*first, ("grpc-status", str(code)), *told)
+        message = (("grpc-message", quote(text)),) if text else ()
+        block = _block(*first, ("grpc-status", str(code)), *message)
         self._forget(stream)
         return http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, block)
 
@@ -163,5 +163,5 @@ class GrpcServerConnection:
         return http2.frame(http2.RST_STREAM, 0, stream, struct.pack(">I", http2.REFUSED_STREAM))
 
     def goes_away(self) -> bytes:
-        """No later call is carried out on this connection; those that were opened end."""
+        """Refuse later calls on this connection; open calls continue to their end."""
         return http2.frame(http2.GOAWAY, 0, 0, struct.pack(">II", self.last, 0))

@@ -1,12 +1,12 @@
-"""The judge of a simulated world: it sees everything that happens, in true order, and knows what must not.
+"""The judge of a simulated world: it sees all events in their true order, and checks them against the invariants.
 
 The names of the invariants: I1 tokens are unique, I2 they rise in real time, I3 and I4 the guard admits no
-older token and no second grant of one, I5 nothing acknowledged is lost, I6 what is refused leaves no trace,
-I9 the decision is the pure function's, I10 one holder at a time and only by the owner's word, I11 no grant to
-a waiter that lapsed, I12 an authority raises the errors of its contract alone, L2 every client makes progress once
-the faults end, however long leases are, L3 a client that believes that it holds a lease does, and no two clients
-believe it of one name, L4 no name stays blocked, L5 a call ends by its caller's deadline, L6 a release lets the next
-waiter in at once, long after the faults have ended.
+older token and no second grant of one, I5 nothing acknowledged is lost, I6 a refused write leaves no trace,
+I9 the decision is the pure function's, I10 one holder at a time, until its owner ends it, I11 no grant to
+a waiter that has expired, I12 an authority raises only the errors of its contract, L2 every client makes progress once
+the faults end, however long leases are, L3 a client that believes that it holds a lease does hold it, and no two
+clients believe it of one name, L4 no name stays blocked, L5 a call ends by its caller's deadline, L6 after the faults
+have ended, a release lets the next waiter in at once.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class CallUnderWay:
 
 @dataclass
 class Judge:
-    """Sees everything that happens, in true order, and knows what must not."""
+    """Sees all events in their true order, and raises PromiseBroken if one breaks an invariant."""
 
     world: World
     rule: Rule
     log: list[str] = field(default_factory=list)
-    tell: bool = False
-    expires: dict[str, float] = field(default_factory=dict)  # live attempts, by the authority's own answers
+    keep_log: bool = False
+    expires: dict[str, float] = field(default_factory=dict)  # live attempts, by the authority's answers
     places: dict[str, float] = field(default_factory=dict)  # waiters, likewise
     over: set[str] = field(default_factory=set)
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Judge:
     counts: dict[str, int] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
-        if self.tell:
+        if self.keep_log:
             self.log.append(f"{self.world.now:8.4f} {text}")
 
     def count(self, what: str) -> None:
@@ -103,7 +103,7 @@ class Judge:
     def broken(self, invariant: str, why: str, cause: Exception | None = None) -> NoReturn:
         raise PromiseBroken(f"{invariant} at {self.world.now:.4f}: {why}") from cause
 
-    # The authority's answers, as they are made.
+    # The authority's answers, at the time they are made.
 
     def asked(self, ask: Ask, answer: AskAnswer, now: float) -> None:
         public = grant_id(ask.secret)
@@ -149,13 +149,13 @@ class Judge:
             self.broken("L5", f"{who} waited {late:.3f} s longer than its wait")
 
     def begun(self, process: Process, what: str, due: float) -> CallUnderWay:
-        """A call of the authority began, which must end by `due` on its process's clock."""
+        """A call of the authority has begun. It must end by `due` on its process's clock."""
         call = CallUnderWay(process, what, due, self.world.now)
         self.under_way[call] = None
         return call
 
     def ended(self, call: CallUnderWay) -> None:
-        """L5: a call ends by its deadline, unless its process stood still meanwhile."""
+        """L5: a call ends by its deadline, unless its process was paused meanwhile."""
         self.under_way.pop(call, None)
         late = call.process.now() - call.due
         if late > PATIENCE_MAX and call.process.alive and not call.process.paused_since(call.began):
@@ -182,7 +182,7 @@ class Judge:
         self.queued.setdefault(public, self.world.now)
 
     def given_back(self, public: str) -> None:
-        """The owner of an attempt got the answer that it is over."""
+        """The owner of an attempt got the answer that it has ended."""
         for name in self.asked_for.get(public, ()):
             if (
                 self.holder.get(name, public) == public
@@ -207,7 +207,7 @@ class Judge:
         return max(self._returned.get(scope, 0) for scope in self._scopes(names))
 
     def acquired(self, hold: GrantState, process: Process, returned: int) -> None:
-        """I2: a grant that was asked for after another had returned has a greater token. L3: nobody else believes."""
+        """I2: a grant that was asked for after another had returned has a greater token. L3: no other believes."""
         if hold.token <= returned:
             self.broken("I2", f"token {hold.token} after {returned} had been returned")
         for scope in self._scopes(hold.names):
@@ -229,13 +229,13 @@ class Judge:
         return hold.token <= self.best_effort_upto
 
     def believes(self, hold: GrantState) -> None:
-        """L3: who believes to hold, holds: the local deadline comes before the authority's."""
+        """L3: a client that believes it holds does hold: the local deadline comes before the authority's."""
         if hold.grant in self.leaving or self._pardoned(hold):
             return
         if hold.state in (State.HELD, State.JEOPARDY) and self.holds(hold.grant, hold.names) is False:
             self.broken("L3", f"{hold} is believed held, but ended at the authority")
 
-    # The guard's decisions, as they are made.
+    # The guard's decisions, at the time they are made.
 
     def decided(
         self, stamp: Stamp, name: str, announce: bool, admitted: bool, applied: bool, operation: str

@@ -83,7 +83,7 @@ class MemoryBackend(AuthorityBackend):
 
 
 class MessageAuthority:
-    """A client's way to the store, over the network: what the core calls, and no more."""
+    """A client's access to the store over the network: only the calls that the core makes."""
 
     traits: ClassVar[tuple[Trait, ...]] = ()
     url = "simulated:"

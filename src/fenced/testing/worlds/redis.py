@@ -1,9 +1,9 @@
 """Redis in a world: the shipped client over simulated streams, against in-memory nodes that run the shipped scripts.
 
-A third of the worlds has a replica, which lags. There the replica may be promoted, once: its address is the same, as
-behind a name that is pointed elsewhere. The clients must notice and grant nothing until an operator, who uses the
-shipped client too, has raised the floor. Leases that were granted before the promotion are best-effort, so L3 does not
-judge them.
+A third of the worlds has a replica, which lags. There the replica may be promoted, once, under the same address, as
+when a DNS name is changed. The clients must detect that, and get no grants until an operator, who uses the shipped
+client too, has raised the floor. Leases that were granted before the promotion are best-effort, so L3 does not judge
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ META = b"fenced:{default}:meta"
 ATTEMPTS = b"fenced:{default}:attempts"
 EPOCH = 1_700_000_000
 MARGIN = 100
-"""How far above the highest known token the operator raises the floor: replies may still be under way."""
+"""How far above the highest known token the operator raises the floor: some replies may not have arrived yet."""
 
 
 class NodeServer:
@@ -53,7 +53,7 @@ class NodeServer:
         self.backend.site.streams.listen(self.process, self.endpoint, self)
 
     def restart(self, down: float) -> None:
-        """Crash, and come back with what was on the disk."""
+        """Crash, and come back with the data on the disk."""
         self.process.crash()
         self._sent.clear()
         self._waiting.clear()
@@ -107,7 +107,7 @@ class NodeServer:
             self.world.after(0.0005, lambda: self.process.deliver(self._acknowledge))
 
     def _wait(self, connection: SimulatedConnection, seconds: float) -> None:
-        """Answer when a replica has everything that was written up to now, or when the time is over."""
+        """Reply when a replica has all writes up to now, or when the time is over."""
         self._waiting[connection] = offset = len(self.node.effects)
         self._acknowledge()
 
@@ -168,7 +168,7 @@ class RedisBackend(AuthorityBackend):
         return bool(state == b"g" and expires > self.now_us())
 
     def excuses(self, error: Misconfigured) -> bool:
-        # A reply may be under way while the floor is raised. That clients are granted leases again is L2's to judge.
+        # A reply may arrive after the floor was raised. L2 judges whether clients are granted leases again.
         return self._promoted and "a replica was promoted" in str(error)
 
     # Faults.
@@ -176,7 +176,7 @@ class RedisBackend(AuthorityBackend):
     def faults(self) -> Sequence[Callable[[], None]]:
         found = [self._restart, self._freeze, self._forget_scripts]
         # A release that the replica lacks keeps a name until its lease expires, so the leases must be short.
-        # A replica that has not even the namespace is a new one: another realm, which every client refuses.
+        # A replica without the namespace would start another realm, which every client refuses.
         if (
             self.replica is not None
             and self.site.ttl <= self.site.pace

@@ -22,7 +22,7 @@ LAST_SLOT = 16_383
 
 
 class ClusterNode(RedisNode):
-    """A node that knows who has the slot, and takes a request for a slot that comes to it after ASKING only."""
+    """A node that knows which node has the slot. While the slot moves to it, it serves requests only after ASKING."""
 
     slots: Callable[[], Reply]
     redirect_to: Callable[[bool], str]
@@ -48,7 +48,7 @@ class ClusterNode(RedisNode):
         return super()._reply(session, name, words)
 
     def _publish(self, channel: bytes, message: bytes) -> int:
-        """In a cluster every node passes a message on to its own subscribers."""
+        """In a cluster every node forwards a message to its subscribers."""
         count = super()._publish(channel, message)
         for other in self.others:
             count += RedisNode._publish(other, channel, message)
@@ -110,7 +110,7 @@ class RedisClusterBackend(RedisBackend):
         super().heal()
 
     def _move(self) -> None:
-        """Take all keys to the other node in one step; some time later it has the slot for good."""
+        """Move all keys to the other node in one step; some time later it owns the slot."""
         if self._moving_to is not None or not all(server.process.alive for server in self.servers):
             return
         source = self.primary

@@ -1,9 +1,9 @@
 """An in-memory Redis: the commands and the Lua that the shipped scripts need, on a clock that is passed in.
 
-Bytes in, bytes out: `requests` splits what a connection sent, `RedisNode.execute` carries one request out. The scripts
-run as they ship, in Lua 5.1 (the package `lupa`). A test sends random requests to it and to a real server. What it does
-not model: memory limits, eviction, expiry of keys (the scripts use none), transactions, RESP3, and every command that
-`COMMANDS` does not name.
+Bytes in, bytes out: `requests` splits what a connection sent, `RedisNode.execute` carries one request out. The shipped
+scripts run unchanged, in Lua 5.1 (the package `lupa`). A test sends random requests to it and to a real server. Not
+modelled: memory limits, eviction, expiry of keys (the scripts use none), transactions, RESP3, and every command that is
+not in `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Status(bytes):
 
 
 class ErrorText(Exception):
-    """What the server refuses with; the first word is a code."""
+    """An error reply; the first word is a code."""
 
 
 class SortedSet:
@@ -72,7 +72,7 @@ class Keyspace:
         self._now_us = now_us
 
     def copy(self, other: Keyspace) -> None:
-        """Become what another node is: the first synchronisation of a replica."""
+        """Copy another node's data: the first synchronisation of a replica."""
         self.data.clear()
         for key, value in other.data.items():
             if isinstance(value, dict):
@@ -185,7 +185,7 @@ def _limited(members: list[bytes], limit: Sequence[bytes]) -> list[bytes]:
 
 
 class RedisNode:
-    """One server: its data, its role, its script cache, and who is subscribed. The scripts see it as a real one."""
+    """One server: its data, role, script cache and subscribers. To the scripts it looks like a real one."""
 
     def __init__(self, name: str, now_us: Callable[[], int], draw_id: Callable[[], str]) -> None:
         self.name = name
@@ -202,7 +202,7 @@ class RedisNode:
         self.redirect: Callable[[bytes], str] = lambda key: ""
         """The MOVED or ASK error for a key that another node of a cluster serves; empty if this one does."""
         self.send: Callable[[object, bytes], None] = lambda session, data: None
-        """How bytes reach a connection that is subscribed."""
+        """Sends bytes to a connection that is subscribed."""
         self.effects: list[tuple[bytes, tuple[bytes, ...]]] = []
         """Every write, in order: what replicas receive."""
         self.applied = 0
@@ -241,7 +241,7 @@ class RedisNode:
     # Requests.
 
     def execute(self, session: object, words: Sequence[bytes]) -> bytes:
-        """Carry one request out; its reply, packed."""
+        """Carry out one request; returns its reply, packed."""
         try:
             return packed(self._reply(session, words[0].upper(), words[1:]))
         except ErrorText as error:

@@ -43,14 +43,14 @@ LONG_TTL = 600.0
 
 
 class Site:
-    """One world. A subclass names another authority, or plants a bug in one of the parts."""
+    """One world. A subclass chooses another authority, or plants a bug in one of the parts."""
 
     backend_type: type[AuthorityBackend] = MemoryBackend
     guard_type: type[MemoryGuard] = MemoryGuard
     engine_type: type[LeaseEngine] = LeaseEngine
     announces = True
 
-    def __init__(self, seed: int | str, *, tell: bool = False) -> None:
+    def __init__(self, seed: int | str, *, keep_log: bool = False) -> None:
         self.world = World(seed)
         rng = self.world.rng
         self.faults = Faults.drawn(self.world)
@@ -60,11 +60,11 @@ class Site:
         self.rule: Rule = rng.choice(("retry", "retry", "sequenced"))
         self.ttl = rng.choice(self.backend_type.ttls)
         if self.faults.stop_nobody:
-            # Then no lease has to expire: clients release whatever they give up, so a long ttl must delay nobody.
+            # Then no lease has to expire: clients release all they give up, so a long ttl must not delay any client.
             self.ttl = rng.choice((self.ttl, LONG_TTL, LONG_TTL))
         self.pace = min(self.ttl, 2.0)
         self.resource_names = [f"name/{i}" for i in range(rng.choice((1, 1, 2)))]
-        self.judge = Judge(self.world, self.rule, tell=tell)
+        self.judge = Judge(self.world, self.rule, keep_log=keep_log)
         self.judge.tokens_per_name = self.backend_type.tokens_per_name
         self.resource = MessageServer(self.world, self.network, "resource")
         self.guard = self.guard_type(rule=self.rule, clock=lambda: self.world.now)
@@ -157,7 +157,7 @@ class Site:
         return self.network.healed
 
     def _break_a_stream(self) -> None:
-        """Cut, stall or block what one client and one server exchange, in the middle of a frame or of a request."""
+        """Cut, stall or block a stream between a client and a server, in the middle of a frame or of a request."""
         rng, streams = self.world.rng, self.streams
         clients = [process for process in self.processes if process.alive]
         if not clients or not self.backend.processes():
@@ -243,7 +243,7 @@ class SimulatedClient:
             try:
                 await self._section(worker, names)
                 self.site.judge.progress[worker] = self.site.world.now
-            except NotGranted:  # an answer, too: only who waits without limit may expect a grant
+            except NotGranted:  # an answer, too: only a client that waits without limit may expect a grant
                 self.site.judge.count("not granted")
                 self.site.judge.progress[worker] = self.site.world.now
             except (LeaseLost, StaleToken):
@@ -251,7 +251,7 @@ class SimulatedClient:
                 self.site.judge.progress[worker] = self.site.world.now
             except (Unavailable, Indeterminate):
                 self.site.judge.count("unavailable")
-            except Misconfigured:  # the judge has let it pass
+            except Misconfigured:  # the judge has allowed it
                 self.site.judge.count("misconfigured")
             await self._sleep(rng.uniform(*self._idle()))
 
@@ -299,20 +299,20 @@ class SimulatedClient:
         await self.engine.release_at_exit(hold, raised=False)
 
     def _watch(self, hold: GrantState) -> None:
-        """Ask the judge just before each local deadline, when belief is weakest."""
+        """Ask the judge just before each local deadline, when the belief is most likely to be wrong."""
         self.site.judge.believes(hold)
         if hold.remaining() > 0.002 and self.process.alive:
             last = self.process.world_time(hold.deadline - 0.001)
             self.site.world.at(last, lambda: self.process.deliver(lambda: self._watch(hold)))
 
     async def _update(self, hold: GrantState, name: str) -> None:
-        """Read, think, write back with one item more."""
+        """Read, think, write back with one more item."""
         site = self.site
         announcement = hold.announcement()
         found = await self._reach(lambda: site.read(announcement, name))
         if not site.healed and site.world.rng.random() < site.faults.pause_aimed:
             self._pause()
-        # Once healed, work is short, so that a fair queue of all clients is through within the bound of L2.
+        # Once healed, work is short, so that a fair queue serves all clients within the bound of L2.
         longest = 0.4 if site.healed else 1.2
         await self._sleep(site.world.rng.random() ** 2 * longest * site.pace)
         site.judge.believes(hold)
@@ -326,7 +326,7 @@ class SimulatedClient:
         site.judge.acknowledge(name, item)
 
     async def _reach(self, handle: Callable[[], T]) -> T:
-        """Ask the resource, a few times with the very same stamp."""
+        """Ask the resource, with a few retries under the same stamp."""
         for attempt in itertools.count(1):
             try:
                 return await self.site.resource.ask(

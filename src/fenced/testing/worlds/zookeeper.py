@@ -1,4 +1,4 @@
-"""The shipped ZooKeeper authority in a world: its own client code, over simulated streams, to an ensemble in memory."""
+"""ZooKeeper in a world: the shipped client code, over simulated streams, to an ensemble in memory."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ZooKeeperBackend(AuthorityBackend):
         )
 
     def holds(self, grant: str, names: tuple[str, ...]) -> bool | None:
-        """Whether its nodes are there, in the newest state that a majority has."""
+        """Whether its nodes exist in the newest state that a majority has."""
         newest = max(self.ensemble.replicas, key=lambda replica: replica.tree.zxid)
         return Paths("", NAMESPACE).attempt(grant) in newest.tree.nodes
 
@@ -140,7 +140,7 @@ class ZooKeeperBackend(AuthorityBackend):
         self.ensemble.lag = 0.0
 
     def _isolate_a_client(self) -> None:
-        """It reaches no member, or only one, which may be cut off from the others itself."""
+        """A client reaches no member, or only one, which may itself be cut off from the others."""
         rng, seconds = self.world.rng, self._seconds()
         client = rng.choice(self.site.processes)
         left = rng.choice((None, *self.ensemble.replicas))

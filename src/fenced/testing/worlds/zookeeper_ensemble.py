@@ -32,19 +32,19 @@ from fenced.testing.worlds.zookeeper_tree import (
 
 ELECTION_SECONDS = 0.2
 EPOCH_SECONDS = 1.7e9
-"""What the leader's wall clock says when the world begins."""
+"""The leader's wall clock when the world begins."""
 CONTAINER_BEATS = 40
 """How often, in half ticks, the leader deletes containers that have become empty."""
 
 
 class Link:
-    """The connection of a follower to its leader. Once a message was lost on it, nothing more arrives."""
+    """The connection of a follower to its leader. After one lost message nothing more arrives on it."""
 
     def __init__(self, leader: Replica, follower: Replica) -> None:
         self.leader = leader
         self.follower = follower
-        self.heard = leader.world.now
-        """When the leader last received an answer of the follower."""
+        self.last_message = leader.world.now
+        """When the leader last received a reply from the follower."""
         self.confirmed = 0
         """How many entries of the leader's log the follower has; 0 until it has joined."""
         self._broken = False
@@ -55,7 +55,7 @@ class Link:
         if self._broken:
             return
         process = to.process
-        # Never before the message that was sent before it: order is kept.
+        # Never before an earlier message: order is kept.
         self._arrives[to] = max(self._arrives[to], to.world.now + to.ensemble.delay(self.follower))
         to.world.at(self._arrives[to], lambda: process.deliver(lambda: self._arrived(to, call)))
 
@@ -66,7 +66,7 @@ class Link:
 
 
 class Sessions:
-    """What the leader keeps of all sessions: when they expire, and which member serves them."""
+    """The leader's table of sessions: when they expire, and which member serves them."""
 
     def __init__(self, replica: Replica, known: dict[int, Session]) -> None:
         self._replica = replica
@@ -82,7 +82,7 @@ class Sessions:
         self.touch(session)
 
     def touch(self, session: int) -> None:
-        """It has shown a sign of life. Sessions expire on ticks."""
+        """A sign of life of a session: postpone its expiry. Sessions expire on ticks."""
         if session in self.expires:
             tick = self._replica.ensemble.tick
             end = self._replica.world.now + self._timeouts[session]
@@ -121,7 +121,7 @@ class Replica:
         self.leading = self.serving = False
         self.link: Link | None = None
         self.links: dict[Replica, Link] = {}
-        self.heard = self.world.now
+        self.last_message = self.world.now
         self.touched: dict[int, None] = {}
         self.sessions = Sessions(self, {})
         self._syncs: list[tuple[int, Link | None, Request]] = []
@@ -146,7 +146,7 @@ class Replica:
         self.leave()
 
     def restart(self) -> None:
-        """With the log and the tree that are on its disk."""
+        """Start again with the log and the tree that are on its disk."""
         self.process = Process(self.world, self.process.name)
         self._stop()
 
@@ -154,7 +154,7 @@ class Replica:
     def reachable(self) -> bool:
         return self.process.alive and not self.process.paused and not self.cut
 
-    # What the member asks for.
+    # Called by the member.
 
     def negotiated(self, timeout: int) -> int:
         return max(timeout, round(2000 * self.ensemble.tick))
@@ -167,7 +167,7 @@ class Replica:
         if self.leading:
             self.sessions.touch(session)
         else:
-            self.touched[session] = None  # the leader learns it with the answer to its next ping
+            self.touched[session] = None  # reported to the leader with the reply to its next ping
 
     def forward(self, request: Request, session: int, ids: Ids) -> None:
         if self.leading:
@@ -203,7 +203,7 @@ class Replica:
         self._serve_if_joined()
 
     def _serve_if_joined(self) -> None:
-        """With a majority behind it the leader serves: all that is in its log counts, and every session goes on."""
+        """With a majority of followers the leader serves: its whole log is committed, and every session goes on."""
         if 1 + sum(link.confirmed > 0 for link in self.links.values()) < self.ensemble.majority:
             return
         self._apply(len(self.log))
@@ -254,7 +254,7 @@ class Replica:
         self._commit()
 
     def _commit(self) -> None:
-        """Apply what a majority has, and let the followers apply it."""
+        """Apply the entries that a majority has, and let the followers apply them."""
         lengths = sorted([len(self.log), *(link.confirmed - 1 for link in self.links.values())], reverse=True)
         lengths += [0] * self.ensemble.majority
         if (length := lengths[self.ensemble.majority - 1]) > self.applied:
@@ -265,7 +265,7 @@ class Replica:
             self._answer_syncs()
 
     def _answer_syncs(self) -> None:
-        """A follower is answered behind all that was ordered before. A leader answers its own clients at once."""
+        """Reply to a follower's sync after all earlier entries. A leader replies to its own clients at once."""
         waiting, self._syncs = self._syncs, []
         for length, link, request in waiting:
             outcome = Outcome(0, request.body)
@@ -277,14 +277,14 @@ class Replica:
                 self._syncs.append((length, link, request))
 
     def beat(self, count: int) -> None:
-        """Every half tick. Members that have not heard of each other for too long part; sessions expire."""
+        """Every half tick: close links that were silent for too long, and expire sessions."""
         patience = self.ensemble.sync_limit * self.ensemble.tick
         if not self.leading or not self.serving:
-            if (self.leading or self.link is not None) and self.world.now - self.heard > patience:
+            if (self.leading or self.link is not None) and self.world.now - self.last_message > patience:
                 self.leave()
             return
         for link in list(self.links.values()):
-            if self.world.now - link.heard > patience:
+            if self.world.now - link.last_message > patience:
                 del self.links[link.follower]
             else:
                 link.send(link.follower, partial(link.follower._pinged, link))
@@ -300,21 +300,21 @@ class Replica:
                 if node.owner == CONTAINER_OWNER and node.created and not node.children:
                     self._propose(Entry(0, 0, 0, DELETE_CONTAINER, packed(path.encode())))
 
-    def _heard_from(self, link: Link, touched: Iterable[int]) -> None:
-        link.heard = self.world.now
+    def _on_pong(self, link: Link, touched: Iterable[int]) -> None:
+        link.last_message = self.world.now
         for session in touched:
             self.sessions.touch(session)
 
     # The follower's part.
 
     def follow(self, leader: Replica) -> None:
-        """Take what the leader's log has beyond our own committed part; then everything that follows."""
+        """Copy the leader's log beyond our own committed part, then every later entry."""
         self._stop()
         self.link = link = leader.links[self] = Link(leader, self)
         link.send(self, partial(self._copy, link, leader.epoch, leader.log[self.applied :]))
 
     def _copy(self, link: Link, epoch: int, entries: list[Entry]) -> None:
-        self.epoch, self.heard = epoch, self.world.now
+        self.epoch, self.last_message = epoch, self.world.now
         self.log[self.applied :] = entries
         link.send(link.leader, partial(link.leader._joined, link, len(self.log)))
 
@@ -334,9 +334,9 @@ class Replica:
             self.member.applied(entry, self.tree.apply(entry))
 
     def _pinged(self, link: Link) -> None:
-        self.heard = self.world.now
+        self.last_message = self.world.now
         touched, self.touched = self.touched, {}
-        link.send(link.leader, partial(link.leader._heard_from, link, touched))
+        link.send(link.leader, partial(link.leader._on_pong, link, touched))
 
 
 class Ensemble:
@@ -346,7 +346,7 @@ class Ensemble:
         self.world = world
         self.tick = tick
         self.sync_limit = sync_limit
-        """After so many ticks without a message from each other a leader and a follower part."""
+        """After this many silent ticks a leader and a follower close their link."""
         self.majority = count // 2 + 1
         self.lag = 0.0
         """How much longer messages between members may take."""
@@ -366,12 +366,15 @@ class Ensemble:
         self._elect(ELECTION_SECONDS)
 
     def _elect(self, patience: float) -> None:
-        """Members without a leader join the one there is, or a majority of them makes a new one."""
+        """Members without a leader join the current one, or a majority of them elects a new one."""
         now = self.world.now
         looking = [
             each
             for each in self.replicas
-            if each.reachable and not each.leading and each.link is None and now - each.heard >= patience
+            if each.reachable
+            and not each.leading
+            and each.link is None
+            and now - each.last_message >= patience
         ]
         leaders = [each for each in self.replicas if each.leading and each.reachable]
         leader = max(leaders, key=lambda each: each.epoch, default=None)

@@ -1,6 +1,6 @@
 """One member of a ZooKeeper ensemble, as its clients see it: connections, sessions, watches, replies.
 
-Reads are answered from the member's own tree, which may lag behind the leader's. Writes and syncs go to the leader.
+Reads are answered from this member's tree, which may lag behind the leader's. Writes and syncs go to the leader.
 The requests of a connection are answered in order.
 """
 
@@ -58,11 +58,11 @@ class Request:
         self.kind = kind
         self.body = body
         self.outcome: Outcome | None = None
-        """What the leader and the log say; a read needs neither."""
+        """The outcome by the leader and the log; a read needs neither."""
 
 
 class ClientConnection:
-    """What a member knows of one connection."""
+    """A member's state of one connection."""
 
     def __init__(self, member: Member, stream: Connection) -> None:
         self.member = member
@@ -129,7 +129,7 @@ class Member:
         _, seen, timeout, session = reader.take(">iqiq")
         password = reader.buffer()
         client.greeting = True
-        if seen > self.replica.tree.zxid:  # this client has seen what this member has not
+        if seen > self.replica.tree.zxid:  # this client has seen transactions that this member lacks
             self.drop(client)
             return
         timeout = self.replica.negotiated(timeout)
@@ -147,11 +147,11 @@ class Member:
         )
 
     def _greeted(self, client: ClientConnection, timeout: int, password: bytes, valid: bool) -> None:
-        """Answer the greeting: the session goes on here, or is over. Then what the client has sent behind it."""
+        """Reply to the greeting: the session goes on here, or has ended. Then process what the client sent after it."""
         if client.stream not in self.clients:
             return
-        told = (timeout, client.session, password) if valid else (0, 0, b"\0" * PASSWORD_BYTES)
-        client.frame(struct.pack(">iiq", 0, *told[:2]) + packed(told[2]) + b"\0")
+        session = (timeout, client.session, password) if valid else (0, 0, b"\0" * PASSWORD_BYTES)
+        client.frame(struct.pack(">iiq", 0, *session[:2]) + packed(session[2]) + b"\0")
         if not valid:
             self.drop(client)
             return
@@ -177,7 +177,7 @@ class Member:
         self._answer(client.session)
 
     def _answer(self, session: int) -> None:
-        """Answer what can be answered, in order: a read waits for the writes of its session before it."""
+        """Reply as far as possible, in order: a read waits for the earlier writes of its session."""
         waiting = self.requests.get(session, deque())
         while waiting:
             request = waiting[0]
@@ -209,7 +209,7 @@ class Member:
             client.watches.add(path)
         return Outcome(0, body)
 
-    # What the replica reports.
+    # Called by the replica.
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
         """Send events before the reply, and before any reply that could show the change."""

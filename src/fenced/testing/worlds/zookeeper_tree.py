@@ -1,7 +1,7 @@
-"""What the members of a ZooKeeper ensemble replicate: nodes and sessions. Pure: a request in, an outcome out.
+"""The replicated data of a ZooKeeper ensemble: nodes and sessions. Pure: a request in, an outcome out.
 
-A request that changes something becomes an entry of the log. What it does to the tree is computed once, and every
-member that applies the entry makes the same changes. Only requests that the shipped client sends are known; others
+A request that changes something becomes an entry of the log. Its changes to the tree are computed once, and every
+member that applies the entry makes the same changes. Only requests that the shipped client sends are supported; others
 are refused as UNIMPLEMENTED. A test compares all this with a real server.
 """
 
@@ -33,7 +33,7 @@ WORLD = ("world", "anyone")
 
 
 class Denied(Exception):
-    """A request is not carried out, and this error says why."""
+    """A request is not carried out; `error` is the reason."""
 
     def __init__(self, error: int) -> None:
         super().__init__(error)
@@ -83,7 +83,7 @@ class Reader:
 
 
 class Operation(NamedTuple):
-    """One write, alone or of a multi."""
+    """One write, alone or in a multi."""
 
     kind: int
     path: str
@@ -101,7 +101,7 @@ class Node(NamedTuple):
     data: bytes
     acl: tuple[AccessRule, ...]
     owner: int = 0
-    """The session that it ends with; 0: none; CONTAINER_OWNER: the server may delete it when it is empty."""
+    """The session that owns it; 0: none; CONTAINER_OWNER: the server may delete it when it is empty."""
     czxid: int = 0
     ctime: int = 0
     mzxid: int = 0
@@ -137,7 +137,7 @@ class Session(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """A request that changes something, in the place that the leader gave it."""
+    """A request that changes something, at the position in the log that the leader chose."""
 
     zxid: int
     time: int
@@ -146,15 +146,15 @@ class Entry:
     body: bytes
     ids: Ids = NO_IDS
     denied: int = 0
-    """Why the leader refused it: then it only has a number. 0: it was not refused."""
+    """Why the leader refused it: then the entry only uses up a number. 0: it was not refused."""
     origin: object = None
-    """What the member that received the request needs to reply."""
+    """The request itself, for the member that has to reply to it."""
     outcome: Outcome | None = None
     """Computed by the first member that applies the entry. All apply the same ones in the same order."""
 
 
 class Outcome(NamedTuple):
-    """What an entry does: the reply, the events for watches, and what changes in the tree."""
+    """The effects of an entry: the reply, the events for watches, and the changes of the tree."""
 
     error: int = 0
     body: bytes = b""
@@ -220,15 +220,13 @@ class Tree:
         return Outcome(0, body, draft.events, draft.nodes)
 
     def _multi(self, draft: Draft, operations: Sequence[Operation]) -> Outcome:
-        """All, or none: then the one that failed says why, those before it say 0 and those behind it NOT_DONE."""
+        """All or none. If one fails, its result is its error; results before it are 0, results after it NOT_DONE."""
         end = struct.pack(">i?i", -1, True, -1)
         done: list[bytes] = []
         try:
             for operation in operations:
                 made = draft.write(operation)
-                if (
-                    operation.kind == CREATE
-                ):  # in a multi, a server leaves out the stat of what it has created
+                if operation.kind == CREATE:  # in a multi, a server leaves out the stat of a created node
                     done.append(struct.pack(">i?i", CREATE_WITHOUT_STAT, False, 0) + made[:-STAT_BYTES])
                 else:
                     done.append(struct.pack(">i?i", operation.kind, False, 0) + made)
@@ -254,7 +252,7 @@ class Tree:
 
 
 class Draft:
-    """Changes to a tree that are not made yet."""
+    """Changes to a tree that are not applied yet."""
 
     def __init__(self, below: Mapping[str, Node], entry: Entry) -> None:
         self._below = below

@@ -127,7 +127,7 @@ class ZooKeeperWire:
         hub: Hub,
         runtime: Runtime,
         where: str,
-        tell: Callable[[jute.WatchEvent | None], None],
+        on_event: Callable[[jute.WatchEvent | None], None],
     ) -> None:
         self.socket = link
         self.zxid = 0
@@ -135,7 +135,7 @@ class ZooKeeperWire:
         self._hub = hub
         self._runtime = runtime
         self._where = where
-        self._tell = tell
+        self._on_event = on_event
         self._lock = runtime.lock()
         self._secure = isinstance(link, ssl.SSLSocket)
         self._xid = 0
@@ -216,7 +216,7 @@ class ZooKeeperWire:
             except (jute.MalformedJute, struct.error, UnicodeDecodeError) as error:
                 trouble = f"this is not a ZooKeeper server: {error}"
         for event in events:
-            self._tell(event)
+            self._on_event(event)
         for call in done:
             if call.then is not None:
                 call.then(call.replies[-1])
@@ -265,7 +265,7 @@ class ZooKeeperWire:
             call.broken = ConnectionBroken(f"{self._where}: {why}")
             call.wakeup.set()
         self._hub.wake()
-        self._tell(None)
+        self._on_event(None)
 
     def farewell(self) -> None:
         """End the session, if that can be sent without waiting; then close."""
