@@ -79,7 +79,9 @@ class ZooKeeperAuthority(Entering):
             "Only replies of the leader prolong a lease: a follower that is cut off cannot.",
         ),
         Trait("pushed", "A release or an expiry wakes the head of the queue; idle waiters send no requests."),
-        Trait("revoked", "A lease whose nodes are deleted by force is lost as `revoked`, with the next renewal."),
+        Trait(
+            "revoked", "A lease whose nodes are deleted by force is lost as `revoked`, with the next renewal."
+        ),
         Trait(
             "own-memory",
             "Only its own client remembers an ended attempt; a client that renews another's lease takes it over.",
