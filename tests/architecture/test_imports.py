@@ -126,3 +126,13 @@ def test_no_file_names_a_registry_or_a_path_of_one_machine() -> None:
             if trace := TRACES.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {trace[0]}")
     assert not found
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """A reader who searches for a class finds one. Names with an underscore are private to their module."""
+    homes: dict[str, list[str]] = {}
+    for source in SOURCES:
+        for node in ast.parse(source.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(source.relative_to(ROOT)))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}

@@ -96,7 +96,7 @@ def test_what_is_no_message_is_malformed(raw: bytes) -> None:
         list(protobuf.fields(raw))
         messages.TxnReply(raw)
         messages.watch_reply(raw)
-    except protobuf.Malformed:
+    except protobuf.MalformedMessage:
         pass
 
 

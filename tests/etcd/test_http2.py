@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenced.wire import http2
-from fenced.wire.http2 import GrpcConnection, Malformed, Status, StreamRefused, frame
+from fenced.wire.http2 import GrpcConnection, GrpcStatus, MalformedFrame, StreamRefused, frame
 
 HEAD = http2.head("http", "h1:2379", "/a/b", [("hasleader", "true")], "")
 GREETED = frame(http2.HEADERS, http2.END_HEADERS, 1, b"\x88")
@@ -143,13 +143,13 @@ def test_replies_come_in_any_pieces(data: st.DataObject, replies: list[bytes]) -
     for at in range(0, len(said), step):
         assert grpc.receive(said[at : at + step]) == b""
     assert list(grpc.messages) == replies
-    assert grpc.status == Status(5, "no such lease")
+    assert grpc.status == GrpcStatus(5, "no such lease")
 
 
 def test_what_is_left_of_an_earlier_call_is_passed_over() -> None:
     grpc = begun()
     grpc.receive(GREETED + ended(trailers()))
-    assert grpc.status == Status(0, "")
+    assert grpc.status == GrpcStatus(0, "")
     grpc.begin(HEAD, (b"another",))
     late = frame(http2.DATA, 0, 1, message(b"late")) + frame(http2.RST_STREAM, 0, 1, bytes(4))
     grpc.receive(late + ended(trailers(), 1))
@@ -166,7 +166,7 @@ def test_a_call_that_was_not_begun_is_refused() -> None:
     grpc.receive(frame(http2.GOAWAY, 0, 0, struct.pack(">II", 1, 0) + b"why"))
     assert grpc.closing and grpc.status is None
     grpc.receive(ended(trailers()))
-    assert grpc.status == Status(0, "")
+    assert grpc.status == GrpcStatus(0, "")
     with pytest.raises(StreamRefused):
         grpc.begin(HEAD, (b"another",))
     broken = begun()
@@ -191,7 +191,7 @@ def test_a_call_that_was_not_begun_is_refused() -> None:
     ],
 )
 def test_what_no_grpc_server_says_is_malformed(said: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         begun().receive(said)
 
 
@@ -200,5 +200,5 @@ def test_nothing_else_comes_of_it(said: bytes) -> None:
     grpc = begun()
     try:
         grpc.receive(said)
-    except (Malformed, StreamRefused):
+    except (MalformedFrame, StreamRefused):
         assert grpc.status is None

@@ -16,7 +16,7 @@ from fenced.testing.worlds.etcd_cluster import InMemoryEtcd
 from fenced.wire import http2
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.messages import delete, get, put, txn
-from fenced.wire.http2 import GrpcConnection, Status
+from fenced.wire.http2 import GrpcConnection, GrpcStatus
 from fenced.wire.protobuf import data, fields, integer, message, raw, signed, whole
 
 COMPACT = "/etcdserverpb.KV/Compact"
@@ -91,7 +91,7 @@ class GrpcClient:
             self._take()
         return [self._grpc.messages.popleft() for _ in range(min(count, len(self._grpc.messages)))]
 
-    def call(self, path: str, *requests: bytes) -> list[bytes] | Status:
+    def call(self, path: str, *requests: bytes) -> list[bytes] | GrpcStatus:
         self.begin(path, list(requests))
         while self._grpc.status is None:
             self._take()
@@ -257,7 +257,7 @@ class Side:
             self.stream.say(request)
             return None
         reply = self.calls.call(path, request)
-        return reply if isinstance(reply, Status) else told(reply[0], REPLIES[path], self.base)
+        return reply if isinstance(reply, GrpcStatus) else told(reply[0], REPLIES[path], self.base)
 
     def read_watches(self, count: int) -> None:
         """Replies of one watch are in order; how events are spread over them is up to the server."""
@@ -378,7 +378,7 @@ def test_a_member_without_its_peers_says_that_it_knows_no_leader() -> None:
     cut_off, others = InMemoryClient(cluster, 2), InMemoryClient(cluster)
     cluster.members[2].leave(1)
     world.run(5.0)
-    assert cut_off.call(messages.TXN, txn((), [get(b"k")])) == Status(14, "etcdserver: no leader")
+    assert cut_off.call(messages.TXN, txn((), [get(b"k")])) == GrpcStatus(14, "etcdserver: no leader")
     assert isinstance(others.call(messages.TXN, txn((), [get(b"k")])), list)
     cluster.members[2].come_back(1)
     assert isinstance(cut_off.call(messages.TXN, txn((), [get(b"k")])), list)

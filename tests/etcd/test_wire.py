@@ -231,7 +231,7 @@ def test_a_host_that_cannot_be_is_unavailable(host: str) -> None:
 
 
 def test_an_answer_that_cannot_be_read_says_nothing_of_the_request() -> None:
-    assert issubclass(protobuf.Malformed, Indeterminate)
+    assert issubclass(protobuf.MalformedMessage, Indeterminate)
     with pytest.raises(FencedError):
         messages.TxnReply(b"")
     assert messages.text_of(protobuf.data(2, b"\xff"), 2) == "\N{REPLACEMENT CHARACTER}"

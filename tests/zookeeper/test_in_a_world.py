@@ -13,7 +13,7 @@ from fenced.model import Ask, Granted, Holder, Released, Waiting
 from fenced.runtime.network import SimulatedNetwork
 from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process, World
-from fenced.testing.worlds.zookeeper_ensemble import Ensemble, Link, Replica
+from fenced.testing.worlds.zookeeper_ensemble import Ensemble, PeerLink, Replica
 from fenced.testing.worlds.zookeeper_member import Request
 from fenced.testing.worlds.zookeeper_tree import MULTI, Ids
 from fenced.wire import jute
@@ -42,7 +42,7 @@ class Stage:
         """The leader orders this session's next write, and nobody confirms it for a while."""
         order = self.leader._order
 
-        def freeze(by: Replica, link: Link | None, request: Request, session: int, ids: Ids) -> None:
+        def freeze(by: Replica, link: PeerLink | None, request: Request, session: int, ids: Ids) -> None:
             if session == chosen and request.kind == MULTI:
                 self.leader._order = order  # type: ignore[method-assign]
                 for replica in self.ensemble.replicas:

@@ -49,7 +49,7 @@ class HolderSetup:
     seed: str
 
 
-class StampSource(Protocol):
+class StampMaker(Protocol):
     """Makes the stamps of operations: a lease, or a grant without a keeper."""
 
     @property
@@ -90,7 +90,7 @@ class Worker:
         self._resource.open()
         self._updates = itertools.count(1)
         self._name = ""
-        self._source: StampSource | None = None
+        self._source: StampMaker | None = None
         self._seen: Orders | None = None
         self._authority: Authority | None = None
 
@@ -122,7 +122,7 @@ class Worker:
             return
         self._take(name, BareGrant(realm, name, secret, answer.token), began)
 
-    def _take(self, name: str, source: StampSource, began: float) -> None:
+    def _take(self, name: str, source: StampMaker, began: float) -> None:
         self._name, self._source, self._seen = name, source, None
         report("granted", name=name, token=source.token, began=began, time=now())
 
@@ -183,7 +183,7 @@ class Worker:
             "renewed", name=self._name, token=source.token, answer=_in_words(answer), began=began, time=now()
         )
 
-    def _held(self) -> StampSource:
+    def _held(self) -> StampMaker:
         assert self._source is not None
         return self._source
 

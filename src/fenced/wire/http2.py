@@ -35,7 +35,7 @@ _FRAME = struct.Struct(">HBBBI")
 _MESSAGE = struct.Struct(">BI")
 
 
-class Malformed(ValueError):
+class MalformedFrame(ValueError):
     """These bytes are not from a gRPC server."""
 
 
@@ -43,7 +43,7 @@ class StreamRefused(Exception):
     """The server says that it has not carried out this call."""
 
 
-class Status(NamedTuple):
+class GrpcStatus(NamedTuple):
     """How a call ended: a gRPC status code (0 is OK), and its message."""
 
     code: int
@@ -104,18 +104,18 @@ def headers(block: bytes) -> dict[str, str]:
     try:
         return {str(name): str(value) for name, value in decoder.decode(block)}
     except (HPACKError, UnicodeDecodeError) as error:
-        raise Malformed(f"headers that cannot be read: {error}") from error
+        raise MalformedFrame(f"headers that cannot be read: {error}") from error
 
 
 @lru_cache(maxsize=256)
-def status(block: bytes) -> Status | None:
+def status(block: bytes) -> GrpcStatus | None:
     """How a call ended; None if these headers carry no status."""
     found = headers(block)
     if found.get(":status", "200") != "200":
-        raise Malformed(f"HTTP status {found[':status']}: this is no gRPC server, or a proxy before it")
+        raise MalformedFrame(f"HTTP status {found[':status']}: this is no gRPC server, or a proxy before it")
     code = found.get("grpc-status", "")
     return (
-        Status(int(code), unquote(found.get("grpc-message", "")))
+        GrpcStatus(int(code), unquote(found.get("grpc-message", "")))
         if code.isdecimal() and len(code) < 4
         else None
     )
@@ -127,7 +127,7 @@ class GrpcConnection:
     def __init__(self) -> None:
         self.messages: deque[bytes] = deque()
         """The messages that arrived in the current call, or the last one."""
-        self.status: Status | None = None
+        self.status: GrpcStatus | None = None
         """How that call ended; None while it is in progress."""
         self.closing = False
         """Whether the server accepts no more calls on this connection."""
@@ -156,7 +156,7 @@ class GrpcConnection:
     def begin(self, head: bytes, requests: Sequence[bytes], *, end: bool = True) -> bytes:
         """Begin a call; without `end` more messages can follow. The call before must have ended."""
         if len(head) > self._frame_max:
-            raise Malformed("the server's own token is too long to be sent back")
+            raise MalformedFrame("the server's own token is too long to be sent back")
         if self.closing:
             raise StreamRefused("the server closes the connection")
         self._stream += 2
@@ -209,7 +209,7 @@ class GrpcConnection:
             high, low, kind, flags, stream = _FRAME.unpack_from(data, at)
             size = high << 8 | low
             if size > FRAME_MAX:
-                raise Malformed(f"a frame of {size} bytes")
+                raise MalformedFrame(f"a frame of {size} bytes")
             if end - at < 9 + size:
                 break
             payload = data[at + 9 : at + 9 + size]
@@ -226,7 +226,7 @@ class GrpcConnection:
             self._headers(flags, stream, payload[5:] if flags & PRIORITY else payload)
         elif kind == CONTINUATION:
             if self._block is None or self._block[0] != stream:
-                raise Malformed("headers without a beginning")
+                raise MalformedFrame("headers without a beginning")
             _, before, block = self._block
             self._headers(flags & END_HEADERS | before, stream, block + payload)
         elif kind == RST_STREAM:
@@ -253,7 +253,7 @@ class GrpcConnection:
             self._partial += _unpadded(flags, payload)
             self._cut()
             if flags & END_STREAM:
-                self.status = Status(UNKNOWN, "the server ended the call without a status")
+                self.status = GrpcStatus(UNKNOWN, "the server ended the call without a status")
         more = b""
         if self._taken >= LET_FLOW:
             more, self._taken = _more(0, self._taken), 0
@@ -267,7 +267,7 @@ class GrpcConnection:
         while end - at >= 5:
             packed, size = _MESSAGE.unpack_from(self._partial, at)
             if packed:
-                raise Malformed("a compressed message, although no compression was offered")
+                raise MalformedFrame("a compressed message, although no compression was offered")
             if end - at < 5 + size:
                 break
             self.messages.append(bytes(self._partial[at + 5 : at + 5 + size]))
@@ -276,21 +276,21 @@ class GrpcConnection:
 
     def _headers(self, flags: int, stream: int, block: bytes) -> None:
         if len(block) > 16 * FRAME_MAX:
-            raise Malformed("headers without an end")
+            raise MalformedFrame("headers without an end")
         self._block = None if flags & END_HEADERS else (stream, flags & END_STREAM, block)
         if self._block is not None or stream != self._stream or self.status is not None:
             return
         found = status(block)
         if flags & END_STREAM:
             if found is None:
-                raise Malformed("a call ended without a status")
+                raise MalformedFrame("a call ended without a status")
             self.status = found
 
     def _reset(self, stream: int, code: int) -> None:
         if stream == self._stream and self.status is None:
             if code == REFUSED_STREAM:
                 raise StreamRefused("the server has too much to do")
-            self.status = Status(UNKNOWN, f"the server broke the call off (HTTP/2 error {code})")
+            self.status = GrpcStatus(UNKNOWN, f"the server broke the call off (HTTP/2 error {code})")
 
     def _goes_away(self, payload: bytes) -> None:
         last, _ = _numbers(">II", payload[:8])
@@ -317,7 +317,7 @@ def _unpadded(flags: int, payload: bytes) -> bytes:
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):
-        raise Malformed("more padding than there is")
+        raise MalformedFrame("more padding than there is")
     return payload[1 : len(payload) - payload[0]]
 
 
@@ -325,4 +325,4 @@ def _numbers(form: str, payload: bytes) -> tuple[int, ...]:
     try:
         return struct.unpack(form, payload)
     except struct.error as error:
-        raise Malformed(f"a frame of another length: {error}") from error
+        raise MalformedFrame(f"a frame of another length: {error}") from error

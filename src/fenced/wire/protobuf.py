@@ -16,7 +16,7 @@ _SIGN = 2**63
 _VARINT_MAX = 10
 
 
-class Malformed(Indeterminate):
+class MalformedMessage(Indeterminate):
     """These bytes are no protobuf message. Whether the request was carried out is unknown."""
 
 
@@ -75,13 +75,13 @@ def fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
             size, at = _varint_at(raw, at)
             value = raw[at : at + size]
             if len(value) < size:
-                raise Malformed("a field is longer than its message")
+                raise MalformedMessage("a field is longer than its message")
             at += size
             yield field, value
         elif kind in (FIXED64, FIXED32):
             at += 8 if kind == FIXED64 else 4
         else:
-            raise Malformed(f"wire type {kind}")
+            raise MalformedMessage(f"wire type {kind}")
 
 
 def _varint_at(raw: bytes, at: int) -> tuple[int, int]:
@@ -94,7 +94,7 @@ def _varint_at(raw: bytes, at: int) -> tuple[int, int]:
             return (number | byte << shift) & _MASK, at
         number |= (byte & 0x7F) << shift
         shift += 7
-    raise Malformed("a number does not end")
+    raise MalformedMessage("a number does not end")
 
 
 def number(raw: bytes) -> int:
@@ -108,12 +108,12 @@ def number(raw: bytes) -> int:
 def whole(value: int | bytes) -> int:
     """A field's value, which must be a number."""
     if not isinstance(value, int):
-        raise Malformed("bytes where a number was expected")
+        raise MalformedMessage("bytes where a number was expected")
     return value
 
 
 def raw(value: int | bytes) -> bytes:
     """A field's value, which must be bytes."""
     if not isinstance(value, bytes):
-        raise Malformed("a number where bytes were expected")
+        raise MalformedMessage("a number where bytes were expected")
     return value

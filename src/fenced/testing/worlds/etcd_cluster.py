@@ -296,7 +296,7 @@ class EtcdMember:
         try:
             for call in client.grpc.receive(data):
                 self._take(client, call)
-        except http2.Malformed:
+        except http2.MalformedFrame:
             end.close()
             self.on_close(end)
         client.reading = False
@@ -378,7 +378,7 @@ class EtcdMember:
                 return False, lambda: store.time_to_live(request, cluster.now())
             case "Compact":
                 return False, lambda: store.compact(request)
-            case "Status":
+            case "GrpcStatus":
                 return True, lambda: data(2, VERSION.encode())
         return True, lambda: _unknown(path)
 

@@ -65,7 +65,7 @@ class GrpcServerConnection:
             if len(self._in) < len(http2.PREFACE):
                 return
             if not self._in.startswith(http2.PREFACE):
-                raise http2.Malformed("this is no HTTP/2 client")
+                raise http2.MalformedFrame("this is no HTTP/2 client")
             self._in = self._in[len(http2.PREFACE) :]
             self._greeted = True
             self.out += http2.frame(http2.SETTINGS, 0, 0, b"")
@@ -82,9 +82,9 @@ class GrpcServerConnection:
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> GrpcCall | None:
         if kind == http2.HEADERS:
             if not flags & http2.END_HEADERS or flags & (http2.PADDED | http2.PRIORITY):
-                raise http2.Malformed("headers in several frames: our client sends none")
+                raise http2.MalformedFrame("headers in several frames: our client sends none")
             if stream <= self.last:
-                raise http2.Malformed("a stream is opened twice")
+                raise http2.MalformedFrame("a stream is opened twice")
             self.last = stream
             self._heads[stream], self._partial[stream] = _head(payload), bytearray()
             return self._call(stream, flags)

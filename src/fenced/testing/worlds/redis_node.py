@@ -20,7 +20,7 @@ Reply = Any
 NO_ID = "0" * 40
 
 
-class Status(bytes):
+class SimpleString(bytes):
     """A simple string."""
 
 
@@ -109,7 +109,7 @@ class Keyspace:
 
     def type(self, key: bytes) -> Reply:
         found = self.data.get(key)
-        return Status(b"none" if found is None else b"hash" if isinstance(found, dict) else b"zset")
+        return SimpleString(b"none" if found is None else b"hash" if isinstance(found, dict) else b"zset")
 
     def hget(self, key: bytes, field: bytes) -> Reply:
         return self._hash(key).get(field)
@@ -260,9 +260,9 @@ class RedisNode:
                 setting = self.settings.get(words[1].decode())
                 return [] if setting is None else [words[1], setting.encode()]
             case b"PING":
-                return Status(b"PONG")
+                return SimpleString(b"PONG")
             case b"AUTH" | b"SELECT" | b"CLIENT" | b"ASKING" | b"READONLY":
-                return Status(b"OK")
+                return SimpleString(b"OK")
             case _:
                 return self.call(name, words)
 
@@ -327,7 +327,7 @@ def packed(reply: Reply) -> bytes:
     """A reply as RESP2 writes it."""
     if isinstance(reply, int):
         return b":%d\r\n" % reply
-    if isinstance(reply, Status):
+    if isinstance(reply, SimpleString):
         return b"+%b\r\n" % reply
     if isinstance(reply, bytes):
         return b"$%d\r\n%b\r\n" % (len(reply), reply)
@@ -403,7 +403,7 @@ class ScriptEngine:
     def _to_lua(self, reply: Reply) -> Any:
         if reply is None:
             return False
-        if isinstance(reply, Status):
+        if isinstance(reply, SimpleString):
             return self._lua.table_from({b"ok": bytes(reply)})
         if isinstance(reply, list):
             return self._lua.table_from([self._to_lua(item) for item in reply])
@@ -419,7 +419,7 @@ class ScriptEngine:
         if isinstance(value, bytes):
             return value
         if (status := value[b"ok"]) is not None:
-            return Status(status)
+            return SimpleString(status)
         items: list[Reply] = []
         while (item := value[len(items) + 1]) is not None:
             items.append(self._from_lua(item))

@@ -37,7 +37,7 @@ CONTAINER_BEATS = 40
 """How often, in half ticks, the leader deletes containers that have become empty."""
 
 
-class Link:
+class PeerLink:
     """The connection of a follower to its leader. After one lost message nothing more arrives on it."""
 
     def __init__(self, leader: Replica, follower: Replica) -> None:
@@ -65,7 +65,7 @@ class Link:
             call()
 
 
-class Sessions:
+class SessionTable:
     """The leader's table of sessions: when they expire, and which member serves them."""
 
     def __init__(self, replica: Replica, known: dict[int, Session]) -> None:
@@ -119,12 +119,12 @@ class Replica:
 
     def _stop(self) -> None:
         self.leading = self.serving = False
-        self.link: Link | None = None
-        self.links: dict[Replica, Link] = {}
+        self.link: PeerLink | None = None
+        self.links: dict[Replica, PeerLink] = {}
         self.last_message = self.world.now
         self.touched: dict[int, None] = {}
-        self.sessions = Sessions(self, {})
-        self._syncs: list[tuple[int, Link | None, Request]] = []
+        self.sessions = SessionTable(self, {})
+        self._syncs: list[tuple[int, PeerLink | None, Request]] = []
 
     def leave(self) -> None:
         """Neither lead nor follow any more: clients must find another member, and this one must find a leader."""
@@ -134,7 +134,7 @@ class Replica:
         self._stop()
         self.member.drop_all()
 
-    def _left(self, link: Link) -> None:
+    def _left(self, link: PeerLink) -> None:
         """The other end of this link has closed it."""
         if self.link is link:
             self.leave()
@@ -209,15 +209,15 @@ class Replica:
         self._apply(len(self.log))
         self.tree.zxid = self._zxid = self.epoch << 32
         self.serving = True
-        self.sessions = Sessions(self, self.tree.sessions)
+        self.sessions = SessionTable(self, self.tree.sessions)
         for link in self.links.values():
             self._let_serve(link)
 
-    def _let_serve(self, link: Link) -> None:
+    def _let_serve(self, link: PeerLink) -> None:
         if link.confirmed:
             link.send(link.follower, partial(link.follower._serve, self.applied, self.epoch << 32))
 
-    def _joined(self, link: Link, length: int) -> None:
+    def _joined(self, link: PeerLink, length: int) -> None:
         link.confirmed = length + 1  # so that an empty log counts, too
         if self.serving:
             self._let_serve(link)
@@ -225,7 +225,7 @@ class Replica:
         else:
             self._serve_if_joined()
 
-    def _order(self, by: Replica, link: Link | None, request: Request, session: int, ids: Ids) -> None:
+    def _order(self, by: Replica, link: PeerLink | None, request: Request, session: int, ids: Ids) -> None:
         """Give a request its place in the log."""
         if request.kind == SYNC:
             self._syncs.append((len(self.log), link, request))
@@ -249,7 +249,7 @@ class Replica:
             link.send(link.follower, partial(link.follower._receive, link, entry))
         self._commit()
 
-    def _confirmed(self, link: Link, length: int) -> None:
+    def _confirmed(self, link: PeerLink, length: int) -> None:
         link.confirmed = length + 1
         self._commit()
 
@@ -300,7 +300,7 @@ class Replica:
                 if node.owner == CONTAINER_OWNER and node.created and not node.children:
                     self._propose(Entry(0, 0, 0, DELETE_CONTAINER, packed(path.encode())))
 
-    def _on_pong(self, link: Link, touched: Iterable[int]) -> None:
+    def _on_pong(self, link: PeerLink, touched: Iterable[int]) -> None:
         link.last_message = self.world.now
         for session in touched:
             self.sessions.touch(session)
@@ -310,10 +310,10 @@ class Replica:
     def follow(self, leader: Replica) -> None:
         """Copy the leader's log beyond our own committed part, then every later entry."""
         self._stop()
-        self.link = link = leader.links[self] = Link(leader, self)
+        self.link = link = leader.links[self] = PeerLink(leader, self)
         link.send(self, partial(self._copy, link, leader.epoch, leader.log[self.applied :]))
 
-    def _copy(self, link: Link, epoch: int, entries: list[Entry]) -> None:
+    def _copy(self, link: PeerLink, epoch: int, entries: list[Entry]) -> None:
         self.epoch, self.last_message = epoch, self.world.now
         self.log[self.applied :] = entries
         link.send(link.leader, partial(link.leader._joined, link, len(self.log)))
@@ -323,7 +323,7 @@ class Replica:
         self.tree.zxid = max(self.tree.zxid, zxid)
         self.serving = True
 
-    def _receive(self, link: Link, entry: Entry) -> None:
+    def _receive(self, link: PeerLink, entry: Entry) -> None:
         self.log.append(entry)
         link.send(link.leader, partial(link.leader._confirmed, link, len(self.log)))
 
@@ -333,7 +333,7 @@ class Replica:
             self.applied += 1
             self.member.applied(entry, self.tree.apply(entry))
 
-    def _pinged(self, link: Link) -> None:
+    def _pinged(self, link: PeerLink) -> None:
         self.last_message = self.world.now
         touched, self.touched = self.touched, {}
         link.send(link.leader, partial(link.leader._on_pong, link, touched))

@@ -63,13 +63,13 @@ class Reader:
     def string(self) -> str:
         return self.buffer().decode()
 
-    def operation(self, kind: int) -> Operation:
+    def operation(self, kind: int) -> TreeOperation:
         path = self.string()
         data = self.buffer() if kind != DELETE else b""
         acl = self._acl() if kind in (CREATE, CREATE_CONTAINER) else []
-        return Operation(kind, path, data, acl, self.number())
+        return TreeOperation(kind, path, data, acl, self.number())
 
-    def operations(self) -> list[Operation]:
+    def operations(self) -> list[TreeOperation]:
         """Those of a multi."""
         found = []
         while not (header := self.take(">i?i"))[1]:
@@ -82,7 +82,7 @@ class Reader:
         return [(self.number(), (self.string(), self.string())) for _ in range(self.number())]
 
 
-class Operation(NamedTuple):
+class TreeOperation(NamedTuple):
     """One write, alone or in a multi."""
 
     kind: int
@@ -219,7 +219,7 @@ class Tree:
             return Outcome(denied.error)
         return Outcome(0, body, draft.events, draft.nodes)
 
-    def _multi(self, draft: Draft, operations: Sequence[Operation]) -> Outcome:
+    def _multi(self, draft: Draft, operations: Sequence[TreeOperation]) -> Outcome:
         """All or none. If one fails, its result is its error; results before it are 0, results after it NOT_DONE."""
         end = struct.pack(">i?i", -1, True, -1)
         done: list[bytes] = []
@@ -269,7 +269,7 @@ class Draft:
             raise Denied(NO_NODE)
         return node
 
-    def write(self, operation: Operation) -> bytes:
+    def write(self, operation: TreeOperation) -> bytes:
         kind, path, data, acl, number = operation
         if kind == SET_DATA:
             return self._set(path, data, number)

@@ -15,7 +15,7 @@ from fenced.wire import http2
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
 from fenced.wire.etcd.connection import EtcdConnection, EtcdStream, Failed
-from fenced.wire.http2 import Status
+from fenced.wire.http2 import GrpcStatus
 from fenced.wire.pool import ConnectionBroken, Pool
 
 CONNECTIONS_MAX = 8
@@ -100,7 +100,7 @@ class EtcdWire:
             except BaseException:
                 connection.close()
                 raise
-        except (_NotSent, ConnectionBroken, Failed, http2.Malformed, http2.StreamRefused) as error:
+        except (_NotSent, ConnectionBroken, Failed, http2.MalformedFrame, http2.StreamRefused) as error:
             raise Unavailable(f"{self.url}: {error}") from error
 
     async def _anywhere(
@@ -246,7 +246,7 @@ class EtcdWire:
             connection.interrupt()
 
 
-def _read(status: Status, url: str) -> Exception:
+def _read(status: GrpcStatus, url: str) -> Exception:
     """The exception for a failed call, which says whether its request was carried out."""
     code, text = status
     if code == UNAVAILABLE and "etcdserver: no leader" in text:

@@ -9,7 +9,7 @@ from fenced.contracts import Runtime, SocketLike
 from fenced.runtime import sockets
 from fenced.wire import http2
 from fenced.wire.heartbeat import Heartbeat
-from fenced.wire.http2 import GrpcConnection, Malformed, Status
+from fenced.wire.http2 import GrpcConnection, GrpcStatus, MalformedFrame
 from fenced.wire.pool import ConnectionBroken
 
 METADATA = (("hasleader", "true"),)
@@ -21,7 +21,7 @@ PING_SECONDS = 1.0
 class Failed(Exception):
     """The server ended the call with a status other than OK."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: GrpcStatus) -> None:
         super().__init__(status.text)
         self.status = status
 
@@ -52,7 +52,7 @@ class EtcdConnection:
         try:
             if read_available := self.line.read_available():
                 self._out += self._grpc.receive(read_available)
-        except (OSError, Malformed, http2.StreamRefused):
+        except (OSError, MalformedFrame, http2.StreamRefused):
             return False
         return not self._grpc.closing
 
@@ -62,7 +62,7 @@ class EtcdConnection:
         await self.line.send(out, until)
         try:
             self._out = self._grpc.receive(await self.line.receive(until))
-        except (Malformed, http2.StreamRefused) as error:
+        except (MalformedFrame, http2.StreamRefused) as error:
             raise OSError(str(error)) from error
 
     async def call(self, path: str, requests: Sequence[bytes], until: float, token: str = "") -> list[bytes]:
@@ -80,7 +80,7 @@ class EtcdConnection:
                 late = self._now() >= until
                 if answers := grpc.receive(await self.line.receive(until)):
                     await self.line.send(answers, until)
-        except (OSError, Malformed) as error:
+        except (OSError, MalformedFrame) as error:
             raise ConnectionBroken(f"{self._where}: {error}") from error
         if grpc.status.code != http2.OK:
             raise Failed(grpc.status)
@@ -198,7 +198,7 @@ class EtcdStream:
                 self.over = self._closed or not self._take()
                 messages += self._grpc.messages
                 self._grpc.messages.clear()
-            except (OSError, Malformed, http2.StreamRefused):
+            except (OSError, MalformedFrame, http2.StreamRefused):
                 self.over = True
         if not self.over:
             await self._flush(until)

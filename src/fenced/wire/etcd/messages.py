@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fenced.wire.protobuf import (
-    Malformed,
+    MalformedMessage,
     data,
     fields,
     integer,
@@ -86,7 +86,7 @@ class TxnReply:
         self.header = Header(whole(header.get(1, 0)), signed(whole(header.get(3, 0))))
         self.succeeded = bool(values.get(2, 0))
         if not self.header.revision:
-            raise Malformed("the reply to a transaction has no revision")
+            raise MalformedMessage("the reply to a transaction has no revision")
 
     @property
     def found(self) -> list[Found]:
