@@ -418,7 +418,7 @@ def test_another_database_is_unsupported() -> None:
     guard = sql.Guard(table="orders", name="orders/{id}")
     with Session(sa.create_engine("sqlite://")) as session, pytest.raises(fenced.Unsupported, match="sqlite"):
         guard.transaction(session, stamp(5))
-    with Session() as session, pytest.raises(fenced.Misuse, match="no bind"):
+    with Session() as session, pytest.raises(fenced.Misuse, match="no single bind"):
         guard.transaction(session, stamp(5))
 
 

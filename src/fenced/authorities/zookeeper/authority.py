@@ -405,7 +405,7 @@ class ZooKeeperAuthority(Entering):
                 return Waiting(0.0)
             waiting = await self._stand(home, mine, queues, space, delay, until)
             if waiting is not None:
-                return waiting
+                return Waiting(waiting.check_in)
         return Waiting(home.ttl if mine.behind else 0.0)
 
     async def _adopt(self, public: str, until: float) -> RenewAnswer:
