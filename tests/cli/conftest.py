@@ -45,7 +45,7 @@ class CommandLine:
     def __call__(self, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run to the end. Whatever happens, nobody is shown a traceback."""
         process = self.start(*args, **options)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=120)
         assert "Traceback" not in (stderr or "")
         return subprocess.CompletedProcess(args, process.returncode, stdout, stderr)
 
@@ -56,7 +56,7 @@ class CommandLine:
         self.until((self.folder / "ready").exists)
         return process
 
-    def until(self, condition: Callable[[], T], seconds: float = 10.0) -> T:
+    def until(self, condition: Callable[[], T], seconds: float = 60.0) -> T:
         give_up = time.monotonic() + seconds
         while not (value := condition()):
             assert time.monotonic() < give_up, f"waited {seconds} s in vain"

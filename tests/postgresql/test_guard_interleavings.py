@@ -56,7 +56,7 @@ from tests.postgresql.planted_guard_sql import BUGS, Bug, functions
 
 pytestmark = pytest.mark.xdist_group("guard interleavings")
 
-MERGES_MAX = {READ_COMMITTED: 40, REPEATABLE_READ: 12, SERIALIZABLE: 12}
+MERGES_MAX = {READ_COMMITTED: 24, REPEATABLE_READ: 8, SERIALIZABLE: 8}
 DEADLOCK_TIMEOUT = "100ms"
 """As much longer than the moment for which a write waits at a fence as it is in production."""
 

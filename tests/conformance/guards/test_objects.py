@@ -19,8 +19,9 @@ from fenced.errors import Indeterminate, Misconfigured, Unavailable
 from fenced.guards.shared.cellguard import AUDIT_LOCAL, MODE_LAG, CellGuard
 from fenced.guards.shared.cells import Cell
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
+from fenced.testing import GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.testing.servers.base import Server, find_program, free_port
+from tests.colours import alternating
 
 
 class SeaweedServer(Server):
@@ -141,8 +142,7 @@ def objects() -> Iterator[SeaweedServer]:
         yield server
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize(("check", "colour"), alternating(GUARD_CHECKS))
 def test_objects(check: Check[GuardHarness], colour: Colour, objects: SeaweedServer) -> None:
     run(check, lambda runtime: Harness(runtime, objects), colour)
 

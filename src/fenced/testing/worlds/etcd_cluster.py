@@ -378,7 +378,7 @@ class EtcdMember:
                 return False, lambda: store.time_to_live(request, cluster.now())
             case "Compact":
                 return False, lambda: store.compact(request)
-            case "GrpcStatus":
+            case "Status":
                 return True, lambda: data(2, VERSION.encode())
         return True, lambda: _unknown(path)
 
