@@ -30,6 +30,13 @@ PORTS = range(12000, 32000)
 """Below the ephemeral ports: no client can be given a stopped server's port, or connect to itself there."""
 
 
+FOLDER_VARIABLE = "FENCED_SERVERS_FOLDER"
+"""Where servers get their temporary folders; by default where the system has them.
+
+On a file system in memory nothing waits for a disk. A killed server finds its data there again; a power cut would differ.
+"""
+
+
 class MissingProgram(RuntimeError):
     """A program that the server needs is not installed."""
 
@@ -91,7 +98,10 @@ class Server(Startable):
         self.port = free_port()
         self._user = user
         self._owns_folder = folder is None
-        self.folder = Path(folder or tempfile.mkdtemp(prefix=f"fenced-{self.name}-")).absolute()
+        self.folder = Path(
+            folder
+            or tempfile.mkdtemp(prefix=f"fenced-{self.name}-", dir=os.environ.get(FOLDER_VARIABLE) or None)
+        ).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.own(self.folder)
         self.log = self.folder / "log"
