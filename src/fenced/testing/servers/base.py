@@ -33,7 +33,7 @@ PORTS = range(12000, 32000)
 FOLDER_VARIABLE = "FENCED_SERVERS_FOLDER"
 """Where servers get their temporary folders; by default where the system has them.
 
-On a file system in memory nothing waits for a disk. A killed server finds its data there again; a power cut would differ.
+On a file system in memory nothing waits for a disk. A killed server finds its data there again.
 """
 
 
