@@ -82,8 +82,11 @@ async def a_stream_that_died_silently_is_opened_again(harness: ProxiedHarness, r
         await listen()
     harness.proxy.black_hole(drop=True)
     runtime.ahead += heartbeat.IDLE_SECONDS
-    assert await listen() == [], "the ping is lost, and with it the connection"
-    await other.release(held.secret)  # this wake-up, too
+    while harness.proxy.dropped[0] == 0:
+        assert await listen() == [], "the ping is lost, and with it the connection"
+    await other.release(held.secret)
+    while harness.proxy.dropped[1] == 0:  # the wake-up is lost, too; before that the link must not heal
+        await runtime.wait(runtime.wakeup(), runtime.now() + 0.01)
     harness.proxy.heal()
     runtime.ahead += heartbeat.ANSWER_SECONDS
     heard: list[str] = []

@@ -458,3 +458,19 @@ def test_an_attempt_that_etcd_has_forgotten_may_be_used_again(tidied: bool, etcd
     again = step(granted(authority, replace(attempt, names=("b",))))
     assert again.token > first.token
     step(authority.close())
+
+
+def test_a_repeated_ask_prolongs_nothing(etcd_server: EtcdServer) -> None:
+    """Only renewals do: an answer that was lost is the same when it is repeated, with what is left by now."""
+    runtime = Shifted(RUNTIME)
+    time_of_etcd = Time(etcd_server.url(), runtime)
+    authority = EtcdAuthority.at(etcd_server.url(), runtime, secrets.token_hex(8))
+    time_of_etcd.bind(authority, runtime)
+    step(authority.open())
+    attempt = asking(runtime, "a", ttl=10)
+    first = step(granted(authority, attempt))
+    time_of_etcd.pass_by(4)
+    again = step(granted(authority, attempt))
+    assert again.token == first.token
+    assert again.remaining <= 6
+    step(authority.close())

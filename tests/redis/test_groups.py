@@ -160,14 +160,6 @@ def _owns(server: RedisServer, slot: int) -> bool:
     return any(first <= slot <= last and owner[2] == mine for first, last, owner, *_ in slots)
 
 
-def replicas_catch_up(group: RedisGroup, primary: RedisServer) -> None:
-    """One replica has confirmed each grant; the one that is promoted may be another, and must have it, too."""
-    for server in group.servers:
-        role = server.execute("ROLE")
-        if role[0] == b"slave" and role[2] == primary.port:
-            server.caught_up_with(primary)
-
-
 # proves authority redis: groups
 def test_promotions_under_live_holders(group: RedisGroup) -> None:
     """The primary is killed, then its successor stands still and comes back: leases go on, and tokens only rise."""
@@ -178,7 +170,7 @@ def test_promotions_under_live_holders(group: RedisGroup) -> None:
     assert isinstance(step(two.ask(waiter)), Waiting)
 
     first = group.primary()
-    replicas_catch_up(group, first)
+    group.replicas_catch_up(first)
     first.kill()
     second = group.promoted(first)
     (kept,) = eventually(lambda: step(one.renew([holder.secret])))
@@ -199,7 +191,7 @@ def test_promotions_under_live_holders(group: RedisGroup) -> None:
     ]  # over a connection that it keeps
     assert tokens == sorted(set(tokens))
 
-    replicas_catch_up(group, second)
+    group.replicas_catch_up(second)
     second.freeze()
     group.promoted(second)
     (kept,) = eventually(lambda: step(two.renew([waiter.secret])))

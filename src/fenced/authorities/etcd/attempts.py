@@ -82,11 +82,10 @@ class Attempts(Ending):
             given = self._given.pop(public, None)
             if given is not None and given.waited is mine and given.granted.lives(began):
                 return await self._take(given.granted, given.reply, began, until)
-            if mine is not None and mine.granted:
-                self.forget(mine)  # a repeated one: what is stored is the truth
-                mine = None
             try:
-                if mine is None:
+                if mine is not None and mine.granted:
+                    answer = await self._repeated(ask, mine, until)
+                elif mine is None:
                     answer = await self._first(ask, public, began, until)
                 else:
                     answer = await self._promote(mine, ask, began, until)
@@ -99,6 +98,13 @@ class Attempts(Ending):
                 return answer
             if self._now() >= until:
                 raise Indeterminate("each try met a concurrent change: neither granted nor queued in time")
+
+    async def _repeated(self, ask: Ask, mine: EtcdAttempt, until: float) -> AskAnswer | None:
+        """The answer to an ask that was granted before: what is stored is the truth. Reading it prolongs no lease."""
+        self.forget(mine)
+        reply = await self._space.read([get(self._keys.attempt(mine.public))], until)
+        found = reply.found[0].first
+        return None if found is None else await self._stored(ask, mine.public, found, until)
 
     async def _first(self, ask: Ask, public: str, began: float, until: float) -> AskAnswer | None:
         """Grant it in one transaction if all its names are free; None: look again."""

@@ -57,6 +57,7 @@ class Pipe:
         self.holders: set[object] = set()
         self.dropping = False
         self.dead = False  # something was lost: as after a gap in TCP, nothing more is delivered
+        self.dropped = 0  # chunks that came, and were lost
         self.ended = False  # the source has closed, or is gone
         self.blocked = False  # the target takes no more for now
         self._link = link
@@ -75,7 +76,9 @@ class Pipe:
 
     def put(self, data: bytes | None) -> None:
         self.dead = self.dead or self.dropping
-        if not self.dead:
+        if self.dead:
+            self.dropped += 1
+        else:
             self._queue.append((time.monotonic(), data))
             self._size += len(data or b"")
             self.flush()

@@ -58,6 +58,12 @@ class Proxy:
     def requests(self) -> int:
         return self._traffic.requests
 
+    @property
+    def dropped(self) -> tuple[int, int]:
+        """How many chunks open connections have lost on the way to the server, and on the way to the client."""
+        links = list(self._traffic.links)
+        return sum(link.up.dropped for link in links), sum(link.down.dropped for link in links)
+
     # Faults that last until `heal`.
 
     def delay(self, seconds: float, *, only_new: bool = False) -> None:

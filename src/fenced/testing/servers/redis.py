@@ -106,10 +106,23 @@ class RedisServer(Server):
         self.settings.pop("replicaof", None)
 
     def caught_up_with(self, primary: RedisServer) -> None:
-        """Return when this replica has everything that the primary did before the call."""
-        offset = primary._replication()["master_repl_offset"]
+        """Return when this server is the primary's replica and has everything that it did before the call."""
+        from redis import ConnectionError as Killed
+
+        wanted = primary._replication()
+
+        def caught_up() -> bool:
+            try:
+                info = self._replication()
+            except Killed:  # a sentinel closes all connections when it gives a server another primary
+                return False
+            follows = (
+                info["master_replid"] == wanted["master_replid"] and info.get("master_link_status") == "up"
+            )
+            return follows and bool(info["slave_repl_offset"] >= wanted["master_repl_offset"])
+
         self.wait_until(
-            lambda: self._replication().get("slave_repl_offset", -1) >= offset, f"it has come to {offset}"
+            caught_up, f"it follows {primary.port} and has come to {wanted['master_repl_offset']}"
         )
 
     def _has_replicas(self, count: int) -> bool:
@@ -252,6 +265,15 @@ class RedisGroup(Startable):
             time.sleep(POLL_SECONDS)
         raise ServerFailed(f"no replica takes the place of the primary:\n{self.servers[-1].log_tail()}")
 
+    @abstractmethod
+    def replicas(self, primary: RedisServer) -> list[RedisServer]:
+        """The servers of which each can take the place of this primary."""
+
+    def replicas_catch_up(self, primary: RedisServer) -> None:
+        """One replica has confirmed each grant. The promoted one may be another: wait until each has every grant."""
+        for replica in self.replicas(primary):
+            replica.caught_up_with(primary)
+
     def at(self, host: bytes, port: int) -> RedisServer:
         return next(server for server in self.servers if (server.host, server.port) == (host.decode(), port))
 
@@ -290,6 +312,9 @@ class RedisSentinels(RedisGroup):
     def primary(self, but: RedisServer | None = None) -> RedisServer:
         host, port = self.sentinels[0].execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.set_name)
         return self.at(host, int(port))
+
+    def replicas(self, primary: RedisServer) -> list[RedisServer]:
+        return [server for server in self.servers if server is not primary]
 
     def close(self) -> None:
         for sentinel in self.sentinels:
@@ -341,6 +366,10 @@ class RedisCluster(RedisGroup):
                     if first <= self.slot <= last:
                         return self.at(owner[0], owner[1])
         raise ServerFailed("nobody has the slot")
+
+    def replicas(self, primary: RedisServer) -> list[RedisServer]:
+        first, _, _, *replicas = self.servers
+        return [server for server in (first, *replicas[:2]) if server is not primary]
 
 
 def node_id(server: RedisServer) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -57,7 +58,7 @@ class DirectRoute:
         return
 
 
-class _FoundRoute:
+class _FoundRoute(ABC):
     """Asks several servers, one after the other, and remembers the first answer."""
 
     found = True
@@ -95,8 +96,9 @@ class _FoundRoute:
             return found
         raise Unavailable(f"{self._address.url}: no member names a primary: {'; '.join(errors)}")
 
+    @abstractmethod
     async def _ask(self, member: Member, until: float) -> Member:
-        raise NotImplementedError
+        """What one member says. Unavailable: ask the next one."""
 
     async def _asked(self, member: Member, words: Sequence[str], login: Sequence[str], until: float) -> Any:
         """The reply of one member to one command, on a separate connection."""
