@@ -109,10 +109,10 @@ def test_a_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_address_says_rule_and_mode() -> None:
-    guard = guard_at("memory:?rule=once&mode=require", BlockingRuntime())
+    guard = guard_at("memory:strict?rule=once&mode=require", BlockingRuntime())
     assert step(guard.modes()) == {"*": "require"}
     assert step(guard.operate(lambda operator: operator.status())).guards[0].rule == "once"
-    for wrong in ("memory:?rule=twice", "memory:?mode=strict", "memory:?color=red"):
+    for wrong in ("memory:a?rule=twice", "memory:a?mode=strict", "memory:a?color=red"):
         with pytest.raises(Misuse):
             guard_at(wrong, BlockingRuntime())
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm
 from fenced.authorities.shared.rules import NAMESPACE_ORDER
 from fenced.contracts import Runtime, Trait, Wakeup
+from fenced.errors import Misuse, shown
 from fenced.model import (
     TOKEN_MAX,
     Ask,
@@ -23,6 +27,7 @@ from fenced.model import (
     check_name,
     grant_id,
 )
+from fenced.runtime import clocks
 
 
 class MemoryRows:
@@ -126,10 +131,6 @@ class MemoryStore:
         self.listeners: list[Callable[[str], None]] = []
         self._lock = threading.Lock()
 
-    def renew_lock(self) -> None:
-        """Replace the lock in a forked child: a thread of the parent may hold the inherited one for ever."""
-        self._lock = threading.Lock()
-
     def _begin(self) -> LeaseAlgorithm:
         """Called with the lock held, so that the clock is read after it was taken."""
         return self.algorithm(self.rows, int(self.clock() * NS))
@@ -183,30 +184,54 @@ class MemoryStore:
             return self._begin().observe(check_name(name))
 
 
+_STORES: dict[tuple[int, str, str], MemoryStore] = {}
+"""The stores of this process, by process id, name and namespace. So a forked child finds none of its parent's."""
+
+
+def _shared_store(name: str, namespace: str) -> MemoryStore:
+    # `setdefault` is one step: two threads that ask at the same time get the same store.
+    return _STORES.setdefault((os.getpid(), name, namespace), MemoryStore(clocks.now))
+
+
+def _name_in(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.query or parts.fragment:
+        raise Misuse(f"a memory authority is memory: or memory:NAME, not {shown(url)}")
+    return parts.netloc + parts.path
+
+
 class MemoryAuthority:
     """One client's access to a MemoryStore."""
 
     traits: ClassVar[tuple[Trait, ...]] = (
         NAMESPACE_ORDER,
-        Trait("one-process", "All clients live in one process; nothing survives it."),
+        Trait(
+            "one-process",
+            "All clients of one process with the same address share one store; nothing survives the process.",
+        ),
         Trait(
             "realm-per-store",
             "Every new store is a new realm, so guards refuse its predecessor's stamps.",
         ),
     )
-    url = "memory:"
+    url: str = "memory:"
 
-    def __init__(self, store: MemoryStore, runtime: Runtime) -> None:
+    def __init__(
+        self, store: MemoryStore, runtime: Runtime, reopen: Callable[[], MemoryStore] | None = None
+    ) -> None:
         self._store = store
         self._runtime = runtime
+        self._reopen = reopen or (lambda: type(store)(store.clock))
         self._wakeups: dict[str, None] = {}
         self._wakeup: Wakeup | None = None
-        store.listeners.append(self._add_wakeup)
+        self._listens = False
 
     @classmethod
     def at(cls, url: str, runtime: Runtime, namespace: str) -> MemoryAuthority:
-        """An authority over a new store: `memory:` names nothing that two clients could share."""
-        return cls(MemoryStore(runtime.now), runtime)
+        reopen = partial(_shared_store, _name_in(url), namespace)
+        made = cls(reopen(), runtime, reopen)
+        made.url = url
+        return made
 
     def _add_wakeup(self, public: str) -> None:
         """Called from any thread. Stored before the event is set, so the waiting caller finds it when it wakes."""
@@ -215,6 +240,9 @@ class MemoryAuthority:
             self._wakeup.set()
 
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        if not self._listens:  # a client opens before it asks, so it misses no wake-up of its waiters
+            self._store.listeners.append(self._add_wakeup)
+            self._listens = True
         return Standing(self._store.realm, self._store.rows.token)
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
@@ -267,11 +295,12 @@ class MemoryAuthority:
     def abandon(self) -> None:
         if self._add_wakeup in self._store.listeners:
             self._store.listeners.remove(self._add_wakeup)
+        self._listens = False
 
     def before_fork(self) -> None:
         return
 
     def forked(self) -> None:
-        """Give the child's copy of the store a new realm: no other process sees that copy."""
-        self._store.renew_lock()
-        self._store.realm = secrets.token_hex(8)
+        """Start with an empty store, which is a new realm: no other process would see changes of an inherited copy."""
+        self._store = self._reopen()
+        self._listens = False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
 from fenced.contracts import MANY_NAMES, Runtime, Trait
 from fenced.decision import Rule
@@ -39,11 +41,18 @@ class MemoryCells:
         return
 
 
+_SHARED: dict[tuple[int, str], MemoryCells] = {}
+"""The cells of this process, by process id and name. So a forked child finds none of its parent's."""
+
+
 class MemoryGuard(CellGuard):
     """Values under names, in one process."""
 
     traits: tuple[Trait, ...] = (
-        Trait("one-process", "Values and marks live in one process; nothing survives it."),
+        Trait(
+            "one-process",
+            "All guards of one process with the same address share values and marks; nothing survives the process.",
+        ),
         Trait("mandatory", "Every write goes through the guard; there is no other door."),
         MANY_NAMES,
         AUDIT_LOCAL,
@@ -67,4 +76,7 @@ class MemoryGuard(CellGuard):
 
     @classmethod
     def at(cls, url: str, runtime: Runtime) -> MemoryGuard:
-        return cls(runtime=runtime, **options_in(url))
+        parts = urlsplit(url)
+        # `setdefault` is one step: two threads that ask at the same time get the same cells.
+        cells = _SHARED.setdefault((os.getpid(), parts.netloc + parts.path), MemoryCells())
+        return cls(runtime=runtime, cells=cells, **options_in(url))

@@ -19,8 +19,9 @@ class Harness:
     async def authority(self, namespace: str = "default") -> Authority:
         if namespace not in self._stores:
             self._stores[namespace] = self._store_type(lambda: self.runtime.now() + self._ahead)
-        store = self._stores[namespace]
-        return MemoryAuthority(store, self.runtime)
+        authority = MemoryAuthority(self._stores[namespace], self.runtime)
+        await authority.open()
+        return authority
 
     async def pass_time(self, seconds: float) -> None:
         self._ahead += seconds
