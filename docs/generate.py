@@ -1,6 +1,6 @@
-"""Write the tables of these pages anew from the code: `python docs/generate.py`.
+"""Write the tables of these pages from the code: `python docs/generate.py`.
 
-A table stands between `<!-- generated: KEY -->` and `<!-- end -->`; everything round it is written by hand.
+A table is between `<!-- generated: KEY -->` and `<!-- end -->`; everything around it is written by hand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the planted bugs are told about in docs/testing.md, and live with the tests
+sys.path.insert(0, str(ROOT))  # docs/testing.md lists the planted bugs, which are with the tests
 
 from fenced import errors, testing  # noqa: E402 (the line above comes first)
 from fenced.cli import exits  # noqa: E402
@@ -68,7 +68,7 @@ def error_table() -> str:
 
 
 def _made(kind: type[errors.FencedError]) -> errors.FencedError:
-    """One of this kind, whatever its constructor wants to be told."""
+    """One of this kind, whatever its constructor needs."""
     return kind.__new__(kind)
 
 

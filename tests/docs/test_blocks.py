@@ -32,7 +32,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 RUN = ("python", "sh", "console")
-SHOWN = ("text", "mermaid", "sql", "json", "toml", "make")
+SHOWN = ("text", "mermaid", "sql", "json", "toml", "yaml", "ini", "make")
 SERVERS = {
     "DATABASE_URL": "postgresql_url",
     "ETCD_URL": "etcd_url",

@@ -181,4 +181,5 @@ def _trust(found: DatabaseStatus) -> str:
     jump = f", jumps of at most {found.max_jump:,}" if found.max_jump is not None else ""
     proof = ", only signed stamps" if found.proof else ""
     sample = f"; {100 * found.sample:g} % of admitted operations are recorded" if found.sample else ""
-    return f"realm {found.realm or '(the first that announces)'}{jump}{proof}{sample}"
+    realm = f"realm {found.realm}" if found.realm else "no authority yet: the first stamped write decides"
+    return f"{realm}{jump}{proof}{sample}"

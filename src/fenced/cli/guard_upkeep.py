@@ -222,7 +222,7 @@ def trust(
         }
         write_json(shown)
         return
-    click.echo(f"realm     {found.realm or '(the first that announces)'}")
+    click.echo(f"realm     {found.realm or '(none yet: the first stamped write decides)'}")
     click.echo(f"max jump  {'off' if found.max_jump is None else found.max_jump}")
     click.echo(f"sample    {f'{100 * found.sample:g} %' if found.sample else 'off'}")
     click.echo(f"proof     {'required' if found.proof else 'off'}")

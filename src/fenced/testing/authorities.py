@@ -437,7 +437,7 @@ async def several_names_all_or_none(h: AuthorityHarness) -> None:
 
 @check()
 async def lock_delay_follows_an_expiry_only(h: AuthorityHarness) -> None:
-    """The name stays free for a while after an expiry, not after a release."""
+    """Nobody is granted the name for a while after an expiry, but at once after a release."""
     a = await h.authority()
     released = asking(h.runtime, "orders", ttl=0.5, lock_delay=2.0)
     await granted(a, released)

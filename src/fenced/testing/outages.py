@@ -255,7 +255,7 @@ async def a_wake_up_lost_on_the_way_is_made_good(h: OutageHarness) -> None:
 
 @check()
 async def a_killed_server_keeps_what_it_said(h: OutageHarness) -> None:
-    """SIGKILL and restart under a live holder: the lease goes on, tokens rise, the queue is kept."""
+    """SIGKILL and restart under a live holder: the lease continues, tokens rise, the queue is kept."""
     client = lease_engine(await h.direct(), h.runtime)
     tokens = []
     for _ in range(5):

@@ -69,7 +69,7 @@ class SqliteAuthority:
             "lost-log-noticed",
             "A removed log, or an older copy put back in place, grants nothing until the floor is raised.",
         ),
-        Trait("reboot-frees", "Leases end with the boot they were granted in; the tokens go on."),
+        Trait("reboot-frees", "Leases end with the boot they were granted in; the tokens continue."),
         Trait("pushed", "A release wakes the head of the queue at once, across processes."),
         Trait(
             "stopped-writer-blocks",

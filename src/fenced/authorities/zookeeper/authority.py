@@ -84,13 +84,13 @@ class ZooKeeperAuthority(Entering):
         ),
         Trait(
             "own-memory",
-            "Only its own client remembers an ended attempt; a client that renews another's lease takes it over.",
+            "Only its own client remembers an ended attempt; a client that has a lease's secret can take it over.",
         ),
         Trait(
             "delay-noticed",
             "A lock_delay counts from when its own client, or else the next client that asks, detects the expiry.",
         ),
-        Trait("idle-names", "Names that nobody uses are removed by the server itself; tokens go on."),
+        Trait("idle-names", "Names that nobody uses are removed by the server itself; tokens continue."),
         Trait(
             "own-nodes",
             "With credentials the nodes can be read and written by them alone; without, by everybody.",
