@@ -426,6 +426,10 @@ class Operator:
         """Change what the guard accepts: `max_jump`, `sample`, `patience`."""
         raise self._lacks("settings of trust")
 
+    async def grant_monitor(self, role: str, *, revoke: bool = False) -> None:
+        """Let a role of the database read what operators read, and change nothing; or no longer."""
+        raise self._lacks("roles")
+
     async def upgrade(self) -> list[str]:
         """Upgrade what is installed to this version of fenced; returns the guarded tables."""
         raise self._lacks("schema to upgrade")

@@ -33,13 +33,14 @@ def credential(
     """
     chosen = tuple(check_name(name) for name in names)
     if isinstance(fence, _LEASES):  # nearly always
-        return Credential((_stamp(fence, announcing),), chosen, _hold_left(fence), still_held)
+        stamps = (_stamp(fence, announcing),)
+        return Credential(stamps, chosen, _hold_left(fence), still_held, lost=fence._grant.error_if_lost)
     several = isinstance(fence, Sequence) and not isinstance(fence, Stamp)
     fences: Sequence[Fence] = fence if several else (fence,)  # type: ignore[assignment]
     if not fences:
         raise Misuse("give a guard the lease that hold() returned, or a list of at least one")
-    limits = [_hold_left(one) for one in fences if isinstance(one, _LEASES)]
-    left = [limit for limit in limits if limit is not None]
+    leases = [one for one in fences if isinstance(one, _LEASES)]
+    left = [limit for limit in map(_hold_left, leases) if limit is not None]
     proofs = tuple(one.text if isinstance(one, Proof) else "-" for one in fences)
     return Credential(
         tuple(_stamp(one, announcing) for one in fences),
@@ -47,6 +48,7 @@ def credential(
         min(left) if left else None,
         still_held,
         proofs if any(isinstance(one, Proof) for one in fences) else (),
+        lambda: next(filter(None, (lease._grant.error_if_lost() for lease in leases)), None),
     )
 
 

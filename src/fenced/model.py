@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from fenced.errors import InvalidStamp, Misuse, shown
+from fenced.errors import InvalidStamp, LeaseLost, Misuse, shown
 
 TOKEN_MAX = 2**53 - 1
 """The largest token: exact in SQL BIGINT, JSON, JavaScript and Redis Lua alike."""
@@ -292,3 +292,5 @@ class Credential:
     """Refuse if the authority, in the same database, says that the lease has ended."""
     proofs: tuple[str, ...] = ()
     """One for each stamp, if the guard requires proofs."""
+    lost: Callable[[], LeaseLost | None] | None = field(default=None, compare=False, repr=False)
+    """The error of a lease that its holder has lost by now; None if none is lost. Stamps alone cannot know it."""

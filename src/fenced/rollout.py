@@ -15,7 +15,8 @@ from fenced.schema import Schema
 QUIET_SECONDS = 86_400.0
 """How long a stage must have been quiet before the next one is called safe, unless somebody says otherwise."""
 
-_NEXT = {"observe": "shadow", "shadow": "canary", "canary": "enforce", "enforce": "require"}
+_MODES = ("observe", "shadow", "canary", "enforce", "require")
+"""The stages of a rollout, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class Decision:
     who: str | None = None
     application: str | None = None
     query: str | None = None
+    address: str | None = None
+    """Of the client, as the store sees it; None if it is not known, and for a Unix socket."""
+    pid: int | None = None
+    """The server's process that served the client."""
 
     @property
     def token(self) -> int | None:
@@ -85,6 +90,9 @@ class DecisionCount:
     application: str | None = None
     pattern: str | None = None
     """Whose mode counted; None where that is not known: then it counts for every pattern with that mode."""
+    address: str | None = None
+    """Where the last one came from, as in a Decision."""
+    pid: int | None = None
 
     @property
     def would_refuse(self) -> bool:
@@ -154,6 +162,12 @@ class GuardStatus:
     pending: tuple[str, ...] = ()
     """Transactions that began before the last change of a mode, which does not bind them."""
 
+    @property
+    def not_recorded(self) -> int:
+        """How many refusals have no record: those of programs that do not use fenced.sql, and those that were lost."""
+        recorded = sum(count.count for count in self.counts if count.refused)
+        return 0 if self.refused is None else max(0, self.refused - recorded)
+
 
 @dataclass(frozen=True, slots=True)
 class DatabaseStatus:
@@ -170,6 +184,8 @@ class DatabaseStatus:
     patience: float | None = None
     """Seconds that a successor waits for an older transaction; None if the guard has no such setting."""
     schema: Schema | None = None
+    elsewhere: str | None = None
+    """Where to look for refusals that have no record; None if every refusal has one."""
 
     @property
     def wrong(self) -> bool:
@@ -205,38 +221,60 @@ def advised(status: GuardStatus, now: datetime, quiet_for: float) -> GuardStatus
 
 
 def _next(stage: Stage, status: GuardStatus, now: datetime, quiet_for: float) -> Next:
-    """The rule: a stage is followed by the next one when
+    between = _MODES[_MODES.index(Mode.parse(stage.mode).name) + 1 :]
+    return Next(between[0], _against(between[0], stage, status, now, quiet_for)) if between else Next(None)
 
-    - nothing that the next stage would stop was seen in it for `quiet_for` seconds, and it has lasted as long
-      (shadow stops nothing, so it may follow at once);
+
+def skipped(
+    status: GuardStatus, pattern: str, mode: str, now: datetime, quiet_for: float
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The stages that a change of the pattern's mode would skip, and what speaks against it. Empty: it skips none."""
+    target = Mode.parse(mode).name
+    own = {stage.pattern: stage for stage in status.stages}
+    stage = own.get(pattern) or own.get("*")
+    if stage is None:
+        return (), ()
+    skips = _MODES[_MODES.index(Mode.parse(stage.mode).name) + 1 : _MODES.index(target)]
+    return skips, _against(target, stage, status, now, quiet_for) if skips else ()
+
+
+def _against(
+    target: str, stage: Stage, status: GuardStatus, now: datetime, quiet_for: float
+) -> tuple[str, ...]:
+    """What speaks against a change of `stage` to the mode `target`. Nothing does when
+
+    - the guard has judged stamps, so that there is something to conclude from;
+    - nothing that the target would stop was seen for `quiet_for` seconds, and the stage has lasted as long;
     - every write is seen: no trigger is missing or disabled;
     - no override lets its names through.
+
+    Shadow stops nothing, so it may follow at once.
     """
-    mode = Mode.parse(stage.mode).name
-    following = _NEXT.get(mode)
-    if following is None:
-        return Next(None)
     reasons = [f"{len(status.wrong)} things are wrong"] if len(status.wrong) > 1 else [*status.wrong]
-    if mode == "observe":
-        return Next(following, tuple(reasons))
-    if mode == "enforce" and not status.mandatory:
+    if target == "shadow":
+        return tuple(reasons)
+    if not status.marks and all(count.verdict == "missing" for count in status.counts):
+        reasons.append("nothing was judged yet: no program has announced a stamp for a name of this guard")
+    if target == "require" and not status.mandatory:
         reasons.append("without triggers nobody sees a write that carries no stamp")
     if status.overrides:
         reasons.append("an override lets writes through")
     if status.pending:
         reasons.append(f"{several(len(status.pending), 'transaction')} began before the last change")
-    against = [count for count in status.counts if _stopped(count, mode) and _concerns(count, stage)]
+    against = [
+        count for count in status.counts if _stopped(count, stage.mode, target) and _concerns(count, stage)
+    ]
     reasons += _summed(against, now, quiet_for)
     if stage.since is not None and (age := (now - stage.since).total_seconds()) < quiet_for:
         reasons.append(f"{stage.mode} has lasted {span(age)} of {span(quiet_for)}")
-    return Next(following, tuple(reasons))
+    return tuple(reasons)
 
 
-def _stopped(count: DecisionCount, mode: str) -> bool:
-    """Whether the stage after `mode` would have stopped it, or this one has, among the names that it takes."""
-    if mode == "enforce":
-        return count.unstamped
-    return count.would_refuse or (count.refused and count.verdict != "missing")
+def _stopped(count: DecisionCount, mode: str, target: str) -> bool:
+    """Whether `target` would have stopped it and `mode` would not, or `mode` has, among the names of a canary."""
+    if mode != "enforce" and (count.would_refuse or (count.refused and count.verdict != "missing")):
+        return True
+    return target == "require" and count.unstamped
 
 
 def _concerns(count: DecisionCount, stage: Stage) -> bool:
@@ -262,22 +300,42 @@ def _when(counts: Sequence[DecisionCount], now: datetime, quiet_for: float) -> s
     timed = [count for count in counts if count.last is not None]
     if not timed:
         return "in this mode"
-    writers = by_writer(timed)
-    others = f" and {several(len(writers) - 1, 'other')}" if len(writers) > 1 else ""
-    (who, _, last), *_ = writers
-    return f"in the last {span(quiet_for)}, last {ago(last, now)} by {who}{others}"
+    first, *others = by_writer(timed)
+    more = f" and {several(len(others), 'other')}" if others else ""
+    return f"in the last {span(quiet_for)}, last {ago(first.last, now)} by {first.who}{more}"
 
 
-def by_writer(counts: Iterable[DecisionCount]) -> list[tuple[str, int, datetime | None]]:
-    """Who, how many, and when the last one was; the one who was there last comes first."""
-    found: dict[str, tuple[int, datetime | None]] = {}
+@dataclass(frozen=True, slots=True)
+class ByWriter:
+    """The decisions about one writer, identified by its role and its application name."""
+
+    who: str
+    count: int
+    last: datetime | None
+    where: str | None
+    """Where the last one came from."""
+
+
+def by_writer(counts: Iterable[DecisionCount]) -> list[ByWriter]:
+    """The counts by writer; the one that wrote last comes first."""
+    found: dict[str, ByWriter] = {}
     for count in counts:
         who = ", ".join(filter(None, (count.who, count.application))) or "somebody"
-        before, last = found.get(who, (0, None))
-        latest = max(filter(None, (last, count.last)), default=None)
-        found[who] = before + count.count, latest
-    rows = [(who, count, last) for who, (count, last) in found.items()]
-    return sorted(rows, key=lambda row: row[2].timestamp() if row[2] else 0.0, reverse=True)
+        this = ByWriter(who, count.count, count.last, _where(count))
+        before = found.get(who)
+        if before is not None:
+            latest = max(this, before, key=_last)
+            this = replace(latest, count=this.count + before.count)
+        found[who] = this
+    return sorted(found.values(), key=_last, reverse=True)
+
+
+def _last(row: ByWriter) -> float:
+    return row.last.timestamp() if row.last else 0.0
+
+
+def _where(count: DecisionCount) -> str | None:
+    return None if count.pid is None else f"{count.address or 'this machine'}, process {count.pid}"
 
 
 def several(number: int, what: str) -> str:

@@ -220,6 +220,7 @@ def test_on_a_file(fenced: Any) -> None:
 
 CANNOT_BE_DONE: list[tuple[list[str], int, str]] = [
     (["status", "--table", "nothing"], 78, "no guard is installed for public.nothing"),
+    (["records", "--table", "nothing"], 78, "no guard is installed for public.nothing"),
     (["status", "--quiet-for", "soon"], 64, "such as 15m"),
     (["status", "postgresql://127.0.0.1:1/x"], 69, "cannot be reached"),
     (["status", "sqlite:////nothing/here.db"], 78, "no file"),

@@ -6,6 +6,8 @@ from typing import Any
 import psycopg
 import pytest
 
+import fenced
+
 Db = psycopg.Connection[Any]
 
 
@@ -20,3 +22,12 @@ def connect(postgresql_url: str) -> Iterator[Callable[[], Db]]:
     yield one
     for connection in opened:
         connection.close()
+
+
+@pytest.fixture(scope="session")
+def lost_lease() -> Iterator[fenced.Lease]:
+    """The lease of orders/44, which its holder has lost."""
+    with fenced.Client("memory:lost") as client:
+        lease = client.acquire("orders/44", max_hold=0.1)
+        assert lease.wait_lost()
+        yield lease

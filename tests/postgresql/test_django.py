@@ -174,7 +174,9 @@ def test_the_announcement_is_one_statement_more(database: dict[str, Any]) -> Non
     ]
 
 
-def test_it_is_the_outermost_block_and_a_swallowed_error_is_no_commit(database: dict[str, Any]) -> None:
+def test_it_is_the_outermost_block_and_a_swallowed_error_is_no_commit(
+    database: dict[str, Any], postgresql_url: str, lost_lease: fenced.Lease
+) -> None:
     migrate()
     with transaction.atomic():
         with pytest.raises(fenced.Misuse, match="announce_on"), fenced.django.atomic(GUARD, stamp(5)):
@@ -191,6 +193,15 @@ def test_it_is_the_outermost_block_and_a_swallowed_error_is_no_commit(database: 
     with pytest.raises(fenced.Misuse, match="nothing was committed"), fenced.django.atomic(GUARD, stamp(5)):
         Order.objects.filter(id=42).update(qty=8)
         connection.close()
+    GUARD.adopt(connection, lost_lease.realm)
+    with pytest.raises(fenced.LeaseLost, match="max_hold") as lost, fenced.django.atomic(GUARD, lost_lease):
+        with psycopg.connect(postgresql_url, autocommit=True) as onlooker:
+            onlooker.execute(
+                "SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid]
+            )
+        Order.objects.create(id=44, qty=1)
+    assert isinstance(lost.value.__cause__, DatabaseError)
+    GUARD.adopt(connection, stamp(5).realm)
     connection.set_autocommit(False)
     with pytest.raises(fenced.Misuse, match="autocommit"), fenced.django.atomic(GUARD, stamp(5)):
         raise AssertionError

@@ -273,9 +273,10 @@ def test_a_cancelled_transaction_leaves_nothing_open(db: Db, postgresql_url: str
 
 @every_driver
 def test_a_connection_that_is_lost(
-    db: Db, postgresql_url: str, postgresql_server: PostgresqlServer, driver: str
+    db: Db, postgresql_url: str, postgresql_server: PostgresqlServer, driver: str, lost_lease: fenced.Lease
 ) -> None:
-    """Before COMMIT nothing happened. While it commits nobody knows: it says so, and here it has happened."""
+    """Before COMMIT nothing happened. While it commits nobody knows: it says so, and here it has happened. A holder
+    whose lease is over as well is told that."""
     gone = (psycopg.OperationalError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
     killed = (*gone, psycopg.errors.AdminShutdown, asyncpg.AdminShutdownError)
 
@@ -303,6 +304,25 @@ def test_a_connection_that_is_lost(
         behind = postgresql_url.replace(f":{postgresql_server.port}/", f":{proxy.port}/")
         tell(cut_off, driver, f"{behind}?sslmode=disable")
     assert qty(db) == 1
+
+    async def over(writer: Writer) -> None:
+        with pytest.raises(fenced.LeaseLost, match="nothing of the transaction was committed") as caught:
+            async with writer.transaction(lost_lease):
+                await writer.run("INSERT INTO orders VALUES (44, 1)")
+                ((pid,),) = await writer.run("SELECT pg_backend_pid()")
+                db.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+                await writer.run(UPDATE)
+        assert caught.value.reason == "max_hold" and isinstance(caught.value.__cause__, killed)
+
+    async def program_fails(writer: Writer) -> None:
+        with pytest.raises(FileNotFoundError):  # the program's own error, although the lease is over
+            async with writer.transaction(lost_lease):
+                raise FileNotFoundError
+
+    PLAIN.adopt(db, lost_lease.realm)
+    tell(over, driver, postgresql_url)
+    tell(program_fails, driver, postgresql_url)
+    assert db.execute("SELECT count(*) FROM orders WHERE id = 44").fetchone() == (0,)
 
 
 @every_driver

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 
+from fenced import cli
 from fenced.errors import Contended, Misconfigured, Misuse, StaleToken
 from fenced.guards.postgresql.operator import PostgresqlOperator
+from fenced.guards.postgresql.refusals import IN_THE_LOG
 from fenced.guards.postgresql.sessions import AsyncpgSession, PsycopgSession
 from fenced.rollout import DatabaseStatus, DecisionCount, GuardStatus, Override, Stage, advised
 from fenced.runtime.blocking import step
 from fenced.sql import Guard
 from fenced.testing.kit import stamp
+from fenced.testing.servers import PostgresqlServer
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 DAY = 86_400.0
@@ -124,6 +128,101 @@ def test_status_tells_what_happened(shop: Shop) -> None:
     assert not shop.status().wrong
 
 
+def typed(*words: str) -> int:
+    """A command of `fenced guard`, in this process."""
+    return cli._guarded(["guard", *words])
+
+
+def test_who_is_refused_in_require_when_and_from_where(
+    shop: Shop, postgresql_server: PostgresqlServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The wrapper's refusals are recorded. The others are counted, and the server's log has them as `status` says."""
+    ORDERS.set_mode(shop.db, "require")
+    shop.write(42, 5, "billing")
+    with pytest.raises(StaleToken):
+        shop.write(42, 4, "billing")
+    for number in (43, 44):
+        with pytest.raises(psycopg.DatabaseError, match="carries no stamp"):
+            shop.write(number, None, "old cron job")
+    (recorded,) = step(shop.operator.records("orders"))
+    assert (recorded.address, recorded.application) == ("127.0.0.1", "billing")
+    assert (shop.orders().refused, shop.orders().not_recorded) == (3, 2)
+    assert typed("status", shop.url) == 0
+    said = capsys.readouterr().out
+    assert "refused       3; recorded: 1 stale\n" in said
+    assert re.search(r" 1 by postgres, billing; last \d+ s ago from 127\.0\.0\.1, process \d+\n", said)
+    assert f"2 outside the wrapper, without a record. Look for\n                {IN_THE_LOG}\n" in said
+    search = IN_THE_LOG.partition(": ")[2].replace("LOGFILE", str(postgresql_server.log))
+    logged = subprocess.run(search, shell=True, capture_output=True, text=True, check=True).stdout
+    details = [line for line in logged.splitlines() if '"application": "old cron job"' in line]
+    assert all('"verdict": "missing"' in line and '"address": "127.0.0.1"' in line for line in details)
+    assert {name for name in ("orders/43", "orders/44") if name in "".join(details)} == {
+        "orders/43",
+        "orders/44",
+    }
+    assert typed("records", shop.url) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-2:] == ["127.0.0.1", str(recorded.pid)]
+
+
+def test_a_monitor_reads_and_changes_nothing(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also a guard that is installed later, in a schema that the role may not use, and after an upgrade."""
+    shop.write(42, 5, "billing")
+    shop.write(43, None, "")
+    shop.db.execute("CREATE ROLE shop_monitor LOGIN")
+    monitor = shop.url.replace("//postgres@", "//shop_monitor@")
+    try:
+        assert typed("status", monitor) == 78
+        assert "`fenced guard grant-monitor ROLE`" in capsys.readouterr().err
+        assert typed("grant-monitor", monitor, "shop_monitor") == 78
+        assert typed("grant-monitor", shop.url, "nobody_there") == 78
+        assert typed("grant-monitor", shop.url, "shop_monitor") == 0
+        shop.db.execute("CREATE SCHEMA hidden CREATE TABLE secrets (id bigint PRIMARY KEY)")
+        Guard(table="hidden.secrets", name="secrets/{id}").install(shop.db)
+        shop.db.execute("REVOKE EXECUTE ON FUNCTION fenced_guard.pending(text) FROM shop_monitor")
+        shop.db.execute("UPDATE fenced_guard.schema SET functions = 'of an earlier version'")
+        ORDERS.install(shop.db)
+        capsys.readouterr()
+        for words in (["status"], ["status", "--check"], ["records"], ["history"], ["key", "list"]):
+            assert typed(*words, monitor) == 0, capsys.readouterr().err
+        said = capsys.readouterr().out
+        assert "hidden.secrets" in said and "1 by postgres; last " in said
+        assert "(let each program set application_name, and it is listed separately)" in said
+        for words in (
+            ["mode", "--table", "orders", "observe"],
+            ["reset", "orders/42", "--why", "x"],
+            ["tidy"],
+        ):
+            assert typed(words[0], monitor, *words[1:]) == 78
+        with psycopg.connect(monitor, autocommit=True) as connection:
+            for secret in ("seal FROM fenced_guard.trust", "secret FROM fenced_guard.key", "* FROM orders"):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(f"SELECT {secret}".encode())
+        assert typed("grant-monitor", shop.url, "shop_monitor", "--revoke") == 0
+        assert typed("status", monitor) == 78
+        granted = "SELECT 1 FROM pg_class WHERE relacl::text LIKE '%shop_monitor%'"
+        assert shop.db.execute(granted.encode()).fetchall() == []
+    finally:
+        shop.db.execute("DROP OWNED BY shop_monitor")
+        shop.db.execute("DROP ROLE shop_monitor")
+
+
+def test_a_stage_that_is_skipped_warns_and_is_set(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    typed("mode", shop.url, "--table", "orders", "observe")
+    shop.write(44, None, "cron")
+    capsys.readouterr()
+    assert typed("mode", shop.url, "--table", "orders", "require") == 0
+    out, err = capsys.readouterr()
+    assert out == "orders: require\n"
+    first, *reasons, lasted = err.splitlines()
+    assert first == "caution: this skips shadow, canary and enforce:"
+    assert reasons[0].startswith("caution: - nothing was judged yet")
+    assert reasons[1].startswith("caution: - 1 unstamped write in the last 24 h, last ")
+    assert lasted.startswith("caution: - observe has lasted ")
+    for mode in ("enforce", "require"):  # back, and one step
+        assert typed("mode", shop.url, "--table", "orders", mode) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_missing_trigger_and_a_renamed_table(shop: Shop) -> None:
     """What nobody announced: somebody dropped a trigger, or the table is not where the guard was put."""
     shop.db.execute("DROP TRIGGER fenced_update ON orders")
@@ -195,7 +294,7 @@ def test_what_is_added_up_is_not_forgotten(shop: Shop) -> None:
     assert (shop.status().unrecorded, shop.status().wrong) == (0, False)
     counts = {c.pattern: (c.count, c.recent) for c in shop.orders().counts}
     assert counts == {"*": (2, 2), None: (3, 3)}
-    assert shop.orders().stages[0].next.reasons[0].startswith("5 unstamped writes")
+    assert shop.orders().stages[0].next.reasons[1].startswith("5 unstamped writes")
     assert [change.what for change in step(shop.operator.history(None, 1))] == ["unrecorded"]
 
 
@@ -285,7 +384,8 @@ def test_when_the_next_stage_is_safe(
 ) -> None:
     def next_after(days: float, **facts: object) -> tuple[str | None, bool]:
         stage = Stage("*", mode, NOW - timedelta(days=days))
-        status = GuardStatus("t", "t", "retry", True, None, (stage,), counts=tuple(counts), **facts)  # type: ignore[arg-type]
+        facts = {"marks": 1, "counts": tuple(counts), **facts}
+        status = GuardStatus("t", "t", "retry", True, None, (stage,), **facts)  # type: ignore[arg-type]
         found = advised(status, NOW, DAY).stages[0].next
         return found.stage, found.safe
 
@@ -294,3 +394,4 @@ def test_when_the_next_stage_is_safe(
     override = Override("*", NOW, "me", "why")
     assert next_after(1.1, overrides=(override,)) == (following, mode == "observe")
     assert next_after(1.1, wrong=("a trigger is missing",)) == (following, False)
+    assert next_after(1.1, marks=0, counts=()) == (following, mode == "observe"), "no stamp was judged"

@@ -310,6 +310,30 @@ def test_a_transaction_may_be_idle_until_max_hold(db: Db, tmp_path: Path, first:
             assert limit(db) == "300ms", "the program's own limit is shorter"
 
 
+def test_a_holder_that_was_idle_for_longer_than_max_hold(db: Db, connect: Callable[[], Db]) -> None:
+    """It has lost its lease. A limit of the program's own says nothing about the lease."""
+
+    def idle(lease: fenced.Lease, own_limit: str, then: str) -> None:
+        holder = connect()
+        holder.execute(f"SET idle_in_transaction_session_timeout = '{own_limit}'".encode())
+        with ORDERS.transaction(holder, lease) as tx:
+            while db.execute(
+                "SELECT 1 FROM pg_stat_activity WHERE pid = %s", [holder.info.backend_pid]
+            ).fetchone():
+                db.execute("SELECT pg_sleep(0.02)")
+            tx.execute(then.encode()) if then else None
+
+    with fenced.Client("memory:idle") as client:
+        held = client.acquire(TWO, max_hold=600)
+        with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
+            idle(held, "100ms", "SELECT 1")
+        with pytest.raises(fenced.Unavailable, match="the program's own limit; nothing was committed"):
+            idle(held, "100ms", "")
+        for then in ("SELECT 1", ""):
+            with pytest.raises(fenced.LeaseLost, match="max_hold"):
+                idle(client.acquire(f"orders/{3 + len(then)}", max_hold=0.2), "0", then)
+
+
 def test_an_announcement_without_a_guard_goes_by_the_names_guard(db: Db, connect: Callable[[], Db]) -> None:
     """What another program sends that knows a stamp and nothing else."""
     late = connect()

@@ -308,7 +308,7 @@ def test_the_orm_flushes_at_the_end_and_reads_nothing_from_before(url: str, kind
 
 
 @pytest.mark.parametrize("kind", SESSIONS)
-def test_the_errors_of_hooks_and_a_lost_connection(url: str, kind: str) -> None:
+def test_the_errors_of_hooks_and_a_lost_connection(url: str, kind: str, lost_lease: fenced.Lease) -> None:
     async def story(db: GuardedDatabase) -> None:
         async with db.target() as session:
             inner = getattr(session, "sync_session", session)
@@ -327,19 +327,27 @@ def test_the_errors_of_hooks_and_a_lost_connection(url: str, kind: str) -> None:
                         await db.write(session)
             assert db.qty() == 9  # the second one was committed when its hook failed
             await now(session.close())  # as SQLAlchemy wants it after such a hook
-            with pytest.raises(DBAPIError):  # nothing can have been committed: the program's own error
-                async with entered(db.guard.transaction(session, stamp(5))):
+
+            async def killed(fence: object) -> None:
+                async with entered(db.guard.transaction(session, fence)):
                     session.add(Order(id=44, qty=1))
                     if inner is session:
                         kill(session.connection())
                     else:
                         await session.run_sync(lambda plain: kill(plain.connection()))
+
+            with pytest.raises(DBAPIError):  # nothing can have been committed: the program's own error
+                await killed(stamp(5))
             sa.event.listen(db.events, "commit", kill, once=True)
             with pytest.raises(fenced.Indeterminate):
                 async with entered(db.guard.transaction(session, stamp(5))):
                     await db.write(session)
             async with entered(db.guard.transaction(session, stamp(5))):
                 await db.write(session)
+            db.onlooker.execute("SELECT fenced_guard.adopt(%s)", (lost_lease.realm,))
+            with pytest.raises(fenced.LeaseLost, match="max_hold") as caught:
+                await killed(lost_lease)
+            assert isinstance(caught.value.__cause__, DBAPIError)
         assert db.qty() == 8
 
     play(url, kind, story)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Any
 
 import click
@@ -129,21 +130,11 @@ def _facts(guard: GuardStatus, found: DatabaseStatus) -> Iterator[tuple[str, lis
     )
     yield "pending", [f"{who}: began before the last change, which does not bind it" for who in guard.pending]
     yield "marks", [f"{guard.marks:,}, highest token {guard.highest}" if guard.marks else "none yet"]
-    refused = [count for count in guard.counts if count.refused]
-    total = "" if guard.refused is None else f"{guard.refused:,}; recorded: "
-    yield "refused", [total + _verdicts(refused)] if refused or guard.refused else []
+    yield "refused", list(_refused(guard, found))
     would = [count for count in guard.counts if count.would_refuse]
     yield "would refuse", [f"{_verdicts(would)}{_last(would, found)}"] if would else []
-    unstamped = by_writer(count for count in guard.counts if count.unstamped)
-    more = [f"and {len(unstamped) - WRITERS_SHOWN:,} others"] if len(unstamped) > WRITERS_SHOWN else []
-    yield (
-        "unstamped",
-        [
-            f"{count:,} by {who}" + (f"; last {ago(last, now)}" if last else "")
-            for who, count, last in unstamped[:WRITERS_SHOWN]
-        ]
-        + more,
-    )
+    unstamped = [count for count in guard.counts if count.unstamped]
+    yield "unstamped", [*_writers(unstamped, now), *_nameless(unstamped)] if unstamped else []
     yield "bypass", [", ".join(guard.bypass)] if guard.bypass else []
     yield "wrong", list(guard.wrong)
     yield "next", [line for stage in guard.stages if stage.next.stage for line in _next(stage)]
@@ -167,9 +158,36 @@ def _verdicts(counts: Iterable[DecisionCount]) -> str:
     return ", ".join(f"{number:,} {verdict}" for verdict, number in sums.most_common()) or "none"
 
 
+def _refused(guard: GuardStatus, found: DatabaseStatus) -> Iterator[str]:
+    recorded = [count for count in guard.counts if count.refused]
+    total = "" if guard.refused is None else f"{guard.refused:,}; recorded: "
+    if recorded or guard.refused:
+        yield total + _verdicts(recorded)
+    yield from _writers([count for count in recorded if count.who], found.now)
+    if guard.not_recorded and found.elsewhere:
+        yield f"{guard.not_recorded:,} outside the wrapper, without a record. Look for"
+        yield found.elsewhere
+
+
+def _writers(counts: Iterable[DecisionCount], now: datetime) -> Iterator[str]:
+    """Who, how many, when and from where, as far as the store knows it."""
+    found = by_writer(counts)
+    for row in found[:WRITERS_SHOWN]:
+        last = f"; last {ago(row.last, now)}" if row.last else ""
+        yield f"{row.count:,} by {row.who}{last}" + (f" from {row.where}" if row.where else "")
+    if len(found) > WRITERS_SHOWN:
+        yield f"and {len(found) - WRITERS_SHOWN:,} others"
+
+
+def _nameless(counts: Iterable[DecisionCount]) -> Iterator[str]:
+    """A hint, if the store could name the programs and no program has a name."""
+    if all(count.who and not count.application for count in counts):
+        yield "(let each program set application_name, and it is listed separately)"
+
+
 def _last(counts: list[DecisionCount], found: DatabaseStatus) -> str:
-    (who, _, last), *_ = by_writer(counts)
-    return f"; last {ago(last, found.now)} by {who}" if last else ""
+    first, *_ = by_writer(counts)
+    return f"; last {ago(first.last, found.now)} by {first.who}" if first.last else ""
 
 
 def _schema(stored: Schema) -> str:

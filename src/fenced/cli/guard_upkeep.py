@@ -85,8 +85,8 @@ def records(words: tuple[str], table: str | None, limit: int, as_json: bool) -> 
     if as_json:
         write_json(jsonable(entries))
     elif entries:
-        titles = ("TIME", "TABLE", "NAME", "VERDICT", "DONE", "MODE", "TOKEN", "MARK", "WHO", "APPLICATION")
-        write_table(titles, [_entry(entry) for entry in entries], frozenset({6, 7}))
+        titles = "TIME TABLE NAME VERDICT DONE MODE TOKEN MARK WHO APPLICATION ADDRESS PROCESS"
+        write_table(titles.split(), [_entry(entry) for entry in entries], frozenset({6, 7, 11}))
     else:
         click.echo("there are no records", err=True)
 
@@ -106,7 +106,32 @@ def _entry(entry: Decision) -> list[str]:
         "-" if entry.mark is None else str(entry.mark),
         entry.who or "-",
         entry.application or "-",
+        entry.address or "-",
+        "-" if entry.pid is None else str(entry.pid),
     ]
+
+
+@click.command("grant-monitor")
+@addressed("ROLE")
+@click.option("--revoke", is_flag=True, help="Take the right away again.")
+@json_option
+def grant_monitor(words: tuple[str, str], revoke: bool, as_json: bool) -> None:
+    """Let ROLE read the guards.
+
+    For monitoring: ROLE can run status, records, history and key list, and can change nothing. It sees names and the
+    beginnings of statements, but no secrets. Later upgrades and guards are included.
+
+    \b
+    Examples:
+      fenced guard grant-monitor postgresql://owner@db.internal/shop grafana
+      fenced guard grant-monitor grafana --revoke
+    """
+    dsn, role = words
+    operate(dsn, lambda operator: operator.grant_monitor(role, revoke=revoke))
+    if as_json:
+        write_json({"role": role, "monitor": not revoke})
+    else:
+        click.echo(f"{plain(role)} may {'no longer ' if revoke else ''}read the guards of this database")
 
 
 @click.command()

@@ -21,14 +21,14 @@ from fenced.cli.guard_options import (
     why_option,
 )
 from fenced.cli.guard_status import status
-from fenced.cli.guard_upkeep import adopt, forget, history, records, reset, tidy, trust
+from fenced.cli.guard_upkeep import adopt, forget, grant_monitor, history, records, reset, tidy, trust
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
 from fenced.contracts import Operator
 from fenced.decision import RULES, Mode, Rule
-from fenced.errors import Misuse
+from fenced.errors import Misuse, Unsupported
 from fenced.guards.shared.spec import Spec
-from fenced.rollout import several
+from fenced.rollout import QUIET_SECONDS, several, skipped
 from fenced.runtime.blocking import step
 from fenced.schema import Schema
 
@@ -61,7 +61,7 @@ def guard() -> None:
     """
 
 
-for command in (status, history, records, reset, adopt, trust, key, tidy, forget):
+for command in (status, history, records, reset, adopt, trust, key, tidy, forget, grant_monitor):
     guard.add_command(command)
 
 
@@ -190,14 +190,19 @@ def mode(
     if bool(modes) == unset or (unset and pattern is None):
         raise click.UsageError("say the MODE, or --names PATTERN --unset")
 
+    cautions: list[str] = []
+
     async def changed(operator: Operator) -> tuple[str, ...]:
         if modes:
+            cautions.extend(await _skipping(operator, table, modes[0], pattern or "*"))
             return await operator.set_mode(table, modes[0], pattern or "*", wait)
         if not await operator.unset_mode(table, str(pattern)):
             raise Misuse(f"{pattern} has no mode of its own")
         return await operator.pending(table, wait)
 
     pending = operate(dsn, changed)
+    for caution in cautions:
+        click.echo(plain(f"caution: {caution}"), err=True)
     if as_json:
         shown = {"table": table, "names": pattern or "*", "mode": modes[0] if modes else None}
         write_json({**shown, "pending": list(pending)})
@@ -206,6 +211,22 @@ def mode(
         where = f"{table}: " if table else ""
         click.echo(plain(f"{where}{modes[0] if modes else 'no mode of its own'}{names}"))
         _show_pending(pending)
+
+
+async def _skipping(operator: Operator, table: str | None, mode: str, pattern: str) -> list[str]:
+    """What `status` knows, if this change skips a stage."""
+    try:
+        found = await operator.status(table)
+    except Unsupported:
+        return []
+    if len(found.guards) != 1:  # set_mode reports that the table is missing
+        return []
+    stages, reasons = skipped(found.guards[0], pattern, mode, found.now, QUIET_SECONDS)
+    if not stages:
+        return []
+    *first, last = stages
+    names = f"{', '.join(first)} and {last}" if first else last
+    return [f"this skips {names}{':' if reasons else ''}", *(f"- {reason}" for reason in reasons)]
 
 
 def _show_pending(pending: Sequence[str]) -> None:

@@ -106,6 +106,9 @@ class GrantState:
                 need=need,
             )
 
+    def error_if_lost(self) -> LeaseLost | None:
+        return self.lost_error() if self.state is State.LOST else None
+
     def lost_error(self) -> LeaseLost:
         reason = self.lost_reason or "expired"
         return LeaseLost(f"{self} is lost: {reason}", reason=reason)

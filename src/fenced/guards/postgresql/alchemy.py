@@ -37,12 +37,15 @@ class AlchemySession:
         self._target = target
         self._bind = target if isinstance(target, Connection) else target.get_bind()
         self._began: object = None
+        self._used: Connection | None = None
 
     async def _do(self, work: Callable[[], T]) -> T:
         return work()
 
     def state(self) -> State:
         if isinstance(self._target, Connection) and self._target.closed:
+            return "closed"
+        if self._used is not None and self._used.invalidated:  # its driver has found it closed
             return "closed"
         outer = isinstance(self._bind, Connection) and self._bind.in_transaction()
         return "open" if outer or self._target.get_transaction() is not None else "idle"
@@ -54,7 +57,8 @@ class AlchemySession:
         self._target.begin()
         if isinstance(self._target, Session):
             self._target.expire_all()  # objects that were read before the announcement are not fenced
-        _execute(self._connection(), announce)
+        self._used = self._connection()
+        _execute(self._used, announce)
         self._began = self._target.get_transaction()
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:

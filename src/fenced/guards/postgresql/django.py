@@ -26,6 +26,8 @@ class DjangoSession:
         self._block: Any = None
 
     def state(self) -> State:
+        if self._block is not None and getattr(self._connection.connection, "closed", True):
+            return "closed"
         blocks = self._connection.atomic_blocks
         # A TestCase wraps each test in a block. Like Django's durable blocks, we ignore that one.
         return "open" if blocks and not blocks[-1]._from_testcase else "idle"

@@ -15,6 +15,7 @@ from fenced.contracts import Operator
 from fenced.errors import Misconfigured, Misuse
 from fenced.guards.postgresql import install, schema
 from fenced.guards.postgresql.install import LOCK_TIMEOUT
+from fenced.guards.postgresql.refusals import IN_THE_LOG
 from fenced.guards.postgresql.sessions import PostgresqlSession
 from fenced.guards.postgresql.tables import (
     BIND_SECONDS,
@@ -73,7 +74,7 @@ class PostgresqlOperator(Operator):
         guards = [advised(guard, now, quiet_for) for guard in await self._guards(quiet_for, only)]
         found = await schema.look(self._session)
         status = DatabaseStatus(now, realm, tuple(guards), *trust)
-        return replace(status, schema=found.schema if found else None)
+        return replace(status, schema=found.schema if found else None, elsewhere=IN_THE_LOG)
 
     async def _guards(self, quiet_for: float, only: str | None) -> list[GuardStatus]:
         rows = await self._run("guards")
@@ -157,10 +158,19 @@ class PostgresqlOperator(Operator):
 
     async def _newest(self, what: str, table: str | None, limit: int) -> Rows:
         text = "NULL" if table is None else _literal(table)
-        newest = await self._within(
-            "SET TRANSACTION READ ONLY", lambda: self._run(what, guard=text, limit=str(int(limit)))
-        )
-        return newest[::-1]
+
+        async def newest() -> Rows:
+            rows = await self._run(what, guard=text, limit=str(int(limit)))
+            if table is not None and not rows:  # records and history of a guard stay after it was uninstalled
+                await self._check_installed(_spec(table).table)
+            return rows[::-1]
+
+        return await self._within("SET TRANSACTION READ ONLY", newest)
+
+    async def _check_installed(self, guard: str) -> None:
+        known = f"SELECT 1 FROM fenced_guard.guard WHERE guard = {text_literal(guard)}"
+        if not await self._session.run(known):
+            raise Misconfigured(f"no guard is installed for {guard}")
 
     async def modes(self, table: str | None = None) -> dict[str, str]:
         """The mode of each pattern of a table that has one."""
@@ -265,6 +275,11 @@ class PostgresqlOperator(Operator):
         if (jump is not None and jump < 1) or not 0 <= sample <= 1:
             raise Misuse("max_jump is at least 1, and sample is from 0 to 100 percent")
         await self._change(f"SELECT fenced_guard.set_trust({text_literal(json.dumps(change))})")
+
+    async def grant_monitor(self, role: str, *, revoke: bool = False) -> None:
+        """Let a role read what operators read, and change nothing; or no longer."""
+        call = f"{'revoke' if revoke else 'grant'}_monitor({text_literal(role)})"
+        await self._change(f"SELECT fenced_guard.{call}")
 
     async def tidy(self, keep: int = KEEP) -> dict[str, int]:
         """Add up old records, delete expired overrides, and write down how many decisions could not be recorded."""

@@ -3,8 +3,7 @@ SELECT clock_timestamp(), realm, max_jump, sample, proof, fenced_guard.unrecorde
 
 -- guards: The guarded tables. The oid is NULL for a table that was dropped or renamed.
 SELECT g.guard, g.template, g.rule, g.mandatory, g.epoch,
-  coalesce(pg_catalog.pg_sequence_last_value(to_regclass(g.refused)), 0), g.triggers,
-  to_regclass(format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2)))::oid::bigint
+  fenced_guard.refusals(g.guard), g.triggers, fenced_guard.relation(g.guard)::bigint
 FROM fenced_guard.guard g ORDER BY 1
 
 -- modes: The modes, the shortest pattern first.
@@ -20,7 +19,8 @@ SELECT guard, pattern, until, who, why FROM fenced_guard.override WHERE until > 
 -- the time of its last record, and counts as recent if that time is recent.
 SELECT r.guard, r.verdict, r.ruling, r.mode, sum(r.count)::bigint,
   coalesce(sum(r.count) FILTER (WHERE r.at >= greatest(m.since, clock_timestamp() - interval '{quiet} seconds')), 0)::bigint,
-  max(r.at), r.who, r.application, m.pattern
+  max(r.at), r.who, r.application, m.pattern,
+  (array_agg(host(r.address) ORDER BY r.id DESC))[1], (array_agg(r.pid ORDER BY r.id DESC))[1]
 FROM fenced_guard.record r CROSS JOIN LATERAL (
   SELECT m.pattern, m.since FROM fenced_guard.mode m
   WHERE m.guard = r.guard AND coalesce(r.name, '') LIKE m.likes ORDER BY length(m.pattern) DESC, m.pattern DESC LIMIT 1
@@ -28,7 +28,7 @@ FROM fenced_guard.record r CROSS JOIN LATERAL (
 GROUP BY 1, 2, 3, 4, 8, 9, 10
 UNION ALL
 SELECT guard, verdict, ruling, mode, count,
-  CASE WHEN last >= clock_timestamp() - interval '{quiet} seconds' THEN count ELSE 0 END, last, who, application, NULL
+  CASE WHEN last >= clock_timestamp() - interval '{quiet} seconds' THEN count ELSE 0 END, last, who, application, NULL, NULL, NULL
 FROM fenced_guard.tally
 ORDER BY 7
 
@@ -41,7 +41,7 @@ SELECT tree.guard, n.nspname || '.' || c.relname, coalesce(t.tgname::text, e.nam
 FROM (
   SELECT g.guard, g.epoch, root.oid AS root, relation.oid AS relation
   FROM fenced_guard.guard g
-  CROSS JOIN LATERAL to_regclass(format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2))) AS root (oid)
+  CROSS JOIN LATERAL fenced_guard.relation(g.guard) AS root (oid)
   CROSS JOIN LATERAL (SELECT root.oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(root.oid)) AS relation (oid)
   WHERE g.mandatory AND root.oid IS NOT NULL
 ) AS tree
@@ -63,8 +63,7 @@ ORDER BY tree.guard, tree.relation <> tree.root, 2, 3
 -- children: Tables that inherit from a guarded one (INHERITS), whose triggers do not see their rows.
 SELECT g.guard, i.inhrelid::regclass::text
 FROM fenced_guard.guard g
-JOIN pg_catalog.pg_inherits i
-  ON i.inhparent = to_regclass(format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2)))
+JOIN pg_catalog.pg_inherits i ON i.inhparent = fenced_guard.relation(g.guard)
 JOIN pg_catalog.pg_class c ON c.oid = i.inhparent AND c.relkind = 'r'
 WHERE g.mandatory ORDER BY 1, 2
 
@@ -76,8 +75,7 @@ SELECT g.guard, r.rolname::text, CASE
   WHEN {may_replicate} THEN 'may set session_replication_role'
   ELSE 'may add triggers' END
 FROM fenced_guard.guard g
-JOIN pg_catalog.pg_class c
-  ON c.oid = to_regclass(format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2)))
+JOIN pg_catalog.pg_class c ON c.oid = fenced_guard.relation(g.guard)
 JOIN pg_catalog.pg_namespace n ON n.nspname = 'fenced_guard'
 CROSS JOIN pg_catalog.pg_roles r
 WHERE r.rolcanlogin AND (
@@ -87,7 +85,8 @@ WHERE r.rolcanlogin AND (
 ORDER BY 1, r.rolsuper DESC, 2
 
 -- records: The newest lines of the audit, the newest first.
-SELECT at, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, who, application, query
+SELECT at, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, who, application, query,
+  host(address), pid
 FROM fenced_guard.record WHERE guard = coalesce({guard}, guard) ORDER BY id DESC LIMIT {limit}
 
 -- history: What operators did, the newest first.

@@ -35,6 +35,8 @@ SQLSTATES: dict[str, Verdict] = {
     "ZF009": Verdict.FORGED,
     "ZF010": Verdict.APPLIED,
 }
+IN_THE_LOG = "SQLSTATE ZF001 to ZF009 in the server's log: grep -A1 ' fenced: ' LOGFILE"
+"""Where a refusal is that no wrapper has recorded. Its transaction was rolled back, and no table can have it."""
 CONTENDED = "ZF011"
 ANNOUNCE_FIRST = "ZF012"
 NOT_HELD = "ZF013"
@@ -42,6 +44,7 @@ ENDED = "ZF014"
 SERIALIZATION = "40001"
 DEADLOCK = "40P01"
 FAILED = "25P02"
+IDLED = "25P03"
 LOCK_TIMEOUT = "55P03"
 
 _MEANING: dict[str, tuple[type[FencedError], str]] = {
@@ -53,11 +56,14 @@ _MEANING: dict[str, tuple[type[FencedError], str]] = {
     LOCK_TIMEOUT: (Contended, ""),
     FAILED: (Misuse, "; roll back first"),
     "25006": (Misconfigured, "; a guarded write needs a primary and a read-write transaction"),
-    "25P03": (
+    IDLED: (
         Unavailable,
         ": the transaction was idle for longer than max_hold or the program's own limit; nothing was committed",
     ),
-    "42501": (Misconfigured, "; see the roles and their rights in the guard's documentation"),
+    "42501": (
+        Misconfigured,
+        "; see 'Who may do what' in the guard's documentation. To read only: `fenced guard grant-monitor ROLE`",
+    ),
     "42704": (Misconfigured, ""),
     "55000": (Misconfigured, ""),
     "3F000": (Misconfigured, "; no guard is installed in this database: fenced guard install"),
@@ -142,7 +148,7 @@ def read(error: BaseException) -> ServerError:
                 state,
                 _sentence(says if isinstance(says, str) else str(error)),
                 _parsed(detail) if state.startswith("ZF") else {},
-                state[:2] in ("08", "57") or state == "25P03",
+                state[:2] in ("08", "57") or state == IDLED,
             )
     # Drivers report some broken connections without a SQLSTATE, by these classes.
     kinds = {kind.__name__ for found in causes for kind in type(found).__mro__}

@@ -14,12 +14,13 @@ from typing import Any
 from urllib.parse import quote
 
 from fenced.decision import Mark, Mode
-from fenced.errors import Conflict, Contended, FencedError, Misconfigured, Misuse, Refused
+from fenced.errors import Conflict, Contended, FencedError, LeaseLost, Misconfigured, Misuse, Refused
 from fenced.guards.postgresql import install
 from fenced.guards.postgresql.refusals import (
     ANNOUNCE_FIRST,
     DEADLOCK,
     FAILED,
+    IDLED,
     LOCK_TIMEOUT,
     SERIALIZATION,
     SQLSTATES,
@@ -74,6 +75,7 @@ class PostgresqlTable:
         self.guard = guard_of(spec)
         self.mandatory = mandatory
         self._session = session
+        self._credential: Credential | None = None
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return await self._session.run(sql, parameters)
@@ -161,6 +163,7 @@ class PostgresqlTable:
         if self._session.state() != "idle":
             raise Misuse("this connection is in a transaction already: commit it first, or use announce_on")
         await self._repeated(self._begin, credential)
+        self._credential = credential
 
     async def _begin(self, credential: Credential, repeats: bool) -> None:
         await self._session.begin(
@@ -290,7 +293,11 @@ class PostgresqlTable:
                 raise
 
     async def leave(self, error: BaseException | None) -> None:
-        """Commit, or roll back after an error. A refusal is raised as its typed error; other errors are left alone."""
+        """Commit, or roll back after an error.
+
+        A refusal is raised as its typed error. If the server has ended the connection of a lease that is lost, that is
+        LeaseLost. Other errors are left alone.
+        """
         if error is None:
             await self._commit()
             return
@@ -309,22 +316,36 @@ class PostgresqlTable:
                 "nothing was committed: a statement failed inside the block, and the program caught its error"
             ) from None
         except BaseException as error:
-            answer = await self._explain(error)
+            answer = await self._explain(error, committing=True)
             if isinstance(error, Exception) and answer.broken:
                 raise answer.typed(committing=True) from error
             raise
 
-    async def _explain(self, error: BaseException) -> ServerError:
-        """Roll back after an error of the program's statement. If it is a refusal or a serialization failure, raise its
-        typed form."""
+    async def _explain(self, error: BaseException, *, committing: bool = False) -> ServerError:
+        """Roll back after an error of the program's statement. If it is a refusal, a serialization failure or the end
+        of a lost lease's connection, raise its typed form."""
+        closed = self._session.state() == "closed"  # read first: the rollback may replace the connection
         answer = await self._undo(error)
-        if not isinstance(error, FencedError):  # an inner guarded block has raised and recorded it
-            meaning = answer.refusal()
-            if meaning is not None:
-                raise meaning from error
-            if answer.state == SERIALIZATION:
-                raise Conflict("a newer commit interfered; run the whole transaction again") from error
+        if isinstance(error, FencedError) or not isinstance(error, Exception):
+            return answer  # an inner guarded block has raised and recorded it; or the task is cancelled
+        meaning = answer.refusal()
+        if meaning is not None:
+            raise meaning from error
+        if answer.state == SERIALIZATION:
+            raise Conflict("a newer commit interfered; run the whole transaction again") from error
+        # A COMMIT whose answer is lost may have happened. IDLED means that the server did not process one.
+        if answer.broken and (answer.state == IDLED or (closed and not committing)):
+            self._raise_if_lost(error)
         return answer
+
+    def _raise_if_lost(self, error: Exception) -> None:
+        """LeaseLost if the lease is over: a successor, or the limit of `max_hold`, has ended the connection."""
+        lost = self._credential.lost() if self._credential and self._credential.lost else None
+        if lost is not None:
+            says = (
+                f"{lost}; the server has ended its connection, and nothing of the transaction was committed"
+            )
+            raise LeaseLost(says, reason=lost.reason) from error
 
     async def peek(self, name: str, at_least: int) -> Mark | None:
         ours = self._session.state() == "idle"

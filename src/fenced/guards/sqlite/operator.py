@@ -117,6 +117,8 @@ class SqliteOperator(Operator):
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
         """The newest lines of the audit, the newest last."""
         rows = await self._run(_RECORDS, (table, limit))
+        if table is not None and not rows:  # records of a guard stay after it was uninstalled
+            await self.status(table)  # Misconfigured if no guard is installed for it
         return [Decision.of((datetime.fromtimestamp(at, UTC), *rest)) for at, *rest in reversed(rows)]
 
     async def pending(self, table: str | None, wait: float = 0.0) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from fenced.schema import RELEASE, V0_1, Installed, Schema, SqlSchema, check_rea
 SCHEMA = SqlSchema(
     "fenced_guard",
     Path(__file__).parent,
-    version=2,
+    version=3,
     readable_by=1,
     files=(
         *("versions", "stamps", "decision", "crypto", "announce", "successors", "triggers"),

@@ -237,7 +237,8 @@ BEGIN
   SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name;
   v_detail := jsonb_build_object(
     'id', nextval('fenced_guard.record_id'), 'verdict', p_verdict, 'guard', p_guard, 'name', p_name, 'stamp', p_stamp, 'mark', m.token, 'holder', m.grant_id,
-    'seq', m.seq, 'mode', p_mode, 'who', session_user, 'application', current_setting('application_name')
+    'seq', m.seq, 'mode', p_mode, 'who', session_user, 'application', current_setting('application_name'),
+    'address', host(inet_client_addr()), 'pid', pg_backend_pid()
   );
   v_says := CASE p_verdict
     WHEN 'stale' THEN format('token %s is stale: %s has been seen', v_token,

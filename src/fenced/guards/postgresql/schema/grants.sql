@@ -6,3 +6,9 @@ GRANT EXECUTE ON FUNCTION fenced_guard.version(), fenced_guard.installed(),
   fenced_guard.announce_alone(text, text, text, text), fenced_guard.decide(text, text),
   fenced_guard.still_stamped(), fenced_guard.peek(text), fenced_guard.report(text),
   fenced_guard.in_the_way(text, text, bigint), fenced_guard.make_way(text, text, bigint, text) TO PUBLIC;
+
+-- The monitors also get what this version has added. Only `let_read` lets a role call `refusals`.
+DO $fenced$ BEGIN
+  PERFORM fenced_guard.let_read(pg_get_userbyid(grantee)) FROM pg_proc p, aclexplode(p.proacl)
+  WHERE p.oid = 'fenced_guard.refusals(text)'::regprocedure AND grantee <> p.proowner;
+END $fenced$;

@@ -199,6 +199,19 @@ BEGIN
     jsonb_build_object('max_jump', max_jump, 'sample', sample, 'patience', patience)) FROM fenced_guard.trust;
 END $$;
 
+-- The table of a guard; NULL if it was dropped or renamed. Unlike `to_regclass`, this needs no right on the table's schema.
+CREATE OR REPLACE FUNCTION fenced_guard.relation(p_guard text) RETURNS oid
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  WHERE n.nspname = split_part(p_guard, '.', 1) AND c.relname = split_part(p_guard, '.', 2)
+$$;
+
+-- How many writes a guard has refused. Every guard has a sequence of its own, so monitors get no right on sequences.
+CREATE OR REPLACE FUNCTION fenced_guard.refusals(p_guard text) RETURNS bigint
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT coalesce(pg_sequence_last_value(to_regclass(refused)), 0) FROM fenced_guard.guard WHERE guard = p_guard
+$$;
+
 -- How many decisions could not be recorded since the last `tidy_up`.
 CREATE OR REPLACE FUNCTION fenced_guard.unrecorded() RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -220,6 +233,40 @@ BEGIN
   unrecorded := fenced_guard.unrecorded();
   INSERT INTO fenced_guard.history (what, detail)
   SELECT 'unrecorded', jsonb_build_object('count', tidy_up.unrecorded) WHERE tidy_up.unrecorded > 0;
+END $$;
+
+-- Give a role the right to read what operators read, and no more: not the secrets of `key`, and not the seal in `trust`. The
+-- marks are among it, because a status counts them.
+CREATE OR REPLACE FUNCTION fenced_guard.let_read(p_role text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  EXECUTE format('GRANT SELECT ON fenced_guard.schema, fenced_guard.guard, fenced_guard.mode, fenced_guard.override, '
+    'fenced_guard.history, fenced_guard.record, fenced_guard.tally, fenced_guard.mark, fenced_guard.unrecorded TO %I', p_role);
+  EXECUTE format('GRANT SELECT (one, realm, max_jump, sample, proof, floor, patience) ON fenced_guard.trust TO %I', p_role);
+  EXECUTE format('GRANT SELECT (id, kind, added, revoked) ON fenced_guard.key TO %I', p_role);
+  EXECUTE format('GRANT EXECUTE ON FUNCTION fenced_guard.relation(text), fenced_guard.refusals(text), '
+    'fenced_guard.unrecorded(), fenced_guard.pending(text) TO %I', p_role);
+END $$;
+
+-- Let a role monitor the guards. An upgrade renews the right: see grants.sql.
+CREATE OR REPLACE FUNCTION fenced_guard.grant_monitor(p_role text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = p_role) THEN
+    RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('fenced: there is no role %s', left(p_role, 100));
+  END IF;
+  PERFORM fenced_guard.let_read(p_role);
+  INSERT INTO fenced_guard.history (what, detail) VALUES ('monitor', jsonb_build_object('role', p_role));
+END $$;
+
+CREATE OR REPLACE FUNCTION fenced_guard.revoke_monitor(p_role text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  EXECUTE format('REVOKE SELECT ON ALL TABLES IN SCHEMA fenced_guard FROM %I', p_role);
+  EXECUTE format('REVOKE SELECT ON fenced_guard.unrecorded FROM %I', p_role);
+  EXECUTE format('REVOKE EXECUTE ON FUNCTION fenced_guard.relation(text), fenced_guard.refusals(text), '
+    'fenced_guard.unrecorded(), fenced_guard.pending(text) FROM %I', p_role);
+  INSERT INTO fenced_guard.history (what, detail) VALUES ('monitor revoked', jsonb_build_object('role', p_role));
 END $$;
 
 -- Let a key sign stamps. An id is never reused. Old and new keys are both valid until one is revoked.

@@ -234,9 +234,11 @@ BEGIN
   IF (d ->> 'seal' = fenced_guard.sealed(d - 'seal')) IS NOT TRUE THEN
     RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'fenced: this detail is not a refusal of this database';
   END IF;
-  INSERT INTO fenced_guard.record (id, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, who, application)
+  INSERT INTO fenced_guard.record (
+    id, guard, name, stamp, token, grant_id, seq, verdict, ruling, mode, who, application, address, pid)
   SELECT v_id, d ->> 'guard', left(d ->> 'name', 200), left(d ->> 'stamp', 1000), (d ->> 'mark')::bigint,
-    d ->> 'holder', (d ->> 'seq')::bigint, d ->> 'verdict', 'refuse', d ->> 'mode', d ->> 'who', d ->> 'application'
+    d ->> 'holder', (d ->> 'seq')::bigint, d ->> 'verdict', 'refuse', d ->> 'mode', d ->> 'who', d ->> 'application',
+    (d ->> 'address')::inet, (d ->> 'pid')::integer
   WHERE d ->> 'guard' IS NOT NULL AND v_id > (SELECT last_value FROM fenced_guard.record_id) - 10000
   ON CONFLICT (id) DO NOTHING;
   IF v_id % 1000 = 0 THEN
