@@ -36,18 +36,18 @@ FROM_ELSEWHERE = re.compile(
 
 
 def assemble(folder: Path) -> None:
-    """Copy the pages and what they show into a folder for Sphinx."""
-    for path in sorted(DOCS.rglob("*")):
-        if path.suffix in (".md", ".svg", ".json", ".html") and not path.is_relative_to(SITE):
-            _write(folder / path.relative_to(DOCS), _changed(path))
-    for name, page in ABOVE.items():
-        _write(folder / page, (ROOT / name).read_text().replace("](docs/", "]("))
-
-
-def _write(target: Path, text: str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.exists() or target.read_text() != text:  # Sphinx reads again only what has changed
-        target.write_text(text)
+    """Copy the pages and what they show into a folder for Sphinx, and remove what was copied there before."""
+    texts = {folder / page: (ROOT / name).read_text().replace("](docs/", "](") for name, page in ABOVE.items()}
+    for path in DOCS.rglob("*"):
+        if path.suffix in (".md", ".svg", ".json") and not path.is_relative_to(SITE):
+            texts[folder / path.relative_to(DOCS)] = _changed(path)
+    for path in folder.rglob("*.*"):
+        if path not in texts:
+            path.unlink()
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text() != text:  # Sphinx reads again only what has changed
+            path.write_text(text)
 
 
 def _changed(path: Path) -> str:
@@ -119,21 +119,9 @@ def build(site: Path, *, work: Path) -> int:
 
     pages = work / "pages"
     assemble(pages)
-    status: int = sphinx(
-        [
-            "-b",
-            "html",
-            "-W",
-            "--keep-going",
-            "-q",
-            "-c",
-            str(SITE),
-            "-d",
-            str(work / "read"),
-            str(pages),
-            str(site),
-        ]
-    )
+    # Written again (-a) are all pages: each has the navigation in it. Read again are only those that changed.
+    options = ["-b", "html", "-a", "-W", "--keep-going", "-q", "-c", str(SITE), "-d", str(work / "read")]
+    status: int = sphinx([*options, str(pages), str(site)])
     if status:
         return status
     if wrong := loaded_from_elsewhere(site):

@@ -20,6 +20,7 @@ exclude_patterns: list[str] = []
 
 # Pages are read as a forge reads them: the same anchors, and no syntax that a forge does not know.
 myst_heading_anchors = 4
+myst_enable_extensions = ["tasklist"]
 myst_fence_as_directive = {"mermaid"}
 suppress_warnings = ["misc.highlighting_failure"]
 

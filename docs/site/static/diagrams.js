@@ -13,7 +13,11 @@
       place.removeAttribute("data-processed");
       place.textContent = place.dataset.source;
     }
-    mermaid.initialize({ startOnLoad: false, theme: isDark() ? "dark" : "neutral", fontFamily: "inherit" });
+    mermaid.initialize({
+      startOnLoad: false,
+      theme: isDark() ? "dark" : "neutral",
+      fontFamily: getComputedStyle(document.body).fontFamily,
+    });
     await mermaid.run({ nodes: places });
   }
 
