@@ -37,7 +37,9 @@ FROM_ELSEWHERE = re.compile(
 
 def assemble(folder: Path) -> None:
     """Copy the pages and what they show into a folder for Sphinx, and remove what was copied there before."""
-    texts = {folder / page: (ROOT / name).read_text().replace("](docs/", "](") for name, page in ABOVE.items()}
+    texts = {
+        folder / page: (ROOT / name).read_text().replace("](docs/", "](") for name, page in ABOVE.items()
+    }
     for path in DOCS.rglob("*"):
         if path.suffix in (".md", ".svg", ".json") and not path.is_relative_to(SITE):
             texts[folder / path.relative_to(DOCS)] = _changed(path)
