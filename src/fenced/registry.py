@@ -33,6 +33,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "zookeepers": "fenced.authorities.zookeeper.authority:ZooKeeperAuthority",
     },
     "fenced.guards": {
+        "file": "fenced.guards.files.values:FileValues",
         "memory": "fenced.guards.memory:MemoryGuard",
         "postgresql": "fenced.guards.postgresql.values:PostgresqlGuard",
         "sqlite": "fenced.guards.sqlite.values:SqliteGuard",

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 import fenced
-from fenced.authorities.sqlite import filesystem
 from fenced.authorities.sqlite.authority import SqliteAuthority
 from fenced.authorities.sqlite.connecting import Deadline
 from fenced.authorities.sqlite.store import Store
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.model import Ask, Ended, Granted, Holder, Kept
-from fenced.runtime import clocks
+from fenced.runtime import clocks, machine
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.kit import asking, granted
 
@@ -73,7 +72,7 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     """No network file system can be mounted here; its line in the kernel's list of mounts can be written."""
     listed = tmp_path / "mountinfo"
     listed.write_text(f"1 0 8:1 / / rw - ext4 x rw\n2 1 0:9 / {tmp_path} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr(filesystem, "_MOUNTS", listed)
+    monkeypatch.setattr(machine, "_MOUNTS", listed)
     with pytest.raises(Misconfigured, match="network file system"):
         Store(tmp_path / "leases.db", "default", clocks.now_ns).open()
     assert not (tmp_path / "leases.db").exists()
@@ -84,7 +83,7 @@ def test_of_stacked_mounts_the_upper_one_counts(tmp_path: Path, monkeypatch: pyt
     listed = tmp_path / "mountinfo"
     stacked = f"2 1 0:8 / {tmp_path} rw - autofs x rw\n3 2 0:9 / {tmp_path} rw - nfs4 server:/x rw\n"
     listed.write_bytes(b"1 0 8:1 / /caf\xe9 rw - ext4 x rw\n" + stacked.encode())
-    monkeypatch.setattr(filesystem, "_MOUNTS", listed)
+    monkeypatch.setattr(machine, "_MOUNTS", listed)
     with pytest.raises(Misconfigured, match="nfs4"):
         Store(tmp_path / "leases.db", "default", clocks.now_ns).open()
 

@@ -11,34 +11,24 @@ import os
 from pathlib import Path
 
 from fenced.errors import Misconfigured
+from fenced.runtime.machine import NETWORK, mount_of
 
 FileId = tuple[int, int]
 """Device and inode: they identify the file, whatever its name is."""
 NO_FILE: FileId = (0, 0)
 
-_NETWORK = frozenset(
-    "9p afs beegfs ceph cifs coda fuse.ceph fuse.gcsfuse fuse.glusterfs fuse.juicefs fuse.rclone fuse.s3fs fuse.sshfs "
-    "fuse.vmhgfs-fuse gfs2 glusterfs gpfs lustre "
-    "ncpfs nfs nfs4 ocfs2 orangefs pvfs2 smb3 smbfs vboxsf".split()
-)
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_MOUNTS = Path("/proc/self/mountinfo")
 _TIME_OFFSETS = Path("/proc/self/timens_offsets")
 
 
 def check_place(path: Path) -> None:
     """Raise Misconfigured where two processes could see two different databases behind one name."""
-    kind = ""
-    longest = -1
-    for point, filesystem in _mounts():
-        if point == str(path):
-            raise Misconfigured(
-                f"{path} is itself a mount point; mount the folder that contains it instead, "
-                "or other processes keep another log beside the same file and mint the same tokens"
-            )
-        if len(point) >= longest and (str(path).startswith(point.rstrip("/") + "/")):
-            kind, longest = filesystem, len(point)
-    if kind in _NETWORK:
+    point, kind = mount_of(path)
+    if point == str(path):
+        raise Misconfigured(
+            f"{path} is itself a mount point; mount the folder that contains it instead, "
+            "or other processes keep another log beside the same file and mint the same tokens"
+        )
+    if kind in NETWORK:
         raise Misconfigured(
             f"{path} lies on a network file system ({kind}); SQLite is for the processes of one "
             "machine: use a local disk, or another authority"
@@ -66,30 +56,6 @@ def share(path: Path, database: Path, mode: int) -> None:
     with contextlib.suppress(OSError):
         os.chown(path, -1, os.stat(database).st_gid)
     os.chmod(path, mode)
-
-
-def _mounts() -> list[tuple[str, str]]:
-    """(mount point, file system) of every mount that this process sees."""
-    try:
-        lines = os.fsdecode(_MOUNTS.read_bytes()).splitlines()
-    except OSError:
-        return []
-    mounts = []
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        point = left.split(" ")[4]
-        for code in ("040", "011", "012", "134"):
-            point = point.replace(f"\\{code}", chr(int(code, 8)))
-        mounts.append((point, right.split(" ")[0]))
-    return mounts
-
-
-def boot_id() -> str:
-    """The kernel's id of this boot: times of another boot mean nothing."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError as error:
-        raise Misconfigured(f"{_BOOT_ID} cannot be read ({error}); fenced needs Linux's /proc") from error
 
 
 def clock_offset_ns() -> int:

@@ -36,6 +36,7 @@ from fenced.model import (
     grant_id,
 )
 from fenced.runtime import forking
+from fenced.runtime.machine import boot_id
 from fenced.schema import Schema, check_readable
 
 APPLICATION_ID = 0x46454E43  # "FENC"
@@ -112,7 +113,7 @@ class Store:
             if version == 0:
                 for statement in sqlfile.statements((HERE / "schema.sql").read_text()):
                     db.execute(statement)
-                db.execute("INSERT INTO machine (id, boot) VALUES (1, ?)", (filesystem.boot_id(),))
+                db.execute("INSERT INTO machine (id, boot) VALUES (1, ?)", (boot_id(),))
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             db.execute("COMMIT")
@@ -126,7 +127,7 @@ class Store:
             raise Misconfigured(f"{self.path} is a database of another program; leases need their own file")
 
     def _notice_reboot(self, db: sqlite3.Connection) -> None:
-        boot = filesystem.boot_id()
+        boot = boot_id()
         if db.execute(SQL["boot"]).fetchone() == (boot,):
             return
         now = self._clock()

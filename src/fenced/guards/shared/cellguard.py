@@ -135,6 +135,7 @@ class CellGuard:
         *,
         announce: bool = False,
         expect: int | None = None,
+        operation: str | None = None,
     ) -> dict[str, Cell]:
         """Read, judge and swap until it is decided; returns the cells as this operation left them.
 
@@ -142,7 +143,7 @@ class CellGuard:
         whose outcome is unknown is settled by the operation's id, which is in the cell if and only if it happened.
         """
         stamp = None if credential is None else one_stamp(credential, self.kind)
-        operation = self._new_id()
+        operation = operation or self._new_id()
         unsettled: _Try | None = None
         fresh = False
         for tried in range(TRIES):
@@ -247,7 +248,7 @@ class CellGuard:
         if stamp is not None and this.admitted and known.config.realm is None:
             config = replace(known.config, realm=stamp.realm).packed()
         changes: list[tuple[str, Any, bytes | None]] = [
-            (_key(name), this.found[name][0], this.after[name].packed()) for name in changed
+            (key_of(name), this.found[name][0], this.after[name].packed()) for name in changed
         ]
         if self._many:
             changes.append((CONFIG, known.version, config))
@@ -270,7 +271,7 @@ class CellGuard:
                 self.records.append(note)
 
     async def _cell(self, name: str) -> tuple[Any, Cell]:
-        version, blob = await self.cells.get(_key(check_name(name)))
+        version, blob = await self.cells.get(key_of(check_name(name)))
         return version, Cell.unpacked(name, blob)
 
     async def _config(self, *, fresh: bool = False) -> _Known:
@@ -391,7 +392,7 @@ class CellOperator(Operator):
         return await self._guard.unset_mode(pattern)
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
     return f"n/{name}"
 
 
