@@ -26,6 +26,7 @@ GROUPS = {
     "handover": "bench.handover",
     "renewal": "bench.renewal",
     "guards": "bench.guards",
+    "guards_files": "bench.guards_files",
     "startup": "bench.startup",
     "redis": "bench.on_redis",
     "postgresql": "bench.on_postgresql",

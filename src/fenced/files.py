@@ -89,10 +89,12 @@ class FileGuard:
                 file.flush()
                 os.fsync(descriptor)
             self._write(fence, target, operation)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
         finally:
             with contextlib.suppress(OSError):
                 file.close()  # after an error it may have a rest that cannot be written
-            new.unlink(missing_ok=True)
             os.close(descriptor)  # this unlocks it; until now no other process took it for a dead writer's
 
     def write(self, fence: Fences | None, path: FilePath, contents: bytes) -> None:
@@ -139,6 +141,7 @@ class FileGuard:
                 finally:
                     link.unlink(missing_ok=True)
                 self._folder.keep_previous(target.key, os.path.basename(before))
+                self._folder.sweep_trees(target.key)
         except BaseException:
             if os.path.realpath(target.path) != str(tree):
                 shutil.rmtree(tree, ignore_errors=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -18,12 +21,13 @@ from fenced.guards.files import folder as folders
 from fenced.model import Stamp
 from fenced.runtime import machine
 
-REALM, GRANTS = "00000000000000aa", "0123456789abcdef"
+REALM = "00000000000000aa"
 NAME = "daily.csv"
+LINE = b"a new line, too long for one write"
 
 
 def stamp(token: int, seq: int = 1, name: str = NAME) -> Stamp:
-    return Stamp(REALM, (name,), token, seq, GRANTS[token] * 32)
+    return Stamp(REALM, (name,), token, seq, f"{token:032x}")
 
 
 def contents(folder: Path) -> dict[str, bytes | str]:
@@ -44,6 +48,7 @@ def unfinished(folder: Path) -> list[str]:
 # What it does.
 
 
+# proves guard file: one-machine, synced-writes, stopped-writer-blocks, cooperative
 def test_a_stale_holder_changes_nothing(tmp_path: Path) -> None:
     with fenced.Client("memory:") as client:
         guard = FileGuard(tmp_path, prefix="reports/")
@@ -65,12 +70,33 @@ def test_a_stale_holder_changes_nothing(tmp_path: Path) -> None:
 def test_a_thousand_late_writes(tmp_path: Path) -> None:
     guard = FileGuard(tmp_path)
     guard.write(stamp(5), NAME, b"old")
-    guard.write(stamp(6), NAME, b"new")
+    guard.write(stamp(6), NAME, LINE)
     before = contents(tmp_path)
     for seq in range(1000):
         with pytest.raises(StaleToken):
             guard.append(stamp(5, seq), NAME, b"late")
     assert contents(tmp_path) == before
+
+
+def test_tokens_of_eight_processes_never_fall(tmp_path: Path) -> None:
+    """Each appends under ever newer tokens, of which the others have drawn higher ones meanwhile."""
+    tokens = multiprocessing.Value("q", 0)
+    guard = FileGuard(tmp_path)
+    guard.write(stamp(1), NAME, b"")
+
+    def holder() -> None:
+        for _ in range(25):
+            with tokens.get_lock():
+                tokens.value += 1
+                mine = stamp(tokens.value)
+            with contextlib.suppress(StaleToken):
+                guard.read(mine, NAME)
+                guard.append(mine, NAME, b"%d\n" % mine.token)
+
+    holders = [fork(holder) for _ in range(8)]
+    assert [os.waitpid(pid, 0)[1] for pid in holders] == [0] * 8
+    admitted = [int(line) for line in (tmp_path / NAME).read_bytes().split()]
+    assert admitted == sorted(admitted) and admitted[-1] == 200
 
 
 def test_an_error_in_the_block_changes_nothing(tmp_path: Path) -> None:
@@ -199,12 +225,15 @@ def dies_at(count: int, work: Callable[[], None]) -> bool:
     """Run `work` in a process that dies before the system call with this number; False if it made fewer calls."""
 
     def child() -> None:
-        calls = iter(range(1, count))
+        calls, pwrite = iter(range(1, count)), os.pwrite
 
         def deadly(call: Callable[..., object]) -> Callable[..., object]:
             def counted(*args: object, **kwargs: object) -> object:
                 if next(calls, None) is None:
                     os._exit(9)
+                if call is pwrite:  # in small parts, as a kernel may do it
+                    descriptor, body, offset = args
+                    return pwrite(descriptor, body[:20], offset)  # type: ignore[arg-type,index]
                 return call(*args, **kwargs)
 
             return counted
@@ -244,9 +273,9 @@ def is_at(guard: FileGuard, name: str) -> tuple[int, int]:
 @pytest.mark.parametrize("newer", [stamp(5, 2), stamp(6, 1)], ids=["same token", "new token"])
 @pytest.mark.parametrize("how", ["write", "append"])
 def test_a_writer_that_dies_leaves_all_or_nothing(tmp_path: Path, how: str, newer: Stamp) -> None:
-    after = b"new" if how == "write" else b"oldnew"
+    after = LINE if how == "write" else b"old" + LINE
     outcomes = set()
-    for guard in deaths(tmp_path, lambda guard: getattr(guard, how)(newer, NAME, b"new")):
+    for guard in deaths(tmp_path, lambda guard: getattr(guard, how)(newer, NAME, LINE)):
         folder = guard._folder.path
         other = FileGuard(folder)
         other.announce(stamp(5, 0), NAME) if is_at(other, NAME)[0] == 5 else None  # takes the lock
@@ -262,14 +291,14 @@ def test_a_writer_that_dies_leaves_all_or_nothing(tmp_path: Path, how: str, newe
 def test_a_writer_of_a_folder_that_dies_leaves_all_or_nothing(tmp_path: Path) -> None:
     def write(guard: FileGuard) -> None:
         with guard.replace_folder(stamp(6, 1, "site"), "site") as new:
-            (new / "index.html").write_bytes(b"new")
+            (new / "index.html").write_bytes(LINE)
 
     outcomes = set()
     for guard in deaths(tmp_path, write):
         folder = guard._folder.path
         other = FileGuard(folder)
         mark = is_at(other, "site")
-        assert (folder / "site/index.html").read_bytes() == (b"new" if mark == (6, 1) else b"old")
+        assert (folder / "site/index.html").read_bytes() == (LINE if mark == (6, 1) else b"old")
         outcomes.add(mark)
         with other.replace_folder(stamp(7, 1, "site"), "site") as new:
             (new / "index.html").write_bytes(b"last")
@@ -288,11 +317,79 @@ def test_an_append_under_rule_retry_is_undone_if_its_writer_dies(tmp_path: Path)
         here.mkdir()
         guard = FileGuard(here)
         guard.write(stamp(5), NAME, b"old")
-        died = dies_at(count, lambda guard=guard: guard.append(stamp(5), NAME, b"new"))  # type: ignore[misc]
+        died = dies_at(count, lambda guard=guard: guard.append(stamp(5), NAME, LINE))  # type: ignore[misc]
         FileGuard(here).announce(stamp(6, 0), NAME)
         found = (here / NAME).read_bytes()
         seen.add(found)
-        assert found == (b"oldnew" if not died else found) and found in (b"old", b"oldnew")
+        assert found in ((b"old", b"old" + LINE) if died else (b"old" + LINE,))
         if not died:
             break
-    assert seen == {b"old", b"oldnew"}
+    assert seen == {b"old", b"old" + LINE}
+
+
+# The checks can fail.
+
+
+def _no_recovery(self: folders.GuardedFolder, key: str, lock: int) -> None:
+    """Whoever locks next does not complete what a dead writer has committed."""
+
+
+def _no_undo(self: folders.GuardedFolder, lock: int) -> None:
+    """An append that was not complete stays."""
+
+
+def _mark_before_contents(
+    self: folders.GuardedFolder, key: str, marked: folders.Marked, contents: bytes | None = None
+) -> None:
+    """The mark says that the write has happened before its contents are on the disk."""
+    folders.write_synced(
+        new := self.new_path(key, "mark"), marked.header + b"\n" + json.dumps(["", *marked.place]).encode()
+    )
+    os.replace(new, self.file("marks", key, ".mark"))
+    if contents is not None:
+        folders.write_synced(self.new_path(key, marked.operation), contents)
+    self.finish(key, marked.operation, marked.place)
+
+
+@contextlib.contextmanager
+def _no_lock(self: folders.GuardedFolder, key: str) -> Iterator[None]:
+    """Two processes judge by the same mark."""
+    held = self._held.__dict__
+    if key in held:
+        yield
+        return
+    held[key] = os.open("/dev/null", os.O_RDWR)
+    try:
+        yield
+    finally:
+        os.close(held.pop(key))
+
+
+@pytest.mark.parametrize(
+    ("method", "bug", "check"),
+    [
+        (
+            "_recover",
+            _no_recovery,
+            lambda path: test_a_writer_that_dies_leaves_all_or_nothing(path, "write", stamp(6)),
+        ),
+        ("_undo_append", _no_undo, test_an_append_under_rule_retry_is_undone_if_its_writer_dies),
+        (
+            "commit",
+            _mark_before_contents,
+            lambda path: test_a_writer_that_dies_leaves_all_or_nothing(path, "append", stamp(6)),
+        ),
+        ("locked", _no_lock, test_tokens_of_eight_processes_never_fall),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_checks_can_fail(
+    method: str,
+    bug: Callable[..., object],
+    check: Callable[[Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(folders.GuardedFolder, method, bug)
+    with pytest.raises((AssertionError, OSError)):
+        check(tmp_path)

@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -40,6 +41,7 @@ _POLL_SECONDS = 0.002
 _PART = 200
 """How many characters of a key one file name has: file systems allow 255."""
 _PREVIOUS = "previous"
+_OPERATION = re.compile("[0-9a-f]{32}")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -67,6 +69,7 @@ class GuardedFolder:
         self.path = path
         self._private = path / PRIVATE
         self._held = threading.local()
+        self.file = lru_cache(maxsize=4096)(self._file)
 
     def open(self) -> None:
         """Make what is missing, and clean up after writers that died."""
@@ -81,13 +84,13 @@ class GuardedFolder:
         with self.translated(self._private):
             for part in ("marks", "locks", "new", "trees"):
                 (self._private / part).mkdir(parents=True, exist_ok=True)
-        for key in self.keys("new"):
-            with self.locked(key):
-                pass  # taking the lock finishes or removes what a dead writer left
+        for key in {*self.keys("new"), *self.keys("trees")}:
+            with self.locked(key):  # this finishes or removes what a dead writer left
+                self.sweep_trees(key)
 
     # Keys and their files.
 
-    def file(self, part: str, key: str, suffix: str = "") -> Path:
+    def _file(self, part: str, key: str, suffix: str = "") -> Path:
         """A key's file. Long keys are split into folders, whose names have no suffix: no key is another's folder."""
         return self._private / part / (_file_name(key) + suffix)
 
@@ -95,8 +98,8 @@ class GuardedFolder:
         top = self._private / part
         if part == "marks":
             found = set(top.rglob("*.mark"))
-        else:  # a folder for each key
-            found = {path.parent for path in top.rglob("*") if path.is_symlink() or not path.is_dir()}
+        else:  # a folder for each key, with files or trees that are named by operations
+            found = {path.parent for path in top.rglob("*") if _OPERATION.fullmatch(path.name)}
         return sorted(unquote("".join(path.relative_to(top).parts).removesuffix(".mark")) for path in found)
 
     # The lock of a name.
@@ -130,8 +133,7 @@ class GuardedFolder:
 
     def _lock(self, key: str) -> int:
         path = self.file("locks", key, ".lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
         try:
             until = time.monotonic() + LOCK_SECONDS
             while not _try_lock(descriptor):
@@ -149,18 +151,22 @@ class GuardedFolder:
     def _recover(self, key: str, lock: int) -> None:
         """Complete the write that was committed, undo an append that was not, and remove what dead writers left."""
         self._undo_append(lock)
+        if not (names := _listed(self.file("new", key))):
+            return
         marked = self.marked(key)
-        if marked is not None:
+        if marked is not None and marked.operation in names:
             self.finish(key, marked.operation, marked.place)
-        for name in _listed(self.file("new", key)):
-            remove_if_dead(self.file("new", key) / name)
+        for name in names:
+            remove_if_dead(self.new_path(key, name))
+
+    def sweep_trees(self, key: str) -> None:
+        """Remove the trees of a folder, except for the current one and the one before it. The caller has the lock."""
+        marked = self.marked(key)
+        current = os.path.basename(os.path.realpath(self.path / marked.place.path)) if marked else ""
         trees = self.file("trees", key)
-        names = _listed(trees)
-        if names and marked is not None:
-            current = os.path.basename(os.path.realpath(self.path / marked.place.path))
-            for name in names:
-                if name not in (current, self._previous(key)):
-                    remove_if_dead(trees / name)
+        for name in _listed(trees):
+            if name not in (current, self._previous(key)):
+                remove_if_dead(trees / name)
 
     def _previous(self, key: str) -> str:
         with contextlib.suppress(OSError):
@@ -177,7 +183,7 @@ class GuardedFolder:
 
     def marked(self, key: str) -> Marked | None:
         try:
-            header, _, rest = self.file("marks", key, ".mark").read_bytes().partition(b"\n")
+            header, _, rest = _read(self.file("marks", key, ".mark")).partition(b"\n")
             operation, *place = json.loads(rest)
         except FileNotFoundError:
             return None
@@ -196,8 +202,7 @@ class GuardedFolder:
         path = self.file("marks", key, ".mark")
         prepared = self.new_path(key, marked.operation)
         with self.translated(path):
-            for parent in (path.parent, self.file("new", key)):
-                parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             if contents is not None:
                 (self.path / marked.place.path).parent.mkdir(parents=True, exist_ok=True)
                 write_synced(prepared, contents)
@@ -242,7 +247,7 @@ class GuardedFolder:
         target = self.path / path
         offset = size_of(target)
         with self.translated(target):
-            os.pwrite(lock, json.dumps([boot_id(), path, offset]).encode(), 0)
+            _write_all(lock, json.dumps([boot_id(), path, offset]).encode(), 0)
             try:
                 _append(target, body, offset)
             except OSError:
@@ -288,7 +293,6 @@ def _translated(error: OSError, path: Path, unknown: bool) -> FencedError:
     return Misconfigured(f"{path} cannot be used: {error}")
 
 
-@lru_cache(maxsize=4096)
 def _file_name(key: str) -> str:
     text = quote(key, safe=" @+=,").replace(".", "%2E")
     return "/".join(text[at : at + _PART] for at in range(0, len(text), _PART))
@@ -305,11 +309,32 @@ def full_disk(path: Path) -> Iterator[None]:
         raise _translated(error, path, unknown=False) from error
 
 
+def _read(path: Path) -> bytes:
+    """A whole file, as `Path.read_bytes` does it, in fewer steps."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        body = os.read(descriptor, 65536)
+        while len(body) % 65536 == 0 and (more := os.read(descriptor, 65536)):
+            body += more
+        return body
+    finally:
+        os.close(descriptor)
+
+
 def size_of(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def _opened(path: Path, flags: int) -> int:
+    """Open a file; its folders are made if they are missing."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -322,9 +347,8 @@ def _try_lock(descriptor: int) -> bool:
 
 def create(path: Path) -> int:
     """A new file that is locked while its writer lives, so that others can tell whether it is dead."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         # Another process may have removed it between these two lines, since it was not locked yet: create it again.
         if _try_lock(descriptor) and os.fstat(descriptor).st_nlink:
             return descriptor
@@ -359,7 +383,7 @@ def remove_if_dead(path: Path) -> None:
 
 
 def write_synced(path: Path, body: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    descriptor = _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         _write_all(descriptor, body, 0)
         os.fsync(descriptor)

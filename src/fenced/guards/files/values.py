@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -37,7 +38,8 @@ class FileCells:
         return await self._runtime.call(self._get, key)
 
     def _get(self, key: str) -> tuple[bytes | None, bytes | None]:
-        with self.folder.locked(key):
+        # The configuration needs no lock: it is one file, which is replaced by a rename.
+        with contextlib.nullcontext() if key == CONFIG else self.folder.locked(key):
             marked = self.folder.marked(key)
             if marked is None:
                 return None, None

@@ -160,7 +160,7 @@ class CellGuard:
                     unsettled = None
             self._judge(this, known.config, stamp, operation, values, announce, expect)
             changed = [name for name in values if this.after.get(name) != this.found[name][1]]
-            if (this.refusal or not changed) and not fresh:
+            if (this.refusal or (self._many and not changed)) and not fresh:
                 fresh = True  # no swap compares the configuration, so it is read again before it is believed
                 continue
             if this.refusal is not None:
