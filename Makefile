@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 APT := apt-get update && apt-get install -y
+COMPILE = $(BIN)/uv --quiet pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
 # The real servers that the tests start, as command:package. One is installed only if its command is missing.
 SERVERS := sqlite3:sqlite3 etcd:etcd-server etcdctl:etcd-client redis-server:redis-server pgbouncer:pgbouncer \
@@ -18,7 +19,7 @@ SERVERS := sqlite3:sqlite3 etcd:etcd-server etcdctl:etcd-client redis-server:red
 # Further versions of PostgreSQL, for a short run of the guard's tests on each; left out where npm is not there.
 POSTGRESQLS := 14.23.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
 
-.PHONY: help drill test docs servers lint format api lock bench simulate evidence clean
+.PHONY: help drill test docs servers lint format api build lock bench simulate evidence clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,14 +55,19 @@ format: $(VENV)/.test ## put the code into its form
 api: $(VENV)/.test ## write down the public names and signatures, after a wanted change
 	$(BIN)/python tests/architecture/test_api_snapshot.py
 
+build: $(VENV)/.build ## a wheel and an sdist in dist/, checked; FENCED_REPOSITORY=https://... names their home
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build --target sdist
+	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz  # so the sdist is whole
+	@$(BIN)/python -m release.check dist
+	@ls dist/*
+
 lock: $(BIN)/uv ## write the locks again; ARGS=--upgrade for the newest versions
-	$(BIN)/uv --quiet pip compile --universal --python-version 3.11 --group test --generate-hashes \
-	  --no-annotate --no-header $(ARGS) \
-	  --output-file requirements/test.lock pyproject.toml
-	$(BIN)/uv --quiet pip compile --universal --python-version 3.11 --group docs --generate-hashes \
-	  --no-annotate --no-header --constraint requirements/test.lock $(ARGS) \
-	  --output-file requirements/docs.lock pyproject.toml
-	@! grep -n '://' requirements/*.lock || { echo 'the lock names an address; see above'; exit 1; }
+	$(COMPILE) $(ARGS) --group test --output-file requirements/test.lock pyproject.toml
+	$(COMPILE) --constraint requirements/test.lock --group build --output-file requirements/build.lock
+	$(COMPILE) --constraint requirements/test.lock --all-extras --group walk --output-file requirements/walk.lock pyproject.toml
+	$(COMPILE) $(ARGS) --constraint requirements/test.lock --group docs --output-file requirements/docs.lock pyproject.toml
+	@! grep -n '://' requirements/*.lock || { echo 'a lock names an address; see above'; exit 1; }
 
 bench: $(VENV)/.test servers ## the figures of docs and README, and ratios to what else one could take; ARGS="--json FILE"
 	@$(BIN)/python -m bench $(ARGS)
@@ -92,16 +98,24 @@ $(VENV)/.package: pyproject.toml | $(VENV)/.made
 	@$(PIP) install --editable .
 	@touch $@
 
-# Everything from the lock, the build backend too; then the package, with nothing left to fetch.
-$(VENV)/.test: requirements/test.lock pyproject.toml | $(VENV)/.made
+# Everything from the lock, the build backend too; then the package, with nothing left to fetch. The wheels are what
+# a user may install: tests install some of them into empty environments.
+$(VENV)/.test: $(foreach lock,test build walk,requirements/$(lock).lock) pyproject.toml | $(VENV)/.made
 	@echo "installing what the tests need into $(VENV)"
 	@$(PIP) install --require-hashes --requirement requirements/test.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@rm -rf $(VENV)/wheels
+	@$(PIP) download --require-hashes --dest $(VENV)/wheels \
+	  --requirement requirements/build.lock --requirement requirements/walk.lock
 	@touch $(VENV)/.package $@
 
 $(VENV)/.docs: requirements/docs.lock | $(VENV)/.package
 	@echo "installing what the site needs into $(VENV)"
 	@$(PIP) install --require-hashes --requirement requirements/docs.lock
+	@touch $@
+
+$(VENV)/.build: requirements/build.lock | $(VENV)/.made
+	@$(PIP) install --require-hashes --requirement $<
 	@touch $@
 
 .postgresql/.made: Makefile

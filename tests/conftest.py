@@ -6,12 +6,16 @@ carries `@pytest.mark.xdist_group("serial")`.
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from fenced.testing.servers import EtcdServer, Pgbouncer, PostgresqlServer, RedisServer, ZooKeeperServer
+from tests.walk.traveller import Traveller
 
 
 def pytest_configure() -> None:
@@ -76,3 +80,13 @@ def postgresql_url(postgresql_server: PostgresqlServer) -> Iterator[str]:
 def redis_url(redis_server: RedisServer) -> str:
     """The shared server: a test keeps to a namespace of its own."""
     return redis_server.url()
+
+
+@pytest.fixture(scope="session")
+def traveller() -> Iterator[Traveller]:
+    """A user who has nothing but a clone; its environments are made by the first test that asks for them."""
+    memory = os.environ.get("FENCED_SERVERS_FOLDER") or None
+    if memory and os.statvfs(memory).f_flag & os.ST_NOEXEC:
+        memory = None  # drivers could not be loaded from there
+    with tempfile.TemporaryDirectory(prefix="walk-", dir=memory) as home:
+        yield Traveller(Path(home))

@@ -129,7 +129,7 @@ class Ed25519Public:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ed25519Key:
-    """A private key; guards know only its public part. For proofs between trust domains. Needs fenced[ed25519]."""
+    """A private key; guards know only its public part. For proofs between trust domains. Needs cryptography."""
 
     id: str
     private: bytes = field(repr=False)
@@ -175,7 +175,7 @@ def _ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise Misconfigured(f"Ed25519 needs cryptography ({error}): pip install 'fenced[ed25519]'") from error
+        raise Misconfigured(f"Ed25519 needs cryptography ({error}): pip install cryptography") from error
     return ed25519
 
 

@@ -49,6 +49,15 @@ ENGINES = {
 ALIASES = {"postgres": "postgresql"}
 """Other spellings of a scheme."""
 
+DRIVERS = {
+    "etcd": "pip install hpack",
+    "postgresql": "pip install 'psycopg[binary]', which includes libpq",
+}
+"""What to do where a driver is missing, or the library that it calls."""
+
+NOT_OFFERED = {"memory"}
+"""Schemes that messages do not suggest: the leases and values in memory are visible to one process only."""
+
 
 def one_per_class() -> list[tuple[Kind, str]]:
     """Each class once, under its first scheme. Its other schemes differ only in how they reach the server."""
@@ -105,8 +114,10 @@ def _other_engines() -> tuple[Engine, ...]:
     return tuple(cast("Engine", entry.load()) for entry in entry_points(group="fenced.engines"))
 
 
-def needs_driver(scheme: str, extra: str, error: ImportError) -> Misconfigured:
-    return Misconfigured(f"{scheme}: needs a driver ({error}): pip install 'fenced[{extra}]'")
+def needs_driver(scheme: str, error: ImportError) -> Misconfigured:
+    why = str(error).partition("\n")[0].rstrip(".")
+    remedy = f": {DRIVERS[scheme]}" if scheme in DRIVERS else ""
+    return Misconfigured(f"{scheme}: needs a driver ({why}){remedy}")
 
 
 def _load(target: str) -> Any:
@@ -123,7 +134,7 @@ def _find(what: str, group: str, built_in: dict[str, str], url: object) -> Any:
         try:
             return _load(target)
         except ImportError as error:
-            raise needs_driver(scheme, target.split(".")[2], error) from error
+            raise needs_driver(target.split(".")[2], error) from error
     from importlib.metadata import entry_points  # slow to import, and rarely needed
 
     for entry in entry_points(group=group, name=scheme):
@@ -133,5 +144,5 @@ def _find(what: str, group: str, built_in: dict[str, str], url: object) -> Any:
         raise Misconfigured(
             f"{shown(scheme)} names a driver in the style of SQLAlchemy; write {plain}:// and keep the rest"
         )
-    known = ", ".join(sorted(built_in))
+    known = ", ".join(sorted(built_in.keys() - NOT_OFFERED))
     raise Misconfigured(f"no {what} for {shown(scheme)}; known: {known}")

@@ -1,4 +1,4 @@
-"""What keeps the tree in shape: lazy imports, a whole wheel, small functions, no traces of a machine."""
+"""What keeps the tree in shape: lazy imports, small functions, no traces of a machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,18 +41,6 @@ with fenced.Client("sqlite:///{tmp_path}/leases.db") as client, client.hold("ord
 def test_every_public_name_can_be_had() -> None:
     program = "import fenced\nfor name in fenced.__all__: getattr(fenced, name)"
     assert "fenced" in loaded_after(program)
-
-
-def test_the_wheel_is_whole(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    inside = set(zipfile.ZipFile(wheel).namelist())
-    ours = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    assert {str(path.relative_to(PACKAGE.parent)) for path in ours} <= inside
-    assert "fenced/py.typed" in inside
-    assert any(name.endswith(".sql") for name in inside)
-    assert not [name for name in inside if name.startswith(("tests", "bench", "docs"))]
 
 
 def test_files_and_functions_are_small() -> None:

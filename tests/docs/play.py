@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 PRINTED = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
-SECONDS_MAX = 30
+SECONDS_MAX = 240
 
 
 def play_python(block: dict[str, Any], page: str, namespace: dict[str, Any]) -> None:

@@ -8,6 +8,10 @@ A page that names DATABASE_URL, ETCD_URL, REDIS_URL or ZOOKEEPER_URL finds a rea
 
 What must not run is marked by `<!-- not run: why -->` directly before the block, or is no program at all
 (```text, ```mermaid and the like).
+
+A page with `<!-- walk: './fenced[postgresql]' -->` is part of the walk: a user without root runs its blocks, in an
+environment that has only what pip installs for these words. With `<!-- walk: a clone -->` nothing is installed, and
+the folder contains a clone named fenced.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from tests.walk.traveller import Traveller
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(path for name in ("README", "CONTRIBUTING", "CHANGELOG") if (path := ROOT / f"{name}.md").exists()),
@@ -40,7 +46,10 @@ SERVERS = {
     "ZOOKEEPER_URL": "zookeeper_url",
 }
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
-SECONDS_MAX = 60
+WALK = re.compile(r"^<!-- walk: (.+) -->$", re.MULTILINE)
+A_CLONE = "a clone"
+SECONDS_MAX = 100
+WALK_SECONDS_MAX = 300
 PLAYER = Path(__file__).with_name("play.py")
 
 
@@ -79,22 +88,59 @@ def shown(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=shown)
+def servers_of(text: str, request: pytest.FixtureRequest) -> dict[str, str]:
+    """The addresses of the servers that a text names."""
+    return {
+        variable: request.getfixturevalue(fixture)
+        for variable, fixture in SERVERS.items()
+        if variable in text
+    }
+
+
+def plan_of(page: Path) -> str:
+    return json.dumps({"page": shown(page), "blocks": [asdict(block) for block in runnable(page)]})
+
+
+WALKED = [page for page in PAGES if WALK.search(page.read_text())]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page) and page not in WALKED], ids=shown)
 def test_blocks_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    plan = {"page": shown(page), "blocks": [asdict(block) for block in runnable(page)]}
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FENCED_")}
-    for variable, fixture in SERVERS.items():
-        if variable in page.read_text():
-            environment[variable] = request.getfixturevalue(fixture)
+    environment |= servers_of(page.read_text(), request)
     environment["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), environment.get("PATH", "")))
     done = subprocess.run(
         [sys.executable, PLAYER],
-        input=json.dumps(plan),
+        input=plan_of(page),
         cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.timeout(WALK_SECONDS_MAX + 20)  # pip and make are slow on a busy machine
+@pytest.mark.parametrize("page", WALKED, ids=shown)
+def test_blocks_run_for_a_user_who_installed_only_what_the_page_says(
+    page: Path, traveller: Traveller, request: pytest.FixtureRequest
+) -> None:
+    text = page.read_text()
+    (packages,) = WALK.findall(text)
+    folder = traveller.folder()
+    environment = None
+    if packages == A_CLONE:
+        traveller.clone_into(folder)
+    else:
+        environment = traveller.environment(packages)
+    done = traveller.run(
+        ["python3", "-c", PLAYER.read_text()],
+        cwd=folder,
+        environment=environment,
+        variables=servers_of(text, request),
+        given=plan_of(page),
+        timeout=WALK_SECONDS_MAX,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 

@@ -94,7 +94,7 @@ def connected(dsn: str) -> Iterator[tuple[Engine, Any]]:
     try:
         connection = engine.connect(dsn)
     except ImportError as error:
-        raise registry.needs_driver(engine.name, engine.name, error) from error
+        raise registry.needs_driver(engine.name, error) from error
     try:
         yield engine, connection
     finally:

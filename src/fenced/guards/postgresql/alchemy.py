@@ -10,17 +10,19 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, TextClause, event, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from fenced.errors import Misuse
 from fenced.guards.postgresql.sessions import Aborted, State
 from fenced.guards.postgresql.tables import PostgresqlTable
+
+if TYPE_CHECKING:  # importing it needs greenlet, which a blocking program need not have
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 T = TypeVar("T")
 
@@ -132,7 +134,7 @@ class AsyncAlchemySession(AlchemySession):
     """An AsyncSession, or an AsyncConnection without one."""
 
     def __init__(self, outer: AsyncSession | AsyncConnection) -> None:
-        target = outer.sync_session if isinstance(outer, AsyncSession) else outer.sync_connection
+        target = getattr(outer, "sync_session", None) or getattr(outer, "sync_connection", None)
         if target is None:
             raise Misuse("this connection is not open yet: enter it, or await its start()")
         super().__init__(target)

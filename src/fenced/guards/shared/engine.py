@@ -85,7 +85,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The scheme of its addresses; also the name of the extra that installs its driver."""
+        """The scheme of its addresses."""
 
     @property
     def dialects(self) -> frozenset[str]:

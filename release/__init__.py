@@ -1,0 +1,1 @@
+"""What is done to make a release: docs/releasing.md."""

@@ -1,0 +1,133 @@
+"""A user who has a clone of this repository, the packages that pip may install, and nothing else.
+
+If the tests run as root, the traveller is `nobody`, with a home of its own. No package of the tests' environment is
+visible to it, and pip finds only the wheels that `make test` has downloaded. No network is used.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+WHEELS = Path(sys.prefix, "wheels")
+UV = str(Path(sys.prefix, "bin", "uv"))
+NOT_CLONED = shutil.ignore_patterns(
+    ".git", ".venv", ".postgresql", ".*_cache", ".hypothesis", "__pycache__", "dist", "evidence", "tests"
+)
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+class Traveller:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.user, self.python = _user_and_python()
+        self._wheel: Path | None = None
+        self._environments: dict[str, Path] = {}
+        home.chmod(0o755)
+        self._give(home)
+        shutil.copytree(WHEELS, home / "wheels")
+
+    def _give(self, path: Path) -> None:
+        if self.user is not None:
+            os.chown(path, self.user.pw_uid, self.user.pw_gid)
+
+    def folder(self) -> Path:
+        """A new folder of the traveller's."""
+        folder = Path(tempfile.mkdtemp(dir=self.home))
+        folder.chmod(0o755)
+        self._give(folder)
+        return folder
+
+    def clone_into(self, folder: Path) -> None:
+        """What `git clone` would make, except for the tests."""
+        clone = shutil.copytree(ROOT, folder / "fenced", ignore=NOT_CLONED)
+        for path in (clone, *clone.rglob("*")):
+            self._give(path)
+
+    def wheel(self) -> Path:
+        """The package, built once."""
+        if self._wheel is None:
+            target = self.folder()
+            build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
+            subprocess.run([*build, target], cwd=ROOT, check=True, capture_output=True)
+            (self._wheel,) = target.glob("*.whl")
+        return self._wheel
+
+    def environment(self, packages: str) -> Path:
+        """An environment with what `pip install PACKAGES` would install: the clone's wheel for `./fenced`."""
+        if packages not in self._environments:
+            found = self._environments[packages] = self.folder() / "venv"
+            offline = ("--quiet", "--offline", "--no-config", "--cache-dir", str(self.home / "uv"))
+            subprocess.run([UV, "venv", *offline, "--python", self.python, found], check=True)
+            wanted = [
+                f"{word.removeprefix('./')} @ {self.wheel().as_uri()}"
+                if word.startswith("./fenced")
+                else word
+                for word in shlex.split(packages)
+            ]
+            install = [UV, "pip", "install", *offline, "--no-index", "--find-links", str(WHEELS)]
+            subprocess.run([*install, "--python", found / "bin/python", *wanted], check=True)
+            for folder, _, _ in os.walk(found):
+                self._give(Path(folder))  # so that Python can store what it has compiled
+        return self._environments[packages]
+
+    def run(
+        self,
+        command: Sequence[str | Path],
+        *,
+        cwd: Path,
+        environment: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+        given: str = "",
+        timeout: float = 100,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as the traveller; with an environment, as if it were activated."""
+        first = Path(self.python).parent if environment is None else environment / "bin"
+        clean = {
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "PATH": f"{first}:{SYSTEM_PATH}",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "PIP_FIND_LINKS": str(self.home / "wheels"),
+            "PIP_NO_COMPILE": "1",  # Python compiles what it imports
+            "PIP_NO_INDEX": "1",
+        }
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env={**clean, **(variables or {})},
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            user=self.user and self.user.pw_uid,
+            group=self.user and self.user.pw_gid,
+            extra_groups=self.user and (),
+        )
+
+
+def _user_and_python() -> tuple[pwd.struct_passwd | None, str]:
+    """Who travels, and with which interpreter: the wheels are for one version of Python.
+
+    Not `nobody` if the tests are not root's, or if `nobody` may run no such interpreter.
+    """
+    own: str = getattr(sys, "_base_executable", sys.executable)
+    if os.geteuid() != 0:
+        return None, own
+    nobody = pwd.getpwnam("nobody")
+    version = f"import sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
+    for python in (own, "/usr/bin/python3"):
+        try:
+            subprocess.run([python, "-c", version], user=nobody.pw_uid, cwd="/", check=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return nobody, python
+    return None, own
