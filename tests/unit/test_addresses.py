@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fenced import registry
 from fenced.errors import Misconfigured, Misuse
+from fenced.runtime.blocking import BlockingRuntime
 from fenced.wire.address import ServerAddress
 from fenced.wire.etcd.address import EtcdAddress
 from fenced.wire.redis.address import RedisAddress
@@ -127,3 +129,9 @@ def test_parts_of_their_own() -> None:
     ):
         with pytest.raises(Misuse):
             next(kind for kind in KINDS if wrong.partition(":")[0] in kind.form.schemes)(wrong)
+
+
+def test_an_unknown_scheme_is_answered_with_those_that_every_command_takes() -> None:
+    with pytest.raises(Misconfigured, match="known: etcd, etcds, postgresql, redis") as refused:
+        registry.authority("mysql://db.internal/shop", BlockingRuntime())
+    assert "memory" not in str(refused.value)
