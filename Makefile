@@ -25,7 +25,7 @@ help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 drill: $(VENV)/.package ## break things and watch stale holders refused; ARGS="storm --json"
-	@$(BIN)/fenced drill $(ARGS) || test $$? -eq 1  # 1 is a verdict: something stale was admitted or lost
+	@FENCED_DRILL_BY=make $(BIN)/fenced drill $(ARGS) || test $$? -eq 1  # 1 is a verdict: something stale was admitted or lost
 
 # The tests' servers keep their data in memory if there is room: no test cuts the power, so none needs the disk.
 test: export FENCED_SERVERS_FOLDER ?= $(shell df --output=avail -BG /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 + 0 >= 8 { print "/dev/shm" }')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +20,8 @@ SERVERS = {
     "redis": "redis_url",
     "zookeeper": "zookeeper_url",
 }
+STORM = ("--seconds", "5", "--holders", "2", "--names", "1")
+"""One holder works while the other is stopped. Long enough for etcd, which grants a second at least."""
 ELSEWHERE = {"memory", "sqlite"}
 """In one process only; the default of every other drill test."""
 
@@ -42,11 +45,27 @@ def test_drills(
     request: pytest.FixtureRequest,
 ) -> None:
     """Without a fixture, or a guard, it is a fresh SQLite file."""
-    words = [scenario, "--json", "--seed", "7"]
+    words = [scenario, "--seed", "7"]
     words += ["--authority", request.getfixturevalue(fixture)] if fixture else []
     words += ["--guard", postgresql_server.url(postgresql_server.create_database())] if guard else []
-    words += ["--seconds", "4"] if scenario == "storm" else ["--ttl", "0.7"]
-    result = CliRunner().invoke(drill, words)
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["verdict"] == "held"
+    words += STORM if scenario == "storm" else ["--ttl", "0.7"]
+    found = _json(words, status=0)
+    assert found["verdict"] == "held"
+    assert found["overtaken"] > 0
+    if scenario == "late-renewal":
+        assert found["grants"][1]["time"] < found["renewals"][0]["began"]
+
+
+def _json(words: list[str], *, status: int) -> dict[str, Any]:
+    result = CliRunner().invoke(drill, [*words, "--json"])
+    assert result.exit_code == status, result.output + result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_storm_measures_its_pauses_by_the_ttl_that_was_granted(etcd_url: str) -> None:
+    """etcd grants whole seconds: in pauses of two or three times 0.3 s nobody would be overtaken."""
+    found = _json(["storm", "--authority", etcd_url, "--guard", "none", *STORM], status=1)
+    assert found["ttl_asked"] == 0.3
+    assert found["ttl"] >= 1
+    assert found["overtaken"] > 0

@@ -72,7 +72,8 @@ _NOTES = (
     ("128+n", "ended by signal n: 130 is Ctrl-C, 141 a closed pipe"),
     ("other", "fenced run: the command's own status"),
     ("1", "fenced guard status --check: something is wrong with a guard"),
-    ("1 2", "fenced drill: 1 a stale write was admitted or an update was lost, 2 the drill could not run"),
+    ("1", "fenced drill: broken: a stale operation was admitted, or an acknowledged update was lost"),
+    ("2", "fenced drill: inconclusive: nobody was overtaken; or the drill could not run"),
 )
 
 

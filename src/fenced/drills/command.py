@@ -13,11 +13,20 @@ from pathlib import Path
 import click
 
 from fenced.drills import late_renewal, pause, storm
-from fenced.drills.history import check
+from fenced.drills.history import Verdict, check
 from fenced.drills.outcome import DrillOutcome, outcome, to_json
 from fenced.drills.processes import CouldNotRun
-from fenced.drills.report import write_report
-from fenced.drills.stage import NO_GUARD, DrillRun, DrillStage, Plan, without_secrets
+from fenced.drills.report import check_report, write_report
+from fenced.drills.stage import (
+    NO_GUARD,
+    STORM_SECONDS_MAX,
+    STORM_SECONDS_MIN,
+    STORM_TTLS,
+    DrillRun,
+    DrillStage,
+    Plan,
+    without_secrets,
+)
 from fenced.drills.story import Log
 from fenced.drills.terminal import Quiet, Screen, Terminal
 from fenced.errors import FencedError
@@ -31,6 +40,7 @@ SCENARIOS: dict[str, Callable[[DrillStage, Log, Screen], None]] = {
 }
 _TTLS = {"pause": pause.TTL, "storm": storm.TTL, "late-renewal": late_renewal.TTL}
 COULD_NOT_RUN = 2
+STATUSES: dict[Verdict, int] = {"held": 0, "broken": 1, "inconclusive": 2}
 INTERRUPTED = 130
 
 
@@ -47,12 +57,20 @@ INTERRUPTED = 130
     "--report",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page with the picture, or the picture alone if FILE ends in .svg.",
+    help="Write a page with the picture (.html), or the picture alone (.svg).",
 )
-@click.option("--ttl", type=float, help="Seconds that a lease lasts. Default: 2, in the storm 0.3.")
-@click.option("--seconds", type=click.FloatRange(0.5, 3600), help="How long the storm lasts. Default: 8.")
-@click.option("--holders", type=click.IntRange(2, 64), help="Processes in the storm. Default: 4.")
-@click.option("--names", type=click.IntRange(1, 64), help="Names in the storm. Default: 2.")
+@click.option(
+    "--ttl",
+    type=float,
+    help="Seconds that a lease lasts. Default: 2, in the storm 0.3. Some stores grant more.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.5, STORM_SECONDS_MAX),
+    help=f"How long the storm lasts. Default: {STORM_SECONDS_MIN:g}, or {STORM_TTLS:g} ttls if that is longer.",
+)
+@click.option("--holders", type=click.IntRange(2, 64), help="Processes in the storm. Default: 8.")
+@click.option("--names", type=click.IntRange(1, 64), help="Names in the storm. Default: 4.")
 @click.option(
     "--seed", type=int, help="Seed of the random choices; timing is not repeatable. Default: a new one."
 )
@@ -80,8 +98,8 @@ def drill(
     Holders are real processes. The drill uses new names, and leaves them behind in an authority and a guard
     that you name. A guard trusts the first authority that it meets: name the one that it belongs to.
 
-    Exit status: 0 if no stale operation was admitted and no acknowledged update lost, 1 if one was,
-    2 if the drill could not run.
+    Exit status: 0 HELD, 1 BROKEN (something stale was admitted, or an update lost), 2 INCONCLUSIVE (nobody
+    was overtaken, so nothing was shown) or could not run.
     """
     _refuse_misplaced(scenario, {"--seconds": seconds, "--holders": holders, "--names": names})
     plan = Plan(
@@ -89,7 +107,7 @@ def drill(
         authority=authority,
         guard=guard,
         ttl=_TTLS[scenario] if ttl is None else ttl,
-        seconds=storm.SECONDS if seconds is None else seconds,
+        seconds=seconds,
         holders=(storm.HOLDERS if scenario == "storm" else 2) if holders is None else holders,
         names=(storm.NAMES if scenario == "storm" else 1) if names is None else names,
         seed=random.SystemRandom().randrange(2**32) if seed is None else seed,
@@ -109,9 +127,9 @@ def _run(plan: Plan, screen: Screen, *, as_json: bool, report: Path | None) -> i
     expect_interrupts()
     try:
         with _ending_on_signals():
-            result = run_drill(plan, screen)
             if report is not None:
-                write_report(report, result)
+                check_report(report)
+            result = run_drill(plan, screen)
     except CouldNotRun as error:
         return _give_up(str(error))
     except (FencedError, OSError, ImportError) as error:
@@ -119,12 +137,25 @@ def _run(plan: Plan, screen: Screen, *, as_json: bool, report: Path | None) -> i
     except KeyboardInterrupt:
         click.echo("drill: interrupted; its processes are ended", err=True)
         return INTERRUPTED
+    status = STATUSES[result.findings.verdict]
     screen.verdict(result)
     if as_json:
         click.echo(json.dumps(to_json(result), indent=2))
-    elif report is not None:
+    if report is not None:
+        status = _write_report(report, result, status, as_json=as_json)
+    return status
+
+
+def _write_report(report: Path, result: DrillOutcome, status: int, *, as_json: bool) -> int:
+    """Write the report last: whatever happens to it, the verdict has been shown."""
+    try:
+        write_report(report, result)
+    except OSError as error:
+        click.echo(f"drill: the report could not be written: {error}", err=True)
+        return status or COULD_NOT_RUN
+    if not as_json:
         click.echo(f"Report: {report}")
-    return 0 if result.findings.held else 1
+    return status
 
 
 def _give_up(why: str) -> int:
@@ -140,7 +171,7 @@ def run_drill(plan: Plan, screen: Screen) -> DrillOutcome:
     with DrillRun(plan) as stage:
         screen.heading(stage)
         log = Log(now(), stage.guarded, screen.step)
-        log.history.ttl = plan.ttl
+        log.history.ttl = stage.ttl
         SCENARIOS[plan.scenario](stage, log, screen)
         ended = now()
         return outcome(stage, log, check(log.history), ended=ended)

@@ -15,6 +15,7 @@ from typing import Literal
 Kind = Literal["announce", "read", "write"]
 Decision = Literal["admitted", "refused", "failed", "unknown"]
 """`failed`: nothing happened (the store was busy or not reachable). `unknown`: it may have happened."""
+Verdict = Literal["held", "broken", "inconclusive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class History:
     finals: dict[str, frozenset[str]] = field(default_factory=dict)
     """For each name, the ids of the updates that its value holds at the end."""
     ttl: float = 0.0
-    """The ttl of its leases."""
+    """The ttl that the authority granted."""
 
     def writes(self, decision: Decision) -> list[Operation]:
         return [each for each in self.operations if each.kind == "write" and each.decision == decision]
@@ -94,6 +95,8 @@ class Findings:
     contested: int
     """Those of them that were acknowledged while a holder of their name was stopped, or within one ttl after."""
     refused: int
+    overtaken: int
+    """Leases under which a holder acted after an operation with a newer token had been admitted for their name."""
     stale: tuple[Operation, ...]
     """Writes that were admitted after a newer token had been admitted or announced for their name."""
     lost: tuple[Operation, ...]
@@ -106,13 +109,11 @@ class Findings:
     """Renewals that were confirmed after the name had been granted to somebody else."""
 
     @property
-    def held(self) -> bool:
-        faults = (self.stale, self.lost, self.refused_applied, self.tokens_fallen, self.revived)
-        return not any(faults)
-
-    @property
-    def verdict(self) -> str:
-        return "held" if self.held else "broken"
+    def verdict(self) -> Verdict:
+        """Broken by any fault. Held only if somebody was overtaken: otherwise there was nothing to refuse."""
+        if self.stale or self.lost or self.refused_applied or self.tokens_fallen or self.revived:
+            return "broken"
+        return "held" if self.overtaken else "inconclusive"
 
     @property
     def lost_percent(self) -> float:
@@ -126,6 +127,7 @@ def check(history: History) -> Findings:
         acknowledged=len(acknowledged),
         contested=sum(_is_contested(each, history) for each in acknowledged),
         refused=sum(each.decision == "refused" for each in history.operations),
+        overtaken=_overtaken(history.operations),
         stale=tuple(_stale(history.operations)),
         lost=tuple(each for each in acknowledged if not _is_there(history, each)),
         refused_applied=tuple(each for each in history.writes("refused") if _is_there(history, each)),
@@ -145,16 +147,33 @@ def _is_contested(write: Operation, history: History) -> bool:
     )
 
 
-def _stale(operations: Iterable[Operation]) -> list[Operation]:
+def _overtaken(operations: Sequence[Operation]) -> int:
+    acted = [
+        each
+        for each in operations
+        if each.decision == "refused" or (each.kind == "write" and each.decision == "admitted")
+    ]
+    return sum(
+        len({each.token for each in _late(acted, admitted, name)})
+        for name, admitted in _admitted_by_name(operations).items()
+    )
+
+
+def _stale(operations: Sequence[Operation]) -> list[Operation]:
+    found: dict[int, Operation] = {}
+    for name, admitted in _admitted_by_name(operations).items():
+        writes = [each for each in admitted if each.kind == "write"]
+        for each in (*_stale_by_version(admitted), *_late(writes, admitted, name)):
+            found[id(each)] = each
+    return sorted(found.values(), key=lambda each: each.time)
+
+
+def _admitted_by_name(operations: Iterable[Operation]) -> dict[str, list[Operation]]:
     by_name: dict[str, list[Operation]] = {}
     for each in operations:
         if each.decision == "admitted":
             by_name.setdefault(each.name, []).append(each)
-    found: dict[int, Operation] = {}
-    for admitted in by_name.values():
-        for each in (*_stale_by_version(admitted), *_stale_by_time(admitted)):
-            found[id(each)] = each
-    return sorted(found.values(), key=lambda each: each.time)
+    return by_name
 
 
 def _stale_by_version(admitted: Sequence[Operation]) -> list[Operation]:
@@ -169,13 +188,13 @@ def _stale_by_version(admitted: Sequence[Operation]) -> list[Operation]:
     return stale
 
 
-def _stale_by_time(admitted: Sequence[Operation]) -> list[Operation]:
-    """Stale in real time: an operation that ended before a write began came before it."""
+def _late(candidates: Iterable[Operation], admitted: Sequence[Operation], name: str) -> list[Operation]:
+    """Those of `candidates` that began after an operation with a newer token had ended: late in real time."""
     ordered = sorted(admitted, key=lambda each: each.time)
     ends = [each.time for each in ordered]
     highest = [0, *accumulate((each.token for each in ordered), max)]
-    writes = (each for each in ordered if each.kind == "write")
-    return [each for each in writes if each.token < highest[bisect_left(ends, each.began)]]
+    here = (each for each in candidates if each.name == name)
+    return [each for each in here if each.token < highest[bisect_left(ends, each.began)]]
 
 
 def _fallen(grants: Sequence[Grant]) -> list[Grant]:

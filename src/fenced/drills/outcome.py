@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import platform
 import sqlite3
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ def to_json(outcome: DrillOutcome) -> dict[str, object]:
         "acknowledged": findings.acknowledged,
         "contested": findings.contested,
         "refused": findings.refused,
+        "overtaken": findings.overtaken,
         "stale_admitted": len(findings.stale),
         "lost_updates": len(findings.lost),
         "refused_applied": len(findings.refused_applied),
@@ -76,7 +78,8 @@ def to_json(outcome: DrillOutcome) -> dict[str, object]:
         "revived": len(findings.revived),
         "names": list(outcome.names),
         "finals": {name: sorted(ids) for name, ids in outcome.history.finals.items()},
-        "ttl": plan.ttl,
+        "ttl": outcome.history.ttl,
+        "ttl_asked": plan.ttl,
         "seed": plan.seed,
         "started": outcome.started,
         "seconds": round(outcome.seconds, 3),
@@ -86,32 +89,44 @@ def to_json(outcome: DrillOutcome) -> dict[str, object]:
     }
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def sentence(outcome: DrillOutcome) -> str:
     """The verdict in a sentence that claims no more than the drill has shown."""
+    findings, storm = outcome.findings, outcome.plan.scenario == "storm"
+    match findings.verdict:
+        case "inconclusive":
+            longer = math.ceil(max(2 * outcome.seconds, 5 * outcome.history.ttl))
+            advice = f"Let it last longer: --seconds {longer}." if storm else "Run it again."
+            return f"Nobody was overtaken, so there was nothing to refuse: this shows nothing. {advice}"
+        case "held" if storm:
+            return (
+                f"{counted(findings.overtaken, 'overtaken holder')} came back, and each was refused. "
+                f"None of {findings.acknowledged} acknowledged updates is missing."
+            )
+        case "held" if outcome.plan.scenario == "late-renewal":
+            return "The late renewal revived nothing; the database refused A's write."
+        case "held":
+            return "A did not know that it was late. The database did, and refused it."
+        case "broken":
+            return _fault(outcome)
+
+
+def _fault(outcome: DrillOutcome) -> str:
     findings = outcome.findings
-    if outcome.plan.scenario == "storm":
-        return _storm_sentence(outcome)
     if findings.revived:
         return "A renewal that came too late revived a lease that had moved on."
-    if findings.held:
-        if outcome.plan.scenario == "late-renewal":
-            return "The late renewal revived nothing, and the database refused A's late write."
-        return "A did not know that it was late. The database did, and refused its write."
+    if findings.tokens_fallen:
+        return f"The authority granted a token that was not new: {findings.tokens_fallen[0].token}."
+    if findings.refused_applied:
+        return f"{len(findings.refused_applied)} updates were refused, and are there nevertheless."
+    if outcome.plan.scenario == "storm":
+        return (
+            f"{len(findings.lost)} of {findings.acknowledged} acknowledged updates are gone "
+            f"({findings.lost_percent:.1f} %), and {counted(len(findings.stale), 'stale operation')} admitted."
+        )
     if outcome.guarded:
         return "The guard admitted a stale write. If its mode is not enforce or require, that is why."
-    return "A did not know that it was late, and its write wiped out a sale that B was told had succeeded."
-
-
-def _storm_sentence(outcome: DrillOutcome) -> str:
-    findings = outcome.findings
-    total, lost, stale = findings.acknowledged, len(findings.lost), len(findings.stale)
-    if not findings.held:
-        return (
-            f"{lost} of {total} acknowledged updates are gone ({findings.lost_percent:.1f} %), "
-            f"and {stale} stale operations were admitted."
-        )
-    if not outcome.guarded:
-        return (
-            f"None of {total} acknowledged updates was lost this time, and nothing would have prevented it."
-        )
-    return f"None of {total} acknowledged updates is missing, and no stale operation was admitted."
+    return "A did not know that it was late: its write wiped out B's sale."

@@ -11,6 +11,8 @@ from fenced.runtime.clocks import now
 
 TTL = 2.0
 _TICK_SECONDS = 0.1
+_INDENT = " " * 11
+"""Puts the progress line below the actors of the steps."""
 
 
 def run(stage: DrillStage, log: Log, screen: Screen) -> None:
@@ -24,15 +26,15 @@ def run(stage: DrillStage, log: Log, screen: Screen) -> None:
             stopped, "A", "A", "stop", "is stopped in the middle of its work (SIGSTOP)", "stopped (SIGSTOP)"
         )
         expires = stage.expiry(name, granted["token"])
-        holders["B"].send("acquire", name=name, wait=stage.plan.ttl + PATIENCE_SECONDS)
+        holders["B"].send("acquire", name=name, wait=stage.ttl + PATIENCE_SECONDS)
         log.add_asking("B", holders.expect(holders["B"], "asking"), busy=True)
         wait_for_expiry(holders, log, screen, expires)
-        taken = holders.expect(holders["B"], "granted", stage.plan.ttl + PATIENCE_SECONDS)
+        taken = holders.expect(holders["B"], "granted", stage.ttl + PATIENCE_SECONDS)
         log.add_granted("B", taken)
         read(holders, log, "B")
         write(holders, log, "B", 3)
-        screen.tick("A is still stopped")
-        holders.sleep_until(now() + min(0.4, stage.plan.ttl / 4))
+        screen.tick(f"{_INDENT}A is still stopped")
+        holders.sleep_until(now() + min(0.4, stage.ttl / 4))
         # A's next command already waits in its pipe: A runs it as soon as it is resumed.
         holders["A"].send("write", amount=1)
         woken = now()
@@ -106,7 +108,7 @@ def wait_for_expiry(
 ) -> None:
     """Wait until A's lease has ended by the authority's clock."""
     while (left := expires - now()) > 0:
-        screen.tick(f"A's lease ends in {left:.1f} s")
+        screen.tick(f"{_INDENT}A's lease ends in {left:.1f} s")
         holders.sleep_until(now() + min(left, _TICK_SECONDS))
     text = f"{prefix}A's lease has expired: nobody renewed it"
     log.add(expires, AUTHORITY, AUTHORITY, "expiry", text, "A's lease expires")

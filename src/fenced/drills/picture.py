@@ -1,4 +1,7 @@
-"""Small helpers for SVG, and the colours that both pictures share, for light and dark mode."""
+"""Small helpers for SVG, and the colours that both pictures share, for light and dark mode.
+
+`--good` is for what was refused, and `--bad` for what was lost; nothing else has these two colours.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Any
 STYLE = """
 svg.drill { --card:#ffffff; --edge:#d5dae1; --ink:#1c2530; --soft:#66717f; --faint:#e9edf2;
   --a:#9a6700; --b:#0b7285; --authority:#7048a8; --database:#1f5fbf; --bad:#c92a2a; --good:#2b7a3d;
-  --h0:#9a6700; --h1:#0b7285; --h2:#7048a8; --h3:#1f5fbf; --h4:#2b7a3d; --h5:#a8326e; --h6:#5f6b7a;
+  --h0:#9a6700; --h1:#0b7285; --h2:#7048a8; --h3:#1f5fbf; --h4:#b5541c; --h5:#a8326e; --h6:#5f6b7a; --h7:#14213d;
   font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; font-size: 13px; }
 @media (prefers-color-scheme: dark) { svg.drill { --card:#161b22; --edge:#30363d; --ink:#e6edf3;
   --soft:#9aa5b1; --faint:#242b34; --a:#e3b341; --b:#56c7d8; --authority:#bf9df2; --database:#79b2ff;
-  --bad:#ff7b72; --good:#63c77a; --h0:#e3b341; --h1:#56c7d8; --h2:#bf9df2; --h3:#79b2ff; --h4:#63c77a;
-  --h5:#f086bd; --h6:#a3adb8; } }
+  --bad:#ff7b72; --good:#63c77a; --h0:#e3b341; --h1:#56c7d8; --h2:#bf9df2; --h3:#79b2ff; --h4:#f0965a;
+  --h5:#f086bd; --h6:#a3adb8; --h7:#d3e0f2; } }
 svg.drill text { fill: var(--ink); }
 svg.drill text.soft { fill: var(--soft); font-size: 12px; }
 svg.drill text.strong { font-weight: 600; }
@@ -46,7 +49,7 @@ def cross(x: float, y: float, size: float = 6.0) -> str:
     """The mark of a refusal."""
     both = 2 * size
     path = f"M{x - size:.1f},{y - size:.1f} l{both:g},{both:g} m0,{-both:g} l{-both:g},{both:g}"
-    return tag("path", d=path, fill="none", stroke="var(--bad)", stroke_width=3.0, stroke_linecap="round")
+    return tag("path", d=path, fill="none", stroke="var(--good)", stroke_width=3.0, stroke_linecap="round")
 
 
 def svg(width: float, height: float, title: str, parts: list[str]) -> str:

@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
 
+import fenced
 from fenced.drills.history import Operation
 from fenced.drills.outcome import DrillOutcome, sentence, versions
+from fenced.drills.processes import CouldNotRun
 from fenced.drills.sequence import sequence_svg
+from fenced.drills.stage import shown_ttl
 from fenced.drills.strips import strips_svg
 
 ROWS_MAX = 400
-"""How many operations the table shows; `--json` has all of them."""
+"""How many refused, stale and lost operations the page shows; `--json` has all of them."""
+OTHERS_MAX = 100
+"""How many of the other operations it shows."""
+_OPEN_MAX = 20
+"""Up to so many of them are shown without a click."""
 
 _STYLE = """
 :root { color-scheme: light dark; --page:#f6f7f9; --ink:#1c2530; --soft:#5c6773; --card:#fff; --edge:#d5dae1;
-  --good:#2b7a3d; --bad:#c92a2a; }
+  --good:#2b7a3d; --bad:#c92a2a; --open:#9a6700; }
 @media (prefers-color-scheme: dark) { :root { --page:#0d1117; --ink:#e6edf3; --soft:#9aa5b1; --card:#161b22;
-  --edge:#30363d; --good:#63c77a; --bad:#ff7b72; } }
+  --edge:#30363d; --good:#63c77a; --bad:#ff7b72; --open:#e3b341; } }
 * { box-sizing: border-box; }
-body { margin:0; background:var(--page); color:var(--ink); line-height:1.5;
+body { margin:0; background:var(--page); color:var(--ink);
   font:16px/1.5 system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif; }
-main { max-width:1000px; margin:0 auto; padding:32px 20px 64px; }
-h1 { font-size:1.6rem; margin:0 0 .3rem; } h2 { font-size:1.15rem; margin:2.2rem 0 .6rem; }
-p.soft, td.soft, .soft { color:var(--soft); }
-.verdict { border:1px solid var(--edge); border-left:6px solid var(--good); background:var(--card);
+main { max-width:1000px; margin:0 auto; padding:32px 20px 40px; }
+h1 { font-size:1.6rem; line-height:1.25; margin:0 0 .3rem; } h2 { font-size:1.15rem; margin:2.2rem 0 .6rem; }
+.soft { color:var(--soft); }
+.project { margin:0 0 .8rem; font-weight:700; letter-spacing:.02em; }
+.project .soft { font-weight:400; letter-spacing:0; }
+footer { margin-top:2.5rem; padding-top:.8rem; border-top:1px solid var(--edge); font-size:.9rem; }
+.verdict { border:1px solid var(--edge); border-left:6px solid var(--tone); background:var(--card);
   border-radius:8px; padding:14px 18px; margin:18px 0 22px; }
-.verdict.broken { border-left-color:var(--bad); }
-.verdict b { color:var(--good); margin-right:.6em; letter-spacing:.04em; }
-.verdict.broken b { color:var(--bad); }
-.picture { overflow-x:auto; } .picture svg { display:block; max-width:100%; height:auto; min-width:640px; }
-.scroll { overflow-x:auto; }
-table { border-collapse:collapse; width:100%; font-size:.9rem; background:var(--card);
-  border:1px solid var(--edge); }
+.verdict b { color:var(--tone); margin-right:.6em; letter-spacing:.04em; }
+.held { --tone:var(--good); } .broken { --tone:var(--bad); } .inconclusive { --tone:var(--open); }
+.scroll { overflow-x:auto; } .scroll:focus-visible { outline:2px solid var(--soft); }
+.scroll svg { display:block; width:100%; height:auto; min-width:860px; }
+.hint { display:none; margin:.3rem 0; font-size:.85rem; }
+@media (max-width: 900px) { .hint { display:block; } }
+table { border-collapse:collapse; font-size:.9rem; background:var(--card); border:1px solid var(--edge); }
 th, td { text-align:left; padding:6px 12px; border-top:1px solid var(--edge); vertical-align:top; }
-tr:first-child > * { border-top:0; } th { color:var(--soft); font-weight:600; white-space:nowrap; }
-.scroll td { white-space:nowrap; font-variant-numeric:tabular-nums; }
-.scroll td:last-child { white-space:normal; word-break:break-all; min-width:17em; font:.75rem/1.4 monospace; }
-tr.bad td { color:var(--bad); }
+tr:first-child > * { border-top:0; } th { color:var(--soft); font-weight:600; }
+table.facts { max-width:100%; } .facts td { overflow-wrap:anywhere; }
+.scroll table { width:100%; } .scroll th, .scroll td { white-space:nowrap; }
+.number { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap; }
+tr.refused .fate { color:var(--good); font-weight:600; } tr.bad .fate { color:var(--bad); font-weight:600; }
+summary { cursor:pointer; color:var(--soft); } details > .scroll { margin-top:.6rem; }
+td code { display:block; max-width:26em; white-space:normal; word-break:break-all; font-size:.75rem; }
 li { margin:.25rem 0; }
+@media (max-width: 600px) { main { padding:20px 14px 32px; } th, td { padding:5px 8px; } }
 """.strip()
 
+_FOOTER = (
+    f'<footer class="soft">fenced {fenced.__version__}: leases with fencing tokens, and guards that make the '
+    "resource itself refuse a stale holder.</footer>"
+)
 _TITLES = {
     "pause": "A paused holder wakes up and writes",
     "late-renewal": "A renewal arrives after its lease has moved on",
@@ -49,9 +67,22 @@ _TITLES = {
 }
 
 
+def check_report(path: Path) -> None:
+    """Raise CouldNotRun if there could be no report in this file. Asked before the drill, which may take an hour."""
+    if path.suffix.lower() not in _FORMATS:
+        raise CouldNotRun(f"--report {path}: a report is a page (.html) or the picture alone (.svg)")
+    existed = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise CouldNotRun(f"--report {path}: {error.strerror}") from error
+    if not existed:
+        path.unlink()
+
+
 def write_report(path: Path, outcome: DrillOutcome) -> None:
     """Write the page, or the picture alone if the name of the file ends in .svg."""
-    content = picture(outcome) if path.suffix == ".svg" else page(outcome)
+    content = _FORMATS[path.suffix.lower()](outcome)
     path.write_text(content, encoding="utf-8")
 
 
@@ -66,17 +97,19 @@ def picture(outcome: DrillOutcome) -> str:
 def page(outcome: DrillOutcome) -> str:
     """The whole page. Text that does not come from this module is escaped."""
     title = _TITLES[outcome.plan.scenario]
-    shown, not_shown = _shown(outcome), _not_shown(outcome)
     sections = [
+        '<p class="project">fenced <span class="soft">drill report</span></p>',
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">fenced drill {escape(outcome.plan.scenario)}, {escape(outcome.started)}</p>',
         _verdict(outcome),
-        f'<div class="picture">{picture(outcome)}</div>',
-        "<h2>Counts</h2>" + _table([], _counts(outcome)),
-        "<h2>What this shows</h2>" + _bullets(shown),
-        "<h2>What it does not show</h2>" + _bullets(not_shown),
-        _operations(outcome),
-        "<h2>Conditions</h2>" + _table([], _conditions(outcome)),
+        '<p class="hint soft">The picture and the tables are wider than this window: scroll them sideways.</p>',
+        _scrolling("The picture", picture(outcome)),
+        "<h2>Counts</h2>" + _facts(_counts(outcome)),
+        "<h2>What this shows</h2>" + _bullets(_shown(outcome)),
+        "<h2>What it does not show</h2>" + _bullets(_not_shown(outcome)),
+        *_operations(outcome),
+        "<h2>Conditions</h2>" + _facts(_conditions(outcome)),
+        _FOOTER,
     ]
     body = "\n".join(sections)
     return (
@@ -96,10 +129,11 @@ def _counts(outcome: DrillOutcome) -> list[tuple[str, ...]]:
     findings = outcome.findings
     return [
         ("acknowledged updates", str(findings.acknowledged)),
-        ("refused operations", str(findings.refused)),
         ("pauses of a holder", str(len(outcome.history.pauses))),
+        ("overtaken holders", str(findings.overtaken)),
+        ("refused operations", str(findings.refused)),
         ("stale operations admitted", str(len(findings.stale))),
-        ("lost updates", f"{len(findings.lost)} ({findings.lost_percent:.1f} % of the acknowledged)"),
+        ("lost updates", str(len(findings.lost))),
         ("refused updates that are there nevertheless", str(len(findings.refused_applied))),
         ("tokens that did not rise", str(len(findings.tokens_fallen))),
         ("ended leases that a renewal revived", str(len(findings.revived))),
@@ -112,7 +146,7 @@ def _conditions(outcome: DrillOutcome) -> list[tuple[str, ...]]:
         ("authority", outcome.authority),
         ("guard", outcome.guard),
         ("names", ", ".join(outcome.names)),
-        ("ttl", f"{plan.ttl:g} s"),
+        ("ttl", shown_ttl(plan.ttl, outcome.history.ttl)),
         ("holders", str(plan.holders)),
         ("seed", str(plan.seed)),
         ("duration", f"{outcome.seconds:.2f} s"),
@@ -152,46 +186,79 @@ def _not_shown(outcome: DrillOutcome) -> list[str]:
     return found
 
 
-def _operations(outcome: DrillOutcome) -> str:
-    rows = outcome.history.operations
-    heads = ["time", "holder", "operation", "name", "token", "decision", "mark", "stamp"]
-    fates = {id(each): ", though stale" for each in outcome.findings.stale}
-    fates.update((id(each), ", and gone at the end") for each in outcome.findings.lost)
-    shown = rows[:ROWS_MAX]
-    marked = [each.decision == "refused" or id(each) in fates for each in shown]
-    table = _table(heads, [_cells(each, outcome.start, fates.get(id(each), "")) for each in shown], marked)
-    more = len(rows) - ROWS_MAX
-    rest = f'<p class="soft">and {more} more; --json has all of them.</p>' if more > 0 else ""
-    return f'<h2>Operations</h2><div class="scroll">{table}</div>{rest}'
+def _operations(outcome: DrillOutcome) -> list[str]:
+    """First what was refused, stale or lost, then what else happened."""
+    fates = _fates(outcome)
+    notable = [each for each in outcome.history.operations if id(each) in fates]
+    others = [each for each in outcome.history.operations if id(each) not in fates]
+    opened = " open" if len(others) <= _OPEN_MAX else ""
+    first = _operation_table(outcome, notable[:ROWS_MAX], fates) if notable else '<p class="soft">None.</p>'
+    return [
+        "<h2>Operations that were refused, stale or lost</h2>" + first + _more(len(notable) - ROWS_MAX),
+        f"<h2>Other operations</h2><details{opened}><summary>{len(others)} operations</summary>"
+        + _operation_table(outcome, others[:OTHERS_MAX], fates)
+        + _more(len(others) - OTHERS_MAX)
+        + "</details>",
+    ]
 
 
-def _cells(operation: Operation, start: float, fate: str) -> tuple[str, ...]:
-    why = f": {operation.why}" if operation.why else ""
-    return (
-        f"{operation.time - start:.3f} s",
-        operation.holder,
-        operation.kind,
-        operation.name,
-        str(operation.token),
-        f"{operation.decision}{why}{fate}",
-        "" if operation.mark is None else str(operation.mark),
-        operation.stamp,
+def _fates(outcome: DrillOutcome) -> dict[int, tuple[str, str]]:
+    """For each notable operation, by its id: the class of its row, and the words for it."""
+    stale, lost = ({id(each) for each in found} for found in (outcome.findings.stale, outcome.findings.lost))
+    fates = {}
+    for each in outcome.history.operations:
+        why = f": {each.why}" if each.why else ""
+        stale_words = ", though stale" if id(each) in stale else ""
+        lost_words = ", and gone at the end" if id(each) in lost else ""
+        if stale_words or lost_words:
+            fates[id(each)] = ("bad", f"{each.decision}{stale_words}{lost_words}")
+        elif each.decision == "refused":
+            fates[id(each)] = ("refused", f"refused{why}")
+    return fates
+
+
+def _operation_table(
+    outcome: DrillOutcome, operations: Iterable[Operation], fates: dict[int, tuple[str, str]]
+) -> str:
+    heads = (
+        '<th class="number">time</th><th>decision</th><th>holder</th><th>operation</th><th>name</th>'
+        '<th class="number">token</th><th class="number">mark</th><th>stamp</th>'
     )
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], marked: Sequence[bool] = ()) -> str:
-    lines = []
-    if heads:
-        lines.append("<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>")
-    for place, cells in enumerate(rows):
-        first = "td" if heads else "th"
-        kind = ' class="bad"' if place < len(marked) and marked[place] else ""
-        inner = f"<{first}>{escape(cells[0])}</{first}>" + "".join(
-            f"<td>{escape(cell)}</td>" for cell in cells[1:]
+    rows = []
+    for each in operations:
+        kind, words = fates.get(id(each), ("", f"{each.decision}{f': {each.why}' if each.why else ''}"))
+        mark = "" if each.mark is None else str(each.mark)
+        rows.append(
+            f'<tr class="{kind}"><td class="number">{each.time - outcome.start:.3f} s</td>'
+            f'<td class="fate">{escape(words)}</td>'
+            f"<td>{escape(each.holder)}</td><td>{escape(each.kind)}</td><td>{escape(each.name)}</td>"
+            f'<td class="number">{each.token}</td><td class="number">{mark}</td>'
+            f"<td><details><summary>show</summary><code>{escape(each.stamp)}</code></details></td></tr>"
         )
-        lines.append(f"<tr{kind}>{inner}</tr>")
-    return f"<table>{''.join(lines)}</table>"
+    return _scrolling("Operations", f"<table><tr>{heads}</tr>{''.join(rows)}</table>")
+
+
+def _more(count: int) -> str:
+    return f'<p class="soft">and {count} more; --json has all of them.</p>' if count > 0 else ""
+
+
+def _facts(rows: Iterable[tuple[str, ...]]) -> str:
+    """Names and values. Numbers are aligned on the right, next to their names."""
+    lines = [
+        f"<tr><th>{escape(name)}</th>"
+        f"<td{' class=number' if value.isdigit() else ''}>{escape(value)}</td></tr>"
+        for name, value in rows
+    ]
+    return f'<table class="facts">{"".join(lines)}</table>'
+
+
+def _scrolling(label: str, content: str) -> str:
+    """A part that scrolls sideways by itself, with the keyboard too."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{content}</div>'
 
 
 def _bullets(items: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+
+
+_FORMATS: dict[str, Callable[[DrillOutcome], str]] = {".html": page, ".htm": page, ".svg": picture}

@@ -1,4 +1,4 @@
-"""A sequence diagram of a scenario with two holders: four lifelines, time flowing downwards."""
+"""A sequence diagram of a scenario with two holders: four lifelines, time flowing downwards, not to scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOP = 66.0
 _ROW = 34.0
 _GAP_SECONDS = 0.15
 _GAP = 26.0
-_BAD = "var(--bad)"
+_TONES = {"refused": "var(--good)", "corrupt": "var(--bad)"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class SequenceRow:
     """The tone of the step after a write. The arrow of a refused write ends before the database."""
     sent: float | None = None
     """The height at which a delayed message was sent."""
+    waited: bool = False
+    """Time passed before it: more than the distance shows."""
 
 
 def sequence_svg(steps: Sequence[StoryStep], title: str) -> str:
@@ -59,7 +61,7 @@ def _rows(steps: Sequence[StoryStep]) -> list[SequenceRow]:
         sent = (
             next((row.y for row in rows if row.step.tone == "held_up"), None) if step.tone == "late" else None
         )
-        rows.append(SequenceRow(step, y, fate, sent))
+        rows.append(SequenceRow(step, y, fate, sent, waited))
     return rows
 
 
@@ -115,6 +117,9 @@ def _legend(rows: Sequence[SequenceRow], y: float) -> list[str]:
             )
         )
         parts.append(text(296, y + 2, "process stopped", class_="soft"))
+    parts.append(
+        text(920, y + 2, "time is not to scale; \u22ee stands for a wait", class_="soft", text_anchor="end")
+    )
     return parts
 
 
@@ -122,6 +127,8 @@ def _clock(rows: Sequence[SequenceRow]) -> list[str]:
     parts, shown = [], ""
     for row in rows:
         moment = f"{row.step.time:.2f} s"
+        if row.waited:
+            parts.append(text(66.0, row.y - 25, "\u22ee", text_anchor="middle", class_="soft"))
         if moment != shown:
             parts.append(text(84.0, row.y + 4, moment, text_anchor="end", class_="soft"))
         shown = moment
@@ -168,7 +175,7 @@ def _draw_expiry(row: SequenceRow) -> list[str]:
 def _draw_note(row: SequenceRow) -> list[str]:
     """A step that concerns one participant: written next to its lifeline."""
     step, x = row.step, _LIVES[row.step.actor]
-    color = _BAD if step.tone == "corrupt" else "var(--ink)"
+    color = _TONES.get(step.tone, "var(--ink)")
     left = step.actor == DATABASE  # the last lifeline: there is no room to its right
     dot = tag("circle", cx=x, cy=row.y, r=4, fill=color)
     place = {"text_anchor": "end" if left else "start", "class_": "strong halo", "style": f"fill:{color}"}
@@ -180,18 +187,21 @@ def _draw_arrow(row: SequenceRow) -> list[str]:
     start, end = _LIVES[step.actor], _LIVES[step.target]
     way = 1 if end > start else -1
     refused = row.fate == "refused"
-    bad = "refused" in (row.fate, step.tone) or "corrupt" in (row.fate, step.tone)
-    color = _BAD if bad else _COLORS[step.actor]
+    judged = _TONES.get(
+        "corrupt" if row.fate == "corrupt" else step.tone
+    )  # a refused write keeps its sender's colour
+    color = judged or _COLORS[step.actor]
+    strong = judged is not None or refused
     is_reply = step.tone in ("grant", "read", "admitted", "refused", "corrupt", "ended")
     stop = end - way * (16 if refused else 3)
     dash = {"stroke_dasharray": "5 4"} if is_reply else {}
     parts = [
-        line(start + way * 6, row.y, stop, row.y, stroke=color, stroke_width=2.6 if bad else 1.8, **dash)
+        line(start + way * 6, row.y, stop, row.y, stroke=color, stroke_width=2.6 if strong else 1.8, **dash)
     ]
     parts.append(cross(end - way * 9, row.y) if refused else _head(stop, row.y, way, color))
     middle = start + way * 110  # next to the sender, where no other lifeline passes
-    style = f"fill:{color}" if bad else ""
-    kind = "strong halo" if bad or step.tone == "grant" else "halo"
+    style = f"fill:{color}" if judged else ""
+    kind = "strong halo" if strong or step.tone == "grant" else "halo"
     parts.append(text(middle, row.y - 6, step.label, text_anchor="middle", class_=kind, style=style))
     return parts
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 import secrets
 import tempfile
@@ -9,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fenced import registry, timing
+from fenced.client import Client
 from fenced.contracts import Authority, NamedValues
 from fenced.drills.history import History
-from fenced.drills.processes import CouldNotRun, HolderProcess, HolderProcesses
+from fenced.drills.processes import PATIENCE_SECONDS, CouldNotRun, HolderProcess, HolderProcesses
 from fenced.drills.resource import GuardedResource, Orders, Resource, orders_in, resource
 from fenced.drills.worker import HolderSetup
-from fenced.errors import FencedError, Unavailable
+from fenced.errors import FencedError, LeaseLost, Unavailable
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.clocks import now
 
@@ -23,6 +26,10 @@ _SECRET = re.compile(r"(?<=//)[^/@\s]*@|(?i:(?<=password=)|(?<=secret=)|(?<=toke
 _PROBE_SECONDS = 0.25
 _PROBE_TRIES = 20
 _NOBODY = "0" * 32
+STORM_SECONDS_MIN = 8.0
+STORM_SECONDS_MAX = 3600.0
+STORM_TTLS = 20.0
+"""How long a storm lasts by default: STORM_SECONDS_MIN, or this many ttls if that is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +41,18 @@ class Plan:
     guard: str | None
     """A URL, `none` for no guard, or None for a fresh one."""
     ttl: float
-    seconds: float
+    """The ttl that the holders ask for; `DrillStage.ttl` is the one that they get."""
+    seconds: float | None
+    """How long the storm lasts, or None for as many ttls as it takes."""
     holders: int
     names: int
     seed: int
+
+
+def shown_ttl(asked: float, granted: float) -> str:
+    """The ttl that was granted, and the one that was asked for if it is another."""
+    differs = not math.isclose(asked, granted, abs_tol=0.001)
+    return f"{granted:g} s" + (f" (asked: {asked:g} s)" if differs else "")
 
 
 def without_secrets(text: str) -> str:
@@ -68,6 +83,20 @@ class DrillStage:
         self.doubts = step(self.authority.open()).doubts
         self.resource.open()
         self.names = self._names()
+        self.ttl = plan.ttl if self.fresh_authority else self._granted_ttl()
+        by_ttl = min(STORM_TTLS * self.ttl, STORM_SECONDS_MAX)
+        self.seconds = max(STORM_SECONDS_MIN, by_ttl) if plan.seconds is None else plan.seconds
+
+    def _granted_ttl(self) -> float:
+        """The ttl of a lease on a name of its own: etcd and ZooKeeper round up, and have minimums of their own.
+
+        The drill's own SQLite file grants what is asked for, and its first token stays that of the first holder.
+        """
+        with Client(self._authority_url, label="drill", guarantee="best-effort") as client:
+            lease = client.acquire(f"{self.names[0]}/ttl", ttl=self.plan.ttl, wait=PATIENCE_SECONDS)
+            with contextlib.suppress(LeaseLost):  # a short one may be over already
+                lease.release()
+            return lease.ttl
 
     def _names(self) -> list[str]:
         """Fresh names: a drill never touches names that are in use."""

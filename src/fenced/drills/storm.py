@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fenced.drills.history import History
 from fenced.drills.pause import why_not
@@ -14,12 +16,13 @@ from fenced.drills.terminal import Screen
 from fenced.runtime.clocks import now
 
 TTL = 0.3
-SECONDS = 8.0
-HOLDERS = 4
-NAMES = 2
-PAUSE_TTLS = (1.5, 3.0)
-"""How long a pause lasts, in ttls."""
-CALM_TTLS = (0.5, 1.5)
+HOLDERS = 8
+NAMES = 4
+PAUSE_TTLS = (1.0, 2.5)
+"""How long a pause lasts, in ttls, if the holder was overtaken meanwhile."""
+PAUSE_TTLS_MAX = 4.0
+"""How long it lasts if nobody overtakes the holder: it may be stopped inside a transaction that all others wait for."""
+CALM_TTLS = (0.25, 1.25)
 """How long no holder of a name is stopped after a pause, in ttls."""
 _AIM_SECONDS = 0.003
 _TICK_SECONDS = 0.25
@@ -34,17 +37,30 @@ class Tally:
     pauses: int = 0
 
 
+class StoppedHolder(NamedTuple):
+    """A process that is stopped, what it did last, and when it is resumed."""
+
+    process: HolderProcess
+    message: Message
+    wake: float
+    """If it was overtaken by then, or as soon as it is."""
+    latest: float
+    """In any case."""
+
+
 @dataclass(slots=True)
 class Storm:
-    """Stops holders between their read and their write, and resumes them after their lease has expired."""
+    """Stops holders between their read and their write, and resumes them after a newer holder has read."""
 
     ttl: float
     end: float
     stopped_max: int
     random: random.Random
     log: Log
+    newest: dict[str, int] = field(default_factory=dict)
+    """For each name, the highest token of an operation that was admitted."""
     calm_until: dict[str, float] = field(default_factory=dict)
-    stopped: dict[str, tuple[HolderProcess, Message, float]] = field(default_factory=dict)
+    stopped: dict[str, StoppedHolder] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
     def take(self, process: HolderProcess, message: Message) -> bool:
@@ -54,35 +70,47 @@ class Storm:
             case "holding":
                 self._consider(process, message)
             case "operation":
+                self._note_newest(message)
                 self.tally.acknowledged += message["kind"] == "write" and message["decision"] == "admitted"
                 self.tally.refused += message["decision"] == "refused"
         return bool(message["event"] == "done")
 
+    def _note_newest(self, message: Message) -> None:
+        if message["decision"] == "admitted" and message["kind"] != "announce":
+            self.newest[message["name"]] = max(message["token"], self.newest.get(message["name"], 0))
+
     def _consider(self, process: HolderProcess, message: Message) -> None:
         """Stop the holder if its name is due and it is certainly still between its read and its write.
 
-        A process that is stopped inside an SQLite transaction would block its successor.
+        A process that is stopped inside an SQLite transaction would block its successor. In the last ttl of the storm
+        nobody could take over any more.
         """
         name, moment = message["name"], now()
-        due = self.calm_until.get(name, 0.0) <= moment < self.end and name not in self.stopped
+        due = self.calm_until.get(name, 0.0) <= moment < self.end - self.ttl and name not in self.stopped
         if not due or len(self.stopped) >= self.stopped_max or message["until"] - moment < _AIM_SECONDS:
             return
         process.stop()
         self.tally.pauses += 1
         wake = moment + self.random.uniform(*PAUSE_TTLS) * self.ttl
-        self.stopped[name] = (process, message, wake)
+        self.stopped[name] = StoppedHolder(process, message, wake, moment + PAUSE_TTLS_MAX * self.ttl)
 
     def wake_due(self) -> None:
-        """Resume the holders whose pause has ended."""
-        for name, (process, message, wake) in list(self.stopped.items()):
-            if now() >= wake:
+        """Resume the holders that are due; at the end of the storm, all of them."""
+        for name, stopped in list(self.stopped.items()):
+            moment = now()
+            if moment >= min(self.end, self._due(name)):
                 del self.stopped[name]
-                moment = now()
-                self.log.paused(process.holder, message, process.resume(), moment)
+                self.log.paused(stopped.process.holder, stopped.message, stopped.process.resume(), moment)
                 self.calm_until[name] = moment + self.random.uniform(*CALM_TTLS) * self.ttl
 
     def next_wake(self) -> float:
-        return min((wake for _, _, wake in self.stopped.values()), default=now() + _TICK_SECONDS)
+        """When the next holder is due, as far as is known now: a message that it was overtaken may make it earlier."""
+        return min(map(self._due, self.stopped), default=math.inf)
+
+    def _due(self, name: str) -> float:
+        stopped = self.stopped[name]
+        overtaken = self.newest.get(name, 0) > stopped.message["token"]
+        return stopped.wake if overtaken else stopped.latest
 
 
 def run(stage: DrillStage, log: Log, screen: Screen) -> None:
@@ -91,17 +119,16 @@ def run(stage: DrillStage, log: Log, screen: Screen) -> None:
     with stage.start_holders([f"H{number}" for number in range(1, plan.holders + 1)]) as holders:
         log.start = now()
         for process in holders.processes.values():
-            process.send("storm", names=stage.names, seconds=plan.seconds)
-        end, somebody_runs = log.start + plan.seconds, plan.holders - 1
-        storm = Storm(plan.ttl, end, somebody_runs, random.Random(plan.seed), log)
+            process.send("storm", names=stage.names, seconds=stage.seconds)
+        end, somebody_runs = log.start + stage.seconds, plan.holders - 1
+        storm = Storm(stage.ttl, end, somebody_runs, random.Random(plan.seed), log)
         _run_storm(holders, storm, screen)
     stage.read_finals(log.history)
-    if not log.history.writes("admitted"):
-        raise CouldNotRun(_why_nothing(log.history))
+    _check_admitted(log.history)
 
 
 def _run_storm(holders: HolderProcesses, storm: Storm, screen: Screen) -> None:
-    last = storm.end + PAUSE_TTLS[1] * storm.ttl + PATIENCE_SECONDS
+    last = storm.end + storm.ttl + PATIENCE_SECONDS
     busy = set(holders.processes)
     while busy:
         moment = now()
@@ -111,20 +138,21 @@ def _run_storm(holders: HolderProcesses, storm: Storm, screen: Screen) -> None:
         if received is not None and storm.take(*received):
             busy.discard(received[0].holder)
         storm.wake_due()
-        screen.tick(_progress(storm, moment))
+        screen.tick(progress(storm, moment))
 
 
-def _why_nothing(history: History) -> str:
-    """Why no update was acknowledged: such a storm shows nothing."""
-    for each in history.operations:
-        if each.decision != "admitted":
-            return why_not({"kind": each.kind, "decision": each.decision, "why": each.why})
-    return "no update was acknowledged; give the storm more --seconds or a longer --ttl"
+def _check_admitted(history: History) -> None:
+    """Raise CouldNotRun if the resource has admitted no write at all, and say why."""
+    failed = [each for each in history.operations if each.decision != "admitted"]
+    if failed and not history.writes("admitted"):
+        first = failed[0]
+        raise CouldNotRun(why_not({"kind": first.kind, "decision": first.decision, "why": first.why}))
 
 
-def _progress(storm: Storm, moment: float) -> str:
+def progress(storm: Storm, moment: float) -> str:
+    """The line that shows how far a storm is; it fits 80 columns."""
     tally, left = storm.tally, max(0.0, storm.end - moment)
     return (
-        f"{left:4.1f} s left   acknowledged {tally.acknowledged}   refused {tally.refused}   "
-        f"pauses {tally.pauses}   stopped now {len(storm.stopped)}"
+        f"  {left:.1f} s left  acknowledged {tally.acknowledged}  refused {tally.refused}  "
+        f"pauses {tally.pauses}  stopped {len(storm.stopped)}"
     )

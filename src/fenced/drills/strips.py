@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fenced.drills.history import Findings, History, Operation
+from fenced.drills.history import Findings, History
 from fenced.drills.picture import cross, line, svg, tag, text
 
 WIDTH = 960.0
@@ -11,7 +11,9 @@ NAMES_MAX = 16
 _LEFT, _RIGHT = 120.0, 936.0
 _TOP = 64.0
 _STRIP = 112.0
-_COLORS = 7
+_COLORS = 8
+_LEGEND_MAX = 10
+"""How many holders the legend names."""
 
 
 class Strips:
@@ -48,7 +50,7 @@ class Strips:
         for row, caption in (
             (30.0, "held by"),
             (58.0, "stopped"),
-            (86.0, "lost" if self._findings.lost else "refused"),
+            (86.0, self._late_caption()),
         ):
             parts.append(text(_LEFT - 10, top + row + 8, caption, class_="soft", text_anchor="end"))
         parts.append(
@@ -59,14 +61,23 @@ class Strips:
         parts.extend(self._marks(name, top + 90))
         return parts
 
+    def _late_caption(self) -> str:
+        kinds = {"refused": self._findings.refused, "lost": self._findings.lost}
+        return ", ".join(word for word, found in kinds.items() if found) or "refused"
+
     def _held(self, name: str, top: float) -> list[str]:
+        """A bar for each grant, until its last operation or the next grant of the name, whichever came first."""
+        grants = sorted(
+            (each for each in self._history.grants if each.name == name), key=lambda each: each.time
+        )
         parts = []
-        for grant in self._history.grants:
-            if grant.name == name:
-                left = self._x(grant.time)
-                width = max(1.2, self._x(self._ends.get(grant.token, grant.time)) - left)
-                color = self._color[grant.holder]
-                parts.append(tag("rect", x=left, y=top, width=min(width, 6.0), height=22, fill=color))
+        for grant, after in zip(grants, [*grants[1:], None], strict=True):
+            end = self._ends.get((name, grant.token), grant.time)
+            if after is not None:
+                end = min(end, after.time)
+            left = self._x(grant.time)
+            width = max(1.2, self._x(end) - left)
+            parts.append(tag("rect", x=left, y=top, width=width, height=22, fill=self._color[grant.holder]))
         return parts
 
     def _pauses(self, name: str, top: float) -> list[str]:
@@ -95,7 +106,7 @@ class Strips:
 
     def _legend(self) -> list[str]:
         parts, x = [], 16.0
-        for holder in self._holders[:NAMES_MAX]:
+        for holder in self._holders[:_LEGEND_MAX]:
             parts.append(tag("rect", x=x, y=20.0, width=12, height=12, rx=2, fill=self._color[holder]))
             parts.append(text(x + 17, 31.0, holder, class_="soft"))
             x += 30 + 8 * len(holder)
@@ -119,10 +130,9 @@ class Strips:
         return parts
 
 
-def _ends(history: History) -> dict[int, float]:
-    """The time of the last operation under each token."""
-    last: dict[int, Operation] = {each.token: each for each in history.operations}
-    return {token: each.time for token, each in last.items()}
+def _ends(history: History) -> dict[tuple[str, int], float]:
+    """The time of the last operation under each name and token."""
+    return {(each.name, each.token): each.time for each in history.operations}
 
 
 def _cut(name: str) -> str:

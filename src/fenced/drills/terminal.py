@@ -10,8 +10,9 @@ from typing import Protocol
 
 import click
 
-from fenced.drills.outcome import DrillOutcome, sentence
-from fenced.drills.stage import DrillStage
+from fenced.drills.history import Verdict
+from fenced.drills.outcome import DrillOutcome, counted, sentence
+from fenced.drills.stage import DrillStage, shown_ttl
 from fenced.drills.story import AUTHORITY, DATABASE, StoryStep, Tone
 from fenced.runtime.clocks import now
 
@@ -19,12 +20,12 @@ WIDTH = 80
 _TICK_SECONDS = 0.1
 _ACTORS = {"A": "yellow", "B": "cyan", AUTHORITY: "magenta", DATABASE: "blue"}
 _TONES: dict[Tone, str] = {
-    "admitted": "green",
-    "refused": "red",
+    "refused": "green",
     "corrupt": "red",
     "stop": "bright_black",
     "expiry": "bright_black",
 }
+_VERDICTS: dict[Verdict, str] = {"held": "green", "broken": "red", "inconclusive": "yellow"}
 _TOKEN = re.compile(r"\btoken \d+\b")
 _QUESTIONS = {
     "pause": "A paused holder wakes up and writes. Is it refused?",
@@ -70,7 +71,6 @@ class Terminal:
 
     def heading(self, stage: DrillStage) -> None:
         self._say(self._style(_QUESTIONS[stage.plan.scenario], bold=True))
-        self._say()
         for key, value in _setup_lines(stage):
             self._say(f"  {self._style(f'{key:<10}', fg=_ACTORS.get(key))} {value}")
         for doubt in stage.doubts:
@@ -92,25 +92,27 @@ class Terminal:
         if self._live and now() - self._ticked >= _TICK_SECONDS:
             self._ticked, self._shown = now(), True
             room = shutil.get_terminal_size().columns - 1
-            self._write("\r\x1b[K" + self._style(f"{'':11}{text}"[:room], fg="bright_black"))
+            self._write("\r\x1b[K" + self._style(text[:room], fg="bright_black"))
 
     def verdict(self, outcome: DrillOutcome) -> None:
         if outcome.plan.scenario == "storm":
             self._counts(outcome)
-        held = outcome.findings.held
-        word = self._style("HELD" if held else "BROKEN", fg="green" if held else "red", bold=True)
+        verdict = outcome.findings.verdict
+        word = verdict.upper()
+        indent = max(8, len(word) + 2)
         self._say()
-        first, *rest = click.wrap_text(sentence(outcome), WIDTH - 8).splitlines()
-        self._say(f"{word}{' ' * (8 - len(click.unstyle(word)))}{first}")
+        first, *rest = click.wrap_text(sentence(outcome), WIDTH - indent).splitlines()
+        self._say(self._style(word, fg=_VERDICTS[verdict], bold=True) + " " * (indent - len(word)) + first)
         for line in rest:
-            self._say(" " * 8 + line)
+            self._say(" " * indent + line)
         self._say(_hint(outcome))
 
     def _counts(self, outcome: DrillOutcome) -> None:
         findings, history = outcome.findings, outcome.history
         percent = f"{findings.lost_percent:.1f} % of the acknowledged"
         self._count("acknowledged updates", findings.acknowledged)
-        self._count("pauses of a holder", len(history.pauses), f"each {_range(outcome)}")
+        self._count("pauses of a holder", len(history.pauses), _range(outcome))
+        self._count("overtaken holders", findings.overtaken, "acted after a newer holder had read")
         self._count("refused operations", findings.refused, _kinds(outcome))
         self._count("lost updates", len(findings.lost), percent, bad=bool(findings.lost))
         self._count("stale operations admitted", len(findings.stale), bad=bool(findings.stale))
@@ -151,18 +153,18 @@ def _setup_lines(stage: DrillStage) -> list[tuple[str, str]]:
     else:
         guard = "SQLite, a fresh file, guarded" if stage.fresh_guard else stage.guard_shown
     cast = [(AUTHORITY, f"{authority}; grants leases, mints tokens"), (DATABASE, guard)]
+    ttl = shown_ttl(plan.ttl, stage.ttl)
     if plan.scenario == "storm":
-        many = f"{plan.holders} processes on {plan.names} names for {plan.seconds:g} s, ttl {plan.ttl:g} s"
+        many = f"{plan.holders} processes on {counted(plan.names, 'name')} for {stage.seconds:g} s, ttl {ttl}"
         return [*cast, ("holders", many)]
-    cast.append(("A, B", f"two processes that sell from one stock of 10; ttl {plan.ttl:g} s"))
     if plan.scenario == "late-renewal":
-        cast.append(("time", f"one second of the story (T) takes {plan.ttl / 10:g} s here"))
-    return cast
+        return [*cast, ("A, B", f"two processes, one stock of 10; ttl {ttl}, that is T=10")]
+    return [*cast, ("A, B", f"two processes that sell from one stock of 10; ttl {ttl}")]
 
 
 def _range(outcome: DrillOutcome) -> str:
     lengths = [pause.ended - pause.began for pause in outcome.history.pauses]
-    return f"{min(lengths):.1f} to {max(lengths):.1f} s" if lengths else "none"
+    return f"{min(lengths):.1f} to {max(lengths):.1f} s" if lengths else ""
 
 
 def _kinds(outcome: DrillOutcome) -> str:
@@ -171,7 +173,14 @@ def _kinds(outcome: DrillOutcome) -> str:
 
 
 def _hint(outcome: DrillOutcome) -> str:
-    scenario = "" if outcome.plan.scenario == "pause" else f" {outcome.plan.scenario}"
-    if outcome.guarded:
-        return f"See it without the guard:  fenced drill{scenario} --guard none"
-    return f"See it with the guard:  fenced drill{scenario}"
+    words = [] if outcome.plan.scenario == "pause" else [outcome.plan.scenario]
+    words += ["--guard none"] if outcome.guarded else []
+    what = "without" if outcome.guarded else "with"
+    return f"See it {what} the guard:  {_command(' '.join(words))}"
+
+
+def _command(words: str) -> str:
+    """The command line of a drill with these words, as the caller can type it: the Makefile sets the variable."""
+    if os.environ.get("FENCED_DRILL_BY") == "make":
+        return f'make drill ARGS="{words}"' if words else "make drill"
+    return f"fenced drill {words}".rstrip()

@@ -170,13 +170,15 @@ class Worker:
         else:
             report("released", name=self._name, token=source.token, time=now())
 
-    def renew(self, delay: float) -> None:
-        """Send a renewal, delayed by `delay` seconds as if by the network."""
+    def hold_up_renewal(self) -> None:
+        """Begin a renewal that the network holds up: it reaches the authority with the next `renew`."""
+        report("renewing", name=self._name, token=self._held().token, time=now())
+
+    def renew(self) -> None:
+        """Renew the grant once."""
         source = self._held()
         assert isinstance(source, BareGrant)
         assert self._authority is not None
-        report("renewing", name=self._name, token=source.token, time=now())
-        time.sleep(delay)
         began = now()
         (answer,) = step(self._authority.renew([source.secret]))
         report(
@@ -299,8 +301,10 @@ def run_command(worker: Worker, command: dict[str, Any]) -> None:
             worker.write(**command)
         case "release":
             worker.release()
+        case "hold_up_renewal":
+            worker.hold_up_renewal()
         case "renew":
-            worker.renew(**command)
+            worker.renew()
         case "storm":
             worker.storm(**command)
         case unknown:
