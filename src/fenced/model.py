@@ -11,10 +11,13 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from fenced.errors import InvalidStamp, LeaseLost, Misuse, shown
+
+if TYPE_CHECKING:
+    from fenced.schema import Schema
 
 TOKEN_MAX = 2**53 - 1
 """The largest token: exact in SQL BIGINT, JSON, JavaScript and Redis Lua alike."""
@@ -277,6 +280,8 @@ class Standing:
     last_token: int
     doubts: tuple[str, ...] = ()
     """Why tokens could repeat on this store; empty means strict."""
+    schema: Schema | None = None
+    """The version of what is stored there; None where nothing is stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ def test_commands_on_a_server(fenced: Any, postgresql_url: str) -> None:
     assert ended.returncode == 78 and "no schema fenced" in ended.stderr
     installed = json.loads(fenced("authority", "install", "--json", *there).stdout)
     assert (installed["guarantee"], installed["doubts"], installed["last_token"]) == ("strict", [], 0)
-    assert ", strict" in fenced("authority", "install", *there).stdout
+    assert "guarantee   strict\n" in fenced("authority", "install", *there).stdout
     ended = fenced("run", "orders", *there, "--", "sh", "-c", "echo $FENCED_TOKEN")
     assert (ended.returncode, ended.stdout) == (0, "1\n")
     assert "the floor is 5000" in fenced("authority", "raise", "--above", "5000", *there).stdout

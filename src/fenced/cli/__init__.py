@@ -24,7 +24,10 @@ COMMANDS = {
     "ls": ("fenced.cli.looking:ls", "List the names that are held or waited for."),
     "show": ("fenced.cli.looking:show", "Show the holder of a name, and its waiters in order."),
     "release": ("fenced.cli.operating:release", "Take a name from its holder by force."),
-    "authority": ("fenced.cli.operating:authority", "Operate an authority: install it, raise its floor."),
+    "authority": (
+        "fenced.cli.operating:authority",
+        "Operate an authority: install, show, raise its floor, move.",
+    ),
     "guard": (
         "fenced.cli.guards:guard",
         "Install guards in a database, and operate them.",

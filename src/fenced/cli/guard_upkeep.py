@@ -166,7 +166,7 @@ def reset(words: tuple[str, str], why: str | None, as_json: bool) -> None:
 def adopt(words: tuple[str, str], as_json: bool) -> None:
     """Trust only the authority with this REALM.
 
-    For a move to another authority. Raise its floor first: fenced authority raise --above-guards DSN.
+    To change the authority of a guard that is in use: fenced authority move, which also raises the floor.
 
     \b
     Example:

@@ -1,14 +1,17 @@
-"""What an operator does to an authority: take a name by force, raise the floor."""
+"""What an operator does to an authority: install it, show it, take a name by force, raise the floor."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 
 import click
 
 from fenced import registry
-from fenced.cli.options import authority_option, json_option, namespace_option, opened
+from fenced.cli.moving import move
+from fenced.cli.options import authority_option, json_option, namespace_option, need_authority, opened
 from fenced.cli.output import plain, write_json
+from fenced.model import Standing
 from fenced.runtime.blocking import BlockingRuntime, step
 
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
@@ -55,6 +58,9 @@ def authority() -> None:
     """
 
 
+authority.add_command(move)
+
+
 @authority.command()
 @authority_option
 @namespace_option
@@ -70,23 +76,41 @@ def install(url: str, namespace: str, as_json: bool) -> None:
     """
     with opened(url, namespace, create=True) as opened_authority:
         standing = step(opened_authority.open())
-        where = opened_authority.url
+        _describe(opened_authority.url, namespace, standing, as_json)
+
+
+@authority.command()
+@click.argument("url", required=False, envvar="FENCED_AUTHORITY", callback=need_authority)
+@namespace_option
+@json_option
+def show(url: str, namespace: str, as_json: bool) -> None:
+    """Show an authority: its realm, last token, guarantee and schema.
+
+    URL is the authority; else FENCED_AUTHORITY. Guards trust one realm; fenced guard status shows which.
+
+    \b
+    Example:
+      fenced authority show redis://cache.internal
+    """
+    with opened(url, namespace) as opened_authority:
+        standing = step(opened_authority.open(create=False))
+        _describe(opened_authority.url, namespace, standing, as_json)
+
+
+def _describe(where: str, namespace: str, standing: Standing, as_json: bool) -> None:
     guarantee = "best-effort" if standing.doubts else "strict"
     if as_json:
-        write_json(
-            {
-                "authority": where,
-                "namespace": namespace,
-                "realm": standing.realm,
-                "last_token": standing.last_token,
-                "guarantee": guarantee,
-                "doubts": standing.doubts,
-            }
-        )
+        write_json({"authority": where, "namespace": namespace, "guarantee": guarantee, **asdict(standing)})
         return
-    click.echo(f"{plain(where)}, namespace {plain(namespace)}: realm {standing.realm}, {guarantee}")
+    click.echo(f"{plain(where)}, namespace {plain(namespace)}")
+    click.echo(f"  realm       {standing.realm}")
+    click.echo(f"  last token  {standing.last_token}; every later one is greater")
+    click.echo(f"  guarantee   {guarantee}")
     for doubt in standing.doubts:
-        click.echo(f"  {plain(doubt)}")
+        click.echo(f"              {plain(doubt)}")
+    if (schema := standing.schema) is not None:
+        by = f", stored by fenced {plain(schema.release)}" if schema.release else ""
+        click.echo(f"  schema      {schema.version}{by}")
 
 
 def _whole_number(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
@@ -113,8 +137,8 @@ def _whole_number(context: click.Context, option: click.Parameter, text: str | N
 def raise_(above: int | None, guards: tuple[str, ...], url: str, namespace: str, as_json: bool) -> None:
     """Raise the floor: every later token is greater.
 
-    After a restore from a backup, or a move to another authority, guards have seen tokens that this authority
-    does not know. Guards refuse its holders until its tokens are above those.
+    After a restore from a backup guards have seen tokens that this authority does not know. They refuse its
+    holders until its tokens are above those. For a change of the authority: fenced authority move.
 
     \b
     Examples:

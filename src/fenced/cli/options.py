@@ -13,7 +13,7 @@ from fenced.errors import Misconfigured
 from fenced.runtime.blocking import BlockingRuntime, step
 
 
-def _need_authority(context: click.Context, option: click.Parameter, url: str | None) -> str:
+def need_authority(context: click.Context, option: click.Parameter, url: str | None) -> str:
     if url is None:
         raise click.UsageError(
             "which authority? Pass --authority URL or set FENCED_AUTHORITY, such as sqlite:////var/lib/app/leases.db"
@@ -30,7 +30,7 @@ authority_option = click.option(
     "url",
     metavar="URL",
     envvar="FENCED_AUTHORITY",
-    callback=_need_authority,
+    callback=need_authority,
     help="The store that grants the leases, such as sqlite:////var/lib/app/leases.db; else FENCED_AUTHORITY.",
 )
 namespace_option = click.option(

@@ -120,10 +120,12 @@ async def a_stamp_counts_for_its_own_names(h: GuardHarness) -> None:
 async def one_authority_until_another_is_adopted(h: GuardHarness) -> None:
     """The first realm is trusted; another one is foreign until an operator adopts it, then only that."""
     guard = await h.guard()
-    await guard.write(by(5), NAME, b"A")
-    foreign = by(50, realm="00000000000000bb")
-    await raises(ForeignRealm, guard.write(foreign, NAME, b"B"))
-    await raises(ForeignRealm, guard.announce(foreign))
+    first, foreign = by(5), by(50, realm="00000000000000bb")
+    await guard.write(first, NAME, b"A")
+    for work in (guard.write(foreign, NAME, b"B"), guard.announce(foreign)):
+        says = str(await raises(ForeignRealm, work))
+        realms = (first.stamps[0].realm, foreign.stamps[0].realm)
+        ensure(all(realm in says for realm in realms), f"the message names both realms: {says}")
     await is_at(guard, NAME, b"A", 5)
     await guard.adopt("00000000000000bb")
     await guard.write(foreign, NAME, b"B")

@@ -92,8 +92,9 @@ class EtcdAuthority:
         await self._warn(until)
         header = await self._space.open(create, until)
         meta = self._space.meta
-        check_readable(self.url, parsed_schema({**meta.more, "schema": meta.schema}), SCHEMA)
-        return Standing(meta.realm, header.revision + meta.offset)
+        schema = parsed_schema({**meta.more, "schema": meta.schema})
+        check_readable(self.url, schema, SCHEMA)
+        return Standing(meta.realm, header.revision + meta.offset, schema=schema)
 
     async def _warn(self, until: float) -> None:
         version = messages.text_of(await self._wire.call(messages.STATUS, b"", until), 2)

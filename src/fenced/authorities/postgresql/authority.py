@@ -96,6 +96,7 @@ class PostgresqlAuthority:
         self._namespace_name = check_name(namespace)
         self._namespace = b""
         self._doubts: tuple[str, ...] | None = None
+        self._stored: Schema | None = None
         """The doubts that `open` reported. A connection with any other doubt mints no token."""
         self._abandoned = False
         self._alive: set[LibpqConnection] = set()
@@ -176,6 +177,7 @@ class PostgresqlAuthority:
         limit = timing.call_until(self._runtime.now(), until)
         if await self._prepare(create, limit, until):
             limit = timing.call_until(self._runtime.now(), until)  # installing has a separate limit
+            await self._installed(limit)
         name, realm = self._namespace_name.encode(), secrets.token_hex(8).encode()
         rows = await self._run("enter", name, realm, b"t" if create else b"f", until=limit)
         if not rows:
@@ -183,7 +185,7 @@ class PostgresqlAuthority:
         number, known_realm, last = (_text(value) for value in rows[0])
         self._namespace = number.encode()
         self._doubts = await self._sessions.request(lambda session: _doubts_of(session, limit), limit)
-        return Standing(known_realm, int(last), self._doubts)
+        return Standing(known_realm, int(last), self._doubts, schema=self._stored)
 
     async def _prepare(self, create: bool, limit: float, until: float | None) -> bool:
         """Make sure that the schema exists; with `create`, install it. Returns whether it was installed now."""
@@ -215,9 +217,9 @@ class PostgresqlAuthority:
         if new != b"t":
             return V0_1 if old == b"t" else None
         ((version, readable_by, release, functions),) = await self._run("version", until=until)
-        stored = Schema(int(_text(version)), int(_text(readable_by)), _text(release))
-        check_readable(self.url, stored, SCHEMA.version)
-        return Installed(stored, _text(functions))
+        self._stored = Schema(int(_text(version)), int(_text(readable_by)), _text(release))
+        check_readable(self.url, self._stored, SCHEMA.version)
+        return Installed(self._stored, _text(functions))
 
     async def _install(self, found: Installed | None, until: float | None) -> None:
         """Install the schema, or upgrade it, in one transaction."""

@@ -230,12 +230,13 @@ class RedisAuthority:
                 _, realm, token, schema, version, release = reply
             case _:
                 raise replies.denied(reply, self.url)
-        check_readable(self.url, Schema(int(version), int(schema), release.decode()), SCHEMA)
+        stored = Schema(int(version), int(schema), release.decode())
+        check_readable(self.url, stored, SCHEMA)
         self._realm = realm.decode()
         doubts = await self._pool.request(lambda wire: self._look(wire, until), until)
         doubts += self._doubts
         self._promise.given = not doubts
-        return Standing(self._realm, token, doubts)
+        return Standing(self._realm, token, doubts, schema=stored)
 
     # The operations.
 

@@ -97,7 +97,7 @@ class Store:
                 row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
         self._namespace = row[0]
         self._floor.open(*row)
-        return Standing(row[1], row[2])
+        return Standing(row[1], row[2], schema=Schema(SCHEMA_VERSION, SCHEMA_VERSION))
 
     def _install(self) -> None:
         """Create the schema if it is missing; refuse another program's database."""

@@ -23,6 +23,7 @@ from fenced.authorities.zookeeper.tree import (
 )
 from fenced.errors import Indeterminate
 from fenced.model import TOKEN_MAX, NameView, Standing, Waiter, check_floor, check_name
+from fenced.schema import parsed_schema
 from fenced.wire import jute
 
 AT_ONCE = 200
@@ -39,7 +40,8 @@ class Operating(Moving):
                 (reply,) = await session.exchange(jute.get_data(self._paths.root), until=until)
                 if not reply.error:
                     space = space_of(*jute.data_of(reply.body), self.url)
-                    return Standing(space.realm, min(reply.zxid + space.added(reply.zxid + 1), TOKEN_MAX))
+                    last = min(reply.zxid + space.added(reply.zxid + 1), TOKEN_MAX)
+                    return Standing(space.realm, last, schema=parsed_schema(space.fields))
                 if reply.error != jute.NO_NODE:
                     raise refused(reply.error, self.url)
                 if not create:

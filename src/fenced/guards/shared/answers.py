@@ -26,7 +26,9 @@ _SAYS = {
     Verdict.REUSED: "token {token} was seen from another grant: the authority lost its history; "
     "raise its floor",
     Verdict.UNCOVERED: "not covered by the lease of {names} (token {token})",
-    Verdict.FOREIGN: "the stamp is of another authority (realm); adopt it if that is meant",
+    Verdict.FOREIGN: "the stamp is of realm {stamped}, and this guard trusts {trusted}. Point the program at the "
+    "authority of that realm (fenced authority show URL prints it), or move the guard: fenced authority move OLD NEW "
+    "--guards URL",
     Verdict.MISSING: "the write carries no stamp, and the mode is require",
     Verdict.INVALID: "not a stamp that this rule can use",
     Verdict.FORGED: "the proof does not verify",
@@ -41,10 +43,11 @@ def error_for(
     mark: Mark | None = None,
     table: str | None = None,
     announced: Sequence[str] | None = None,
+    realm: str | None = None,
     says: str | None = None,
 ) -> FencedError:
-    """The typed error for a verdict. `announced`: the names that this transaction announced; `says`: the guard's own
-    sentence, if it has one."""
+    """The typed error for a verdict. `announced`: the names that this transaction announced; `realm`: the one that the
+    guard trusts; `says`: the guard's own sentence, if it has one."""
     where = name or (f"a row of {table}" if table else "a row")
     if verdict is Verdict.APPLIED:
         return AlreadyApplied(f"{where}: this operation was applied before; nothing was done")
@@ -55,6 +58,8 @@ def error_for(
             token=stamp.token if stamp else "?",
             mark=mark.token if mark else "a newer one",
             names=", ".join(stamp.names) if stamp else "its stamp",
+            stamped=stamp.realm if stamp else "another authority",
+            trusted=f"realm {realm}" if realm else "another one",
         )
     )
     return REFUSALS[verdict.value](

@@ -207,7 +207,9 @@ class CellGuard:
             elif judged.verdict is not Verdict.APPLIED:
                 this.notes.append(self._decision(name, stamp, cell.mark, judged.verdict, ruling, mode))
             if ruling is Ruling.REFUSE or judged.verdict is Verdict.APPLIED:
-                this.refusal = error_for(judged.verdict, name=name, stamp=stamp, mark=cell.mark)
+                this.refusal = error_for(
+                    judged.verdict, name=name, stamp=stamp, mark=cell.mark, realm=config.realm
+                )
                 return
             mark = judged.mark if judged.verdict is Verdict.ADMIT else cell.mark
             this.after[name] = cell.changed(operation, mark, values[name])

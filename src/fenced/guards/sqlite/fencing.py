@@ -105,7 +105,7 @@ class SqliteFence:
                 announced = judge(before, stamp, name=name, rule=rule, realm=realm, announce=True)
                 await self._raise(session, name, stamp, before, announced.mark)
             else:
-                await self._settle(session, name, stamp, before, judged, mode)
+                await self._settle(session, name, stamp, before, judged, mode, realm)
             if stamping:
                 await self._put(session, name, stamp, judged.verdict, mode, rule)
 
@@ -153,13 +153,14 @@ class SqliteFence:
         before: Mark | None,
         judged: Judgement,
         mode: Mode,
+        realm: str | None,
     ) -> None:
         """Act on a judgement: raise the mark, refuse, or record that the operation was let through."""
         if judged.verdict is Verdict.ADMIT:
             await self._raise(session, name, stamp, before, judged.mark)
             return
         ruling = rule_on(judged.verdict, mode, name)
-        await self._let_through(session, name, stamp, before, judged.verdict, ruling, mode)
+        await self._let_through(session, name, stamp, before, judged.verdict, ruling, mode, realm)
 
     async def _put(
         self, session: SqliteSession, name: str, stamp: Stamp, verdict: Verdict, mode: Mode, rule: Rule
@@ -180,15 +181,15 @@ class SqliteFence:
         verdict: Verdict,
         ruling: Ruling,
         mode: Mode,
+        realm: str | None = None,
     ) -> None:
         """Refuse, or record that the operation was let through."""
         decision = Decision.about(
             datetime.now(UTC), self.guard, name, stamp, mark, verdict, ruling, str(mode)
         )
-        if verdict is Verdict.APPLIED:
-            raise RefusalPending(error_for(verdict, name=name, stamp=stamp, mark=mark), None)
-        if ruling is Ruling.REFUSE:
-            raise RefusalPending(error_for(verdict, name=name, stamp=stamp, mark=mark), decision)
+        if verdict is Verdict.APPLIED or ruling is Ruling.REFUSE:
+            refused = error_for(verdict, name=name, stamp=stamp, mark=mark, realm=realm)
+            raise RefusalPending(refused, None if verdict is Verdict.APPLIED else decision)
         await self._record(session, decision)
 
     async def _record(self, session: SqliteSession, made: Decision) -> None:
@@ -214,14 +215,16 @@ class SqliteFence:
         # A trigger's message does not name the row. If one name was announced, the refused row has that name,
         # unless the verdict is uncovered.
         name = names[0] if len(names) == 1 and verdict is not Verdict.UNCOVERED else None
-        mark, mode = None, "unknown"
+        mark, mode, realm = None, "unknown", None
         try:
             mark = await self.mark(session, name) if name else None
-            _, _, _, modes = await SqliteFence(guard, self.mandatory)._look(session)
+            _, realm, _, modes = await SqliteFence(guard, self.mandatory)._look(session)
             mode = str(mode_of(name or "", modes))
         except (sqlite3.Error, FencedError):
             mark = None  # the refusal itself matters more than its details
-        refused = error_for(verdict, name=name, stamp=stamp, mark=mark, table=guard, announced=names)
+        refused = error_for(
+            verdict, name=name, stamp=stamp, mark=mark, table=guard, announced=names, realm=realm
+        )
         if verdict is not Verdict.APPLIED:
             decision = Decision.about(
                 datetime.now(UTC), guard, name, stamp, mark, verdict, Ruling.REFUSE, mode
