@@ -73,6 +73,27 @@ V0_1 = Installed(Schema(1, 1, "0.1"))
 """0.1 stored no version; its schema has a function `version()`, and no function `installed()`."""
 
 
+# The functions run with their owner's rights. So they could not use what a superuser, or a member of the owner, has
+# created in an upgrade or an installation. The sequence of a column follows its table.
+_OWNED = """DO $fenced$ DECLARE
+  o record;
+BEGIN
+  FOR o IN
+    WITH s AS (SELECT oid, nspowner FROM pg_namespace WHERE nspname = '{schema}' AND pg_has_role(nspowner, 'MEMBER'))
+    SELECT format('TABLE %s', c.oid::regclass) AS object, s.nspowner, c.relowner AS owner
+    FROM pg_class c JOIN s ON s.oid = c.relnamespace WHERE c.relkind IN ('r', 'S') AND NOT EXISTS (
+      SELECT 1 FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype IN ('a', 'i'))
+    UNION ALL
+    SELECT format('FUNCTION %s', p.oid::regprocedure), s.nspowner, p.proowner
+    FROM pg_proc p JOIN s ON s.oid = p.pronamespace
+  LOOP
+    IF o.owner <> o.nspowner AND pg_has_role(o.owner, 'USAGE') THEN
+      EXECUTE format('ALTER %s OWNER TO %s', o.object, o.nspowner::regrole);
+    END IF;
+  END LOOP;
+END $fenced$"""
+
+
 @dataclass(frozen=True)
 class SqlSchema:
     """A schema of a PostgreSQL database: tables by forward migrations, functions replaced as a whole.
@@ -125,7 +146,13 @@ class SqlSchema:
                 f"UPDATE {self.name}.schema SET version = {self.version}, readable_by = {self.readable_by}, "
                 f"release = '{RELEASE}', functions = '{self.digest}'"
             ),
+            self.owned,
         ]
+
+    @property
+    def owned(self) -> str:
+        """Gives the tables, sequences and functions of the schema to the schema's owner."""
+        return _OWNED.format(schema=self.name)
 
     def _unchanged(self, version: int) -> str:
         """Fails if another session has upgraded since we looked. Its lock lasts until COMMIT: one upgrade at a time."""

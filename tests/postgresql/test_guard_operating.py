@@ -282,6 +282,46 @@ def test_who_can_go_round(shop: Shop) -> None:
             shop.db.execute(f"DROP ROLE {role}")
 
 
+def test_what_a_superuser_installs_and_upgrades_belongs_to_the_owner(postgresql_url: str) -> None:
+    """The guard's functions run with the owner's rights: what they need must be the owner's, whoever has created it."""
+    with psycopg.connect(postgresql_url, autocommit=True) as db:
+        for role in ("guard_owner", "guard_writer"):
+            db.execute(f"CREATE ROLE {role} LOGIN".encode())
+        try:
+            db.execute(
+                "CREATE TABLE orders (id bigint PRIMARY KEY, qty int); INSERT INTO orders VALUES (42, 0)"
+            )
+            db.execute(f'GRANT CREATE ON DATABASE "{db.info.dbname}" TO guard_owner'.encode())
+            db.execute(
+                "ALTER TABLE orders OWNER TO guard_owner; GRANT SELECT, UPDATE ON orders TO guard_writer"
+            )
+            with psycopg.connect(postgresql_url, user="guard_owner", autocommit=True) as owner:
+                Guard(table="fenced_guard.value", name="{name}").install(owner)
+            ORDERS.install(db, mode="enforce")
+            for new in (
+                "TABLE fenced_guard.turn",
+                "SEQUENCE fenced_guard.record_id",
+                "FUNCTION fenced_guard.carried()",
+            ):
+                db.execute(f"ALTER {new} OWNER TO postgres".encode())  # as if the upgrade had created it
+            db.execute("UPDATE fenced_guard.schema SET functions = 'of an earlier version'")
+            step(PostgresqlOperator(PsycopgSession(db)).upgrade())
+            with psycopg.connect(postgresql_url, user="guard_writer", autocommit=True) as writer:
+                for token in (5, 6):
+                    with ORDERS.transaction(writer, stamp(token, 1, "orders/42")) as tx:
+                        tx.execute("UPDATE orders SET qty = qty + 1 WHERE id = 42")
+                with pytest.raises(StaleToken), ORDERS.transaction(writer, stamp(5, 2, "orders/42")):
+                    raise AssertionError
+            owners = (
+                "SELECT relowner::regrole::text FROM pg_class WHERE relnamespace = 'fenced_guard'::regnamespace "
+                "UNION SELECT proowner::regrole::text FROM pg_proc WHERE pronamespace = 'fenced_guard'::regnamespace"
+            )
+            assert db.execute(owners).fetchall() == [("guard_owner",)]
+        finally:
+            for role in ("guard_writer", "guard_owner"):
+                db.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}".encode())
+
+
 def test_what_is_added_up_is_not_forgotten(shop: Shop) -> None:
     """Tidying makes sums of records; they still speak against the next stage. What was not recorded is counted."""
     for _ in range(5):

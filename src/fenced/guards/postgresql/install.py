@@ -142,6 +142,7 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
         *_registration(spec, mandatory, makes_epoch, mode),
         *(triggers(Names(spec, table), table, proof) if mandatory else without_triggers(guard)),
         *([_refuse_values(guard, spec.epoch)] if adopts_epoch and spec.epoch else []),
+        schema.SCHEMA.owned,
         _RESTORE_SETTINGS,
     ]
 
