@@ -32,16 +32,16 @@ SLEEP = READY + "ready(); time.sleep(60)"
 NOTE_SIGNALS = (
     READY
     + """
-def note(number, frame):
+# Blocked signals stay pending until `sigwait`: one that comes just before `signal.pause` would wait for the next.
+expected = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT)
+signal.pthread_sigmask(signal.SIG_BLOCK, expected)
+ready()
+while True:
+    number = signal.sigwait(expected)
     with open(folder / "signals", "a") as file:
         file.write(signal.Signals(number).name + "\\n")
     if number == signal.SIGINT:
         sys.exit(7)
-for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
-    signal.signal(number, note)
-ready()
-while True:
-    signal.pause()
 """
 )
 

@@ -23,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -62,6 +63,7 @@ class Block:
     line: int
 
 
+@cache
 def tokens_of(page: Path) -> list[Token]:
     return MarkdownIt().enable("table").parse(page.read_text())
 
@@ -155,6 +157,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
     assert not unknown
 
 
+@cache
 def anchors_of(page: Path) -> set[str]:
     """The anchors of a page's headings, as forges make them, and those that are written out."""
     found: set[str] = set(re.findall(r'<a (?:id|name)="([^"]+)"', page.read_text()))
