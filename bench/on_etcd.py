@@ -37,8 +37,8 @@ _KEEP_ALIVE = 'grpc_method="LeaseKeepAlive"'
 
 def run(_: Path, effort: Effort) -> Iterator[Figure]:
     with EtcdServer(DEFAULTS) as server:
-        status = server.status() or {}
-        name = f"etcd {status.get('version', '')}"
+        status = server.status()
+        name = f"etcd {status.version if status else ''}"
         peers = [_v3lock(server), _aetcd(server), _etcd3gw(server)]
         yield from compare(name, "etcd", ourselves(server.url()), peers, effort)
         yield from _between_clients(name, server, effort)

@@ -306,7 +306,7 @@ def _version(server: Server) -> str:
             return str(server.execute("INFO", "server")["redis_version"])
         case EtcdServer():
             status = server.status()
-            return str(status["version"]) if status else ""
+            return status.version if status else ""
         case ZooKeeperServer():
             return server.version
         case _:

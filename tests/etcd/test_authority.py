@@ -208,14 +208,14 @@ def test_a_version_with_known_bugs_is_warned_of(
     """Once in a process, whatever the address; strict clients go on: the store as it is meant repeats no token."""
     status = etcd_server.status()
     assert status is not None
-    probe_says = probe.warning("x", status["version"])
+    probe_says = probe.warning("x", status.version)
     _warned.clear()
     with caplog.at_level(logging.WARNING, "fenced"):
         for url in (etcd_server.url(), etcd_server.url(), f"etcd://localhost:{etcd_server.port},127.0.0.1:1"):
             with fenced.Client(url, namespace=secrets.token_hex(8)) as client:
                 client.acquire("orders").release()
     assert len(caplog.records) == (1 if probe_says else 0)
-    assert all(bug in caplog.text for bug in probe.known_bugs(status["version"]))
+    assert all(bug in caplog.text for bug in probe.known_bugs(status.version))
 
 
 @pytest.mark.parametrize(

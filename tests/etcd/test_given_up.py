@@ -182,7 +182,7 @@ def no_space(server: EtcdServer) -> Iterator[None]:
     wire = EtcdWire(EtcdAddress(server.url()), runtime)
     status = server.status()
     assert status is not None
-    member = status["header"]["member_id"]
+    member = status.member
     for action in (1, 2):
         request = integer(1, action) + integer(2, member) + integer(3, 1)
         step(wire.call(ALARM, request, runtime.now() + 5))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import NamedTuple, Self
 from urllib.parse import quote, urlencode
 
+from fenced.errors import FencedError
+from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.servers.base import (
     HOST,
     PATIENCE_SECONDS,
@@ -22,11 +23,25 @@ from fenced.testing.servers.base import (
     run_program,
 )
 from fenced.testing.servers.certificates import make_certificates
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.address import EtcdAddress
+from fenced.wire.etcd.cluster import EtcdWire
+from fenced.wire.protobuf import fields, raw, whole
 
 SETTINGS = {"heartbeat-interval": "50", "election-timeout": "500", "logger": "zap"}
 """Half of etcd's defaults: elections are faster, and a lease may be as short as a second."""
 
 USER = "root"
+STATUS_SECONDS = 2.0
+"""How long a member may take to report its status."""
+
+
+class EtcdStatus(NamedTuple):
+    """What a member reports of itself."""
+
+    member: int
+    version: str
+    leader: int
 
 
 class EtcdServer(Server):
@@ -69,12 +84,6 @@ class EtcdServer(Server):
 
     def execute(self, *command: str) -> str:
         """One command of etcdctl; what it printed."""
-        done = self._etcdctl(*command)
-        if done.returncode != 0:
-            raise ServerFailed(f"etcdctl {command[0]} failed: {done.stderr.strip()}")
-        return done.stdout
-
-    def _etcdctl(self, *command: str) -> subprocess.CompletedProcess[str]:
         options = [f"--endpoints={self.client_url}", "--dial-timeout=2s", "--command-timeout=5s"]
         if self.tls:
             folder = self.ca_path.parent
@@ -85,25 +94,34 @@ class EtcdServer(Server):
             ]
         if self._users:
             options.append(f"--user={USER}:{self.password}")
-        return subprocess.run(
+        done = subprocess.run(
             [find_program("etcdctl", "etcd-client"), *options, *command],
             env={**os.environ, "ETCDCTL_API": "3"},
             capture_output=True,
             text=True,
             check=False,
         )
-
-    def status(self) -> dict[str, Any] | None:
-        """The status that it reports; None if it does not answer."""
-        done = self._etcdctl("endpoint", "status", "--write-out=json")
         if done.returncode != 0:
+            raise ServerFailed(f"etcdctl {command[0]} failed: {done.stderr.strip()}")
+        return done.stdout
+
+    def status(self) -> EtcdStatus | None:
+        """The status that it reports; None if it does not answer, or knows no leader."""
+        runtime = BlockingRuntime()
+        wire = EtcdWire(EtcdAddress(url_of([self], login=self._users)), runtime)
+        try:
+            reply = step(wire.call(messages.STATUS, b"", runtime.now() + STATUS_SECONDS))
+        except FencedError:
             return None
-        status: dict[str, Any] = json.loads(done.stdout)[0]["Status"]
-        return status
+        finally:
+            wire.close()
+        found = dict(fields(reply))
+        header = dict(fields(raw(found[1])))
+        return EtcdStatus(whole(header[2]), raw(found[2]).decode(), whole(found[4]))
 
     def leads(self) -> bool:
         status = self.status()
-        return status is not None and status.get("leader", 0) == status["header"]["member_id"]
+        return status is not None and status.leader == status.member
 
     # Snapshots.
 
@@ -181,7 +199,7 @@ class EtcdServer(Server):
     def answers(self) -> bool:
         if not self._alone:
             return True  # a member may have to wait for the others; the cluster looks
-        if self.status() is None or not self.leads():
+        if not self.leads():
             return False
         if self.password is not None and not self._users:
             self.execute("user", "add", f"{USER}:{self.password}")
@@ -242,7 +260,7 @@ class EtcdCluster(Startable):
             raise ServerFailed("a member that does not answer cannot be cut off")
         itself = self._proxies[self.members.index(member)]
         itself.black_hole()
-        sign = f"X-Server-From: {status['header']['member_id']:x}".encode()
+        sign = f"X-Server-From: {status.member:x}".encode()
         for proxy in self._proxies:
             if proxy is not itself:
                 self._swallowing.append(proxy.on(sign, Fault.SWALLOW, times=1_000_000))
@@ -263,10 +281,10 @@ class EtcdCluster(Startable):
             proxy.stop()
 
 
-def url_of(members: Sequence[EtcdServer]) -> str:
-    """The address of these members, with credentials and certificates."""
+def url_of(members: Sequence[EtcdServer], *, login: bool = True) -> str:
+    """The address of these members, with credentials (unless `login` is False) and certificates."""
     first = members[0]
-    who = f"{USER}:{quote(first.password, safe='')}@" if first.password is not None else ""
+    who = f"{USER}:{quote(first.password, safe='')}@" if first.password is not None and login else ""
     places = ",".join(f"{member.host}:{member.port}" for member in members)
     if not first.tls:
         return f"etcd://{who}{places}"
