@@ -33,7 +33,7 @@ test: $(VENV)/.test servers .postgresql/.made lint ## install what the tests nee
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 docs: $(VENV)/.docs ## build the documentation site, and check every link in it
-	@$(BIN)/python docs/site/build.py $(ARGS)
+	@$(BIN)/python docs/site/build.py
 
 servers:
 	@missing=; \

@@ -1,4 +1,4 @@
-"""Builds the documentation site: `make docs`, or `python docs/site/build.py [FOLDER]`.
+"""Builds the documentation site: `make docs`.
 
 The pages are the Markdown of this repository. They are copied, with three changes that Sphinx needs and that a forge
 would show as noise: the navigation (from the lists in `docs/index.md`), the API from the docstrings in place of its
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,8 @@ from pathlib import Path
 SITE = Path(__file__).resolve().parent
 DOCS = SITE.parent
 ROOT = DOCS.parent
+WORK = ROOT / ".docs"
+OUT = WORK / "site"
 ABOVE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages above `docs`, and what they are called in the site."""
 
@@ -86,11 +89,12 @@ def _contents(caption: str, pages: list[str]) -> str:
     return "\n".join(["", "```{toctree}", *options, "", *pages, "```", ""])
 
 
-def vendor_mermaid(static: Path) -> None:
+def vendor_mermaid() -> None:
     """Put mermaid beside the site's other scripts, so that no page loads it from another host."""
-    kept = ROOT / ".docs" / f"mermaid-{MERMAID}.min.js"
+    kept = WORK / f"mermaid-{MERMAID}.min.js"
     if not kept.exists():
-        kept.parent.mkdir(exist_ok=True)
+        if shutil.which("npm") is None:
+            raise SystemExit("the diagrams need mermaid, which npm fetches; install npm and build again")
         with tempfile.TemporaryDirectory() as folder:
             command = ["npm", "pack", f"mermaid@{MERMAID}", "--silent", "--pack-destination", folder]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -99,11 +103,9 @@ def vendor_mermaid(static: Path) -> None:
                 script = archive.extractfile("package/dist/mermaid.min.js")
                 assert script is not None
                 kept.write_bytes(script.read())
-    script_bytes = kept.read_bytes()
-    if hashlib.sha256(script_bytes).hexdigest() != MERMAID_SHA256:
-        raise SystemExit(f"{kept} is not the mermaid {MERMAID} that was looked at; remove it and build again")
-    static.mkdir(parents=True, exist_ok=True)
-    (static / "mermaid.min.js").write_bytes(script_bytes)
+    if hashlib.sha256(kept.read_bytes()).hexdigest() != MERMAID_SHA256:
+        raise SystemExit(f"{kept} has another hash than mermaid {MERMAID} had; remove it and build again")
+    shutil.copy(kept, OUT / "_static" / "mermaid.min.js")
 
 
 def loaded_from_elsewhere(site: Path) -> list[str]:
@@ -116,29 +118,23 @@ def loaded_from_elsewhere(site: Path) -> list[str]:
     ]
 
 
-def build(site: Path, *, work: Path) -> int:
+def main() -> int:
     from sphinx.cmd.build import main as sphinx
 
-    pages = work / "pages"
+    pages = WORK / "pages"
     assemble(pages)
-    # Written again (-a) are all pages: each has the navigation in it. Read again are only those that changed.
-    options = ["-b", "html", "-a", "-W", "--keep-going", "-q", "-c", str(SITE), "-d", str(work / "read")]
-    status: int = sphinx([*options, str(pages), str(site)])
+    shutil.rmtree(OUT, ignore_errors=True)  # all pages are written: each has the navigation in it
+    options = ["-b", "html", "-a", "-W", "--keep-going", "-q", "-c", str(SITE), "-d", str(WORK / "read")]
+    status: int = sphinx([*options, str(pages), str(OUT)])
     if status:
         return status
-    if wrong := loaded_from_elsewhere(site):
+    vendor_mermaid()
+    if wrong := loaded_from_elsewhere(OUT):
         print("the site must work without a network:", *wrong, sep="\n  ", file=sys.stderr)
         return 1
+    print(f"the site is in {OUT}; open {OUT / 'index.html'}")
     return 0
 
 
-def main(arguments: list[str]) -> int:
-    site = Path(arguments[0] if arguments else ROOT / ".docs" / "site").resolve()
-    if (status := build(site, work=ROOT / ".docs")) == 0:
-        vendor_mermaid(site / "_static")
-        print(f"the site is in {site}; open {site / 'index.html'}")
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
