@@ -20,7 +20,16 @@ ROOT = Path(__file__).parents[2]
 WHEELS = Path(sys.prefix, "wheels")
 UV = str(Path(sys.prefix, "bin", "uv"))
 NOT_CLONED = shutil.ignore_patterns(
-    ".git", ".venv", ".postgresql", ".docs", ".*_cache", ".hypothesis", "__pycache__", "dist", "evidence", "tests"
+    ".git",
+    ".venv",
+    ".postgresql",
+    ".docs",
+    ".*_cache",
+    ".hypothesis",
+    "__pycache__",
+    "dist",
+    "evidence",
+    "tests",
 )
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
