@@ -40,6 +40,7 @@ class Traveller:
         self.user, self.python = _user_and_python()
         self._wheel: Path | None = None
         self._environments: dict[str, Path] = {}
+        assert WHEELS.is_dir(), "`make test` downloads the wheels"
         home.chmod(0o755)
         self._give(home)
         shutil.copytree(WHEELS, home / "wheels")
