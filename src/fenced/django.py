@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,6 @@ from django.db import (
     DatabaseError,
     connections,
     router,
-    transaction,
 )
 from django.db.migrations.operations.base import (
     Operation,
@@ -86,20 +85,30 @@ class InstallGuard(Operation):  # type: ignore[misc]
         mode: str | None = None,
         rule: Rule = "retry",
         epoch: str | None = None,
+        replace: bool = False,
     ) -> None:
         self.spec = Spec(table, name, rule, epoch)
         self.mode = None if mode is None else str(Mode.parse(mode))
+        self.replace = replace
 
     def state_forwards(self, app_label: str, state: Any) -> None:
         """Nothing to do: guards are not part of the models' state."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if router.allow_migrate(schema_editor.connection.alias, app_label):
-            _run(schema_editor, _table(schema_editor, self.spec).statements(self.mode))
+            table = _table(schema_editor, self.spec)
+            if schema_editor.collect_sql:
+                _collect(schema_editor, lambda: table.statements(self.mode, replace=self.replace))
+            else:
+                step(table.install(self.mode, replace=self.replace))
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if router.allow_migrate(schema_editor.connection.alias, app_label):
-            _run(schema_editor, _table(schema_editor, self.spec).removal())
+            table = _table(schema_editor, self.spec)
+            if schema_editor.collect_sql:
+                _collect(schema_editor, table.removal)
+            else:
+                step(table.uninstall())
 
     def describe(self) -> str:
         return f"Guard {self.spec.table} under {self.spec.name}"
@@ -113,15 +122,12 @@ def _table(schema_editor: Any, spec: Spec) -> TableGuard:
     return on(schema_editor.connection, "blocking").table(spec, True)
 
 
-def _run(schema_editor: Any, look: Coroutine[Any, Any, list[str]]) -> None:
-    """Run the statements that `look` returns as part of the migration, or collect them for `sqlmigrate`."""
+def _collect(schema_editor: Any, look: Callable[[], Coroutine[Any, Any, list[str]]]) -> None:
+    """The statements that `look` returns, for `sqlmigrate`."""
     try:
-        statements = step(look)
+        statements = step(look())
     except Misconfigured as error:
-        if not schema_editor.collect_sql:
-            raise
         schema_editor.collected_sql.append(f"-- Not known before the earlier migrations have run: {error}")
         return
-    with transaction.atomic(using=schema_editor.connection.alias):
-        for statement in statements:
-            schema_editor.execute(statement, params=None)
+    for statement in statements:
+        schema_editor.execute(statement, params=None)

@@ -23,7 +23,15 @@ from fenced import client, sql
 from fenced.sql import clauses
 
 SNAPSHOT = Path(__file__).with_name("api.txt")
-MODULES = ("fenced", "fenced.errors", "fenced.events", "fenced.sql", "fenced.proofs", "fenced.django")
+MODULES = (
+    "fenced",
+    "fenced.errors",
+    "fenced.events",
+    "fenced.sql",
+    "fenced.proofs",
+    "fenced.django",
+    "fenced.alembic",
+)
 ENTERING = ("__init__", "__enter__", "__exit__", "__aenter__", "__aexit__")
 HANDED_OUT = re.compile(r"(Async|Sqlite)?(Lease|Transaction|Announced)|(Plain|Async)?Clause")
 """Classes that programs get and never make: how they are made is nobody's business."""

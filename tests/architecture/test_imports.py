@@ -123,3 +123,17 @@ def test_a_class_name_has_one_meaning() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(source.relative_to(ROOT)))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_no_function_takes_a_coroutine() -> None:
+    """It may refuse before it awaits, and nobody would await the coroutine then: it takes a function that makes one."""
+    found = [
+        f"{source.relative_to(ROOT)}:{parameter.lineno}: {parameter.arg}"
+        for source in SOURCES
+        if source.relative_to(PACKAGE).parts[0] not in ("runtime", "testing")
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for parameter in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if parameter.annotation and ast.unparse(parameter.annotation).startswith(("Coroutine[", "Awaitable["))
+    ]
+    assert not found

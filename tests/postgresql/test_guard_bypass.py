@@ -225,7 +225,7 @@ def test_a_writer_has_no_more_rights_than_it_needs(db: Db, writer: Db, role: str
 
 def test_functions_are_pinned_and_the_installers(db: Db) -> None:
     ORDERS.install(db)
-    Guard(table="orders", name="orders/{id}", epoch="epoch").install(db)
+    Guard(table="orders", name="orders/{id}", epoch="epoch").install(db, replace=True)
     loose = db.execute(
         "SELECT proname FROM pg_proc WHERE pronamespace = 'fenced_guard'::regnamespace AND "
         "(proowner <> 'postgres'::regrole OR NOT coalesce(proconfig, '{}') @> ARRAY['search_path=pg_catalog, pg_temp'])"
@@ -432,7 +432,7 @@ def test_a_publication_of_all_tables(postgresql_url: str) -> None:
 # proves guard postgresql: durable-marks
 def test_dump_and_restore(db: Db, postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
     """A whole database comes back guarded, marks and modes included; a table by itself comes without its guard."""
-    Guard(table="orders", name="orders/{id}", epoch="epoch").install(db)
+    Guard(table="orders", name="orders/{id}", epoch="epoch").install(db, replace=True)
     write(db, stamp(6))
     refused(db, UPDATE)
 
@@ -495,7 +495,7 @@ def test_altering_a_guarded_table(db: Db) -> None:
         with pytest.raises(psycopg.errors.UndefinedColumn):
             db.execute("UPDATE orders SET qty = 9")
     told = Guard(table="orders", name="orders/{number}")
-    told.install(db, mode="require")
+    told.install(db, mode="require", replace=True)
     refused(db, "UPDATE orders SET qty = 9")
     write(db, stamp(6), "UPDATE orders SET qty = 9 WHERE number = 42", told)
     db.execute("DROP TABLE orders")

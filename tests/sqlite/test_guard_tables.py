@@ -307,7 +307,7 @@ def test_tables_that_share_names_share_the_rule(db: sqlite3.Connection) -> None:
     with pytest.raises(Misconfigured, match="rule must be once"):
         Guard(table="lines", name="orders/{of}").install(db)
     Guard(table="lines", name="orders/{of}", rule="once").install(db)
-    Guard(table="lines", name="lines/{id}", rule="retry").install(db)
+    Guard(table="lines", name="lines/{id}", rule="retry").install(db, replace=True)
 
 
 def test_a_forged_stamp_is_replaced_and_cleared(db: sqlite3.Connection) -> None:

@@ -27,7 +27,7 @@ from fenced.cli.output import plain, write_json
 from fenced.contracts import Operator
 from fenced.decision import RULES, Mode, Rule
 from fenced.errors import Misuse, Unsupported
-from fenced.guards.shared.spec import Spec
+from fenced.guards.shared.spec import Spec, as_script
 from fenced.rollout import QUIET_SECONDS, several, skipped
 from fenced.runtime.blocking import step
 from fenced.schema import Schema
@@ -42,6 +42,14 @@ wait_option = click.option(
     show_default=True,
     metavar="SECONDS",
     help="How long to wait for older transactions.",
+)
+print_option = click.option(
+    "--print", "as_sql", is_flag=True, help="Print the SQL for a migration; change nothing."
+)
+no_transaction_option = click.option(
+    "--no-transaction",
+    is_flag=True,
+    help="With --print: no BEGIN and COMMIT, for tools that begin themselves.",
 )
 
 
@@ -78,7 +86,11 @@ for command in (status, history, records, reset, adopt, trust, key, tidy, forget
     "--mode", metavar="MODE", help="By default a new guard gets observe, and an installed one keeps its mode."
 )
 @click.option("--epoch", metavar="COLUMN", help="Keep the token of the last write in this column.")
-@click.option("--print", "as_sql", is_flag=True, help="Print the SQL for a migration; change nothing.")
+@click.option(
+    "--replace", is_flag=True, help="Change an installed guard that has another name, rule or epoch column."
+)
+@print_option
+@no_transaction_option
 @json_option
 def install(
     words: tuple[str],
@@ -87,28 +99,31 @@ def install(
     rule: Rule,
     mode: str | None,
     epoch: str | None,
+    replace: bool,
     as_sql: bool,
+    no_transaction: bool,
     as_json: bool,
 ) -> None:
-    """Guard a table. Installing again is harmless: marks stay, and so does the mode unless one is given.
+    """Guard a table.
+
+    Installing the same guard again is harmless: marks stay, and so does the mode unless one is given. If the
+    installed guard has another name, rule or epoch column, nothing changes without --replace.
 
     \b
     Examples:
       fenced guard install postgresql://owner@db.internal/shop --table orders --name 'orders/{id}'
       fenced guard install --table orders --name 'orders/{id}' --print > migration.sql
     """
+    _check_print(as_sql, no_transaction)
     with connected(words[0]) as (engine, connection):
         guarded = table_on(connection, Spec(table, name, rule, epoch))
         if as_sql:
-            script = step(guarded.script(mode))
-            if as_json:
-                write_json({"table": table, "sql": script})
-            else:
-                click.echo(script, nl=False)
+            script = step(guarded.script(mode, replace=replace, transaction=not no_transaction))
+            _print_sql(table, script, as_json)
             return
         with warnings.catch_warnings(record=True) as cautions:
             warnings.simplefilter("always")
-            step(guarded.install(mode))
+            step(guarded.install(mode, replace=replace))
         now = str(Mode.parse(mode)) if mode else step(engine.operator(connection).modes(table))["*"]
     for caution in cautions:
         click.echo(f"caution: {caution.message}", err=True)
@@ -116,6 +131,18 @@ def install(
         write_json({"table": table, "name": name, "rule": rule, "epoch": epoch, "mode": now})
     else:
         click.echo(f"{table} is guarded under {plain(name)}, rule {rule}, mode {now}")
+
+
+def _check_print(as_sql: bool, no_transaction: bool) -> None:
+    if no_transaction and not as_sql:
+        raise click.UsageError("--no-transaction goes with --print")
+
+
+def _print_sql(table: str, script: str, as_json: bool) -> None:
+    if as_json:
+        write_json({"table": table, "sql": script})
+    else:
+        click.echo(script, nl=False)
 
 
 @guard.command()
@@ -148,16 +175,23 @@ def upgrade(words: tuple[str], as_json: bool) -> None:
 @guard.command()
 @addressed()
 @sql_table_option
+@print_option
+@no_transaction_option
 @json_option
-def uninstall(words: tuple[str], table: str, as_json: bool) -> None:
+def uninstall(words: tuple[str], table: str, as_sql: bool, no_transaction: bool, as_json: bool) -> None:
     """Remove the guard of a table. Its marks stay: a later guard needs them to refuse old holders.
 
     \b
     Example:
       fenced guard uninstall postgresql://owner@db.internal/shop --table orders
     """
+    _check_print(as_sql, no_transaction)
     with connected(words[0]) as (_, connection):
-        step(table_on(connection, Spec(table, "any")).uninstall())
+        guarded = table_on(connection, Spec(table, "any"))
+        if as_sql:
+            _print_sql(table, as_script(step(guarded.removal()), transaction=not no_transaction), as_json)
+            return
+        step(guarded.uninstall())
     if as_json:
         write_json({"table": table, "installed": False})
     else:

@@ -89,19 +89,29 @@ class Guard(_GuardBase):
 
     _colour = "blocking"
 
-    def install(self, connection: Any, mode: str | None = None) -> None:
+    def install(self, connection: Any, mode: str | None = None, *, replace: bool = False) -> None:
         """Create the marks and, if mandatory, the triggers. A new guard gets mode observe.
 
-        Installing again is harmless: the marks stay, and so does the mode unless one is given.
+        If the connection is in a transaction, this is part of it, and you commit. Otherwise it is committed here.
+        Installing the same guard again is harmless: the marks stay, and so does the mode unless one is given. If the
+        installed guard has another name, rule, epoch column or `mandatory`: Misconfigured, unless `replace`.
         """
-        step(self._on(connection).install(mode))
+        step(self._on(connection).install(mode, replace=replace))
 
-    def script(self, connection: Any, mode: str | None = None) -> str:
-        """The SQL that `install` would run, for a migration."""
-        return step(self._on(connection).script(mode))
+    def script(
+        self, connection: Any, mode: str | None = None, *, replace: bool = False, transaction: bool = True
+    ) -> str:
+        """The SQL that `install` would run, for a migration.
+
+        It must run in one transaction. `transaction=False` omits BEGIN and COMMIT, for tools that begin one themselves.
+        """
+        return step(self._on(connection).script(mode, replace=replace, transaction=transaction))
 
     def uninstall(self, connection: Any) -> None:
-        """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders."""
+        """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders.
+
+        If the connection is in a transaction, this is part of it, and you commit. Otherwise it is committed here.
+        """
         step(self._on(connection).uninstall())
 
     def set_mode(
@@ -187,19 +197,29 @@ class AsyncGuard(_GuardBase):
     ) -> None:
         super().__init__(table=table, name=name, rule=rule, mandatory=mandatory, epoch=epoch, connect=connect)
 
-    async def install(self, connection: Any, mode: str | None = None) -> None:
+    async def install(self, connection: Any, mode: str | None = None, *, replace: bool = False) -> None:
         """Create the marks and, if mandatory, the triggers. A new guard gets mode observe.
 
-        Installing again is harmless: the marks stay, and so does the mode unless one is given.
+        If the connection is in a transaction, this is part of it, and you commit. Otherwise it is committed here.
+        Installing the same guard again is harmless: the marks stay, and so does the mode unless one is given. If the
+        installed guard has another name, rule, epoch column or `mandatory`: Misconfigured, unless `replace`.
         """
-        await self._on(connection).install(mode)
+        await self._on(connection).install(mode, replace=replace)
 
-    async def script(self, connection: Any, mode: str | None = None) -> str:
-        """The SQL that `install` would run, for a migration."""
-        return await self._on(connection).script(mode)
+    async def script(
+        self, connection: Any, mode: str | None = None, *, replace: bool = False, transaction: bool = True
+    ) -> str:
+        """The SQL that `install` would run, for a migration.
+
+        It must run in one transaction. `transaction=False` omits BEGIN and COMMIT, for tools that begin one themselves.
+        """
+        return await self._on(connection).script(mode, replace=replace, transaction=transaction)
 
     async def uninstall(self, connection: Any) -> None:
-        """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders."""
+        """Restore the table. The marks stay: a guard that is installed later needs them to refuse old holders.
+
+        If the connection is in a transaction, this is part of it, and you commit. Otherwise it is committed here.
+        """
         await self._on(connection).uninstall()
 
     async def set_mode(

@@ -75,20 +75,19 @@ class AlchemySession:
     def _connection(self) -> Connection:
         return self._target if isinstance(self._target, Connection) else self._target.connection()
 
+    async def run_all(self, statements: Sequence[str]) -> None:
+        await self._do(lambda: _run_script(self._connection(), statements))
+
     async def run_in_own_transaction(self, statements: Sequence[str]) -> None:
-        await self._do(lambda: self._run_in_own_transaction(";\n".join(statements)))
+        await self._do(lambda: self._run_in_own_transaction(statements))
 
     async def rollback_and(self, statement: str) -> None:
         await self.rollback()
         await self.run_in_own_transaction([statement])
 
-    def _run_in_own_transaction(self, script: str) -> None:
+    def _run_in_own_transaction(self, statements: Sequence[str]) -> None:
         with self._own_connection() as connection, connection.begin():
-            adapted: Any = connection.connection.dbapi_connection
-            if hasattr(adapted, "run_async"):  # asyncpg's cursors take one statement at a time
-                adapted.run_async(lambda driver: driver.execute(script))
-            else:
-                connection.exec_driver_sql(script, execution_options={"no_parameters": True})
+            _run_script(connection, statements)
 
     @contextmanager
     def _own_connection(self) -> Iterator[Connection]:
@@ -157,6 +156,15 @@ class AlchemyTable(PostgresqlTable):
                 await super().leave(failed)  # as for an error of any other statement of the program
                 raise
         await super().leave(error)
+
+
+def _run_script(connection: Connection, statements: Sequence[str]) -> None:
+    script = ";\n".join(statements)
+    adapted: Any = connection.connection.dbapi_connection
+    if hasattr(adapted, "run_async"):  # asyncpg's cursors take one statement at a time
+        adapted.run_async(lambda driver: driver.execute(script))
+    else:
+        connection.exec_driver_sql(script, execution_options={"no_parameters": True})
 
 
 def _execute(connection: Connection, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:

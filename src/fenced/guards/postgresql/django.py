@@ -45,10 +45,13 @@ class DjangoSession:
             cursor.execute(sql, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
+    async def run_all(self, statements: Sequence[str]) -> None:
+        for statement in statements:
+            await self.run(statement)
+
     async def run_in_own_transaction(self, statements: Sequence[str]) -> None:
         with transaction.atomic(using=self._connection.alias):
-            for statement in statements:
-                await self.run(statement)
+            await self.run_all(statements)
 
     async def rollback_and(self, statement: str) -> None:
         await self.rollback()

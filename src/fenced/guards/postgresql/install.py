@@ -18,7 +18,8 @@ from fenced.guards.postgresql.triggers import (
     triggers,
     without_triggers,
 )
-from fenced.guards.shared.spec import Spec, literal, may_meet
+from fenced.guards.shared.engine import Registered
+from fenced.guards.shared.spec import Spec, asks_for, literal, may_meet
 
 OWN_TABLE = "fenced_guard.value"
 LOCK_TIMEOUT = "2s"
@@ -105,10 +106,13 @@ def _check_columns(spec: Spec, table: TableShape) -> None:
         raise Misconfigured(f"the epoch column {spec.epoch!r} must be a bigint")
 
 
-async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: bool) -> list[str]:
+async def script(
+    spec: Spec, mode: Mode | None, session: Runs, *, mandatory: bool, replace: bool = False
+) -> list[str]:
     """The statements that install the guard on the database that `session` is connected to.
 
-    `mode` None: an installed guard keeps its mode, a new guard gets observe.
+    `mode` None: an installed guard keeps its mode, a new guard gets observe. Without `replace` the statements fail if
+    another guard of this table is installed when they run.
     """
     there = await schema.look(session) is not None
     value_is_made = not there and guard_of(spec) == OWN_TABLE
@@ -138,8 +142,8 @@ async def script(spec: Spec, mode: Mode | None, session: Runs, *, mandatory: boo
         "SET LOCAL search_path = pg_catalog, pg_temp",  # so that a trigger's condition names only pg_catalog
         f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",  # before a migration locks the guards' own tables
         *await schema.upgrade(session),
+        *_registration(spec, mandatory, makes_epoch, mode, replace),
         *columns,
-        *_registration(spec, mandatory, makes_epoch, mode),
         *(triggers(Names(spec, table), table, proof) if mandatory else without_triggers(guard)),
         *([_refuse_values(guard, spec.epoch)] if adopts_epoch and spec.epoch else []),
         schema.SCHEMA.owned,
@@ -181,7 +185,9 @@ async def cautions(session: Runs) -> list[str]:
     ]
 
 
-def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | None) -> list[str]:
+def _registration(
+    spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | None, replace: bool
+) -> list[str]:
     guard, counter = guard_of(spec), object_of(guard_of(spec), "refused")
     epoch = "NULL" if spec.epoch is None else literal(spec.epoch)
     values = (
@@ -195,11 +201,15 @@ def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | N
     return [
         f"CREATE SEQUENCE IF NOT EXISTS {counter}",
         (
-            "INSERT INTO fenced_guard.guard AS g "
+            "INSERT INTO fenced_guard.guard "
             f"(guard, template, rule, mandatory, epoch, epoch_made, refused, triggers) VALUES ({values}) "
-            "ON CONFLICT (guard) DO UPDATE SET template = excluded.template, rule = excluded.rule, "
-            "mandatory = excluded.mandatory, epoch = excluded.epoch, epoch_made = excluded.epoch_made OR g.epoch_made, "
-            "triggers = excluded.triggers"
+            "ON CONFLICT (guard) DO NOTHING"  # waits for a concurrent installation, so the next statements see its row
+        ),
+        *([] if replace else [_refuse_another(spec, mandatory)]),
+        (
+            f"UPDATE fenced_guard.guard SET template = {literal(spec.name)}, rule = '{spec.rule}', "
+            f"mandatory = {mandatory}, epoch = {epoch}, epoch_made = epoch_made OR {makes_epoch}, "
+            f"triggers = '{DIGEST}' WHERE guard = {literal(guard)}"
         ),
         (
             "INSERT INTO fenced_guard.history (guard, what, detail) SELECT guard, 'install', jsonb_build_object("
@@ -207,6 +217,62 @@ def _registration(spec: Spec, mandatory: bool, makes_epoch: bool, mode: Mode | N
             f"WHERE guard = {literal(guard)}"
         ),
         first,
+    ]
+
+
+def _refuse_another(spec: Spec, mandatory: bool) -> str:
+    """Refuse to change an installed guard: its writers would be judged by another name or rule from one statement to
+    the next. The statement is part of the script, because the script may run later and on another database."""
+    guard = guard_of(spec)
+    epoch = "NULL" if spec.epoch is None else literal(spec.epoch)
+    says = f"{literal(f'fenced: {guard} is guarded under ')}, v_live, {literal('; ' + asks_for(spec, mandatory))}"
+    return (
+        "DO $fenced$ DECLARE\n  v_live text;\nBEGIN\n"
+        "  SELECT concat(template, ', rule ', rule, ', epoch column ' || epoch,\n"
+        "    CASE WHEN NOT mandatory THEN ', without triggers' END) INTO v_live FROM fenced_guard.guard\n"
+        f"  WHERE guard = {literal(guard)} AND (template, rule, mandatory, epoch)\n"
+        f"    IS DISTINCT FROM ({literal(spec.name)}, '{spec.rule}', {mandatory}, {epoch});\n"
+        "  IF FOUND THEN RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',\n"
+        f"    MESSAGE = concat({says}); END IF;\n"
+        "END $fenced$"
+    )
+
+
+async def registered(session: Runs) -> list[Registered]:
+    """Every guard of this database."""
+    if await schema.look(session) is None:
+        return []
+    found = await session.run(
+        "SELECT guard, template, rule, epoch, mandatory FROM fenced_guard.guard ORDER BY guard"
+    )
+    return [Registered(Spec(*spec), mandatory) for *spec, mandatory in found]
+
+
+async def users_of(guard: str, session: Runs, *, readers: bool) -> list[str]:
+    """The sessions that hold a lock on the table or on one of its partitions, as far as this role may see them.
+
+    Without `readers`, sessions that only read are left out, unless there are no others: an installation waits for them
+    only if it adds a column or drops a trigger.
+    """
+    await session.run("SELECT pg_stat_clear_snapshot()")  # the caller's transaction may have looked before
+    found = await session.run(
+        "SELECT DISTINCT ON (k.pid) k.pid, concat_ws(', ', coalesce(a.usename::text, a.backend_type), "
+        "nullif(a.application_name, '')), a.state, "
+        "extract(epoch FROM clock_timestamp() - a.xact_start)::integer, "
+        "k.mode NOT IN ('AccessShareLock', 'RowShareLock') AS writes FROM pg_catalog.pg_locks k "
+        "LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = k.pid "
+        f"CROSS JOIN (SELECT to_regclass({literal(quoted(guard))}) AS oid) AS guarded "
+        "WHERE k.locktype = 'relation' AND k.granted AND k.pid IS DISTINCT FROM pg_backend_pid() "
+        "AND k.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database()) "
+        "AND (k.relation = guarded.oid OR k.relation IN (SELECT relid FROM pg_partition_tree(guarded.oid))) "
+        "ORDER BY k.pid, writes DESC"
+    )
+    writers = [row for row in found if row[-1]]
+    return [
+        "a prepared transaction"
+        if pid is None
+        else f"process {pid} ({who}{f'; {state} for {seconds} s' if state and seconds is not None else ''})"
+        for pid, who, state, seconds, _ in (found if readers or not writers else writers)
     ]
 
 

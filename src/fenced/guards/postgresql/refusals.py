@@ -55,6 +55,10 @@ _MEANING: dict[str, tuple[type[FencedError], str]] = {
     DEADLOCK: (Contended, ""),
     LOCK_TIMEOUT: (Contended, ""),
     FAILED: (Misuse, "; roll back first"),
+    "25P01": (
+        Misuse,
+        "; this connection commits every statement (AUTOCOMMIT): use one that begins transactions",
+    ),
     "25006": (Misconfigured, "; a guarded write needs a primary and a read-write transaction"),
     IDLED: (
         Unavailable,
@@ -66,6 +70,7 @@ _MEANING: dict[str, tuple[type[FencedError], str]] = {
     ),
     "42704": (Misconfigured, ""),
     "55000": (Misconfigured, ""),
+    "55006": (Misuse, "; run SET CONSTRAINTS ALL IMMEDIATE first, or do this in a separate transaction"),
     "3F000": (Misconfigured, "; no guard is installed in this database: fenced guard install"),
     "42883": (Misconfigured, "; no guard is installed in this database: fenced guard install"),
     "42P01": (Misconfigured, "; no guard is installed in this database: fenced guard install"),

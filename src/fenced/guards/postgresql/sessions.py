@@ -27,6 +27,9 @@ class PostgresqlSession(Protocol):
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run a statement in the open transaction, and return its rows."""
 
+    async def run_all(self, statements: Sequence[str]) -> None:
+        """Run statements in the open transaction. One of them may be a text of several."""
+
     async def run_in_own_transaction(self, statements: Sequence[str]) -> None:
         """Run statements in a separate transaction, in one message where the driver lets us begin."""
 
@@ -91,6 +94,9 @@ class PsycopgSession:
         with self.connection.cursor(row_factory=tuple_row) as cursor:
             cursor.execute(sql.encode(), parameters or None)
             return cursor.fetchall() if cursor.description else []
+
+    async def run_all(self, statements: Sequence[str]) -> None:
+        await self._execute(_script(*statements).encode())
 
     async def begin(self, announce: str) -> None:
         begin = f"{_begin(self.connection)}; " if self.connection.autocommit else ""
@@ -164,6 +170,9 @@ class AsyncpgSession:
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in await self.connection.fetch(sql, *parameters)]
+
+    async def run_all(self, statements: Sequence[str]) -> None:
+        await self.connection.execute(_script(*statements))
 
     async def run_in_own_transaction(self, statements: Sequence[str]) -> None:
         await self._commit_by(_script("BEGIN", *statements, "COMMIT"))

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from fenced.decision import Mark, Mode
@@ -30,8 +30,11 @@ from fenced.guards.postgresql.refusals import (
 from fenced.guards.postgresql.sessions import Aborted, PostgresqlSession
 from fenced.guards.postgresql.triggers import guard_of
 from fenced.guards.shared.answers import check_pattern
-from fenced.guards.shared.spec import Spec, literal
+from fenced.guards.shared.engine import Registered
+from fenced.guards.shared.spec import Spec, as_script, literal
 from fenced.model import Credential, check_name, check_realm
+
+T = TypeVar("T")
 
 REPEATS = 10
 """How often an announcement is tried, if a newer commit makes it fail (SQLSTATE 40001)."""
@@ -80,49 +83,96 @@ class PostgresqlTable:
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return await self._session.run(sql, parameters)
 
-    async def install(self, mode: str | None) -> None:
+    async def install(self, mode: str | None, *, replace: bool = False) -> None:
         for last in (*[False] * REPEATS, True):
             try:
-                await self._run_in_own_transaction(await self._looking(self.statements(mode)))
+                await self._change(lambda: self._statements(mode, replace))
                 break
             except Conflict:  # another session has upgraded the schema since `statements` looked: look again
                 if last:
                     raise
-        for caution in await self._looking(install.cautions(self._session)):
+        for caution in await self._look(lambda: install.cautions(self._session)):
             warnings.warn(caution, stacklevel=4)
 
-    async def statements(self, mode: str | None) -> list[str]:
+    async def _statements(self, mode: str | None, replace: bool) -> list[str]:
         parsed = Mode.parse(mode) if mode is not None else None
-        return await install.script(self.spec, parsed, self._session, mandatory=self.mandatory)
-
-    async def removal(self) -> list[str]:
-        return await install.uninstall(self.spec, self._session)
-
-    async def script(self, mode: str | None) -> str:
-        lines = await self._looking(self.statements(mode))
-        cautions = "".join(f"-- {line}\n" for line in await self._looking(install.cautions(self._session)))
-        return (
-            f"{cautions}BEGIN;\n\n"
-            + "\n\n".join(f"{line.rstrip().rstrip(';')};" for line in lines)
-            + "\n\nCOMMIT;\n"
+        return await install.script(
+            self.spec, parsed, self._session, mandatory=self.mandatory, replace=replace
         )
 
-    async def uninstall(self) -> None:
-        await self._run_in_own_transaction(await self._looking(self.removal()))
+    async def statements(self, mode: str | None, *, replace: bool = False) -> list[str]:
+        return await self._look(lambda: self._statements(mode, replace))
 
-    async def _looking(self, look: Awaitable[list[str]]) -> list[str]:
-        """Read from the database, and roll back the transaction that this began."""
-        _refuse_open_transaction(self._session)
+    async def removal(self) -> list[str]:
+        return await self._look(lambda: install.uninstall(self.spec, self._session))
+
+    async def script(self, mode: str | None, *, replace: bool = False, transaction: bool = True) -> str:
+        lines = await self.statements(mode, replace=replace)
+        cautions = await self._look(lambda: install.cautions(self._session))
+        return as_script(lines, transaction=transaction, comments=cautions)
+
+    async def uninstall(self) -> None:
+        await self._change(lambda: install.uninstall(self.spec, self._session), readers_wait=True)
+
+    async def registered(self) -> list[Registered]:
+        return await self._look(lambda: install.registered(self._session))
+
+    def is_own(self, schema: str | None, table: str) -> bool:
+        return schema in ("fenced", "fenced_guard")
+
+    async def _change(self, look: Callable[[], Awaitable[list[str]]], *, readers_wait: bool = False) -> None:
+        """Run the statements that `look` returns, in the caller's transaction or else in a separate one."""
         try:
-            statements = await look
-        except Exception as error:
-            await rollback_quietly(self._session)
-            raise wrapped(error) from error
-        await rollback_quietly(self._session)
-        return statements
+            async with self._part() as joins:
+                statements = await look()
+                if joins:
+                    await self._session.run_all(statements)
+                else:
+                    await rollback_quietly(self._session)  # ends the transaction that looking began
+                    await self._session.run_in_own_transaction(statements)
+        except Contended as error:
+            if read(error).state != LOCK_TIMEOUT:
+                raise
+            users = await self._look(
+                lambda: install.users_of(self.guard, self._session, readers=readers_wait)
+            )
+            raise _in_use(self.guard, users) from error.__cause__
+
+    async def _look(self, look: Callable[[], Awaitable[list[T]]]) -> list[T]:
+        """Read from the database. If this began a transaction, roll it back."""
+        async with self._part() as joins:
+            found = await look()
+            if not joins:
+                await rollback_quietly(self._session)
+        return found
+
+    @asynccontextmanager
+    async def _part(self) -> AsyncIterator[bool]:
+        """Undo what the block did if it fails, and raise the typed error. Yields whether the caller has a transaction.
+
+        The block is then a savepoint of it: a failure leaves the transaction usable, and frees the block's locks.
+        """
+        joins = _is_open(self._session)
+        try:
+            if joins:
+                await self._session.run("SAVEPOINT fenced_part")
+            yield joins
+            if joins:
+                await self._session.run("RELEASE SAVEPOINT fenced_part")
+        except BaseException as error:
+            with suppress(Exception):  # if this fails, the connection is broken and the server undoes it
+                if joins:
+                    await self._session.run("ROLLBACK TO SAVEPOINT fenced_part")
+                    await self._session.run("RELEASE SAVEPOINT fenced_part")
+                else:
+                    await self._session.rollback()
+            if isinstance(error, Exception) and not isinstance(error, FencedError):
+                raise wrapped(error) from error
+            raise
 
     async def _run_in_own_transaction(self, statements: Sequence[str]) -> None:
-        _refuse_open_transaction(self._session)
+        if _is_open(self._session):
+            raise Misuse("this connection is in a transaction; commit or roll back first")
         try:
             await self._session.run_in_own_transaction(statements)
         except BaseException as error:
@@ -394,12 +444,22 @@ def text_literal(text: str) -> str:
     return "E'" + "".join(c if c.isascii() else f"\\U{ord(c):08x}" for c in escaped) + "'"
 
 
-def _refuse_open_transaction(session: PostgresqlSession) -> None:
+def _is_open(session: PostgresqlSession) -> bool:
+    """Whether the caller has begun a transaction. Misuse if no statement can run on this connection now."""
     state = session.state()
     if state == "closed":
         raise Misuse("this connection is closed, or busy with another statement")
-    if state != "idle":
-        raise Misuse("this connection is in a transaction; commit or roll back first")
+    if state == "failed":
+        raise Misuse("a statement of this transaction has failed; roll back first")
+    return state == "open"
+
+
+def _in_use(guard: str, users: Sequence[str]) -> Contended:
+    who = f"in use by {', '.join(users)}" if users else "in use, and is free now"
+    then = "Run this again when they have ended" if users else "Run this again"
+    return Contended(
+        f"nothing was changed: {guard} was {who}. {then} (it waits {install.LOCK_TIMEOUT} for a lock)"
+    )
 
 
 async def rollback_quietly(session: PostgresqlSession) -> None:

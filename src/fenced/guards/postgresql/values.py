@@ -147,7 +147,7 @@ class PostgresqlGuard:
         cooperative = self._mandatory and not mandatory  # an earlier client opened it as cooperative
         self._mandatory = self._mandatory or mandatory
         if cooperative or found.schema.version < schema.SCHEMA.version:
-            await self._on(session).install(None)
+            await self._on(session).install(None, replace=True)
 
     def _on(self, session: _Session) -> PostgresqlTable:
         return PostgresqlTable(self._spec, session, self._mandatory)

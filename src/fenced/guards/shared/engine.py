@@ -17,11 +17,25 @@ from fenced.guards.shared.spec import Spec
 from fenced.model import Credential
 
 
-class TableGuard(UnitOfWork, Protocol):
-    """A guard on one of the program's tables, over one of the program's connections."""
+class Registered(NamedTuple):
+    """A guard that is installed: what it protects, and whether it has triggers."""
 
-    async def install(self, mode: str | None) -> None: ...
-    async def script(self, mode: str | None) -> str: ...
+    spec: Spec
+    mandatory: bool
+
+
+class TableGuard(UnitOfWork, Protocol):
+    """A guard on one of the program's tables, over one of the program's connections.
+
+    If the connection is in a transaction, `install`, `uninstall` and `script` are part of it and the caller commits. If
+    one of them fails, everything that it did is undone, and the caller's transaction can continue. Outside a
+    transaction they begin and commit one.
+    """
+
+    async def install(self, mode: str | None, *, replace: bool = False) -> None:
+        """Misconfigured if the installed guard has another name, rule or epoch column, or no triggers. `replace` it."""
+
+    async def script(self, mode: str | None, *, replace: bool = False, transaction: bool = True) -> str: ...
     async def uninstall(self) -> None: ...
     async def set_mode(self, mode: str, pattern: str, wait: float = ...) -> tuple[str, ...]: ...
     async def adopt(self, realm: str) -> None: ...
@@ -31,11 +45,17 @@ class TableGuard(UnitOfWork, Protocol):
     async def clear(self, credential: Credential) -> None: ...
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
-    async def statements(self, mode: str | None) -> list[str]:
+    async def statements(self, mode: str | None, *, replace: bool = False) -> list[str]:
         """The statements of `install`, for the program's own migration. Reads the table's present shape."""
 
     async def removal(self) -> list[str]:
         """The statements of `uninstall`."""
+
+    async def registered(self) -> list[Registered]:
+        """Every guard of this database, whatever its table."""
+
+    def is_own(self, schema: str | None, table: str) -> bool:
+        """Whether fenced created this table for itself."""
 
 
 class StampSource(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from uuid import UUID
@@ -13,6 +14,9 @@ from fenced.model import check_name
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 _FIELD = re.compile(r"\{([^{}]*)\}")
+
+FAILS = "SELECT fenced_guard_is_missing_here()"
+"""A statement that fails on every engine, for a place in a script where the statements of a guard are missing."""
 
 
 def check_identifier(name: object, what: str) -> str:
@@ -93,6 +97,28 @@ def _escape(text: str) -> str:
 def literal(text: str) -> str:
     """The text as SQL writes it; the texts of a Spec hold no backslash."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def described(spec: Spec, mandatory: bool) -> str:
+    """What an installed guard stores about its table, for a message."""
+    epoch = f", epoch column {spec.epoch}" if spec.epoch else ""
+    return f"{spec.name}, rule {spec.rule}{epoch}{'' if mandatory else ', without triggers'}"
+
+
+def asks_for(spec: Spec, mandatory: bool) -> str:
+    """The second half of the message that refuses to change an installed guard."""
+    return (
+        f"this installation asks for {described(spec, mandatory)}, by which all writers would be judged at once. "
+        "If that is meant, pass replace=True (--replace)"
+    )
+
+
+def as_script(statements: Sequence[str], *, transaction: bool, comments: Sequence[str] = ()) -> str:
+    """The statements as the text of a migration; `transaction`: with BEGIN and COMMIT."""
+    lines = [f"{line.rstrip().rstrip(';')};" for line in statements]
+    if transaction:
+        lines = ["BEGIN;", *lines, "COMMIT;"]
+    return "".join(f"-- {line}\n" for line in comments) + "\n\n".join(lines) + "\n"
 
 
 def may_meet(one: str, other: str) -> bool:

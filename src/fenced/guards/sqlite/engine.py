@@ -30,14 +30,20 @@ def _aiosqlite() -> Driver:
     return Driver(SqliteTable, AioSession)
 
 
+def _alchemy() -> Driver:
+    from fenced.guards.sqlite.alchemy import SqliteAlchemySession, SqliteAlchemyTable
+
+    return Driver(SqliteAlchemyTable, SqliteAlchemySession)
+
+
 class SqliteEngine:
-    """SQLite, by the drivers sqlite3 and aiosqlite."""
+    """SQLite, by the drivers sqlite3 and aiosqlite; for migrations also through SQLAlchemy."""
 
     name = "sqlite"
     dialects = frozenset({"sqlite"})
     quote = '"'
     drivers: Mapping[Colour, Mapping[ConnectionClass, Callable[[], Driver]]] = {
-        "blocking": {("sqlite3", "Connection"): _sqlite3},
+        "blocking": {("sqlite3", "Connection"): _sqlite3, ("sqlalchemy", "Connection"): _alchemy},
         "asyncio": {("aiosqlite", "Connection"): _aiosqlite},
     }
 

@@ -8,13 +8,15 @@ triggers check the rows that a REPLACE would remove.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from fenced import sqlfile
 from fenced.decision import Mode
 from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.guards.shared.answers import check_pattern
-from fenced.guards.shared.spec import Spec, check_identifier, literal, may_meet
+from fenced.guards.shared.engine import Registered
+from fenced.guards.shared.spec import Spec, asks_for, check_identifier, described, literal, may_meet
 from fenced.guards.sqlite.unique import Key, Run, look_at
 from fenced.schema import RELEASE, Schema, check_readable
 
@@ -79,10 +81,13 @@ async def set_mode(run: Run, guard: str, mode: Mode, pattern: str) -> None:
     )
 
 
-async def script(spec: Spec, mode: Mode | None, run: Run, *, mandatory: bool) -> list[str]:
+async def script(
+    spec: Spec, mode: Mode | None, run: Run, *, mandatory: bool, replace: bool = False
+) -> list[str]:
     """The statements that install the guard; `run` reads the table's present columns and keys.
 
-    `mode` None: an installed guard keeps its mode, a new guard gets observe.
+    `mode` None: an installed guard keeps its mode, a new guard gets observe. Without `replace` another guard of this
+    table is Misconfigured.
     """
     check_table(spec)
     if await run("PRAGMA application_id") == [(AUTHORITY_APPLICATION_ID,)]:
@@ -92,7 +97,10 @@ async def script(spec: Spec, mode: Mode | None, run: Run, *, mandatory: bool) ->
         )
     await stored_schema(run)
     triggers = await _triggers(spec, run)
-    await _refuse_mixed_rules(spec, run)
+    guards = await registered(run)
+    if not replace:
+        _refuse_another(spec, mandatory, guards)
+    _refuse_mixed_rules(spec, guards)
     table = literal(spec.table)
     count = len(triggers) - 1 if mandatory else 0  # one of them is the view
     guard = (
@@ -160,15 +168,30 @@ def _replace_triggers(spec: Spec, number: int, key: Key, named: str, new: str) -
     ]
 
 
-async def _refuse_mixed_rules(spec: Spec, run: Run) -> None:
-    """Guards that can have a name in common must have one rule; otherwise a writer could use the weaker one."""
+async def registered(run: Run) -> list[Registered]:
+    """Every guard of this file."""
     if not await run("SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'fenced_guard'"):
-        return
-    for guard, template, rule in await run("SELECT guard, template, rule FROM fenced_guard"):
-        if guard != spec.table and rule != spec.rule and may_meet(spec.name, str(template)):
+        return []
+    found = await run("SELECT guard, template, rule, triggers FROM fenced_guard ORDER BY guard")
+    return [Registered(Spec(*spec), triggers > 0) for *spec, triggers in found]
+
+
+def _refuse_another(spec: Spec, mandatory: bool, guards: Sequence[Registered]) -> None:
+    """Refuse to change an installed guard: its writers would be judged by another name or rule at once."""
+    for live in guards:
+        if live.spec.table == spec.table and live != (spec, mandatory):
             raise Misconfigured(
-                f"{guard!r} is guarded under {template!r} by rule {rule}; {spec.name!r} can make the same name, "
-                f"so its rule must be {rule} too"
+                f"{spec.table} is guarded under {described(*live)}; {asks_for(spec, mandatory)}"
+            )
+
+
+def _refuse_mixed_rules(spec: Spec, guards: Sequence[Registered]) -> None:
+    """Guards that can have a name in common must have one rule; otherwise a writer could use the weaker one."""
+    for other, _ in guards:
+        if other.table != spec.table and other.rule != spec.rule and may_meet(spec.name, other.name):
+            raise Misconfigured(
+                f"{other.table!r} is guarded under {other.name!r} by rule {other.rule}; {spec.name!r} can make the "
+                f"same name, so its rule must be {other.rule} too"
             )
 
 

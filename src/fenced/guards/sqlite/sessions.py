@@ -23,6 +23,9 @@ class SqliteSession(Protocol):
     @property
     def in_transaction(self) -> bool: ...
 
+    async def join(self) -> bool:
+        """Whether the caller has begun a transaction. If only its framework has, begin it in the database too."""
+
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]: ...
 
     async def reenter(self, guard: str, stamp: Stamp, names: Sequence[str]) -> Sequence[str]:
@@ -123,6 +126,9 @@ class PlainSession:
     def in_transaction(self) -> bool:
         return self.connection.in_transaction
 
+    async def join(self) -> bool:
+        return self.in_transaction
+
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return _rows(self.connection, sql, parameters)
 
@@ -148,6 +154,9 @@ class AioSession:
     @property
     def in_transaction(self) -> bool:
         return bool(self.connection.in_transaction)
+
+    async def join(self) -> bool:
+        return self.in_transaction
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         cursor = await self.connection.cursor()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fenced.decision import Mark, Mode
 from fenced.errors import Contended, Misconfigured, Misuse
 from fenced.guards.shared.answers import one_stamp
-from fenced.guards.shared.spec import Spec
+from fenced.guards.shared.engine import Registered
+from fenced.guards.shared.spec import Spec, as_script
 from fenced.guards.sqlite import install
 from fenced.guards.sqlite.fencing import RefusalPending, SqliteFence
 from fenced.guards.sqlite.refusals import translate
@@ -31,27 +33,35 @@ class SqliteTable:
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return await self._session.run(sql, parameters)
 
-    async def install(self, mode: str | None) -> None:
-        await self._in_transaction(await self.statements(mode))
+    async def install(self, mode: str | None, *, replace: bool = False) -> None:
+        await self._change(lambda: self.statements(mode, replace=replace))
 
-    async def script(self, mode: str | None) -> str:
-        statements = await self.statements(mode)
-        return "BEGIN;\n\n" + "\n\n".join(f"{line.rstrip(';')};" for line in statements) + "\n\nCOMMIT;\n"
+    async def script(self, mode: str | None, *, replace: bool = False, transaction: bool = True) -> str:
+        return as_script(await self.statements(mode, replace=replace), transaction=transaction)
 
-    async def statements(self, mode: str | None) -> list[str]:
+    async def statements(self, mode: str | None, *, replace: bool = False) -> list[str]:
         parsed = Mode.parse(mode) if mode is not None else None
         try:
             return await install.script(
-                self._spec, parsed, self._session.run, mandatory=self._fence.mandatory
+                self._spec, parsed, self._session.run, mandatory=self._fence.mandatory, replace=replace
             )
         except sqlite3.Error as error:
             raise translate(error) from error
 
     async def uninstall(self) -> None:
-        await self._in_transaction(await self.removal())
+        await self._change(self.removal)
 
     async def removal(self) -> list[str]:
-        return await install.uninstall(self._spec, self._session.run)
+        try:
+            return await install.uninstall(self._spec, self._session.run)
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
+    async def registered(self) -> list[Registered]:
+        return await install.registered(self._session.run)
+
+    def is_own(self, schema: str | None, table: str) -> bool:
+        return table.startswith("fenced_")
 
     async def set_mode(self, mode: str, pattern: str, wait: float = 0.0) -> tuple[str, ...]:
         """Returns nothing: the change takes the one write lock, so no writing transaction is older than the change."""
@@ -61,14 +71,20 @@ class SqliteTable:
         try:
             await session.run("BEGIN IMMEDIATE")
             await install.set_mode(session.run, self._spec.table, parsed, pattern)
-            await session.run("COMMIT")
+            await session.commit(())
         except sqlite3.Error as error:
             await session.rollback()
             raise translate(error) from error
         return ()
 
     async def adopt(self, realm: str) -> None:
-        await self._in_transaction([f"UPDATE fenced_guard SET realm = '{check_realm(realm)}'"])
+        _refuse_open_transaction(self._session)
+        change = f"UPDATE fenced_guard SET realm = '{check_realm(realm)}'"
+
+        async def look() -> list[str]:
+            return [change]
+
+        await self._change(look)
 
     async def peek(self, name: str, at_least: int) -> Mark | None:
         try:
@@ -127,19 +143,32 @@ class SqliteTable:
             for name in names:
                 await self._session.run("DELETE FROM fenced_stamp WHERE name = ?", (name,))
 
-    async def _in_transaction(self, statements: Sequence[str]) -> None:
-        session = self._session
-        _refuse_open_transaction(session)
+    async def _change(self, look: Callable[[], Awaitable[Sequence[str]]]) -> None:
+        """Run the statements that `look` returns, in the caller's transaction or else in a separate one.
+
+        `look` runs under the write lock, so that nobody changes what it has read. In the caller's transaction a failure
+        undoes only these statements.
+        """
+        session, joins = self._session, False
         try:
-            await session.run("BEGIN IMMEDIATE")
-            for statement in statements:
+            joins = await session.join()
+            await session.run("SAVEPOINT fenced_part" if joins else "BEGIN IMMEDIATE")
+            for statement in await look():
                 await session.run(statement)
-            await session.run("COMMIT")
-        except sqlite3.Error as error:
-            raise translate(error) from error
-        finally:
-            if session.in_transaction:
-                await session.rollback()
+            if joins:
+                await session.run("RELEASE fenced_part")
+            else:
+                await session.commit(())
+        except BaseException as error:
+            with suppress(sqlite3.Error):  # some errors have already rolled back everything
+                if joins:
+                    await session.run("ROLLBACK TO fenced_part")
+                    await session.run("RELEASE fenced_part")
+                else:
+                    await session.rollback()
+            if isinstance(error, sqlite3.Error):
+                raise translate(error) from error
+            raise
 
 
 def _one(credential: Credential) -> tuple[Stamp, tuple[str, ...]]:

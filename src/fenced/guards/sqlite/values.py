@@ -130,7 +130,10 @@ class SqliteGuard:
             await self._install(session, Spec(_TABLE, self._spec.name, rule), None)
 
     async def _install(self, session: PlainSession, spec: Spec, mode: Mode | None) -> None:
-        for statement in await install.script(spec, mode, session.run, mandatory=self._fence.mandatory):
+        statements = await install.script(
+            spec, mode, session.run, mandatory=self._fence.mandatory, replace=True
+        )
+        for statement in statements:
             await session.run(statement)
 
     async def _on_session(self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:

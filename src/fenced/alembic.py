@@ -1,0 +1,229 @@
+"""Guards in Alembic's migrations, for databases whose engine supports SQLAlchemy's connections.
+
+    op.install_guard("orders", name="orders/{id}")
+    op.uninstall_guard("orders")
+
+Import this module in `env.py`. Autogenerate then compares the guards of the database with those of the models, which
+are in the `info` of their tables:
+
+    orders = fenced.sql.Guard(table="orders", name="orders/{id}")
+
+    class Order(Base):
+        __tablename__ = "orders"
+        __table_args__ = {"info": {"fenced": orders}}
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+from alembic.autogenerate import comparators, renderers
+from alembic.autogenerate.api import AutogenContext
+from alembic.operations import MigrateOperation, Operations
+from alembic.operations.ops import CreateTableOp, DropColumnOp, DropTableOp, ModifyTableOps, UpgradeOps
+from alembic.util import DispatchPriority
+from sqlalchemy import Table
+
+from fenced.decision import Mode, Rule
+from fenced.errors import Misuse, shown
+from fenced.guards.shared.engine import Registered, TableGuard
+from fenced.guards.shared.spec import FAILS, Spec, described
+from fenced.runtime.blocking import step
+from fenced.sql import AsyncGuard, Guard
+from fenced.sql.engines import on
+
+__all__ = ["InstallGuardOp", "UninstallGuardOp"]
+
+INFO = "fenced"
+"""The key in `Table.info` for the guard of a table."""
+
+
+@Operations.register_operation("install_guard")
+class InstallGuardOp(MigrateOperation):
+    """Installs a guard in the migration's transaction. An installed guard keeps its mode unless one is given."""
+
+    def __init__(
+        self, asked: Registered, mode: str | None = None, *, before: Registered | None = None, replaces: bool
+    ) -> None:
+        self.asked = asked
+        self.mode = None if mode is None else str(Mode.parse(mode))
+        self.before = before
+        self.replaces = replaces
+
+    @classmethod
+    def install_guard(
+        cls,
+        operations: Operations,
+        table: str,
+        *,
+        name: str,
+        rule: Rule = "retry",
+        mode: str | None = None,
+        epoch: str | None = None,
+        mandatory: bool = True,
+        replace: bool = False,
+    ) -> None:
+        """Guard a table, as `fenced.sql.Guard(...).install(op.get_bind(), ...)` does."""
+        asked = Registered(Spec(table, name, rule, epoch), mandatory)
+        operations.invoke(cls(asked, mode, replaces=replace))
+
+    def reverse(self) -> MigrateOperation:
+        if self.before is None:
+            return UninstallGuardOp(self.asked.spec.table, self.asked)
+        return InstallGuardOp(self.before, before=self.asked, replaces=True)
+
+    def to_diff_tuple(self) -> tuple[Any, ...]:
+        return (
+            "replace_guard" if self.before else "add_guard",
+            self.asked.spec.table,
+            described(*self.asked),
+        )
+
+
+@Operations.register_operation("uninstall_guard")
+class UninstallGuardOp(MigrateOperation):
+    """Removes the guard of a table in the migration's transaction. The marks stay."""
+
+    def __init__(self, table: str, before: Registered | None = None) -> None:
+        self.table = table
+        self.before = before
+
+    @classmethod
+    def uninstall_guard(cls, operations: Operations, table: str) -> None:
+        """Remove the guard of a table, as `fenced.sql.Guard(...).uninstall(op.get_bind())` does."""
+        operations.invoke(cls(table))
+
+    def reverse(self) -> MigrateOperation:
+        if self.before is None:
+            raise Misuse(f"which guard did {self.table} have? Write op.install_guard in the other direction")
+        return InstallGuardOp(self.before, replaces=False)
+
+    def to_diff_tuple(self) -> tuple[Any, ...]:
+        return ("remove_guard", self.table)
+
+
+@Operations.implementation_for(InstallGuardOp)
+def _install(operations: Operations, operation: InstallGuardOp) -> None:
+    spec, mandatory = operation.asked
+    if operations.migration_context.as_sql:
+        options = {"--name": spec.name, "--rule": spec.rule, "--mode": operation.mode, "--epoch": spec.epoch}
+        words = [word for option, value in options.items() if value for word in (option, value)]
+        words += ["--replace"] if operation.replaces else []
+        _stop_here(operations, "install", spec.table, *words, "--print", "--no-transaction")
+    else:
+        guard = _table(operations.get_bind(), spec, mandatory)
+        step(guard.install(operation.mode, replace=operation.replaces))
+
+
+@Operations.implementation_for(UninstallGuardOp)
+def _uninstall(operations: Operations, operation: UninstallGuardOp) -> None:
+    if operations.migration_context.as_sql:
+        _stop_here(operations, "uninstall", operation.table, "--print", "--no-transaction")
+    else:
+        step(_table(operations.get_bind(), Spec(operation.table, "any")).uninstall())
+
+
+def _stop_here(operations: Operations, command: str, table: str, *words: str) -> None:
+    """Offline, the table cannot be read, and its guard depends on it: the script must not run without the real SQL."""
+    line = shlex.join(["fenced", "guard", command, "--table", table, *words])
+    operations.migration_context.impl.static_output(f"-- Replace the next statement by the output of: {line}")
+    operations.execute(FAILS)
+
+
+def _table(connection: Any, spec: Spec, mandatory: bool = True) -> TableGuard:
+    return on(connection, "blocking").table(spec, mandatory)
+
+
+@comparators.dispatch_for("schema", priority=DispatchPriority.LAST)
+def _compare(context: AutogenContext, upgrade: UpgradeOps, schemas: set[str | None]) -> None:
+    """Compare the guards of the database with those of the models. Modes are not compared: operators change them."""
+    assert context.dialect is not None
+    default = str(context.dialect.default_schema_name)
+    database = _table(context.connection, Spec("any", "any"))
+    models = {_key(table.name, table.schema or default): table for table in context.sorted_tables}
+    asked = {key: guard for key, table in models.items() if (guard := _declared(table, key, default))}
+    live = {_key(found.spec.table, default): found for found in step(database.registered())}
+    upgrade.ops[:] = _without_own(
+        upgrade.ops, database, {key: guard.spec for key, guard in asked.items()}, default
+    )
+    dropped = {
+        _key(operation.table_name, operation.schema or default)
+        for operation in upgrade.ops
+        if isinstance(operation, DropTableOp)
+    }
+    gone = [
+        UninstallGuardOp(found.spec.table, found)
+        for key, found in live.items()
+        if key not in asked and (key in models or key in dropped)
+    ]
+    wanted = [
+        InstallGuardOp(guard, before=live.get(key), replaces=key in live)
+        for key, guard in asked.items()
+        if key not in live or not _same(guard, live[key])
+    ]
+    upgrade.ops[:] = [*gone, *upgrade.ops, *wanted]
+
+
+def _key(table: str, schema: str) -> str:
+    return table if "." in table else f"{schema}.{table}"
+
+
+def _declared(table: Table, key: str, default: str) -> Registered | None:
+    guard = table.info.get(INFO)
+    if guard is None:
+        return None
+    if not isinstance(guard, Guard | AsyncGuard) or _key(guard.table, default) != key:
+        raise Misuse(f"info[{INFO!r}] of the table {key} is its fenced.sql.Guard, not {shown(guard)}")
+    return Registered(guard._spec, guard._mandatory)
+
+
+def _same(one: Registered, other: Registered) -> bool:
+    return one == Registered(replace(other.spec, table=one.spec.table), other.mandatory)
+
+
+def _without_own(
+    operations: list[MigrateOperation], database: TableGuard, guards: dict[str, Spec], default: str
+) -> list[MigrateOperation]:
+    """Without the operations that would drop what fenced has created: its own tables, and epoch columns."""
+    kept: list[MigrateOperation] = []
+    for operation in operations:
+        if isinstance(operation, CreateTableOp):
+            operation.info.pop(INFO, None)  # the migration has an operation for it
+        if isinstance(operation, DropTableOp | ModifyTableOps):
+            if database.is_own(operation.schema, operation.table_name):
+                continue
+            spec = guards.get(_key(operation.table_name, operation.schema or default))
+            if isinstance(operation, ModifyTableOps) and spec is not None and spec.epoch is not None:
+                operation.ops[:] = [
+                    one
+                    for one in operation.ops
+                    if not (isinstance(one, DropColumnOp) and one.column_name == spec.epoch)
+                ]
+                if operation.is_empty():
+                    continue
+        kept.append(operation)
+    return kept
+
+
+@renderers.dispatch_for(InstallGuardOp)
+def _render_install(context: AutogenContext, operation: InstallGuardOp) -> str:
+    spec, mandatory = operation.asked
+    words = [repr(spec.table), f"name={spec.name!r}"]
+    words += [f"rule={spec.rule!r}"] if spec.rule != "retry" else []
+    words += [f"mode={operation.mode!r}"] if operation.mode else []
+    words += [f"epoch={spec.epoch!r}"] if spec.epoch else []
+    words += ["mandatory=False"] if not mandatory else []
+    words += ["replace=True"] if operation.replaces else []
+    return _rendered(context, f"install_guard({', '.join(words)})")
+
+
+@renderers.dispatch_for(UninstallGuardOp)
+def _render_uninstall(context: AutogenContext, operation: UninstallGuardOp) -> str:
+    return _rendered(context, f"uninstall_guard({operation.table!r})")
+
+
+def _rendered(context: AutogenContext, call: str) -> str:
+    context.imports.add("import fenced.alembic")
+    return f"{context.opts['alembic_module_prefix']}{call}"
