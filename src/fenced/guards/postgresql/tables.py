@@ -455,10 +455,10 @@ def _is_open(session: PostgresqlSession) -> bool:
 
 
 def _in_use(guard: str, users: Sequence[str]) -> Contended:
-    who = f"in use by {', '.join(users)}" if users else "in use, and is free now"
-    then = "Run this again when they have ended" if users else "Run this again"
+    who = f"it is in use by {', '.join(users)}" if users else "it was in use, and is free now"
+    then = "when they have ended" if users else "now"
     return Contended(
-        f"nothing was changed: {guard} was {who}. {then} (it waits {install.LOCK_TIMEOUT} for a lock)"
+        f"{guard} was not changed: {who}. Run this again {then} (it waits {install.LOCK_TIMEOUT} for a lock)"
     )
 
 
