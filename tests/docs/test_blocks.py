@@ -125,9 +125,8 @@ def test_blocks_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) 
 
 @pytest.mark.timeout(WALK_SECONDS_MAX + 20)  # pip and make are slow on a busy machine
 @pytest.mark.parametrize("page", WALKED, ids=shown)
-def test_blocks_run_for_a_user_who_installed_only_what_the_page_says(
-    page: Path, traveller: Traveller, request: pytest.FixtureRequest
-) -> None:
+def test_walk(page: Path, traveller: Traveller, request: pytest.FixtureRequest) -> None:
+    """For a user who has installed only what the page says."""
     text = page.read_text()
     (packages,) = WALK.findall(text)
     folder = traveller.folder()

@@ -50,6 +50,8 @@ def test_every_extra_is_walked() -> None:
         for extra in extras.split(",")
     }
     assert walked == project["optional-dependencies"].keys()
+    page = (ROOT / "docs/install.md").read_text()
+    assert not [extra for extra in walked if not re.search(rf"[`[,]{extra}[`,\]]", page)]
 
 
 @pytest.mark.parametrize(
