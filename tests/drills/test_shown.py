@@ -108,6 +108,7 @@ def test_the_progress_of_a_storm_fits_80_columns(tally: Tally, holders: int) -> 
 def test_where_nobody_was_overtaken_the_sentence_says_what_to_do(scenario: str, guarded: bool) -> None:
     outcome = _outcome(scenario, History(), guarded=guarded)
     assert "INCONCLUSIVE" in page(outcome)
+    assert "SIGSTOP" not in page(outcome)
     assert sentence(outcome).startswith("Nobody was overtaken")
     assert ("--seconds 2" in sentence(outcome)) is (scenario == "storm")
 

@@ -125,7 +125,7 @@ def _fault(outcome: DrillOutcome) -> str:
     if outcome.plan.scenario == "storm":
         return (
             f"{len(findings.lost)} of {findings.acknowledged} acknowledged updates are gone "
-            f"({findings.lost_percent:.1f} %), and {counted(len(findings.stale), 'stale operation')} admitted."
+            f"({findings.lost_percent:.1f} %). Stale operations admitted: {len(findings.stale)}."
         )
     if outcome.guarded:
         return "The guard admitted a stale write. If its mode is not enforce or require, that is why."

@@ -156,6 +156,8 @@ def _conditions(outcome: DrillOutcome) -> list[tuple[str, ...]]:
 
 
 def _shown(outcome: DrillOutcome) -> list[str]:
+    if outcome.findings.verdict == "inconclusive":
+        return [sentence(outcome)]
     who = "Holders were separate processes, stopped by SIGSTOP and resumed by SIGCONT."
     if outcome.plan.scenario == "late-renewal":
         who = "Holders were separate processes; A's renewal was delayed until after its lease had expired."
