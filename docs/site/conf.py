@@ -42,7 +42,7 @@ html_copy_source = False
 html_show_sphinx = False
 html_favicon = "static/favicon.svg"
 pygments_style = "friendly"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"
 html_theme_options: dict[str, Any] = {
     "light_css_variables": {"color-brand-primary": "#1f5fbf", "color-brand-content": "#1f5fbf"},
     "dark_css_variables": {"color-brand-primary": "#7fb2ff", "color-brand-content": "#7fb2ff"},
