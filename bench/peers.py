@@ -64,11 +64,11 @@ def ourselves(url: str, guarantee: Guarantee = "strict") -> Kind:
     return Kind("fenced", "fenced", crew, async_crew)
 
 
-def ourselves_apart(url: str) -> Kind:
+def ourselves_apart(url: str, guarantee: Guarantee = "strict") -> Kind:
     """Leases of a client for each contender, as in as many processes."""
 
     def crew(stack: contextlib.ExitStack, count: int) -> list[Lock]:
-        return [Leased(stack.enter_context(fenced.Client(url))) for _ in range(count)]
+        return [Leased(stack.enter_context(fenced.Client(url, guarantee=guarantee))) for _ in range(count)]
 
     return Kind("apart", "fenced, a client each", crew)
 

@@ -132,9 +132,9 @@ class Lease(_LeaseBase):
         """Block until the lease is lost (True), released, or `timeout` seconds are over (False)."""
         return step(self._grant.wait_lost(_until(self._engine, timeout)))
 
-    def release(self) -> None:
-        """Give the lease back; LeaseLost if it was lost before. Repeating it is harmless."""
-        step(self._engine.release(self._grant))
+    def release(self, *, at_once: bool = False) -> None:
+        """Give the lease back; LeaseLost if it was lost before. `at_once`: whatever `at_least_for` is."""
+        step(self._engine.release(self._grant, at_once=at_once))
 
 
 class AsyncLease(_LeaseBase):
@@ -144,9 +144,9 @@ class AsyncLease(_LeaseBase):
         """Wait until the lease is lost (True), released, or `timeout` seconds are over (False)."""
         return await self._grant.wait_lost(_until(self._engine, timeout))
 
-    async def release(self) -> None:
-        """Give the lease back; LeaseLost if it was lost before. Repeating it is harmless."""
-        await self._engine.release(self._grant)
+    async def release(self, *, at_once: bool = False) -> None:
+        """Give the lease back; LeaseLost if it was lost before. `at_once`: whatever `at_least_for` is."""
+        await self._engine.release(self._grant, at_once=at_once)
 
 
 def _until(engine: LeaseEngine, timeout: Seconds | None) -> float | None:
@@ -264,9 +264,10 @@ class Client(_ClientBase):
         wait: Seconds | None = None,
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
     ) -> Lease:
         """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
-        request = LeaseRequest.checked(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
         return Lease(step(self._engine.acquire(request)), self)
 
     def hold(
@@ -277,15 +278,16 @@ class Client(_ClientBase):
         wait: Seconds | None = None,
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
     ) -> LeaseContext[Lease]:
         """`with client.hold(name) as lease:` waits in a fair queue; the lease is renewed in the background.
 
         Raises NotGranted after `wait` seconds. Leaving the block releases the lease; LeaseLost if it was lost before.
+        After a block that did not raise, nobody is granted the name until `at_least_for` seconds after the grant.
         """
-        return self.hold_all(
-            [name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards
-        )
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+        return LeaseContext(self, request, _guards(guards))
 
     def hold_all(
         self,
@@ -295,10 +297,11 @@ class Client(_ClientBase):
         wait: Seconds | None = None,
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
     ) -> LeaseContext[Lease]:
         """Hold several names under one token: all or none, without deadlock or starvation."""
-        request = LeaseRequest.checked(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
         return LeaseContext(self, request, _guards(guards))
 
     def try_hold(
@@ -309,10 +312,11 @@ class Client(_ClientBase):
         wait: Seconds | None = 0.0,
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
     ) -> LeaseContext[Lease | None]:
         """`with client.try_hold(name) as lease:` where lease is None when the name was not granted."""
-        request = LeaseRequest.checked([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
         return LeaseContext(self, request, _guards(guards), optional=True)
 
     def held(
@@ -323,10 +327,11 @@ class Client(_ClientBase):
         wait: Seconds | None = None,
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
     ) -> Callable[[Callable[Concatenate[Lease, P], R]], Callable[P, R]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
-        request = LeaseRequest.checked([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
         announced = _guards(guards)
 
         def decorate(function: Callable[Concatenate[Lease, P], R]) -> Callable[P, R]:
@@ -413,14 +418,13 @@ class LeaseContext(_LeaseContextBase, Generic[L]):
         grant = step(self._acquire(self._lease))
         if grant is None:
             return cast(L, None)
-        engine = self._client._engine
         try:
             lease = self._lease = Lease(grant, self._client)
             for guard in self._guards:
                 if (unfinished := guard.announce(lease)) is not None:
                     raise _wrong_colour(guard, unfinished)
         except BaseException:
-            step(engine.release_at_exit(grant, raised=True))
+            step(self._client._engine.release_at_exit(grant, raised=True))
             raise
         return cast(L, lease)
 
@@ -454,9 +458,10 @@ class AsyncClient(_ClientBase):
         wait: Seconds | None = None,
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
     ) -> AsyncLease:
         """Take one lease over all `names`; the caller releases it. NotGranted after `wait` seconds."""
-        request = LeaseRequest.checked(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
         return AsyncLease(await self._engine.acquire(request), self)
 
     def hold(
@@ -467,12 +472,12 @@ class AsyncClient(_ClientBase):
         wait: Seconds | None = None,
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
     ) -> AsyncLeaseContext[AsyncLease]:
         """`async with client.hold(name) as lease:` the body is cancelled when the lease is lost."""
-        return self.hold_all(
-            [name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay, guards=guards
-        )
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+        return AsyncLeaseContext(self, request, _guards(guards))
 
     def hold_all(
         self,
@@ -482,10 +487,11 @@ class AsyncClient(_ClientBase):
         wait: Seconds | None = None,
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
     ) -> AsyncLeaseContext[AsyncLease]:
         """Hold several names under one token: all or none, without deadlock or starvation."""
-        request = LeaseRequest.checked(names, ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
         return AsyncLeaseContext(self, request, _guards(guards))
 
     def try_hold(
@@ -496,10 +502,11 @@ class AsyncClient(_ClientBase):
         wait: Seconds | None = 0.0,
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
     ) -> AsyncLeaseContext[AsyncLease | None]:
         """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
-        request = LeaseRequest.checked([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
         return AsyncLeaseContext(self, request, _guards(guards), optional=True)
 
     def held(
@@ -510,10 +517,11 @@ class AsyncClient(_ClientBase):
         wait: Seconds | None = None,
         max_hold: Seconds | None = None,
         lock_delay: Seconds = 0.0,
+        at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
     ) -> Callable[[Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
-        request = LeaseRequest.checked([name], ttl=ttl, wait=wait, max_hold=max_hold, lock_delay=lock_delay)
+        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
         announced = _guards(guards)
 
         def decorate(
@@ -562,7 +570,6 @@ class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
             return cast(L, None)
         from fenced.scope import BodyScope
 
-        engine = self._client._engine
         lease = self._lease = AsyncLease(grant, self._client)
         self._scope = BodyScope()
         try:
@@ -572,7 +579,7 @@ class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
                     raise _wrong_colour(guard, announcing)
                 await announcing
         except BaseException:
-            await engine.release_at_exit(lease._grant, raised=True)
+            await lease._engine.release_at_exit(lease._grant, raised=True)
             raise
         self._scope.enter(lease._grant)
         return cast(L, lease)

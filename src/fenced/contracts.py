@@ -228,8 +228,12 @@ class Authority(Protocol):
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         """Renew leases and places in queues, in one batch. Never creates an attempt, never revives an ended one."""
 
-    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        """Free the names and wake the heads of their queues. Repeating it gives the same answer."""
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        """End the lease, free its names and wake the heads of their queues. Repeating it gives the same answer.
+
+        With `keep` nobody is granted the names for that many seconds from now, as in a lock_delay, although the
+        lease has ended: the client may exit at once. `keep` of an attempt that was released before has no effect.
+        """
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         """End the attempt, whether granted or waiting, and leave a tombstone that stops a delayed ask."""

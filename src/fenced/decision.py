@@ -148,7 +148,8 @@ class Mode:
                     return cls(name)
             if text.startswith("canary(") and text.endswith("%)"):
                 return cls("canary", _percent(text[7:-2]))
-        raise Misuse(f"a mode is observe, shadow, canary(P%), enforce or require, not {shown(text)}")
+        needs = ": a canary needs its share of the names, such as canary(5%)" if text == "canary" else ""
+        raise Misuse(f"a mode is observe, shadow, canary(P%), enforce or require, not {shown(text)}{needs}")
 
     def __str__(self) -> str:
         if self.name != "canary":

@@ -74,12 +74,13 @@ class Indeterminate(FencedError):
 
 
 class NotGranted(FencedError, TimeoutError):
-    """The name was not granted within `wait`: somebody holds it, or others wait ahead."""
+    """The name was not granted within `wait`: somebody holds it, others wait ahead, or it is not free yet."""
 
     retry = "later"
 
-    def __init__(self, message: str, *, held_by: HeldBy | None = None, ahead: int = 0) -> None:
+    def __init__(self, message: str, *, why: str = "", held_by: HeldBy | None = None, ahead: int = 0) -> None:
         super().__init__(message)
+        self.why = why
         self.held_by = held_by
         self.ahead = ahead
 

@@ -279,7 +279,9 @@ class Standing:
     realm: str
     last_token: int
     doubts: tuple[str, ...] = ()
-    """Why tokens could repeat on this store; empty means strict."""
+    """Why tokens could repeat on this store, and what prevents it; empty means strict."""
+    warnings: tuple[str, ...] = ()
+    """Known faults of this store that end leases early or late, but repeat no token."""
     schema: Schema | None = None
     """The version of what is stored there; None where nothing is stored."""
 

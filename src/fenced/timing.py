@@ -17,6 +17,7 @@ TTL_DEFAULT = 30.0
 TTL_MIN = 0.1
 TTL_MAX = 24 * 3600.0
 LOCK_DELAY_MAX = 3600.0
+AT_LEAST_FOR_MAX = 24 * 3600.0
 WAIT_MAX = 366 * 24 * 3600.0
 
 DRIFT_RATIO = 0.01
@@ -58,6 +59,10 @@ def check_max_hold(value: object) -> float | None:
 
 def check_lock_delay(value: object) -> float:
     return _seconds(value, "lock_delay", 0.0, LOCK_DELAY_MAX)
+
+
+def check_at_least_for(value: object) -> float:
+    return _seconds(value, "at_least_for", 0.0, AT_LEAST_FOR_MAX)
 
 
 def check_patience(value: object) -> float:

@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
 import fenced as library
 from fenced import errors
-from fenced.cli import exits
+from fenced.cli import app, exits
+from fenced.durations import duration
 
 
 def waiting(fenced: Any, count: int) -> Callable[[], bool]:
@@ -98,7 +102,8 @@ def test_raising_the_floor(fenced: Any) -> None:
         ([], 64, "Usage: fenced"),
         (["show"], 64, "Missing argument"),
         (["show", "a//b"], 64, "segments of a name"),
-        (["run", "x", "--ttl", "nan", "--", "true"], 64, "ttl is 0.1 to"),
+        (["run", "x", "--ttl", "nan", "--", "true"], 64, "a time is 30 (seconds), 30s, 5m, 2h or 1h30m"),
+        (["run", "x", "--guarantee", "some", "--", "true"], 64, "'strict', 'best-effort'"),
         (["run", "x", "--grace", "20", "--", "true"], 64, "grace is 0 to half the ttl"),
         (["run", "x", "ls", "-l"], 64, "goes after --"),
         (["authority", "raise"], 64, "--above N"),
@@ -123,6 +128,67 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert message in ended.stderr
     assert not args or ended.stderr.startswith("fenced: ")
     assert not args or ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", "x", "--wait", "-1", "--", "true"],
+        ["run", "x", "--ttl", "0", "--", "true"],
+        ["run", "x", "--ttl", "25h", "--", "true"],
+        ["run", "x", "--max-hold", "0s", "--", "true"],
+        ["run", "x", "--at-least-for", "2d", "--", "true"],
+        ["run", "x", "--lock-delay", "61m", "--", "true"],
+        ["drill", "--ttl", "0.01s"],
+        ["drill", "storm", "--seconds", "2h"],
+        ["guard", "mode", "enforce", "--wait", "-1"],
+        ["guard", "mode", "canary"],
+        ["guard", "install", "--table", "t", "--name", "n", "--mode", "bogus"],
+        ["guard", "status", "--quiet-for", "-1s"],
+        ["guard", "override", "--names", "*", "--for", "0.5s", "--why", "x"],
+        ["guard", "trust", "--patience", "2d"],
+        ["authority", "raise", "--above", "9007199254740991"],
+        ["release", "a//b", "--force"],
+    ],
+)
+def test_options_are_checked_before_anything_is_opened(args: list[str], tmp_path: Path) -> None:
+    """In this process: nothing may be connected to, so no file appears."""
+    address = f"sqlite:///{tmp_path}/new.db"
+    found = CliRunner(env={"FENCED_AUTHORITY": address, "FENCED_GUARD": address}).invoke(app, args)
+    assert isinstance(found.exception, errors.Misuse) or found.exit_code == 2, (
+        found.output
+    )  # click's own status
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text, seconds",
+    [
+        ("30", 30),
+        ("0.5", 0.5),
+        ("30s", 30),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("1d2h3m4s", 93784),
+    ],
+)
+def test_times_have_units(text: str, seconds: float) -> None:
+    assert duration(0.0, 100_000.0)(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "m", "1x", "1 m", "1_0", "1.2.3", "30s5m", "nan", "inf", "٣"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="a time is 30"):
+        duration(0.0, 100_000.0)(text)
+
+
+def test_help_of_a_command_in_a_group_and_completion_of_modes(fenced: Any) -> None:
+    runner = CliRunner()
+    assert "Set the stage of a rollout" in runner.invoke(app, ["help", "guard", "mode"]).output
+    assert "has no commands" in runner.invoke(app, ["help", "run", "x"]).output
+    words = {"COMP_WORDS": "fenced guard mode can", "COMP_CWORD": "3", "_FENCED_COMPLETE": "bash_complete"}
+    assert "canary(5%)" in fenced(env={**fenced.environment, **words}).stdout
 
 
 def test_commands_on_a_server(fenced: Any, postgresql_url: str) -> None:

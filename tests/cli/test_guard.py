@@ -221,7 +221,7 @@ def test_on_a_file(fenced: Any) -> None:
 CANNOT_BE_DONE: list[tuple[list[str], int, str]] = [
     (["status", "--table", "nothing"], 78, "no guard is installed for public.nothing"),
     (["records", "--table", "nothing"], 78, "no guard is installed for public.nothing"),
-    (["status", "--quiet-for", "soon"], 64, "such as 15m"),
+    (["status", "--quiet-for", "soon"], 64, "5m, 2h or 1h30m"),
     (["status", "postgresql://127.0.0.1:1/x"], 69, "cannot be reached"),
     (["status", "sqlite:////nothing/here.db"], 78, "no file"),
     (["reset", "memory://", "x", "--why", "y"], 78, "a memory guard has no reset of a mark"),
@@ -233,7 +233,7 @@ CANNOT_BE_DONE: list[tuple[list[str], int, str]] = [
     (["mode", "--table", "orders", "observe", "shadow"], 64, "extra argument (shadow)"),
     (["mode", "--table", "orders", "--names", "x*", "--unset"], 64, "no mode of its own"),
     (["override", "--table", "orders", "--names", "x*", "--for", "15m"], 64, "--why TEXT"),
-    (["override", "--table", "orders", "--names", "*", "--for", "25h", "--why", "x"], 64, "24 hours"),
+    (["override", "--table", "orders", "--names", "*", "--for", "25h", "--why", "x"], 64, "from 1s to 24h"),
     (["reset", "--why", "x"], 64, "Missing argument 'NAME'"),
     (["reset", "orders/42", "--why", " "], 64, "say why"),
     (["adopt", "mine"], 64, "16 hexadecimal"),

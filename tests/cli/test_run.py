@@ -204,10 +204,21 @@ def test_who_waits_is_told_for_whom(fenced: Any) -> None:
     holder = library.Client(fenced.url, label="the nightly job")
     lease = holder.acquire("x")
     waiting = fenced.start("run", "x", "--", "true")
-    assert "waiting: x not granted: held by the nightly job" in waiting.stderr.readline()
+    assert waiting.stderr.readline().startswith("fenced: waiting for x, held by the nightly job (pid ")
     lease.release()
     assert waiting.wait(10) == 0
     holder.close()
+
+
+def test_a_job_runs_once_in_a_period(fenced: Any) -> None:
+    """After success the name stays taken, although `fenced` has ended; after a failure anybody may try again."""
+    once = ("run", "x", "--wait", "0", "--at-least-for", "1h30m", "--")
+    assert fenced(*once, "false").returncode == 1
+    assert fenced(*once, "true").returncode == 0
+    ended = fenced(*once, "touch", str(fenced.folder / "twice"))
+    assert (ended.returncode, (fenced.folder / "twice").exists()) == (75, False)
+    assert "not free yet" in ended.stderr
+    assert fenced("show", "x").stdout.startswith("x is not held (free in 5")
 
 
 def test_the_child_dies_with_fenced(fenced: Any, alive: Callable[[int], bool]) -> None:

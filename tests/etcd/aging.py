@@ -15,7 +15,7 @@ from typing import Any
 from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.authorities.etcd.leases import EtcdLease, Leases
 from fenced.contracts import Runtime
-from fenced.model import Ask, AskAnswer, HeldBy, NameView, RenewAnswer
+from fenced.model import Ask, AskAnswer, HeldBy, NameView, ReleaseAnswer, RenewAnswer
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
@@ -97,6 +97,9 @@ class Scaled:
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         return [_shorter(answer) for answer in await self._authority.renew(secrets, until)]
+
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        return await self._authority.release(secret, until, keep=keep * SCALE)
 
     async def observe(self, name: str, until: float | None = None) -> NameView:
         view: NameView = _shorter(await self._authority.observe(name, until))

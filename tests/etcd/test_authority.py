@@ -1,7 +1,6 @@
 """What is particular to the etcd authority: codec, addresses, rights, versions, sessions, and how little it asks."""
 
 import json
-import logging
 import os
 import re
 import secrets
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 import fenced
 from fenced.authorities.etcd import probe
-from fenced.authorities.etcd.authority import EtcdAuthority, _warned
+from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.authorities.etcd.keys import ClaimInfo, KeyRecord, Keys
 from fenced.errors import Misconfigured, Misuse, Unsupported
 from fenced.model import Busy, Ended, Granted, Holder, Kept, Released, Waiting, grant_id
@@ -202,38 +201,42 @@ def test_a_client_certificate_is_asked_for() -> None:
 
 
 # proves authority etcd: version-floor
-def test_a_version_with_known_bugs_is_warned_of(
-    etcd_server: EtcdServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Once in a process, whatever the address; strict clients go on: the store as it is meant repeats no token."""
+def test_a_version_that_can_repeat_tokens_is_best_effort(etcd_server: EtcdServer) -> None:
+    """Refused unless that is accepted; the message names every bug, and where it is fixed."""
     status = etcd_server.status()
     assert status is not None
-    probe_says = probe.warning("x", status.version)
-    _warned.clear()
-    with caplog.at_level(logging.WARNING, "fenced"):
-        for url in (etcd_server.url(), etcd_server.url(), f"etcd://localhost:{etcd_server.port},127.0.0.1:1"):
-            with fenced.Client(url, namespace=secrets.token_hex(8)) as client:
-                client.acquire("orders").release()
-    assert len(caplog.records) == (1 if probe_says else 0)
-    assert all(bug in caplog.text for bug in probe.known_bugs(status.version))
+    doubts = probe.known_bugs(status.version, probe.REPEATS_TOKENS)
+    with fenced.Client(etcd_server.url(), namespace=secrets.token_hex(8)) as client:
+        assert step(client._authority.open()).doubts == doubts
+        if doubts:
+            with pytest.raises(Misconfigured, match="--guarantee best-effort") as refused:
+                client.acquire("orders")
+            assert all(doubt in str(refused.value) for doubt in doubts)
+    with fenced.Client(etcd_server.url(), guarantee="best-effort", namespace=secrets.token_hex(8)) as client:
+        client.acquire("orders").release()
 
 
 @pytest.mark.parametrize(
-    "version, bugs",
+    "version, tokens, leases",
     [
-        ("3.3.25", 4),
-        ("3.4.23", 3),
-        ("3.4.37", 1),
-        ("3.4.38", 0),
-        ("3.5.1", 4),
-        ("3.5.23", 0),
-        ("3.6.0", 0),
-        ("4.0.1", 0),
-        ("?", 0),
+        ("3.3.25", {17780, 14370, 14571}, 2),
+        ("3.4.23", {17780}, 2),
+        ("3.4.32", set(), 1),
+        ("3.4.38", set(), 0),
+        ("3.5.1", {17780, 14370, 14571, 13766, 14685}, 2),
+        ("3.5.14", set(), 1),
+        ("3.5.23", set(), 0),
+        ("3.6.4", set(), 1),
+        ("3.6.5", set(), 0),
+        ("4.0.1", set(), 0),
+        ("?", set(), 0),
     ],
 )
-def test_known_bugs(version: str, bugs: int) -> None:
-    assert len(probe.known_bugs(version)) == bugs
+def test_known_bugs(version: str, tokens: set[int], leases: int) -> None:
+    found = probe.known_bugs(version, probe.REPEATS_TOKENS)
+    assert {int(re.findall(r"etcd (\d+); fixed in 3", bug)[0]) for bug in found} == tokens
+    assert len(probe.known_bugs(version, probe.HARMS_LEASES)) == leases
+    assert len(probe.warnings(version)) == bool(leases)
 
 
 # Sessions.
@@ -395,7 +398,7 @@ def test_a_thousand_leases_are_one_keep_alive(etcd_server: EtcdServer, authority
 
 
 def test_a_forked_child_leaves_its_parents_connections_alone(etcd_server: EtcdServer) -> None:
-    with fenced.Client(etcd_server.url(), namespace=secrets.token_hex(8)) as client:
+    with fenced.Client(etcd_server.url(), namespace=secrets.token_hex(8), guarantee="best-effort") as client:
         lease = client.acquire("a", ttl=5)
         reader, writer = os.pipe()
         child = os.fork()

@@ -70,8 +70,8 @@ def test_a_leader_dies_under_a_holder(cluster: EtcdCluster, fault: str) -> None:
     leader = cluster.leader()
     tokens: list[int] = []
     with (
-        fenced.Client(cluster.url(), namespace=namespace) as one,
-        fenced.Client(cluster.url(), namespace=namespace) as two,
+        fenced.Client(cluster.url(), namespace=namespace, guarantee="best-effort") as one,
+        fenced.Client(cluster.url(), namespace=namespace, guarantee="best-effort") as two,
     ):
         for client in (one, two):
             client.acquire("warm").release()
@@ -83,7 +83,7 @@ def test_a_leader_dies_under_a_holder(cluster: EtcdCluster, fault: str) -> None:
         getattr(leader, fault)()
         died = time.monotonic()
         cluster.leader(but=leader)
-        with fenced.Client(cluster.url(), namespace=namespace) as third:
+        with fenced.Client(cluster.url(), namespace=namespace, guarantee="best-effort") as third:
             third.acquire("other").release()
         back = time.monotonic() - died
         while time.monotonic() < died + 4.2:  # it was renewed, or else it would be over by then
@@ -185,7 +185,7 @@ def test_without_a_majority_nothing_is_granted(cluster: EtcdCluster) -> None:
     namespace = secrets.token_hex(8)
     first, second = cluster.followers()
     authority = opened(cluster.url(), namespace)
-    with fenced.Client(cluster.url(), namespace=namespace) as client:
+    with fenced.Client(cluster.url(), namespace=namespace, guarantee="best-effort") as client:
         hold = client.acquire("orders", ttl=2)
         for member in (first, second):
             member.kill()
@@ -280,8 +280,8 @@ def test_a_waiter_is_told_by_the_members_that_are_left(cluster: EtcdCluster) -> 
     namespace = secrets.token_hex(8)
     follower = cluster.followers()[0]
     with (
-        fenced.Client(cluster.url(), namespace=namespace) as one,
-        fenced.Client(cluster.url(), namespace=namespace) as two,
+        fenced.Client(cluster.url(), namespace=namespace, guarantee="best-effort") as one,
+        fenced.Client(cluster.url(), namespace=namespace, guarantee="best-effort") as two,
     ):
         two.acquire("warm").release()
         at_member(two._authority, cluster, follower)

@@ -160,8 +160,8 @@ def test_a_block_that_ends_while_the_server_restarts() -> None:
         namespace = secrets.token_hex(8)
         url = server.url()
         with (
-            fenced.Client(url, namespace=namespace) as client,
-            fenced.Client(url, namespace=namespace) as other,
+            fenced.Client(url, namespace=namespace, guarantee="best-effort") as client,
+            fenced.Client(url, namespace=namespace, guarantee="best-effort") as other,
         ):
             kept = client.acquire("kept", ttl=6)
             with client.hold("orders", ttl=6):

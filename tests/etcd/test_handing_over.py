@@ -387,8 +387,8 @@ def test_a_crowd_that_loses_patience(etcd_server: EtcdServer) -> None:
             failed.append(error)
 
     with (
-        fenced.Client(etcd_server.url(), namespace=namespace) as one,
-        fenced.Client(etcd_server.url(), namespace=namespace) as two,
+        fenced.Client(etcd_server.url(), namespace=namespace, guarantee="best-effort") as one,
+        fenced.Client(etcd_server.url(), namespace=namespace, guarantee="best-effort") as two,
     ):
         crowd = [
             threading.Thread(target=contend, args=(client, random.Random(number)))

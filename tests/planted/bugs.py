@@ -72,8 +72,8 @@ class OneRenewsAll(LeaseAlgorithm):
 class AnybodyReleases(LeaseAlgorithm):
     """The release of a lease that is over frees the name under its next holder."""
 
-    def _finish(self, row: AttemptRow, state: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
-        answer, heads = super()._finish(row, state)
+    def _finish(self, row: AttemptRow, state: str, keep: int = 0) -> tuple[ReleaseAnswer, list[AttemptRow]]:
+        answer, heads = super()._finish(row, state, keep)
         if isinstance(answer, Ended):
             for name in row.names:
                 if (other := self.rows.claim(name)) is not None:
@@ -163,6 +163,15 @@ class LockDelayAfterRelease(LeaseAlgorithm):
         return super()._free(row)
 
 
+class KeptNamesAreFreed(LeaseAlgorithm):
+    """Releasing a lease again, as after a lost reply, frees the names that its first release keeps taken."""
+
+    def _finish(self, row: AttemptRow, state: str, keep: int = 0) -> tuple[ReleaseAnswer, list[AttemptRow]]:
+        if row.state == "released":
+            self.rows.free(row)
+        return super()._finish(row, state, keep)
+
+
 class SilentRelease(LeaseAlgorithm):
     """Nobody is woken."""
 
@@ -184,6 +193,7 @@ ALGORITHM_BUGS: tuple[type[LeaseAlgorithm], ...] = (
     Barging,
     PartialHolds,
     LockDelayAfterRelease,
+    KeptNamesAreFreed,
     SilentRelease,
 )
 

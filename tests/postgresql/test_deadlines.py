@@ -155,8 +155,8 @@ def test_every_call_ends_by_its_deadline(
 class DeadlineForgotten(PostgresqlAuthority):
     """Each statement has a limit of its own, and the caller's is not asked for."""
 
-    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await super().release(secret)
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        return await super().release(secret, keep=keep)
 
 
 def test_a_forgotten_deadline_is_noticed(server: PostgresqlServer) -> None:

@@ -84,9 +84,9 @@ class AgainstTheModel(RuleBasedStateMachine):
             lambda: [plain(a) for a in self.model.renew(secrets)],
         )
 
-    @rule(secret=st.sampled_from(SECRETS))
-    def release(self, secret: str) -> None:
-        self.both(lambda: self.store.release(secret)[0], lambda: self.model.release(secret))
+    @rule(secret=st.sampled_from(SECRETS), keep=st.sampled_from([0.0, 0.0, 2.0]))
+    def release(self, secret: str, keep: float) -> None:
+        self.both(lambda: self.store.release(secret, keep=keep)[0], lambda: self.model.release(secret, keep))
 
     @rule(secret=st.sampled_from(SECRETS))
     def withdraw(self, secret: str) -> None:

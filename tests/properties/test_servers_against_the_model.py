@@ -122,9 +122,10 @@ class AgainstTheModel(RuleBasedStateMachine):
         chosen = [self.secret[each] for each in who]
         self.both(self.real.renew(chosen), lambda: self.model.renew(chosen))
 
-    @rule(who=st.sampled_from(SECRETS))
-    def release(self, who: str) -> None:
-        self.both(self.real.release(self.secret[who]), lambda: self.model.release(self.secret[who]))
+    @rule(who=st.sampled_from(SECRETS), keep=st.sampled_from([0.0, 0.0, 20.0]))
+    def release(self, who: str, keep: float) -> None:
+        secret = self.secret[who]
+        self.both(self.real.release(secret, keep=keep), lambda: self.model.release(secret, keep))
 
     @rule(who=st.sampled_from(SECRETS))
     def withdraw(self, who: str) -> None:

@@ -7,11 +7,13 @@ import pytest
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
 from fenced.core.holding import State
-from fenced.errors import Indeterminate, LeaseLost, Unavailable
-from fenced.model import Holder, ReleaseAnswer
+from fenced.errors import Indeterminate, LeaseLost, NotGranted, Unavailable
+from fenced.model import Holder, ReleaseAnswer, Standing
+from fenced.runtime.blocking import step
 from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process, World
 
+HOLDER = Holder("1" * 32, "client", "host", 1)
 Story = Callable[[LeaseEngine, "Deaf", SimulatedRuntime], Awaitable[None]]
 
 
@@ -31,9 +33,9 @@ class Deaf(MemoryAuthority):
         if self.fails is not None:
             raise self.fails("out of reach")
 
-    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
         await self._reach(until)
-        return await super().release(secret)
+        return await super().release(secret, keep=keep)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         await self._reach(until)
@@ -45,7 +47,7 @@ def play(story: Story, seconds: float = 200.0) -> None:
     process = Process(world, "client")
     runtime = SimulatedRuntime(process)
     authority = Deaf(MemoryStore(runtime.now), runtime)
-    engine = LeaseEngine(authority, runtime, Holder("1" * 32, "client", "host", 1))
+    engine = LeaseEngine(authority, runtime, HOLDER)
     done: list[bool] = []
 
     async def run() -> None:
@@ -88,6 +90,51 @@ def test_the_end_of_a_block_looks_at_the_clock() -> None:
         assert caught.value.reason == "max_hold"
 
     play(story)
+
+
+def test_at_least_for_is_kept_after_success_even_if_the_release_fails_at_first() -> None:
+    """The settler repeats the release with what is left, and does not free the name. A failed body frees it at once."""
+
+    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        job = LeaseRequest.checked(["job"], ttl=60, wait=None, at_least_for=50)
+        hold = await engine.acquire(job)
+        await engine.release_at_exit(hold, raised=True)
+        began = runtime.now()
+        hold = await engine.acquire(job)
+        assert runtime.now() - began < 1, "after a failure the name is free at once"
+        await sleep(runtime, 10)
+        authority.fails = Unavailable
+        await engine.release_at_exit(hold, raised=False)
+        await sleep(runtime, 10)
+        authority.fails = None
+        await sleep(runtime, 2)
+        view = await authority.observe("job")
+        assert view.held_by is None and view.free_in == pytest.approx(50 - 22, abs=0.1)
+        with pytest.raises(NotGranted, match="not free yet"):
+            await engine.acquire(LeaseRequest.checked(["job"], wait=0))
+        again = await engine.acquire(job)
+        assert runtime.now() - began == pytest.approx(50, abs=0.5)
+        await sleep(runtime, 51)
+        await engine.release_at_exit(again, raised=False)
+        assert (await authority.observe("job")).free_in == 0, "a job that ran for longer frees it at once"
+
+    play(story)
+
+
+def test_a_warning_of_the_store_is_logged_once_unless_best_effort_is_accepted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Warned(Deaf):
+        async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+            return Standing("0" * 16, 0, (), ("it is old (fixed in 2.0)",))
+
+    runtime = SimulatedRuntime(Process(World(1), "client"))
+    for guarantee in ("best-effort", "strict", "strict"):
+        authority = Warned(MemoryStore(runtime.now), runtime)
+        step(LeaseEngine(authority, runtime, HOLDER, guarantee=guarantee).standing())
+        assert [record.getMessage() for record in caplog.records] == (
+            [] if guarantee == "best-effort" else ["fenced: warning: it is old (fixed in 2.0)"]
+        )
 
 
 @pytest.mark.parametrize("error", [Unavailable, Indeterminate])

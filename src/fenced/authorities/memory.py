@@ -149,9 +149,9 @@ class MemoryStore:
         with self._lock:
             return self._begin().renew([grant_id(secret) for secret in secrets])
 
-    def release(self, secret: str) -> ReleaseAnswer:
+    def release(self, secret: str, keep: float = 0.0) -> ReleaseAnswer:
         with self._lock:
-            answer, heads = self._begin().release(secret)
+            answer, heads = self._begin().release(secret, keep)
         self._notify(heads)
         return answer
 
@@ -251,8 +251,8 @@ class MemoryAuthority:
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         return self._store.renew(secrets)
 
-    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return self._store.release(secret)
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        return self._store.release(secret, keep)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return self._store.withdraw(secret)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -14,6 +13,7 @@ import click
 
 from fenced import registry
 from fenced.contracts import Operator
+from fenced.decision import MODES, Mode
 from fenced.runtime.blocking import BlockingRuntime, step
 
 if TYPE_CHECKING:
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
-_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])", re.ASCII)
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _WHICH = "which database? Pass its DSN or set FENCED_GUARD, such as postgresql://owner@db.internal/shop"
 
 
-def addressed(*names: str) -> Callable[[F], F]:
+def addressed(*names: str, complete: Completer | None = None) -> Callable[[F], F]:
     """The arguments of a command: a DSN, for which FENCED_GUARD is the default, and these names."""
 
     def arranged(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
@@ -44,7 +43,24 @@ def addressed(*names: str) -> Callable[[F], F]:
             raise click.UsageError(f"Got unexpected extra argument ({words[-1]})", context)
         return words
 
-    return click.argument("words", nargs=-1, metavar=" ".join(("[DSN]", *names)), callback=arranged)
+    return click.argument(
+        "words",
+        nargs=-1,
+        metavar=" ".join(("[DSN]", *names)),
+        callback=arranged,
+        shell_complete=complete,
+    )
+
+
+def parsed_mode(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """A mode in its usual form; Misuse before anything is connected."""
+    return None if text is None else str(Mode.parse(text))
+
+
+def modes_like(context: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
+    """The modes for a shell's completion."""
+    modes = (f"{mode}(5%)" if mode == "canary" else mode for mode in MODES)
+    return [mode for mode in modes if mode.startswith(incomplete)]
 
 
 table_option = click.option(
@@ -60,16 +76,6 @@ why_option = click.option("--why", metavar="TEXT", help="Why; it is kept in the 
 limit_option = click.option(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="How many, the newest last."
 )
-
-
-def in_seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """A time such as 90s, 15m, 24h or 7d."""
-    if text is None:
-        return None
-    found = _SPAN.fullmatch(text)
-    if found is None:
-        raise click.BadParameter("a time is a number and s, m, h or d, such as 15m")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def operate(dsn: str, work: Callable[[Operator], Coroutine[Any, Any, T]]) -> T:

@@ -9,16 +9,17 @@ from typing import Any
 
 import click
 
+from fenced import timing
 from fenced.cli import exits
 from fenced.cli.guard_options import (
     addressed,
-    in_seconds,
     jsonable,
     only_table_option,
     operate,
 )
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
+from fenced.durations import duration
 from fenced.rollout import (
     DatabaseStatus,
     DecisionCount,
@@ -41,7 +42,7 @@ _COLOURS = {"safe": "green", "not yet": "yellow"}
 @only_table_option
 @click.option(
     "--quiet-for",
-    callback=in_seconds,
+    type=duration(0.0, timing.WAIT_MAX),
     default="24h",
     show_default=True,
     metavar="TIME",

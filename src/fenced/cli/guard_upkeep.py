@@ -18,6 +18,7 @@ from fenced.cli.guard_options import (
 from fenced.cli.options import authority_option, json_option, namespace_option, opened
 from fenced.cli.output import plain, write_json, write_table
 from fenced.contracts import Authority, Operator
+from fenced.durations import duration
 from fenced.errors import Contended
 from fenced.rollout import Change, DatabaseStatus, Decision, several
 from fenced.runtime.blocking import step
@@ -202,8 +203,8 @@ def _number_or_off(context: click.Context, option: click.Parameter, text: str | 
 )
 @click.option(
     "--patience",
-    type=click.FloatRange(min=0.001, max=86_400),
-    metavar="SECONDS",
+    type=duration(0.001, 86_400.0),
+    metavar="TIME",
     help="How long a successor waits before the server ends an older transaction.",
 )
 @json_option

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 
 import click
 
+from fenced import timing
 from fenced.cli.guard_keys import key
 from fenced.cli.guard_options import (
     addressed,
     clock,
     connected,
-    in_seconds,
     jsonable,
+    modes_like,
     operate,
+    parsed_mode,
     sql_table_option,
     table_on,
     table_option,
@@ -26,6 +28,7 @@ from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
 from fenced.contracts import Operator
 from fenced.decision import RULES, Mode, Rule
+from fenced.durations import duration
 from fenced.errors import Misuse, Unsupported
 from fenced.guards.shared.spec import Spec, as_script
 from fenced.rollout import QUIET_SECONDS, several, skipped
@@ -37,10 +40,10 @@ names_option = click.option(
 )
 wait_option = click.option(
     "--wait",
-    type=click.FloatRange(min=0),
-    default=10.0,
+    type=duration(0.0, timing.WAIT_MAX),
+    default="10s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="How long to wait for older transactions.",
 )
 print_option = click.option(
@@ -83,7 +86,11 @@ for command in (status, history, records, reset, adopt, trust, key, tidy, forget
     "--rule", type=click.Choice(RULES), default="retry", show_default=True, help="How writes are judged."
 )
 @click.option(
-    "--mode", metavar="MODE", help="By default a new guard gets observe, and an installed one keeps its mode."
+    "--mode",
+    metavar="MODE",
+    callback=parsed_mode,
+    shell_complete=modes_like,
+    help="By default a new guard gets observe, and an installed one keeps its mode.",
 )
 @click.option("--epoch", metavar="COLUMN", help="Keep the token of the last write in this column.")
 @click.option(
@@ -199,7 +206,7 @@ def uninstall(words: tuple[str], table: str, as_sql: bool, no_transaction: bool,
 
 
 @guard.command()
-@addressed("[MODE]")
+@addressed("[MODE]", complete=modes_like)
 @table_option
 @names_option
 @click.option("--unset", is_flag=True, help="Instead of a MODE: delete the mode of --names.")
@@ -223,6 +230,8 @@ def mode(
     dsn, *modes = words
     if bool(modes) == unset or (unset and pattern is None):
         raise click.UsageError("say the MODE, or --names PATTERN --unset")
+    for each in modes:
+        Mode.parse(each)
 
     cautions: list[str] = []
 
@@ -277,7 +286,11 @@ def _show_pending(pending: Sequence[str]) -> None:
 @table_option
 @names_option
 @click.option(
-    "--for", "seconds", callback=in_seconds, metavar="TIME", help="How long, such as 15m; at most 24h."
+    "--for",
+    "seconds",
+    type=duration(1.0, 86_400.0),
+    metavar="TIME",
+    help="How long, such as 15m; at most 24h.",
 )
 @why_option
 @click.option("--end", is_flag=True, help="End the overrides of --names, or all of the table, now.")

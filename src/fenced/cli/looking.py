@@ -113,7 +113,7 @@ def _free_in(view: NameView) -> str:
 
 def _lines(view: NameView) -> Iterator[str]:
     if view.held_by is None:
-        after = f" (lock delay, {_free_in(view)})" if view.free_in > 0 else ""
+        after = f" ({_free_in(view)})" if view.free_in > 0 else ""
         yield f"{view.name} is not held{after}"
     else:
         held = view.held_by

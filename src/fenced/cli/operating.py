@@ -11,7 +11,7 @@ from fenced import registry
 from fenced.cli.moving import move
 from fenced.cli.options import authority_option, json_option, namespace_option, need_authority, opened
 from fenced.cli.output import plain, write_json
-from fenced.model import Standing
+from fenced.model import Standing, check_floor, check_name
 from fenced.runtime.blocking import BlockingRuntime, step
 
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
@@ -38,6 +38,7 @@ def release(name: str, force: bool, url: str, namespace: str, as_json: bool) -> 
             "a lease is released by its holder. --force takes the name away: the holder's lease is lost, "
             "and a token above the holder's is minted"
         )
+    check_name(name)
     with opened(url, namespace) as authority:
         token = step(authority.force_release(name))
     if as_json:
@@ -119,7 +120,7 @@ def _whole_number(context: click.Context, option: click.Parameter, text: str | N
         return None
     if not _DIGITS.fullmatch(text):
         raise click.BadParameter("a floor is a whole number from 0 to 2**53 - 2, in digits")
-    return int(text)
+    return check_floor(int(text))
 
 
 @authority.command("raise")

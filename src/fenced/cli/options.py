@@ -40,6 +40,13 @@ namespace_option = click.option(
     default="default",
     help="The stream of tokens; else FENCED_NAMESPACE, else 'default'.",
 )
+guarantee_option = click.option(
+    "--guarantee",
+    type=click.Choice(["strict", "best-effort"]),
+    envvar="FENCED_GUARANTEE",
+    default="strict",
+    help="best-effort: use a store on which tokens could repeat; else FENCED_GUARANTEE, else 'strict'.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

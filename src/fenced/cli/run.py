@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -19,10 +20,11 @@ from fenced import timing
 from fenced.cli import exits
 from fenced.cli.child import Child
 from fenced.cli.inbox import Inbox, Stopped
-from fenced.cli.options import authority_option, namespace_option
+from fenced.cli.options import authority_option, guarantee_option, namespace_option
 from fenced.cli.output import complain
-from fenced.client import Client, Lease
+from fenced.client import Client, Guarantee, Lease
 from fenced.core.holding import State
+from fenced.durations import duration
 from fenced.errors import FencedError, LeaseLost, Misuse, NotGranted
 from fenced.events import Event, KeeperFailed, LeaseInJeopardy
 from fenced.runtime.blocking import expect_interrupts
@@ -53,32 +55,64 @@ class _RunCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "-- CMD [ARGS]..."]
 
 
-def _seconds(option: str, text: str, default: float | None = None) -> Callable[[F], F]:
-    return click.option(option, type=float, metavar="SECONDS", default=default, help=text)
+def _time(option: str, text: str, low: float, high: float, default: float | None = None) -> Callable[[F], F]:
+    return click.option(option, type=duration(low, high), metavar="TIME", default=default, help=text)
 
 
 @click.command(cls=_RunCommand)
 @click.argument("name")
-@_seconds("--ttl", "How long the lease lasts without renewal.  [default: 30]", default=timing.TTL_DEFAULT)
-@_seconds("--wait", "How long to wait for NAME; 0: not at all.  [default: no limit]")
-@_seconds(
-    "--grace", "How long before the end of an unrenewed lease CMD gets SIGTERM.  [default: a sixth of ttl]"
+@_time(
+    "--ttl",
+    "How long the lease lasts without renewal.  [default: 30s]",
+    timing.TTL_MIN,
+    timing.TTL_MAX,
+    default=timing.TTL_DEFAULT,
 )
-@_seconds("--max-hold", "How long to renew at most; then CMD is stopped.  [default: no limit]")
+@_time("--wait", "How long to wait for NAME; 0: not at all.  [default: no limit]", 0.0, timing.WAIT_MAX)
+@_time(
+    "--at-least-for",
+    "After success, keep NAME taken until this long after the grant.  [default: 0]",
+    0.0,
+    timing.AT_LEAST_FOR_MAX,
+    default=0.0,
+)
+@_time(
+    "--grace",
+    "How long before the end of an unrenewed lease CMD gets SIGTERM.  [default: a sixth of ttl]",
+    0.0,
+    timing.TTL_MAX / 2,
+)
+@_time(
+    "--max-hold",
+    "How long to renew at most; then CMD is stopped.  [default: no limit]",
+    timing.TTL_MIN,
+    timing.WAIT_MAX,
+)
+@_time(
+    "--lock-delay",
+    "How long nobody is granted NAME after this lease has expired.  [default: 0]",
+    0.0,
+    timing.LOCK_DELAY_MAX,
+    default=0.0,
+)
 @click.option("--label", metavar="TEXT", help="Who holds it, for people.  [default: host:pid]")
 @authority_option
 @namespace_option
+@guarantee_option
 @click.pass_context
 def run(
     ctx: click.Context,
     name: str,
     ttl: float,
     wait: float | None,
+    at_least_for: float,
     grace: float | None,
     max_hold: float | None,
+    lock_delay: float,
     label: str | None,
     url: str,
     namespace: str,
+    guarantee: Guarantee,
 ) -> int:
     """Acquire the lease of NAME, run CMD while it is held, and release it.
 
@@ -86,10 +120,13 @@ def run(
     environment; it passes FENCED_STAMP to a guard. The exit status is CMD's own, 75 if NAME was not granted
     (CMD is not started), 76 if the lease was lost (CMD was stopped). `fenced help exits` lists all.
 
+    For a job that every machine's cron starts at the same time: with --wait 0 one of them runs it, and with
+    --at-least-for longer than the machines' clocks differ, a machine that starts late does not run it again.
+
     \b
     Examples:
-      fenced run nightly-report -- ./report.sh --all
-      fenced run deploy --wait 0 --ttl 60 -- make deploy
+      fenced run deploy --ttl 60s -- make deploy
+      fenced run nightly-report --wait 0 --at-least-for 10m -- ./report.sh --all
     """
     _check_grace(grace, ttl)
     expect_interrupts()
@@ -100,10 +137,23 @@ def run(
         with (
             Inbox() as inbox,
             Client(
-                url, namespace=namespace, label=label, patience=PATIENCE_SECONDS, on_event=failure
+                url,
+                namespace=namespace,
+                label=label,
+                guarantee=guarantee,
+                patience=PATIENCE_SECONDS,
+                on_event=failure,
             ) as client,
         ):
-            lease = _take(client, name, wait, ttl=ttl, max_hold=max_hold)
+            acquire = partial(
+                client.acquire,
+                name,
+                ttl=ttl,
+                max_hold=max_hold,
+                lock_delay=lock_delay,
+                at_least_for=at_least_for,
+            )
+            lease = _take(acquire, name, wait)
             inbox.listen()
             environment = {
                 **os.environ,
@@ -154,15 +204,15 @@ class Margins:
         return cls(warn, min(max(warn / 4, ttl / 100), KILL_SECONDS_MAX))
 
 
-def _take(client: Client, name: str, wait: float | None, *, ttl: float, max_hold: float | None) -> Lease:
+def _take(acquire: Callable[..., Lease], name: str, wait: float | None) -> Lease:
     """Acquire the lease. If that takes a wait, first say on stderr who holds the name."""
     try:
-        return client.acquire(name, ttl=ttl, wait=0.0, max_hold=max_hold)
+        return acquire(wait=0.0)
     except NotGranted as refused:
         if wait == 0:
             raise
-        complain(f"waiting: {refused}")
-        return client.acquire(name, ttl=ttl, wait=wait, max_hold=max_hold)
+        complain(f"waiting for {name}, {refused.why}")
+        return acquire(wait=wait)
 
 
 def _run_under(
@@ -186,11 +236,11 @@ def _run_under(
         raise
     finally:
         status = child.status()
-    return _lost(lease, failure) if cut_short else _release(lease, status)
+    return _lost(lease, failure) if cut_short else _release(lease, status, at_once=status != exits.OK)
 
 
 def _not_started(lease: Lease, command: str, error: OSError) -> int:
-    _release(lease, exits.OK)
+    _release(lease, exits.OK, at_once=True)
     if isinstance(error, FileNotFoundError):
         complain(f"{command}: command not found")
         return exits.NOT_FOUND
@@ -238,18 +288,19 @@ def _lost(lease: Lease, failure: _LastFailure) -> int:
     why = "" if reason in ("revoked", "gone") or not failure.why else f" ({failure.why})"
     complain(f"stopped the command, its lease of {lease.name} (token {lease.token}) is lost: {reason}{why}")
     if lease.state is State.HELD:  # renewals work again; otherwise it expires soon
-        _release(lease, exits.LOST)
+        _release(lease, exits.LOST, at_once=True)
     return exits.LOST
 
 
-def _release(lease: Lease, status: int) -> int:
+def _release(lease: Lease, status: int, *, at_once: bool) -> int:
     """Release, and return the status: the child's own if it ended while the lease was held, even if this fails."""
+    left = lease.remaining()
     try:
-        lease.release()
+        lease.release(at_once=at_once)
     except LeaseLost as lost:
         if lost.reason != "expired":  # revoked or gone: perhaps before the child's end
             complain(str(lost))
             return exits.LOST
     except FencedError as error:
-        complain(f"{lease.name} was not released and expires in {lease.remaining():.1f} s: {error}")
+        complain(f"{lease.name} was not released and expires in {left:.1f} s: {error}")
     return status

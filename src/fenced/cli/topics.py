@@ -8,24 +8,27 @@ from fenced.cli import exits
 
 
 @click.command("help")
-@click.argument("topic", required=False)
+@click.argument("topic", nargs=-1)
 @click.pass_context
-def help_(ctx: click.Context, topic: str | None) -> None:
+def help_(ctx: click.Context, topic: tuple[str, ...]) -> None:
     """Explain a command, or the exit statuses.
 
     \b
     Examples:
       fenced help run
+      fenced help guard mode
       fenced help exits
     """
-    root = ctx.find_root()
-    if topic == "exits":
+    if topic == ("exits",):
         click.echo(exits.text())
-    elif topic is None:
-        click.echo(root.get_help())
-    else:
-        assert isinstance(root.command, click.Group)
-        _, command, _ = root.command.resolve_command(root, [topic])
+        return
+    context = ctx.find_root()
+    for word in topic:
+        if not isinstance(context.command, click.Group):
+            raise click.UsageError(
+                f"{context.command_path} has no commands; see '{context.command_path} --help'"
+            )
+        _, command, _ = context.command.resolve_command(context, [word])
         assert command is not None
-        with click.Context(command, info_name=topic, parent=root) as context:
-            click.echo(command.get_help(context))
+        context = click.Context(command, info_name=word, parent=context)
+    click.echo(context.command.get_help(context))

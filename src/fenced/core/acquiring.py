@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from fenced.contracts import Authority, Runtime
 from fenced.core.callbacks import call_user_callback
 from fenced.core.holding import GrantState, State
 from fenced.core.keeping import Keeper
-from fenced.core.settling import Settler
+from fenced.core.settling import GivenUp, Settler
 from fenced.core.waiting import Listener, QueueEntry
 from fenced.errors import (
     FencedError,
@@ -50,6 +51,9 @@ from fenced.model import (
 
 BACKOFF_FIRST = 0.02
 BACKOFF_MAX = 0.5
+_warned: dict[str, object] = {}
+log = logging.getLogger("fenced")
+
 POLL_MAX = 5.0
 """The longest that a waiter sleeps before it asks again, if neither a wake-up nor a renewal reaches it."""
 
@@ -63,16 +67,17 @@ class LeaseRequest:
     wait: float | None = None
     max_hold: float | None = None
     lock_delay: float = 0.0
+    at_least_for: float = 0.0
 
     @classmethod
     def checked(
         cls,
         names: Iterable[object],
-        *,
         ttl: object = timing.TTL_DEFAULT,
         wait: object = None,
         max_hold: object = None,
         lock_delay: object = 0.0,
+        at_least_for: object = 0.0,
     ) -> LeaseRequest:
         """Check every argument before anything is sent; raise Misuse if one is wrong."""
         return cls(
@@ -81,6 +86,7 @@ class LeaseRequest:
             timing.check_wait(wait),
             timing.check_max_hold(max_hold),
             timing.check_lock_delay(lock_delay),
+            timing.check_at_least_for(at_least_for),
         )
 
 
@@ -128,9 +134,11 @@ class LeaseEngine:
                 raise
             if standing.doubts and self._guarantee == "strict":
                 raise Misconfigured(
-                    f"{self.authority.url} cannot promise that tokens never repeat: "
-                    f"{'; '.join(standing.doubts)}. Change that, or pass guarantee='best-effort'."
+                    f"{self.authority.url} cannot promise that tokens never repeat: {'; '.join(standing.doubts)}. "
+                    "Change that, or accept it: guarantee='best-effort' (fenced run: --guarantee best-effort)"
                 )
+            if self._guarantee == "strict":
+                _warn_once(standing.warnings)
             self._standing = standing
         return self._standing
 
@@ -147,7 +155,7 @@ class LeaseEngine:
             standing = await self.standing(until)
             while (lease := await self._attempt(request, until, standing.realm)) is None:
                 if self.runtime.now() >= until:  # granted, but the answer took longer than the ttl
-                    raise _not_granted(request, None, None)
+                    raise _no(request, "the lease had expired before the answer arrived")
         except (Unavailable, Indeterminate) as error:
             if self.runtime.now() >= until:
                 error.add_note(
@@ -267,6 +275,7 @@ class LeaseEngine:
             sent=sent,
             jitter=self.keeper.jitter,
             max_hold=request.max_hold,
+            at_least_for=request.at_least_for,
             on_end=self._ended,
         )
         return lease if self.runtime.now() < lease.deadline else None
@@ -298,11 +307,16 @@ class LeaseEngine:
         Without `at_once` the settler makes the first try: the authority has just failed to answer this caller.
         """
         given_up = self.settler.give_up(secret, ttl)
+        if at_once:
+            await self._settle(given_up, until)
+        else:
+            self.settler.retry_now(given_up)
+
+    async def _settle(self, given_up: GivenUp, until: float = math.inf) -> None:
+        """End an attempt within the patience, or else leave it to the settler's loop."""
         try:
-            if at_once:
-                await self.authority.withdraw(secret, min(self.runtime.now(), until) + self._patience)
-                self.settler.settled(given_up)
-                return
+            await self.settler.end(given_up, min(self.runtime.now(), until) + self._patience)
+            return
         except FencedError:
             pass
         except BaseException:
@@ -310,11 +324,11 @@ class LeaseEngine:
             raise
         self.settler.retry_now(given_up)
 
-    async def release(self, lease: GrantState) -> None:
+    async def release(self, lease: GrantState, *, at_once: bool = False) -> None:
         """Give the lease back. Raises LeaseLost if it was lost before. Safe to repeat.
 
         Whatever it raises, the lease has ended for this program. If the authority did not answer, the settler
-        withdraws the attempt later.
+        ends the attempt later. Unless `at_once`, nobody is granted the names before `lease.taken_until`.
         """
         if lease.released:
             return
@@ -323,10 +337,14 @@ class LeaseEngine:
         # `state` compares with the clock: the keeper may not have marked the lease lost yet.
         late = lease.state is State.LOST
         self._stop_keeping(lease)
+        now = self.runtime.now()
+        taken_until = now if at_once or late else lease.taken_until
         # Recorded before the request is sent: an interrupt may come at any time.
-        given_up = self.settler.give_up(lease.secret, lease.ttl)
+        given_up = self.settler.give_up(lease.secret, lease.ttl, taken_until)
         try:
-            answer = await self.authority.release(lease.secret, self.runtime.now() + timing.CALL_SECONDS)
+            answer = await self.authority.release(
+                lease.secret, now + timing.CALL_SECONDS, keep=max(0.0, taken_until - now)
+            )
         except GeneratorExit:
             self.settler.settled(given_up)  # collected, not cancelled: a finalizer sends nothing
             raise
@@ -334,9 +352,11 @@ class LeaseEngine:
             lease.end()
             self.settler.retry_now(given_up)
             raise
-        except BaseException:  # cancelled or interrupted: the authority may still answer, so withdraw at once
+        except (
+            BaseException
+        ):  # cancelled or interrupted: the authority may still answer, so repeat it at once
             lease.end()
-            await self._withdraw(lease.secret, lease.ttl)
+            await self._settle(given_up)
             raise
         self.settler.settled(given_up)
         match answer:
@@ -360,7 +380,7 @@ class LeaseEngine:
         """Release at the end of a `with` block, and raise LeaseLost if the lease was lost during the body."""
         lost = lease.state is State.LOST
         try:
-            await self.release(lease)
+            await self.release(lease, at_once=raised)
         except LeaseLost:
             if not raised:
                 raise
@@ -432,13 +452,29 @@ def _ignore(event: events.Event) -> None:
     """The client has no `on_event`."""
 
 
+def _warn_once(warnings: tuple[str, ...]) -> None:
+    """Log each warning once in a process, whatever the number of clients."""
+    for warning in warnings:
+        first = object()
+        # `setdefault` is atomic: of several threads that open clients at the same time, one logs the warning.
+        if _warned.setdefault(warning, first) is first:
+            log.warning("fenced: warning: %s", warning)
+
+
 def _not_granted(request: LeaseRequest, held_by: HeldBy | None, ahead: int | None) -> NotGranted:
-    names = ", ".join(request.names)
-    who = "others wait ahead"
     if held_by is not None:
         holder = held_by.holder
-        who = (
+        why = (
             f"held by {shown_label(holder.label)} (pid {holder.pid} on {holder.host}, token {held_by.token})"
         )
+    elif ahead:
+        why = "others wait ahead"
+    else:
+        why = "nobody holds it, but it is not free yet, by its last lease's lock_delay or at_least_for"
+    return _no(request, why, held_by, ahead)
+
+
+def _no(request: LeaseRequest, why: str, held_by: HeldBy | None = None, ahead: int | None = 0) -> NotGranted:
     waited = "" if not request.wait else f" within {request.wait:g} s"
-    return NotGranted(f"{names} not granted{waited}: {who}", held_by=held_by, ahead=ahead or 0)
+    names = ", ".join(request.names)
+    return NotGranted(f"{names} not granted{waited}: {why}", why=why, held_by=held_by, ahead=ahead or 0)

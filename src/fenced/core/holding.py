@@ -41,6 +41,7 @@ class GrantState:
         sent: float,
         jitter: float = 0.0,
         max_hold: float | None = None,
+        at_least_for: float = 0.0,
         on_end: Callable[[GrantState, str], None] | None = None,
     ) -> None:
         self.runtime = runtime
@@ -58,6 +59,8 @@ class GrantState:
         self.released = False
         self.in_doubt = False
         self.hold_until = None if max_hold is None else sent + max_hold
+        self.taken_until = sent + at_least_for
+        """After a release, nobody is granted its names before this time."""
         self._sequence = itertools.count(1)
         self._callbacks: list[Callable[[str], Any]] = []
         self._on_end = on_end

@@ -21,11 +21,12 @@ OWNER_TRY_SECONDS = timing.CALL_SECONDS + 1.0
 class GivenUp:
     """An attempt that the program gave up. The authority may still count it as held or waiting."""
 
-    __slots__ = ("forget_at", "retry_at", "secret", "ttl")
+    __slots__ = ("forget_at", "retry_at", "secret", "taken_until", "ttl")
 
-    def __init__(self, secret: str, ttl: float, now: float) -> None:
+    def __init__(self, secret: str, ttl: float, now: float, taken_until: float) -> None:
         self.secret = secret
         self.ttl = ttl
+        self.taken_until = taken_until
         self.retry_at = now + OWNER_TRY_SECONDS
         self.forget_at = self.retry_at + timing.repeat_for(ttl)
 
@@ -42,10 +43,22 @@ class Settler:
         self._starting = runtime.lock()
         self._closed = False
 
-    def give_up(self, secret: str, ttl: float) -> GivenUp:
-        """Record that this attempt has to end. The caller itself sends the first request."""
-        given_up = self._given_up[secret] = GivenUp(secret, ttl, self._runtime.now())
+    def give_up(self, secret: str, ttl: float, taken_until: float = -math.inf) -> GivenUp:
+        """Record that this attempt has to end. The caller itself sends the first request.
+
+        `taken_until`: it is a lease that succeeded, and nobody is granted its names before that.
+        """
+        given_up = self._given_up[secret] = GivenUp(secret, ttl, self._runtime.now(), taken_until)
         return given_up
+
+    async def end(self, given_up: GivenUp, until: float) -> None:
+        """End the attempt, held or waiting. Nothing is left to do once the authority has answered."""
+        keep = given_up.taken_until - self._runtime.now()
+        if keep > 0:
+            await self._authority.release(given_up.secret, until, keep=keep)
+        else:
+            await self._authority.withdraw(given_up.secret, until)
+        self.settled(given_up)
 
     def settled(self, given_up: GivenUp) -> None:
         """Delete the record: the authority has answered."""
@@ -116,11 +129,10 @@ class Settler:
                 return
 
     async def _try(self, given_up: GivenUp, until: float) -> bool:
-        """Withdraw the attempt, held or waiting. Returns whether the authority answered."""
+        """Try to end the attempt. Returns whether the authority answered."""
         try:
-            await self._authority.withdraw(given_up.secret, until)
+            await self.end(given_up, until)
         except FencedError as error:
             given_up.retry_at = self._runtime.now() + timing.retry_after(given_up.ttl)
             return not isinstance(error, Unavailable | Indeterminate)
-        self.settled(given_up)
         return True

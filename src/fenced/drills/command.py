@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from fenced import timing
 from fenced.drills import late_renewal, pause, storm
 from fenced.drills.history import Verdict, check
 from fenced.drills.outcome import DrillOutcome, outcome, to_json
@@ -29,6 +30,7 @@ from fenced.drills.stage import (
 )
 from fenced.drills.story import Log
 from fenced.drills.terminal import Quiet, Screen, Terminal
+from fenced.durations import duration
 from fenced.errors import FencedError
 from fenced.runtime.blocking import expect_interrupts
 from fenced.runtime.clocks import now
@@ -61,13 +63,15 @@ INTERRUPTED = 130
 )
 @click.option(
     "--ttl",
-    type=float,
-    help="Seconds that a lease lasts. Default: 2, in the storm 0.3. Some stores grant more.",
+    type=duration(timing.TTL_MIN, timing.TTL_MAX),
+    metavar="TIME",
+    help="How long a lease lasts. Default: 2s, in the storm 0.3s. Some stores grant more.",
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.5, STORM_SECONDS_MAX),
-    help=f"How long the storm lasts. Default: {STORM_SECONDS_MIN:g}, or {STORM_TTLS:g} ttls if that is longer.",
+    type=duration(0.5, STORM_SECONDS_MAX),
+    metavar="TIME",
+    help=f"How long the storm lasts. Default: {STORM_SECONDS_MIN:g}s, or {STORM_TTLS:g} ttls if that is longer.",
 )
 @click.option("--holders", type=click.IntRange(2, 64), help="Processes in the storm. Default: 8.")
 @click.option("--names", type=click.IntRange(1, 64), help="Names in the storm. Default: 4.")

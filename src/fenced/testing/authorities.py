@@ -455,6 +455,33 @@ async def lock_delay_follows_an_expiry_only(h: AuthorityHarness) -> None:
 
 
 @check()
+async def a_release_may_keep_its_names_taken(h: AuthorityHarness) -> None:
+    """`keep` ends the lease, and nobody is granted its names for that long, whatever its lock_delay is."""
+    a, b = await h.authority(), await h.authority()
+    for delay in (0.0, 3600.0):
+        job = asking(h.runtime, "orders", "stock", ttl=30.0, lock_delay=delay)
+        token = (await granted(a, job)).token
+        waiter = asking(h.runtime, "orders", ttl=60.0, wait=True)
+        ensure(isinstance(await b.ask(waiter), Waiting), "somebody waits")
+        for end in (a.release(job.secret, keep=60.0), a.release(job.secret), a.withdraw(job.secret)):
+            ensure(await end == Released(), "released; repeating that does not free the names")
+        ensure(await a.renew([job.secret]) == [Ended("released")], "the lease has ended")
+        for name in ("orders", "stock"):
+            answer, view = await b.ask(asking(h.runtime, name)), await b.observe(name)
+            ensure(isinstance(answer, Busy) and answer.held_by is None, f"busy, held by nobody: {answer}")
+            ensure(view.held_by is None and 0 < view.free_in <= 60, f"free later: {view}")
+        await h.pass_time(3.0)
+        await a.tidy()
+        for waits in (*await b.renew([waiter.secret]), await b.ask(waiter)):
+            ensure(isinstance(waits, Waiting) and waits.check_in > 0, f"not even the first waiter: {waits}")
+        await b.withdraw(waiter.secret)
+        await h.pass_time(60.0)
+        after = asking(h.runtime, "orders", "stock")
+        ensure((await granted(b, after)).token > token, "free again, and the token is greater")
+        await b.release(after.secret)
+
+
+@check()
 async def lock_delay_outlives_the_memory_of_its_attempt(h: AuthorityHarness) -> None:
     """A late release and a clean-up do not shorten a long delay."""
     a = await h.authority()

@@ -168,9 +168,12 @@ async def granted(authority: Authority, ask: Ask) -> Granted:
 
 
 def lease_engine(authority: Authority, runtime: Runtime, **options: Any) -> LeaseEngine:
-    """The real client core over an authority, with a long `patience`: a busy machine may answer slowly."""
+    """The real client core over an authority, with a long `patience`: a busy machine may answer slowly.
+
+    It takes a server as it is: which versions and settings are strict is not the kits' question.
+    """
     number = next(_numbers)
-    options = {"patience": 5.0, **options}
+    options = {"patience": 5.0, "guarantee": "best-effort", **options}
     return LeaseEngine(
         authority, runtime, Holder(f"{number:032x}", f"engine-{number}", "host", number), **options
     )

@@ -209,7 +209,7 @@ class GrpcConnection:
             high, low, kind, flags, stream = _FRAME.unpack_from(data, at)
             size = high << 8 | low
             if size > FRAME_MAX:
-                raise MalformedFrame(f"a frame of {size} bytes")
+                raise MalformedFrame("this is no gRPC server: it answers in another protocol")
             if end - at < 9 + size:
                 break
             payload = data[at + 9 : at + 9 + size]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -34,10 +33,6 @@ from fenced.wire.etcd.cluster import EtcdWire
 
 SCHEMA = 1
 
-_warned: dict[str, object] = {}
-"""Versions that this process has logged a warning for, whatever the address."""
-log = logging.getLogger("fenced")
-
 
 class EtcdAuthority:
     """One client's access to one cluster."""
@@ -66,7 +61,10 @@ class EtcdAuthority:
             "lineage-noticed",
             "A cluster with another id, or whose revision fell, grants nothing until the floor is raised.",
         ),
-        Trait("version-floor", "A version with known bugs is used, and a warning is logged."),
+        Trait(
+            "version-floor",
+            "A version with a known bug that can repeat tokens is best-effort; one with other lease bugs is warned of.",
+        ),
     )
 
     def __init__(self, address: EtcdAddress, runtime: Runtime, namespace: str = "default") -> None:
@@ -89,20 +87,15 @@ class EtcdAuthority:
 
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         until = self._until(until)
-        await self._warn(until)
+        version = messages.text_of(await self._wire.call(messages.STATUS, b"", until), 2)
         header = await self._space.open(create, until)
         meta = self._space.meta
         schema = parsed_schema({**meta.more, "schema": meta.schema})
         check_readable(self.url, schema, SCHEMA)
-        return Standing(meta.realm, header.revision + meta.offset, schema=schema)
-
-    async def _warn(self, until: float) -> None:
-        version = messages.text_of(await self._wire.call(messages.STATUS, b"", until), 2)
-        text = probe.warning(self.url, version)
-        first = object()
-        # `setdefault` is atomic: of several threads that open at the same time, one logs the warning.
-        if text is not None and _warned.setdefault(version, first) is first:
-            log.warning("%s", text)
+        doubts = probe.known_bugs(version, probe.REPEATS_TOKENS)
+        return Standing(
+            meta.realm, header.revision + meta.offset, doubts, probe.warnings(version), schema=schema
+        )
 
     # The operations.
 
@@ -117,8 +110,8 @@ class EtcdAuthority:
         )
         return await batch.run(publics) if publics else []
 
-    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._attempts.finish(secret, "released", self._until(until))
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        return await self._attempts.finish(secret, "released", self._until(until), keep)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return await self._attempts.finish(secret, "withdrawn", self._until(until))

@@ -28,9 +28,10 @@ from fenced.wire.etcd.messages import (
 class Ending(Known):
     """Ends attempts of one client."""
 
-    async def finish(self, secret: str, state: str, until: float) -> ReleaseAnswer:
+    async def finish(self, secret: str, state: str, until: float, keep: float = 0.0) -> ReleaseAnswer:
         """Release or withdraw an attempt. If that fails, `settle` retries it when an etcd lease is prolonged."""
-        return await self._end(self.signs.given_up(grant_id(secret), state, until), until)
+        taken_until = self._now() + keep
+        return await self._end(self.signs.given_up(grant_id(secret), state, until, taken_until), until)
 
     async def _end(self, sign: Sign, until: float) -> ReleaseAnswer:
         """End it in the state that its owner chose, and forget it once that is certain."""
@@ -74,12 +75,18 @@ class Ending(Known):
 
     async def _finish(self, mine: EtcdAttempt, sign: Sign, state: str, until: float) -> ReleaseAnswer | None:
         """None: its record has changed."""
+        keep = sign.taken_until - self._now() if mine.granted and state == "released" else 0.0
         try:
             memory = await self._sessions.memory(mine.record.ttl, until)
-            if state == "released" and await self._hand_over(mine, memory, until):
+            if keep > 0:
+                reply = await self._keep_taken(mine, memory, keep, until)
+            elif state == "released" and await self._hand_over(mine, memory, until):
                 return Released()
-            reply = await self._give_back(mine, state, memory.id, until)
+            else:
+                reply = await self._give_back(mine, state, memory.id, until)
         except NoSpace:
+            if keep > 0:  # nothing could keep its names taken: the lease lasts until its ttl has passed
+                raise
             # A transaction that only deletes still works. The old record serves as a tombstone meanwhile.
             reply = await self._give_back(mine, state, 0, until)
             sign.freed = reply.succeeded
@@ -103,6 +110,14 @@ class Ending(Known):
         if rest:  # the holder's own places in the queues: nobody needs them, so they may be deleted first
             await self._space.run(txn((), rest), until)
         return await self._space.run(request, until)
+
+    async def _keep_taken(self, mine: EtcdAttempt, memory: EtcdLease, keep: float, until: float) -> TxnReply:
+        """End it, and write lock_delay keys on an etcd lease that nobody keeps alive: they end by themselves."""
+        lease = await self._sessions.leases.grant(math.ceil(keep), until)
+        *before, last = transactions.keep_taken(self._keys, mine.public, mine.record, memory.id, lease.id)
+        for request in before:
+            await self._space.run(request, until)
+        return await self._space.run(last, until)
 
     async def _hand_over(self, mine: EtcdAttempt, memory: EtcdLease, until: float) -> bool:
         """End it and grant its name to the waiter directly behind it in one transaction, if both are this client's."""

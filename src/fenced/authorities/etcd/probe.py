@@ -1,17 +1,38 @@
-"""Known bugs of etcd versions. Pure."""
+"""Known bugs of etcd versions, by the upstream change logs. Pure."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-OLDEST = (3, 4, 0)
-_BUGS: tuple[tuple[dict[tuple[int, int], int], str], ...] = (
-    ({(3, 4): 22, (3, 5): 6}, "a crash under load can leave members with different data (etcd 13766)"),
-    ({(3, 4): 31, (3, 5): 13}, "a former leader can end leases that are alive"),
-    ({(3, 4): 32, (3, 5): 14}, "the revision can go back after a crash during a compaction (etcd 17780)"),
-    ({(3, 4): 38, (3, 5): 23}, "a keep-alive can succeed on a lease that is revoked"),
+
+class KnownBug(NamedTuple):
+    """What can happen under which condition, and the first patch of each minor version without it.
+
+    A minor version that is not listed never had the bug, unless it is older than all that are.
+    """
+
+    what: str
+    issue: int
+    fixed: dict[tuple[int, int], int]
+    oldest: tuple[int, int] = (0, 0)
+
+
+REPEATS_TOKENS = (
+    KnownBug("a crash during a compaction can take revisions back", 17780, {(3, 4): 32, (3, 5): 14}),
+    KnownBug("a single member that crashes can lose acknowledged writes", 14370, {(3, 4): 21, (3, 5): 5}),
+    KnownBug("enabling auth can leave members with different data", 14571, {(3, 4): 22, (3, 5): 6}),
+    KnownBug("a crash under load can leave members with different data", 13766, {(3, 5): 3}, (3, 5)),
+    KnownBug(
+        "a crash during a defragmentation can leave members with different data", 14685, {(3, 5): 6}, (3, 5)
+    ),
 )
-"""The first patch of each minor version that fixes a bug; later minor versions never had it."""
+"""Tokens are revisions: with these bugs they can repeat or fall, so the guarantee is best-effort."""
+HARMS_LEASES = (
+    KnownBug("a former leader can end leases that are alive", 17425, {(3, 4): 31, (3, 5): 13}),
+    KnownBug("a renewal can succeed on a lease that is revoked", 20616, {(3, 4): 38, (3, 5): 23, (3, 6): 5}),
+)
+"""A holder can believe in a lease that has ended, as after a pause. Guards refuse it; tokens still rise."""
 
 
 def version_of(text: str) -> tuple[int, int, int] | None:
@@ -19,17 +40,29 @@ def version_of(text: str) -> tuple[int, int, int] | None:
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
-def known_bugs(text: str) -> list[str]:
-    """What this version can do to a lease or a token, in a sentence each."""
+def known_bugs(text: str, bugs: tuple[KnownBug, ...]) -> tuple[str, ...]:
+    """The bugs of this version: one sentence each, with its condition and the fixed versions."""
     version = version_of(text)
     if version is None:
-        return []
+        return ()
     minor, patch = version[:2], version[2]
-    return [bug for fixed, bug in _BUGS if minor < min(fixed) or patch < fixed.get(minor, 0)]
+    return tuple(
+        f"in etcd {text} {bug.what} (etcd {bug.issue}; fixed in {_fixed(bug)})"
+        for bug in bugs
+        if bug.oldest <= minor and (minor < min(bug.fixed) or patch < bug.fixed.get(minor, 0))
+    )
 
 
-def warning(url: str, text: str) -> str | None:
-    bugs = known_bugs(text)
-    if not bugs:
-        return None
-    return f"{url} runs etcd {text}, in which {'; '.join(bugs)}. Take 3.4.38, 3.5.23, 3.6 or later."
+def _fixed(bug: KnownBug) -> str:
+    """Later minor versions have the fix from their beginning, and are not listed."""
+    return ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in bug.fixed.items()) + " or later"
+
+
+def warnings(text: str) -> tuple[str, ...]:
+    """The bugs that harm leases, in one line."""
+    bugs = known_bugs(text, HARMS_LEASES)
+    return (
+        (f"{'; '.join(bugs)}. Tokens still rise, and guards refuse a holder that was overtaken",)
+        if bugs
+        else ()
+    )

@@ -25,6 +25,8 @@ class Sign:
     """Its record was seen. If the record is missing later, etcd has deleted it; no first ask is still on its way."""
     end: str = ""
     """The state in which its owner ended it, while the outcome of that is unknown."""
+    taken_until: float = -math.inf
+    """It was released, and nobody is granted its names before this time."""
     freed: bool = False
     """Its names are free, but its record does not say so yet: etcd had no space."""
     delay: float = 0.0
@@ -74,13 +76,13 @@ class Signs:
                 sign.since = now
         return late
 
-    def given_up(self, public: str, end: str, until: float) -> Sign:
+    def given_up(self, public: str, end: str, until: float, taken_until: float = -math.inf) -> Sign:
         """Note that its owner ends it now. If that fails, `Ending.settle` retries it."""
         sign = self._signs.get(public)
         if sign is None:
             sign = self._signs.setdefault(public, Sign(public, 0.0, self._now()))
         # In this order: with `end` set first, another thread could end it at the same time.
-        sign.under_way, sign.end = until, end
+        sign.under_way, sign.taken_until, sign.end = until, taken_until, end
         return sign
 
     def drop(self, public: str) -> None:

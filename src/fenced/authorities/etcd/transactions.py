@@ -5,6 +5,7 @@
     promote    if there is no key ahead of its places: claim the names
     finish     if it has its claim or its place: delete its keys, and record how it ended
     hand_over  the same, and claim the name for the waiter directly behind
+    keep_taken the same, and leave keys that block its names for a while
 
 Requests are templates, built once for many attempts: all public ids have the same length and are filled in.
 
@@ -194,6 +195,24 @@ def ends(keys: Keys, public: str, record: KeyRecord, state: str, memory: int) ->
     if record.ticket:
         writes += [delete(place) for place in keys.places_of(record.names, record.ticket, public)]
     return writes
+
+
+def keep_taken(keys: Keys, public: str, record: KeyRecord, memory: int, lease: int) -> list[bytes]:
+    """The transactions that release it and leave lock_delay keys on `lease`. The last one decides.
+
+    If one does not hold them all, the delays are written first: while its claims exist they change nothing, and if it
+    loses a claim before the last one, they end with `lease`.
+    """
+    proof, mine = holds(keys, public, record), keys.attempt(public)
+    about = ClaimInfo.of(public, record).written()
+    first = [put(keys.delay(name), about, lease) for name in record.names]
+    if record.ticket:
+        first += [delete(place) for place in keys.places_of(record.names, record.ticket, public)]
+    last = [put(mine, record.ended("released").written(), memory)]
+    last += [delete(keys.claim(name)) for name in record.names]
+    if len(first) + len(last) <= TXN_OPS_MAX:
+        return [txn(proof, first + last, [get(mine)])]
+    return [txn(proof, first), txn(proof, last, [get(mine)])]
 
 
 def delays(keys: Keys, public: str, record: KeyRecord) -> tuple[tuple[bytes, bytes], ...]:

@@ -168,7 +168,8 @@ class PostgresqlAuthority:
         if doubts := self._weakened(session):
             raise Misconfigured(
                 f"{self.url}: tokens could not repeat when this client was opened, and now they could: "
-                f"{'; '.join(doubts)}. Correct the settings, or open a client with guarantee='best-effort'"
+                f"{'; '.join(doubts)}. Correct the settings, or open a client with guarantee='best-effort' "
+                "(fenced run: --guarantee best-effort)"
             )
 
     # Opening.
@@ -280,17 +281,19 @@ class PostgresqlAuthority:
         found = {_text(public): _text(answer) for public, answer in rows}
         return [answers.renewed(found.get(public)) for public in publics]
 
-    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._end(secret, b"released", until)
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        if keep > 0:
+            return await self._end("release_later", secret, answers.interval(keep), until)
+        return await self._end("release", secret, b"released", until)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._end(secret, b"withdrawn", until)
+        return await self._end("release", secret, b"withdrawn", until)
 
-    async def _end(self, secret: str, state: bytes, until: float | None) -> ReleaseAnswer:
+    async def _end(self, query: str, secret: str, how: bytes, until: float | None) -> ReleaseAnswer:
         public = grant_id(secret)
         self._waiting.discard(public)
         rows = await self._run(
-            "release", self._namespace, public.encode(), secret.encode(), state, _REMEMBER, until=until
+            query, self._namespace, public.encode(), secret.encode(), how, _REMEMBER, until=until
         )
         return answers.released(_text(rows[0][0]))
 

@@ -26,6 +26,9 @@ SELECT * FROM fenced.renew($1, $2, $3, $4, $5);
 -- ready: Which waiters could be granted.
 SELECT fenced.ready($1, $2);
 
+-- release_later: Release a lease, and keep its names taken for a while.
+SELECT fenced.release_later($1, $2, $3, $4, $5);
+
 -- force_release: Take a name from its holder.
 SELECT fenced.force_release($1, $2, $3);
 

@@ -44,7 +44,12 @@ class Settings:
         """How tokens could repeat here."""
         found = []
         if self.fsync != "on":
-            found.append("fsync is off: a power cut may take acknowledged tokens away")
+            found.append(
+                "fsync is off: a power cut may lose acknowledged tokens (postgresql.conf: fsync = on)"
+            )
         if self.full_page_writes != "on":
-            found.append("full_page_writes is off: a power cut may damage the counter")
+            found.append(
+                "full_page_writes is off: a power cut may damage the counter "
+                "(postgresql.conf: full_page_writes = on)"
+            )
         return tuple(found)

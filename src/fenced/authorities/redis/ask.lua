@@ -71,7 +71,7 @@ if free <= now then
   if not a.token then return { 'used up' } end
   leave_queues(a)
   for _, before in ipairs(claims) do
-    finish(before, 'e')
+    if before.state ~= 'r' then finish(before, 'e') end
     call('ZREM', PLACES, place(before.at, 0, before.public))
   end
   for _, each in ipairs(names) do

@@ -46,6 +46,8 @@ SCHEMA = 1
 LOOK_AT = 200
 TIDY_AT = 1000
 
+_RELEASE, _WITHDRAW = bulks(("r", 0)), bulks(("d", 0))
+
 _inherited: list[RedisWire] = []
 """The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
 
@@ -121,7 +123,7 @@ class RedisAuthority:
         self._waiting: dict[str, None] = {}
         self._wakeups = RedisWakeups(self._make, runtime, self._namespace, self.url)
         self._ask, self._release = self._scripts["ask"], self._scripts["release"]
-        self._ask_opening, self._release_opening = self._ask.opening(6), self._release.opening(2) + b"$32\r\n"
+        self._ask_opening, self._release_opening = self._ask.opening(6), self._release.opening(3) + b"$32\r\n"
 
     @classmethod
     def at(cls, url: str, runtime: Runtime, namespace: str) -> RedisAuthority:
@@ -304,11 +306,11 @@ class RedisAuthority:
 
         return [replies.renewed(reply) for reply in await pool.request(work, until)]
 
-    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._finish(secret, b"$1\r\nr\r\n", until)
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        return await self._finish(secret, bulks(("r", us(keep))) if keep else _RELEASE, until)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._finish(secret, b"$1\r\nd\r\n", until)
+        return await self._finish(secret, _WITHDRAW, until)
 
     async def _finish(self, secret: str, end: bytes, until: float | None) -> ReleaseAnswer:
         until = timing.call_until(self._runtime.now(), until)

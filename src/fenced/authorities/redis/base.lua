@@ -4,7 +4,8 @@
 -- attempts  hash: public id -> record: expires, forget, state, ttl, delay, ticket and token as HEAD packs them, and
 --           then "name\0name\1channel\1holder". States: waiting, granted, released, d (withdrawn), expired, v (revoked).
 -- places    sorted set, all scores 0, so it is in byte order: "name\0ticket\0public id".
---           Ticket 0 is the attempt that holds the name, or held it last and expired; the others wait.
+--           Ticket 0 is the attempt that holds the name, or held it last and expired, or was released and keeps it
+--           taken; the others wait.
 -- forget    sorted set: public id by the first second in which the attempt could be deleted.
 --
 -- Times are microseconds. Numbers are whole and below 2^53. Use format to make text of them: tostring loses digits.

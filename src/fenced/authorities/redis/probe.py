@@ -50,23 +50,21 @@ def doubts(replies: Sequence[Any], where: str) -> tuple[str, ...]:
 
 
 def _storing(settings: Mapping[str, str] | None) -> list[str]:
+    """Every setting that is wrong, also one that only counts when another is corrected."""
     if settings is None:
         return ["CONFIG GET is denied, so nobody can check whether tokens reach the disk (allow +config|get)"]
     found = []
     if settings.get("appendonly") != "yes":
-        found.append("without the append-only file tokens are lost in a crash (set appendonly yes)")
-    elif settings.get("appendfsync") != "always":
+        found.append("without the append-only file a crash loses tokens (redis.conf: appendonly yes)")
+    if (sync := settings.get("appendfsync")) != "always":
+        found.append(f"with appendfsync {sync} a power cut loses tokens (redis.conf: appendfsync always)")
+    if settings.get("no-appendfsync-on-rewrite") == "yes":
         found.append(
-            f"with appendfsync {settings.get('appendfsync')} a power cut loses tokens that were handed out "
-            "(set appendfsync always)"
-        )
-    elif settings.get("no-appendfsync-on-rewrite") == "yes":
-        found.append(
-            "tokens are not synced while the append-only file is rewritten (set no-appendfsync-on-rewrite no)"
+            "while the append-only file is rewritten, tokens are not synced (redis.conf: no-appendfsync-on-rewrite no)"
         )
     policy = settings.get("maxmemory-policy", "")
     if settings.get("maxmemory", "0") != "0" and policy.startswith("allkeys-"):
-        found.append(f"maxmemory-policy {policy} may evict the counter (set maxmemory-policy noeviction)")
+        found.append(f"{policy} may evict the counter (redis.conf: maxmemory-policy noeviction)")
     return found
 
 
@@ -80,6 +78,6 @@ def _copies(info: str) -> list[str]:
         )
     if fields.get("cluster_enabled") == "1":
         found.append(
-            "a node of a cluster may be replaced by a replica that lacks the last tokens (set cluster-enabled no)"
+            "a node of a cluster may be replaced by a replica that lacks tokens (redis.conf: cluster-enabled no)"
         )
     return found

@@ -1,10 +1,11 @@
--- End an attempt at its owner's request and notify the next waiters. ARGV: public id, the letter of the new state.
+-- End an attempt at its owner's request and notify the next waiters. ARGV: public id, the letter of the new state, and
+-- for how long from now nobody is granted its names.
 
-local public, ending = ARGV[1], ARGV[2]
+local public, ending, keep = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local raw = call('HGET', ATTEMPTS, public)
 
 -- The usual case: it holds one name, and either nobody waits for it or the first waiter is alive.
-if raw then
+if raw and keep == 0 then
   local expires, _, state, ttl = struct.unpack('>I8I8c1I8', raw)
   local name = match(raw, '^([^%z\1]+)\1', HEAD_BYTES + 1)
   if state == 'g' and expires > now and name then
@@ -41,6 +42,14 @@ if was ~= 'g' and was ~= 'w' then return was end
 if a.expires <= now then
   finish(a, 'e')
   return 'e'
+end
+if was == 'g' and keep > 0 then
+  a.expires = now + keep - a.delay
+  finish(a, ending)
+  a.forget = now + keep + remember(a.ttl)
+  write(a)
+  free_names(a, false) -- its places stay and block the names; the waiters ask again, and learn for how long
+  return 1
 end
 finish(a, ending)
 free_names(a, was == 'g')

@@ -52,7 +52,8 @@ def refused(error: ErrorReply, where: str) -> FencedError:
 def weakened(doubts: Sequence[str], where: str) -> Misconfigured:
     return Misconfigured(
         f"{where}: tokens could not repeat when this client was opened, and now they could: {'; '.join(doubts)}. "
-        "Nothing is granted until the settings are corrected; or open a new client with guarantee='best-effort'"
+        "Nothing is granted until the settings are corrected; or open a new client with guarantee='best-effort' "
+        "(fenced run: --guarantee best-effort)"
     )
 
 

@@ -95,7 +95,7 @@ class AttemptRow(NamedTuple):
         return names_of(self.names_json)
 
     def free_at(self) -> int:
-        """When a name that this attempt holds, or held until it expired, may be granted again."""
+        """When a name that this attempt holds, or held last, may be granted again."""
         return self.expires + self.lock_delay
 
     def is_open(self) -> bool:
@@ -136,7 +136,7 @@ class Rows(Protocol):
     def overdue(self, now: int, near: str = "", limit: int = 0) -> Iterable[AttemptRow]:
         """Attempts that may be deleted: all, or those among `limit` rows near a random id."""
 
-    # Claims: which attempt holds a name, or held it last and expired.
+    # Claims: which attempt holds a name, or held it last and expired, or was released and keeps it taken.
     def claim(self, name: str) -> AttemptRow | None: ...
 
     def take(self, row: AttemptRow) -> None:
@@ -235,7 +235,8 @@ class LeaseAlgorithm:
         """Mint the token here: the names are locked, so every earlier grant of them already has its token."""
         token = self._mint()
         for claim in claims:
-            self._end(claim, "expired")
+            if claim.state != "released":
+                self._end(claim, "expired")
         if row.ticket:
             self.rows.dequeue(row)
         expires = self.now + row.ttl
@@ -294,10 +295,10 @@ class LeaseAlgorithm:
 
     # Ending. Each returns the waiters that may be granted now: the store notifies them after its commit.
 
-    def release(self, secret: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
+    def release(self, secret: str, keep: float = 0.0) -> tuple[ReleaseAnswer, list[AttemptRow]]:
         public = grant_id(secret)
         row = self.rows.attempts((public,)).get(public)
-        return (Gone(), []) if row is None else self._finish(row, "released")
+        return (Gone(), []) if row is None else self._finish(row, "released", int(keep * NS))
 
     def withdraw(self, secret: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
         public = grant_id(secret)
@@ -311,8 +312,8 @@ class LeaseAlgorithm:
         self._sweep(public, SWEEP_AT_ENTRY)
         return Released(), []
 
-    def _finish(self, row: AttemptRow, state: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
-        """End an attempt at its owner's request."""
+    def _finish(self, row: AttemptRow, state: str, keep: int = 0) -> tuple[ReleaseAnswer, list[AttemptRow]]:
+        """End an attempt at its owner's request. With `keep` its claims stay, and block the names until then."""
         if row.namespace != self.rows.namespace:
             return Gone(), []
         if row.state in ("released", "withdrawn"):
@@ -322,12 +323,19 @@ class LeaseAlgorithm:
         if row.expires <= self.now:
             self._end(row, "expired")
             return Ended("expired"), []
+        if keep and row.state == "granted":
+            free_at = self.now + keep
+            self.rows.update((row.id,), state, free_at - row.lock_delay, free_at + _remember(row.ttl))
+            return Released(), self._heads(row)  # they ask again, and learn when the names are free
         self._end(row, state)
         return Released(), self._free(row)
 
     def _free(self, row: AttemptRow) -> list[AttemptRow]:
         """Free its names. Returns the first living waiter of each."""
         self.rows.free(row)
+        return self._heads(row)
+
+    def _heads(self, row: AttemptRow) -> list[AttemptRow]:
         heads: dict[str, AttemptRow] = {}
         for name in row.names:
             if (head := self.rows.head(name, self.now)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -143,8 +144,9 @@ class SqliteAuthority:
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         return await self._do(lambda deadline: self._store.renew(secrets, deadline), until, urgent=True)
 
-    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._do(lambda deadline: self._end(self._store.release, secret, deadline), until)
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        release = partial(self._store.release, keep=keep)
+        return await self._do(lambda deadline: self._end(release, secret, deadline), until)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return await self._do(lambda deadline: self._end(self._store.withdraw, secret, deadline), until)

@@ -154,9 +154,11 @@ class Store:
         with self.file.transaction(deadline, durable=False) as db:
             return self._begin(db).renew(publics)
 
-    def release(self, secret: str, deadline: Deadline | None = None) -> tuple[ReleaseAnswer, list[Wake]]:
+    def release(
+        self, secret: str, deadline: Deadline | None = None, keep: float = 0.0
+    ) -> tuple[ReleaseAnswer, list[Wake]]:
         with self.file.transaction(deadline, durable=False) as db:
-            answer, heads = self._begin(db).release(secret)
+            answer, heads = self._begin(db).release(secret, keep)
         return answer, _wakes(heads)
 
     def withdraw(self, secret: str, deadline: Deadline | None = None) -> tuple[ReleaseAnswer, list[Wake]]:

@@ -452,13 +452,13 @@ class ZooKeeperAuthority(Entering):
 
     # Ending.
 
-    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._finish(secret, "released", until)
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        return await self._finish(secret, "released", until, keep)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return await self._finish(secret, "withdrawn", until)
 
-    async def _finish(self, secret: str, state: str, until: float | None) -> ReleaseAnswer:
+    async def _finish(self, secret: str, state: str, until: float | None, keep: float = 0.0) -> ReleaseAnswer:
         now = self._runtime.now()
         until = timing.call_until(now, until)
         await self._settle(now, until)
@@ -468,10 +468,10 @@ class ZooKeeperAuthority(Entering):
             session = self._any_session()
             return await session.request(lambda: self._end_unknown(session, public, state, until), until)
         home = self._session(mine.ttl)
-        return await home.request(lambda: self._end(home, mine, state, until), until)
+        return await home.request(lambda: self._end(home, mine, state, keep, until), until)
 
     async def _end(
-        self, home: ZooKeeperSession, mine: ZooKeeperAttempt, state: str, until: float
+        self, home: ZooKeeperSession, mine: ZooKeeperAttempt, state: str, keep: float, until: float
     ) -> ReleaseAnswer:
         if not mine.over and not mine.places and not await self._placed(mine, until):
             self._drop(mine, state)
@@ -479,12 +479,13 @@ class ZooKeeperAuthority(Entering):
         while not mine.over:
             doubted, mine.doubted = mine.doubted, True
             # Sent in the session that carries it, so after all earlier requests of that session.
-            following = None if mine.away else self._follower(home, mine)
+            following = None if mine.away or keep else self._follower(home, mine)
             if following is not None:
                 failed = await self._hand_over(home, mine, following, until)
             else:
                 session = self._carrier(mine)
-                (reply,) = await session.exchange(jute.multi(self._deletions(mine)), until=until)
+                ends = await self._endings(session, mine, keep, until)
+                (reply,) = await session.exchange(jute.multi(ends), until=until)
                 failed = jute.failure(self._results(reply))
             if failed is None or (doubted and failed == (0, jute.NO_NODE)):
                 self._drop(mine, state, done=True)

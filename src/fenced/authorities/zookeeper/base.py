@@ -358,6 +358,25 @@ class Base:
 
     # Delays.
 
+    async def _endings(
+        self, session: ZooKeeperSession, mine: ZooKeeperAttempt, keep: float, until: float
+    ) -> list[bytes]:
+        """Operations that release it. With `keep` they make lock_delay nodes that end so many seconds from now."""
+        if not keep or mine.state != "granted":
+            return self._deletions(mine)
+        (clock,) = await session.exchange(jute.set_data(self._paths.clock, b""), until=until)
+        if clock.error:
+            raise refused(clock.error, self.url)
+        text = delay_text(keep, jute.stat_of(clock.body).mtime / 1000 + keep)
+        steps = [jute.delete(self._paths.attempt(mine.public), mine.version)]
+        for name, path in mine.places.items():
+            delay = self._paths.delay(name, mine.public)
+            # A write to the place makes the waiter behind read the queue: from a deletion alone it would conclude
+            # that it is first, and that no delay follows.
+            steps += (jute.set_data(path, b""), jute.delete(path))
+            steps.append(jute.set_data(delay, text) if mine.delaying else jute.create(delay, text, self._acl))
+        return steps
+
     async def _delayed(
         self, session: ZooKeeperSession, mine: str, queues: dict[str, Queue], until: float
     ) -> float:

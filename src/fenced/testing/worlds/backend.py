@@ -132,8 +132,8 @@ class WatchedAuthority:
             self._judge.broken("I12", f"{len(secrets)} renewals got {len(answers)} answers")
         return answers
 
-    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._leave("release", secret, self._real.release(secret, until), until)
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        return await self._leave("release", secret, self._real.release(secret, until, keep=keep), until)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return await self._leave("withdraw", secret, self._real.withdraw(secret, until), until)

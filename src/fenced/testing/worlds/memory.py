@@ -71,8 +71,8 @@ class MemoryBackend(AuthorityBackend):
             self.site.judge.renewed(secret, answer, self.world.now)
         return answers
 
-    def release(self, secret: str) -> ReleaseAnswer:
-        answer = self.store.release(secret)
+    def release(self, secret: str, keep: float) -> ReleaseAnswer:
+        answer = self.store.release(secret, keep)
         self.site.judge.finished(secret, answer)
         return answer
 
@@ -116,8 +116,8 @@ class MessageAuthority:
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         return await self._call(partial(self._backend.renew, tuple(secrets)), until)
 
-    async def release(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._call(partial(self._backend.release, secret), until)
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        return await self._call(partial(self._backend.release, secret, keep), until)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return await self._call(partial(self._backend.withdraw, secret), until)

@@ -102,7 +102,7 @@ BEGIN
     FROM fenced.attempt a WHERE a.id = p_name.attempt;
     IF v_state = 'granted' AND v_expires <= p_now AND NOT fenced.expire(p_name.attempt, p_now, p_remember) THEN
       v_at := p_now + interval '10 ms'; -- it is being renewed this very moment
-    ELSIF v_state IN ('granted', 'expired') THEN
+    ELSIF v_state IN ('granted', 'expired', 'released') THEN
       v_at := greatest(v_at, v_expires + v_delay);
     END IF;
   END IF;

@@ -245,6 +245,34 @@ BEGIN
   RETURN 'released';
 END $$;
 
+-- Release a lease whose names nobody may be granted for `p_keep`: they stay held by the released attempt. Flushed, so that
+-- a crash does not free them. The waiters ask again, and learn for how long.
+CREATE OR REPLACE FUNCTION fenced.release_later(
+  p_namespace integer, p_id uuid, p_secret uuid, p_keep interval, p_remember interval
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+DECLARE
+  v_names text[];
+  v_now   timestamptz;
+BEGIN
+  SELECT a.names INTO v_names FROM fenced.attempt a
+  WHERE a.id = p_id AND a.secret = p_secret AND a.namespace = p_namespace AND a.state = 'granted';
+  IF FOUND THEN
+    PERFORM fenced.lock_names(p_namespace, v_names);
+    PERFORM FROM fenced.attempt a WHERE a.id = p_id FOR UPDATE; -- it may be being renewed
+    v_now := clock_timestamp();
+    UPDATE fenced.attempt a SET state = 'released', expires = v_now + p_keep - a.lock_delay,
+      forget = v_now + p_keep + greatest(p_remember, 4 * a.ttl)
+    WHERE a.id = p_id AND a.state = 'granted' AND a.expires > v_now;
+    IF FOUND THEN
+      PERFORM fenced.wake_heads(p_namespace, v_names, v_now);
+      PERFORM fenced.flushed();
+      RETURN 'released';
+    END IF;
+  END IF;
+  RETURN fenced.release_in_line(p_namespace, p_id, p_secret, 'released', p_remember);
+END $$;
+
 -- How long until a waiting attempt could be granted, by its position in the queue. Reads only.
 CREATE OR REPLACE FUNCTION fenced.check_in(p_waiter fenced.attempt, p_now timestamptz) RETURNS interval
 LANGUAGE plpgsql AS $$
@@ -259,7 +287,7 @@ BEGIN
     SELECT n.attempt INTO v_claim FROM fenced.name n
     WHERE n.namespace = p_waiter.namespace AND n.name = v_name AND n.held;
     SELECT a.expires + a.lock_delay INTO v_until FROM fenced.attempt a
-    WHERE a.id = v_claim AND a.state IN ('granted', 'expired');
+    WHERE a.id = v_claim AND a.state IN ('granted', 'expired', 'released');
     v_at := greatest(v_at, v_until);
     FOR v_before IN
       SELECT q.attempt FROM fenced.queue q

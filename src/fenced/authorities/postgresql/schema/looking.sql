@@ -11,7 +11,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         replace(a.id::text, '-', ''), extract(epoch FROM a.expires - at.now), a.names,
         extract(epoch FROM a.ttl), extract(epoch FROM a.expires + a.lock_delay - at.now))
       FROM fenced.name n JOIN fenced.attempt a ON a.id = n.attempt
-      WHERE n.namespace = p_namespace AND n.name = p_name AND n.held AND a.state IN ('granted', 'expired')
+      WHERE n.namespace = p_namespace AND n.name = p_name AND n.held AND a.state IN ('granted', 'expired', 'released')
         AND a.expires + a.lock_delay > at.now),
     'waiters', (
       SELECT json_agg(json_build_array(a.holder, a.names, extract(epoch FROM a.expires - at.now)) ORDER BY q.ticket)
@@ -27,7 +27,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT n.name FROM fenced.name n
     WHERE n.namespace = p_namespace AND n.name > p_after COLLATE "C" AND (
       n.held AND EXISTS (
-        SELECT FROM fenced.attempt a WHERE a.id = n.attempt AND a.state IN ('granted', 'expired')
+        SELECT FROM fenced.attempt a WHERE a.id = n.attempt AND a.state IN ('granted', 'expired', 'released')
           AND a.expires + a.lock_delay > clock_timestamp())
       OR n.contended AND EXISTS (
         SELECT FROM fenced.queue q JOIN fenced.attempt a ON a.id = q.attempt
