@@ -63,6 +63,7 @@ def test_showing_an_authority(house: House, monkeypatch: pytest.MonkeyPatch) -> 
         "realm": shown["realm"],
         "last_token": 1,
         "doubts": [],
+        "warnings": [],
         "schema": {"version": 1, "readable_by": 1, "release": ""},
     }
     monkeypatch.setenv("FENCED_AUTHORITY", house.old)

@@ -109,6 +109,8 @@ def _describe(where: str, namespace: str, standing: Standing, as_json: bool) -> 
     click.echo(f"  guarantee   {guarantee}")
     for doubt in standing.doubts:
         click.echo(f"              {plain(doubt)}")
+    for warning in standing.warnings:
+        click.echo(f"  warning     {plain(warning)}")
     if (schema := standing.schema) is not None:
         by = f", stored by fenced {plain(schema.release)}" if schema.release else ""
         click.echo(f"  schema      {schema.version}{by}")
