@@ -30,7 +30,8 @@ MERMAID = "12.3.0"
 MERMAID_SHA256 = "336df803d87a38b70a01e736e666c8f7601d2ce42f5e47c8fafe5d721074b9a3"
 
 LINK = re.compile(r"\]\(([^)#\s]+\.md)[^)]*\)")
-API_TABLE = re.compile(r"<!-- generated: api ([\w.]+) -->.*?<!-- end -->", re.DOTALL)
+API_TABLE = re.compile(r"<!-- generated: api ([\w.]+) -->(.*?)<!-- end -->", re.DOTALL)
+API_ROW = re.compile(r"^\| `(\w+)(\(?)", re.MULTILINE)
 FROM_ELSEWHERE = re.compile(
     r"""<(?:script|img|iframe|source)[^>]*\ssrc="(?:https?:)?//|<link[^>]*\shref="(?:https?:)?//[^>]*stylesheet"""
     r"""|<link[^>]*stylesheet[^>]*\shref="(?:https?:)?//|@import\s+["']?(?:url\()?["']?(?:https?:)?//"""
@@ -70,7 +71,14 @@ def _changed(path: Path) -> str:
 
 
 def _from_docstrings(found: re.Match[str]) -> str:
-    return f"```{{eval-rst}}\n.. autoclass:: {found[1]}\n   :members:\n   :inherited-members:\n```"
+    """The class and its members in the order of the table, with types and whole docstrings."""
+    path, rows = found.groups()
+    members = [
+        f"   .. {'automethod' if called else 'autoproperty'}:: {name}"
+        for name, called in API_ROW.findall(rows)
+        if name != path.rpartition(".")[2]
+    ]
+    return "\n".join(["```{eval-rst}", f".. autoclass:: {path}", "", *members, "```"])
 
 
 def _navigation(index: str) -> Iterator[str]:

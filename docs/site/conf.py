@@ -59,6 +59,12 @@ class Mermaid(Directive):
         return [nodes.raw("", f'<pre class="mermaid">{text}</pre>\n', format="html")]
 
 
+def hide_constructor(app: Any, what: str, name: str, *rest: Any) -> tuple[str, None] | None:
+    """Programs get leases from a client and never make one."""
+    return ("", None) if what == "class" and name.endswith("Lease") else None
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.add_directive("mermaid", Mermaid)
+    app.connect("autodoc-process-signature", hide_constructor)
     return {"parallel_read_safe": True}
