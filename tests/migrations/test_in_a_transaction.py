@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,30 @@ def test_a_script_refuses_a_guard_that_was_installed_after_it_was_written(postgr
         db.execute("ROLLBACK")
         db.execute(Guard(table="orders", name="order/{id}").script(db, replace=True).encode())
         assert seen(db)[0] == [("order/{id}", "retry")]
+
+
+def test_of_two_installations_at_once_the_second_sees_the_first(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "LOCK_TIMEOUT", "60s")
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+    with (
+        psycopg.connect(with_tables(postgresql_url)) as first,
+        psycopg.connect(postgresql_url, autocommit=True) as second,
+        psycopg.connect(postgresql_url, autocommit=True) as onlooker,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        Guard(table="note", name="note").install(first)  # so that the schema is there
+        for asked, outcome in (({"name": "order/{id}"}, "orders/{id}, rule retry; "), ({}, None)):
+            first.execute("SELECT 1")
+            Guard(**ASKED).install(first)
+            other = pool.submit(Guard(**{**ASKED, **asked}).install, second)
+            while not onlooker.execute(waiting, (second.info.backend_pid,)).fetchall() and not other.done():
+                pass
+            first.commit()
+            error = other.exception()
+            assert outcome in str(error) if outcome else error is None, error
+            Guard(**ASKED).uninstall(second)
 
 
 def test_a_table_in_use_is_left_alone_and_its_users_are_named(

@@ -199,13 +199,14 @@ def _registration(
         f"(SELECT 1 FROM fenced_guard.mode WHERE guard = {literal(guard)} AND pattern = '*')"
     )
     return [
-        f"CREATE SEQUENCE IF NOT EXISTS {counter}",
+        # First, because it waits for a concurrent installation of this guard. The next statements see what it did.
         (
             "INSERT INTO fenced_guard.guard "
             f"(guard, template, rule, mandatory, epoch, epoch_made, refused, triggers) VALUES ({values}) "
-            "ON CONFLICT (guard) DO NOTHING"  # waits for a concurrent installation, so the next statements see its row
+            "ON CONFLICT (guard) DO NOTHING"
         ),
         *([] if replace else [_refuse_another(spec, mandatory)]),
+        f"CREATE SEQUENCE IF NOT EXISTS {counter}",
         (
             f"UPDATE fenced_guard.guard SET template = {literal(spec.name)}, rule = '{spec.rule}', "
             f"mandatory = {mandatory}, epoch = {epoch}, epoch_made = epoch_made OR {makes_epoch}, "
