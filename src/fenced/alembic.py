@@ -27,7 +27,7 @@ from alembic.util import DispatchPriority
 from sqlalchemy import Table
 
 from fenced.decision import Mode, Rule
-from fenced.errors import Misuse, shown
+from fenced.errors import Misuse, Unsupported, shown
 from fenced.guards.shared.engine import Registered, TableGuard
 from fenced.guards.shared.spec import FAILS, Spec, described
 from fenced.runtime.blocking import step
@@ -141,16 +141,20 @@ def _compare(context: AutogenContext, upgrade: UpgradeOps, schemas: set[str | No
     """Compare the guards of the database with those of the models. Modes are not compared: operators change them."""
     assert context.dialect is not None
     default = str(context.dialect.default_schema_name)
-    database = _table(context.connection, Spec("any", "any"))
     models = {_key(table.name, table.schema or default): table for table in context.sorted_tables}
     asked = {key: guard for key, table in models.items() if (guard := _declared(table, key, default))}
+    try:
+        database = _table(context.connection, Spec("any", "any"))
+    except Unsupported:
+        if asked:
+            raise
+        return
     live = {_key(found.spec.table, default): found for found in step(database.registered())}
-    upgrade.ops[:] = _without_own(
-        upgrade.ops, database, {key: guard.spec for key, guard in asked.items()}, default
-    )
+    epochs = {(key, guard.spec.epoch) for guards in (asked, live) for key, guard in guards.items()}
+    kept = [operation for operation in upgrade.ops if not _is_ours(operation, database, epochs, default)]
     dropped = {
         _key(operation.table_name, operation.schema or default)
-        for operation in upgrade.ops
+        for operation in kept
         if isinstance(operation, DropTableOp)
     }
     gone = [
@@ -163,7 +167,7 @@ def _compare(context: AutogenContext, upgrade: UpgradeOps, schemas: set[str | No
         for key, guard in asked.items()
         if key not in live or not _same(guard, live[key])
     ]
-    upgrade.ops[:] = [*gone, *upgrade.ops, *wanted]
+    upgrade.ops[:] = [*gone, *kept, *wanted]
 
 
 def _key(table: str, schema: str) -> str:
@@ -183,28 +187,25 @@ def _same(one: Registered, other: Registered) -> bool:
     return one == Registered(replace(other.spec, table=one.spec.table), other.mandatory)
 
 
-def _without_own(
-    operations: list[MigrateOperation], database: TableGuard, guards: dict[str, Spec], default: str
-) -> list[MigrateOperation]:
-    """Without the operations that would drop what fenced has created: its own tables, and epoch columns."""
-    kept: list[MigrateOperation] = []
-    for operation in operations:
-        if isinstance(operation, CreateTableOp):
-            operation.info.pop(INFO, None)  # the migration has an operation for it
-        if isinstance(operation, DropTableOp | ModifyTableOps):
-            if database.is_own(operation.schema, operation.table_name):
-                continue
-            spec = guards.get(_key(operation.table_name, operation.schema or default))
-            if isinstance(operation, ModifyTableOps) and spec is not None and spec.epoch is not None:
-                operation.ops[:] = [
-                    one
-                    for one in operation.ops
-                    if not (isinstance(one, DropColumnOp) and one.column_name == spec.epoch)
-                ]
-                if operation.is_empty():
-                    continue
-        kept.append(operation)
-    return kept
+def _is_ours(
+    operation: MigrateOperation, database: TableGuard, epochs: set[tuple[str, str | None]], default: str
+) -> bool:
+    """Whether the operation would only drop what fenced has created: its own tables, or epoch columns."""
+    if isinstance(operation, CreateTableOp):
+        operation.info.pop(INFO, None)  # Alembic would render it; our own operation has it
+    if not isinstance(operation, DropTableOp | ModifyTableOps):
+        return False
+    if database.is_own(operation.schema, operation.table_name):
+        return True
+    if isinstance(operation, DropTableOp):
+        return False
+    key = _key(operation.table_name, operation.schema or default)
+    operation.ops[:] = [
+        one
+        for one in operation.ops
+        if not (isinstance(one, DropColumnOp) and (key, one.column_name) in epochs)
+    ]
+    return operation.is_empty()
 
 
 @renderers.dispatch_for(InstallGuardOp)

@@ -139,6 +139,8 @@ def test_autogenerate_leaves_what_fenced_made(project: Project) -> None:
         with pytest.raises(fenced.Misuse, match="is its fenced"):
             project.model(Guard(table="others", name="others"))
             compare_metadata(context, project.metadata)
+        project.model(None)  # the guard's removal drops the epoch column
+        assert [diff[0] for diff in compare_metadata(context, project.metadata)] == ["remove_guard"]
         project.model(None, table="parcels")
         kinds = [diff[0] for diff in compare_metadata(context, project.metadata)]
         assert (
@@ -146,6 +148,23 @@ def test_autogenerate_leaves_what_fenced_made(project: Project) -> None:
             if on_server
             else kinds[0] == "remove_guard"
         )
+
+
+def test_a_database_of_another_engine_is_ignored_unless_it_should_have_a_guard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise fenced.Unsupported("another engine")
+
+    monkeypatch.setattr(fenced.alembic, "on", unsupported)
+    metadata = sa.MetaData()
+    table = sa.Table("orders", metadata, sa.Column("id", sa.Integer))
+    with sa.create_engine("sqlite://").connect() as connection:
+        context = MigrationContext.configure(connection)
+        assert [diff[0] for diff in compare_metadata(context, metadata)] == ["add_table"]
+        table.info["fenced"] = Guard(table="orders", name="orders/{id}")
+        with pytest.raises(fenced.Unsupported):
+            compare_metadata(context, metadata)
 
 
 def test_a_failed_migration_leaves_no_guard(project: Project) -> None:
