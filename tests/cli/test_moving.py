@@ -112,6 +112,7 @@ def test_moving_there_and_back(house: House) -> None:
     assert house("move", house.new, house.old, "--guards", house.shop)[0] == 0
     assert house.write(house.old) > 2 * GAP
     assert house.db.execute("SELECT qty FROM orders").fetchone() == (3,)
+    assert house.db.execute("PRAGMA journal_mode").fetchone() == ("delete",), "the program's choice stays"
 
 
 def test_refusing_before_anything_changes(house: House) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from fenced import errors
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.guards.memory import MemoryGuard
 from fenced.model import TOKEN_MAX, Ask, Credential, Granted, Holder, Stamp, Standing, grant_id
-from fenced.moving import GAP, AdoptRealm, GuardTrust, Moved, RaiseFloor, move, next_step
+from fenced.moving import GAP, AdoptRealm, GuardTrust, Moved, MoveStep, RaiseFloor, move, next_step
 from fenced.runtime.blocking import BlockingRuntime, step
 
 OLD, NEW, OTHER = "00000000000000aa", "00000000000000bb", "00000000000000cc"
@@ -138,6 +138,19 @@ class Observed:
 def test_holders_of_both_authorities_write_at_every_point_of_a_move() -> None:
     site = Site()
     site.check(site.move(site.work))
+
+
+def test_the_other_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: guards adopt before the floor is raised, and refuse both authorities in between."""
+
+    def adopt_first(old: Standing, new: Standing, guards: Sequence[GuardTrust]) -> MoveStep | None:
+        left = [number for number, each in enumerate(guards) if each.realm != new.realm]
+        return AdoptRealm(left[0]) if left else next_step(old, new, guards)
+
+    monkeypatch.setattr("fenced.moving.next_step", adopt_first)
+    site = Site()
+    with pytest.raises(AssertionError, match="at no time are both refused"):
+        site.move(site.work)
 
 
 def test_killed_before_and_after_every_request_and_run_again() -> None:

@@ -102,13 +102,14 @@ async def a_waiters_token_is_ordered_as_declared(h: AuthorityHarness) -> None:
 async def opening_again_disturbs_nothing(h: AuthorityHarness) -> None:
     """`open` may be repeated: the realm is the same, the last token covers every grant, leases and waiters stay."""
     a = await h.authority()
-    realm = (await a.open()).realm
+    first = await a.open()
     held, waiter = asking(h.runtime, "orders"), asking(h.runtime, "orders", wait=True)
     token = (await granted(a, held)).token
     ensure(isinstance(await a.ask(waiter), Waiting), "the name is held: it waits")
     for create in (True, False):
         standing = await a.open(create=create)
-        ensure(standing.realm == realm, "the same realm")
+        ensure(standing.realm == first.realm, "the same realm")
+        ensure(standing.schema == first.schema, "the same schema")
         ensure(standing.last_token >= token, f"{standing.last_token} covers the grant of {token}")
     ensure(await a.renew([held.secret]) == [Kept(10.0)], "the lease stays")
     await a.release(held.secret)

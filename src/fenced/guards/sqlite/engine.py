@@ -54,8 +54,9 @@ class SqliteEngine:
 
     def connect(self, dsn: str) -> sqlite3.Connection:
         from fenced.guards.sqlite.operator import connect
+        from fenced.guards.sqlite.sessions import path_of
 
-        return connect(dsn)
+        return connect(path_of(dsn))
 
     def operator(self, connection: sqlite3.Connection) -> SqliteOperator:
         from fenced.guards.sqlite.operator import SqliteOperator

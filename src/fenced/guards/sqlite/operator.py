@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from fenced.contracts import Operator
@@ -14,7 +15,7 @@ from fenced.guards.shared.answers import check_pattern
 from fenced.guards.shared.spec import Spec
 from fenced.guards.sqlite import install
 from fenced.guards.sqlite.refusals import translate
-from fenced.guards.sqlite.sessions import BUSY_SECONDS, SqliteSession, path_of
+from fenced.guards.sqlite.sessions import BUSY_SECONDS, SqliteSession
 from fenced.guards.sqlite.tables import SqliteTable
 from fenced.rollout import (
     QUIET_SECONDS,
@@ -42,9 +43,8 @@ WHERE guard = coalesce(?1, guard) ORDER BY id DESC LIMIT ?2"""
 _UNSET = "DELETE FROM fenced_mode WHERE guard = ? AND pattern = ? RETURNING 1"
 
 
-def connect(dsn: str) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
     """A connection for an operator. Creates no file: a mistyped path is not an empty database."""
-    path = path_of(dsn)
     if not path.is_file():
         raise Misconfigured(f"there is no file {path}")
     connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)

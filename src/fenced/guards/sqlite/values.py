@@ -19,7 +19,7 @@ from fenced.guards.shared.answers import check_value, one_stamp
 from fenced.guards.shared.spec import Spec
 from fenced.guards.sqlite import install
 from fenced.guards.sqlite.fencing import SqliteFence
-from fenced.guards.sqlite.operator import SqliteOperator
+from fenced.guards.sqlite.operator import SqliteOperator, connect
 from fenced.guards.sqlite.refusals import translate
 from fenced.guards.sqlite.sessions import BUSY_SECONDS, PlainSession, path_of
 from fenced.guards.sqlite.transactions import GuardedConnection
@@ -257,19 +257,31 @@ class SqliteGuard:
     def _highest(self) -> int:
         """On a read-only connection, which creates no file."""
         try:
-            with closing(sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True)) as db:
+            with closing(self._read_only()) as db:
                 (highest,) = db.execute(_HIGHEST).fetchone()
         except sqlite3.Error as error:
             raise Misconfigured(f"the marks in {self._path} cannot be read: {error}") from error
         return int(highest)
 
+    def _read_only(self) -> sqlite3.Connection:
+        return sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+
     async def modes(self) -> dict[str, str]:
         return dict(await self._on_session(_run, _MODES, (_TABLE,)))
 
     async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
-        if not self._path.is_file():
-            raise Misconfigured(f"there is no file {self._path}")
-        return await self._on_session(_operate, work)
+        return await self._runtime.call(self._operate, work)
+
+    def _operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
+        """On a connection that leaves the file as it is: it may be the program's, with a journal mode of its own."""
+        forking.enter()
+        try:
+            with closing(connect(self._path)) as connection:
+                return step(_on_operator(connection, work))
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        finally:
+            forking.leave()
 
     async def close(self) -> None:
         while self._idle:
@@ -280,8 +292,8 @@ async def _run(session: PlainSession, sql: str, parameters: Sequence[object]) ->
     return await session.run(sql, parameters)
 
 
-async def _operate(session: PlainSession, work: Callable[[Operator], Awaitable[T]]) -> T:
-    return await work(SqliteOperator(session))
+async def _on_operator(connection: sqlite3.Connection, work: Callable[[Operator], Awaitable[T]]) -> T:
+    return await work(SqliteOperator(PlainSession(connection)))
 
 
 async def _set_mode(session: PlainSession, mode: Mode, pattern: str) -> None:
