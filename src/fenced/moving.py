@@ -115,11 +115,12 @@ async def move(
     runtime: Runtime,
     *,
     patience: float,
+    guarantee: str = "strict",
     on_step: Callable[[MoveStep], None] = lambda step: None,
 ) -> Moved:
     """Make the guards trust `new` instead of `old`. A guard that is busy is tried again for `patience` seconds.
 
-    `on_step` is called after each step.
+    Misconfigured if the tokens of `new` could repeat and the guarantee is strict. `on_step` is called after each step.
     """
     while True:
         old_standing = await old.open(create=False)
@@ -130,6 +131,11 @@ async def move(
         if step is None:
             held = tuple(await old.survey())
             return Moved(old_standing, new_standing, tuple(trusts), held)
+        if new_standing.doubts and guarantee == "strict":
+            raise Misconfigured(
+                f"{new.url} cannot promise that tokens never repeat: {'; '.join(new_standing.doubts)}. Change that, or "
+                "accept it, here and in every program: --guarantee best-effort"
+            )
         if isinstance(step, RaiseFloor):
             await new.raise_floor(step.above)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,6 +169,20 @@ def test_killed_before_and_after_every_request_and_run_again() -> None:
             site.move(work_and_die)
         site.work()
         site.check(site.move())
+
+
+class Doubtful(MemoryAuthority):
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        return replace(await super().open(create=create, until=until), doubts=("fsync is off",))
+
+
+def test_an_authority_that_could_repeat_tokens_must_be_accepted() -> None:
+    site = Site()
+    old, new = site.authorities[0], Doubtful(site.stores[1], site.runtime)
+    with pytest.raises(errors.Misconfigured, match=r"fsync is off.* --guarantee best-effort"):
+        step(move(old, new, site.guards, site.runtime, patience=0.0))
+    assert step(new.open()).last_token < GAP
+    site.check(step(move(old, new, site.guards, site.runtime, patience=0.0, guarantee="best-effort")))
 
 
 class BusyOnce(MemoryGuard):

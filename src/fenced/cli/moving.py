@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 
 from fenced import moving, registry
-from fenced.cli.options import json_option, namespace_option, need_authority, opened
+from fenced.cli.options import guarantee_option, json_option, namespace_option, need_authority, opened
 from fenced.cli.output import plain, write_json
 from fenced.contracts import Authority, Marks
 from fenced.moving import AdoptRealm, Moved, MoveStep
@@ -34,6 +34,7 @@ PATIENCE_SECONDS = 60.0
 @click.option(
     "--new-namespace", metavar="NAME", help="The namespace in NEW, if it is not the same as in OLD."
 )
+@guarantee_option
 @json_option
 def move(
     old: str,
@@ -41,6 +42,7 @@ def move(
     guard_urls: tuple[str, ...],
     namespace: str,
     new_namespace: str | None,
+    guarantee: str,
     as_json: bool,
 ) -> None:
     """Move guards from the authority OLD to the authority NEW, while programs run.
@@ -75,7 +77,13 @@ def move(
 
         moved = step(
             moving.move(
-                old_authority, new_authority, guards, runtime, patience=PATIENCE_SECONDS, on_step=report
+                old_authority,
+                new_authority,
+                guards,
+                runtime,
+                patience=PATIENCE_SECONDS,
+                guarantee=guarantee,
+                on_step=report,
             )
         )
         names = (old_authority.url, new_authority.url)
@@ -102,8 +110,6 @@ def _for_people(moved: Moved, old: str, new: str) -> None:
     click.echo(f"moved: {several(len(moved.guards), 'database')}")
     click.echo(f"  from realm {moved.old.realm}, {plain(old)}")
     click.echo(f"    to realm {moved.new.realm}, {plain(new)}")
-    for doubt in moved.new.doubts:
-        click.echo(f"caution: NEW is best-effort: {plain(doubt)}", err=True)
     if not moved.held:
         return
     click.echo(
