@@ -19,18 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 WHEELS = Path(sys.prefix, "wheels")
 UV = str(Path(sys.prefix, "bin", "uv"))
-NOT_CLONED = shutil.ignore_patterns(
-    ".git",
-    ".venv",
-    ".postgresql",
-    ".docs",
-    ".*_cache",
-    ".hypothesis",
-    "__pycache__",
-    "dist",
-    "evidence",
-    "tests",
-)
+NOT_CLONED = shutil.ignore_patterns(".*", "__pycache__", "dist", "bench", "evidence", "tests")
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -57,7 +46,7 @@ class Traveller:
         return folder
 
     def clone_into(self, folder: Path) -> None:
-        """What `git clone` would make, except for the tests."""
+        """What `git clone` would make, without the tests and the benchmarks."""
         clone = shutil.copytree(ROOT, folder / "fenced", ignore=NOT_CLONED)
         for path in (clone, *clone.rglob("*")):
             self._give(path)
