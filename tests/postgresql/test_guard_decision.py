@@ -236,7 +236,8 @@ def test_a_refusal_is_said_in_the_same_words(verdict: Verdict, database: Databas
     )
     with pytest.raises(psycopg.Error) as refused:
         database.execute("SELECT fenced_guard.refuse(%s, 'x', %s, %s, 'require')", (GUARD, TEXT, verdict))
-    due = error_for(verdict, name="x", stamp=stamp, mark=Mark(5, GRANTS[0]))
+    ((realm,),) = database.execute("SELECT realm FROM fenced_guard.trust").fetchall()
+    due = error_for(verdict, name="x", stamp=stamp, mark=Mark(5, GRANTS[0]), realm=realm)
     assert refused.value.diag.message_primary == f"fenced: {due}"
 
 
