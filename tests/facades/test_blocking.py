@@ -25,9 +25,9 @@ def test_no_thread_hop_for_an_uncontended_pair(tmp_path: Path, monkeypatch: pyte
     for name in ("ask", "release"):
         call = getattr(Store, name)
 
-        def watched(self, *args, _name=name, _call=call):  # type: ignore[no-untyped-def]
+        def watched(self, *args, _name=name, _call=call, **options):  # type: ignore[no-untyped-def]
             threads.setdefault(_name, set()).add(threading.get_ident())
-            return _call(self, *args)
+            return _call(self, *args, **options)
 
         monkeypatch.setattr(Store, name, watched)
     with fenced.Client(url(tmp_path)) as client:
