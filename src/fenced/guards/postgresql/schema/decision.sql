@@ -250,9 +250,9 @@ BEGIN
       THEN format('covered by the lease (token %s), but not announced in this transaction; announce it too', v_token)
       ELSE format('not covered by the lease of %s (token %s)',
         array_to_string((fenced_guard.parse(p_stamp)).names, ', '), v_token) END
-    WHEN 'foreign' THEN format('the stamp is of realm %s, and this guard trusts realm %s. Point the program at the authority of '
+    WHEN 'foreign' THEN format('the stamp is of realm %s, and this guard trusts %s. Point the program at the authority of '
       'that realm (fenced authority show URL prints it), or move the guard: fenced authority move OLD NEW --guards URL',
-      split_part(p_stamp, ':', 2), (SELECT realm FROM fenced_guard.trust))
+      split_part(p_stamp, ':', 2), coalesce((SELECT 'realm ' || realm FROM fenced_guard.trust), 'another one'))
     WHEN 'missing' THEN 'the write carries no stamp, and the mode is require'
     WHEN 'invalid' THEN 'not a stamp that this rule can use'
     WHEN 'forged' THEN fenced_guard.why_forged(fenced_guard.parse(p_stamp))
