@@ -11,7 +11,6 @@ from docutils.parsers.rst import Directive
 import fenced
 
 project = "fenced"
-author = "the fenced authors"
 release = version = fenced.__version__
 root_doc = "index"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
@@ -40,6 +39,7 @@ html_css_files = ["site.css"]
 html_js_files = ["diagrams.js"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 html_favicon = "static/favicon.svg"
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
