@@ -68,12 +68,10 @@ def etcd_url(etcd_server: EtcdServer) -> str:
 
 @pytest.fixture
 def postgresql_url(postgresql_server: PostgresqlServer) -> Iterator[str]:
-    """A new database, dropped afterwards."""
+    """A new database."""
     database = postgresql_server.create_database()
-    try:
-        yield postgresql_server.url(database)
-    finally:
-        postgresql_server.drop_database(database)
+    yield postgresql_server.url(database)
+    postgresql_server.discard_database(database)
 
 
 @pytest.fixture

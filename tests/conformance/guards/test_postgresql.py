@@ -92,7 +92,7 @@ class Harness:
     async def close(self) -> None:
         await self._close_guards()
         for name in self._databases.values():
-            self._server.drop_database(name)
+            self._server.discard_database(name)
 
 
 # proves guard postgresql: many-names, several-leases, proofs, still-held, announces-separately
