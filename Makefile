@@ -29,8 +29,13 @@ drill: $(VENV)/.package ## break things and watch stale holders refused; ARGS="s
 
 # The tests' servers keep their data in memory if there is room: no test cuts the power, so none needs the disk.
 test: export FENCED_SERVERS_FOLDER ?= $(shell df --output=avail -BG /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 + 0 >= 8 { print "/dev/shm" }')
-test: $(VENV)/.test servers .postgresql/.made lint ## install what the tests need, then lint, types and every test; ARGS="-k renew"
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS)
+# Byte code is kept, whatever the environment says: the tests start hundreds of programs that import the same modules.
+test: export PYTHONDONTWRITEBYTECODE :=
+test: $(VENV)/.test servers .postgresql/.made ## install what the tests need, then lint, types and every test; ARGS="-k renew"
+	@echo "lint and types run beside the tests; their output follows that of the tests"
+	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; tests=0; linted=0; \
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS) || tests=$$?; \
+	wait $$lint || linted=$$?; cat $(VENV)/lint.log; exit $$((tests ? tests : linted))
 
 docs: $(VENV)/.docs ## build the documentation site, and check every link in it
 	@$(BIN)/python docs/site/build.py

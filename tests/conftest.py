@@ -1,7 +1,8 @@
 """Real servers that the tests of one worker share; started by the first test that asks for them.
 
 A test that stops, breaks or reconfigures a server starts one of its own, from `fenced.testing.servers`, and
-carries `@pytest.mark.xdist_group("serial")`.
+carries `@pytest.mark.xdist_group(...)` with the server's name: one worker runs all of that group, so that a server of a
+module is started once, and no group is so long that the other workers end up waiting for it.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def test_a_missing_certificate_is_told() -> None:
 # Rights.
 
 
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("etcd")
 def test_users_and_their_tokens() -> None:
     """A wrong password is told; a token that the server has forgotten is asked for again."""
     with EtcdServer(password="secret") as server:
@@ -187,7 +187,7 @@ def test_users_and_their_tokens() -> None:
             step(refused.close())
 
 
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("etcd")
 def test_a_client_certificate_is_asked_for() -> None:
     """The two schemes differ in the connection only; without a certificate this server takes nobody, and says so."""
     with EtcdServer(tls=True) as server:
@@ -365,7 +365,7 @@ def received(server: EtcdServer) -> int:
 
 
 # proves authority etcd: pushed
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("etcd")
 def test_a_waiter_is_pushed_and_asks_nothing(etcd_server: EtcdServer) -> None:
     namespace = secrets.token_hex(8)
     one, two = opened(etcd_server.url(), namespace), opened(etcd_server.url(), namespace)

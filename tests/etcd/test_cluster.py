@@ -19,7 +19,7 @@ from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdCluster, EtcdServer
 from fenced.wire.etcd.cluster import TRY_SECONDS
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("etcd")
 RUNTIME = BlockingRuntime()
 ELECTION_SECONDS = 0.5
 """Of the test's clusters; an election takes one to two of them."""

@@ -153,7 +153,7 @@ def test_a_release_that_ctrl_c_ends_is_repeated(bench: Bench) -> None:
     bench.is_free()
 
 
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("etcd")
 def test_a_block_that_ends_while_the_server_restarts() -> None:
     """The whole client: the program sees nothing of it, and goes on with its other lease."""
     with EtcdServer() as server:
@@ -201,7 +201,7 @@ def full_server() -> Iterator[EtcdServer]:
         yield server
 
 
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("etcd")
 def test_a_release_without_space_frees_the_name(full_server: EtcdServer) -> None:
     """etcd refuses what writes, and carries out what only deletes. How it ended is written down later."""
     bench = Bench(full_server)
@@ -225,7 +225,7 @@ def test_a_release_without_space_frees_the_name(full_server: EtcdServer) -> None
     step(bench.harness.close())
 
 
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("etcd")
 def test_a_server_whose_quota_is_reached_takes_releases() -> None:
     """The real thing."""
     with EtcdServer(settings={"quota-backend-bytes": "200000"}) as server:

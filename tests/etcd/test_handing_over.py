@@ -24,7 +24,7 @@ from fenced.wire.etcd import messages
 from tests.etcd.aging import LEASE_REVOKE
 from tests.etcd.test_authority import RUNTIME, opened, received
 
-pytestmark = pytest.mark.xdist_group("serial")  # some count what the server is asked
+pytestmark = pytest.mark.xdist_group("etcd")  # some count what the server is asked
 
 
 class Queue:

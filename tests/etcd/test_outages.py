@@ -12,7 +12,7 @@ from tests.colours import play
 from tests.outage_harness import ProxiedHarness, a_stream_that_died_silently_is_opened_again, every_outage
 from tests.shifted import Shifted
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("etcd")
 
 KEEP_ALIVE = b"\0\0\0\0\x0a\x08"
 """A message of gRPC's with ten bytes, of which a number takes nine: a lease of ours and nothing else."""

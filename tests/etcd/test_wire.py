@@ -67,7 +67,7 @@ def test_a_stream_that_ends_at_once_is_not_opened_in_a_loop() -> None:
     assert 2 <= len(times) <= 4
 
 
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("etcd")
 def test_a_watch_that_is_refused_is_begun_again() -> None:
     """A token lapses, and the stream goes on with it: the server refuses each new watch without saying which."""
     with EtcdServer(password="secret") as server:
@@ -181,7 +181,7 @@ def test_closing_calls_the_listener_back(etcd_server: EtcdServer) -> None:
 # Calls.
 
 
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("etcd")
 def test_a_connection_that_the_server_has_closed_is_not_used() -> None:
     """So no doubt comes of it, and the member is not left for it."""
     with EtcdServer() as server:

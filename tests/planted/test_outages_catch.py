@@ -12,7 +12,7 @@ from tests.planted import bugs
 from tests.planted.test_kits_catch import is_caught
 from tests.redis.test_outages import Harness
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("redis")
 
 CHECKS = {check.name: check for check in outages.CHECKS}
 

@@ -16,7 +16,7 @@ from fenced.testing.faults import Proxy
 from fenced.testing.servers import PostgresqlServer
 from fenced.testing.servers.certificates import make_certificates
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("postgresql")
 RUNTIME = BlockingRuntime()
 VARIABLES = (
     "PGHOST",

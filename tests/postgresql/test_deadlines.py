@@ -25,7 +25,7 @@ from fenced.testing.faults import Proxy
 from fenced.testing.kit import CheckFailed, asking, ensure, granted, raises
 from fenced.testing.servers import PostgresqlServer
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("postgresql")
 
 SECONDS = 0.2
 LATE = 3.0

@@ -18,7 +18,7 @@ from fenced.testing.faults import Proxy
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import PostgresqlServer
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("postgresql")
 RUNTIME = BlockingRuntime()
 
 

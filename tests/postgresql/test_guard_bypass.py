@@ -21,7 +21,7 @@ TABLE = (
     "CREATE TABLE orders (id integer PRIMARY KEY, qty integer); INSERT INTO orders VALUES (42, 0), (43, 0)"
 )
 UPDATE = "UPDATE orders SET qty = qty + 1 WHERE id = 42"
-serial = pytest.mark.xdist_group("serial")
+own_worker = pytest.mark.xdist_group("postgresql")
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_savepoints(db: Db, other: Db) -> None:
 
 
 # proves guard postgresql: prepared-blocks
-@serial
+@own_worker
 def test_a_prepared_transaction_keeps_its_fences(own_server: PostgresqlServer) -> None:
     """Its connection is gone, and its lease may be over: its successor waits until somebody decides."""
     url = own_server.url(own_server.create_database())
@@ -343,7 +343,7 @@ def test_psql_goes_on_in_the_first_four_stages_and_is_refused_in_require(db: Db,
 
 
 # proves guard postgresql: refusals-counted
-@serial
+@own_worker
 def test_a_refusal_that_nobody_reports_is_counted_and_in_the_log(own_server: PostgresqlServer) -> None:
     """The transaction is rolled back; the sequence and a message in the write-ahead log are not."""
     url = own_server.url(own_server.create_database())
@@ -366,7 +366,7 @@ def test_a_refusal_that_nobody_reports_is_counted_and_in_the_log(own_server: Pos
         db.execute("SELECT pg_drop_replication_slot('audit')")
 
 
-@serial
+@own_worker
 def test_logical_replication(own_server: PostgresqlServer) -> None:
     """What the publisher has decided is applied as it is; writes made at the subscriber are decided there."""
     source, target = own_server.create_database(), own_server.create_database()

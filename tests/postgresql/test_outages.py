@@ -12,7 +12,7 @@ from fenced.testing.servers import PostgresqlServer
 from fenced.wire.pool import Pool
 from tests.outage_harness import ProxiedHarness, every_outage
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("postgresql")
 
 
 # One database for all checks, and a namespace for each: a server that is killed recovers the quicker the less it has.

@@ -291,7 +291,7 @@ def test_options_of_redis_py_that_are_ours_are_let_be(redis_server: RedisServer)
         client.acquire("orders").release()
 
 
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("redis")
 def test_a_socket_file_and_a_certificate_of_nobody() -> None:
     with (
         RedisServer({"unixsocket": "redis.sock"}) as server,
@@ -319,7 +319,7 @@ def test_nobody_there_is_unavailable() -> None:
 # Settings.
 
 
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("redis")
 def test_each_setting_that_could_repeat_tokens_is_told() -> None:
     with RedisServer() as server:
         made = RedisAuthority.at(server.url(), RUNTIME, "any")

@@ -170,7 +170,7 @@ def test_an_answer_that_came_in_time_is_taken_however_late(
 
 
 # proves authority redis: settings-watched
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("redis")
 @pytest.mark.parametrize("planted", [False, True], ids=["", "planted: looked at when opened only"])
 def test_settings_are_looked_at_again_on_each_new_connection(planted: bool) -> None:
     """A restart with appendfsync everysec: no token is minted any more; holders go on, and so does who knew it."""
@@ -213,7 +213,7 @@ def test_settings_are_looked_at_again_on_each_new_connection(planted: bool) -> N
 # After an outage.
 
 
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("redis")
 @pytest.mark.parametrize("colour", COLOURS)
 def test_what_was_given_up_in_an_outage_is_free_as_soon_as_it_is_repeated(colour: Colour) -> None:
     """The server is killed with a release and a withdrawal under way: repeated, both are carried out, and only once."""

@@ -20,7 +20,7 @@ from fenced.testing.kit import asking, granted
 from fenced.testing.servers import RedisServer
 from fenced.testing.servers.base import free_port
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("redis")
 RUNTIME = BlockingRuntime()
 
 

@@ -12,7 +12,7 @@ from tests.colours import play
 from tests.outage_harness import ProxiedHarness, a_stream_that_died_silently_is_opened_again, every_outage
 from tests.shifted import Shifted
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("redis")
 
 
 class Harness(ProxiedHarness):

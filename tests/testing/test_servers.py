@@ -25,7 +25,7 @@ from fenced.testing.servers import (
     postgresql,
 )
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("servers")
 
 SILENCE_SECONDS = 0.3
 KEEPER = """

@@ -149,7 +149,7 @@ def test_a_place_whose_attempt_somebody_deleted_can_be_taken_by_force(pair: Pair
 
 
 # proves authority zookeeper: server-ttl
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("zookeeper")
 def test_the_server_bounds_the_ttl_and_the_grant_says_so() -> None:
     with (
         ZooKeeperServer({"minSessionTimeout": "4000", "maxSessionTimeout": "8000"}) as server,
@@ -385,7 +385,7 @@ def test_nobody_there_is_unavailable() -> None:
         client.acquire("orders", wait=0)
 
 
-@pytest.mark.xdist_group("serial")
+@pytest.mark.xdist_group("zookeeper")
 def test_tls_and_a_certificate_of_nobody() -> None:
     """The same over TLS, in both colours; a server that nobody vouches for is not spoken to."""
     with ZooKeeperServer(tls=True) as server:

@@ -21,7 +21,7 @@ from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
 from fenced.wire import jute
 from tests.zookeeper.shifting import end_session
 
-pytestmark = [pytest.mark.xdist_group("serial"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.xdist_group("zookeeper"), pytest.mark.timeout(180)]
 RUNTIME = BlockingRuntime()
 TTL = 1.5
 

@@ -24,7 +24,7 @@ from tests.outage_harness import ProxiedHarness, every_outage
 from tests.shifted import Shifted
 from tests.zookeeper.acting import WORDS, opened
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("zookeeper")
 
 
 class Harness(ProxiedHarness):
