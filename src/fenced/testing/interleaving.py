@@ -22,7 +22,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -169,6 +169,15 @@ class Trace:
         moments += [(event.ended, event.session, str(event.outcome)) for event in self.events]
         return tuple((session, text) for _, session, text in sorted(moments))
 
+    def waiting(self) -> dict[str, frozenset[str]]:
+        """The sessions that waited when the next step began, by the sessions of all steps until then."""
+        found, begun = {}, ""
+        for number, event in enumerate(self.events, 1):
+            begun += event.session
+            following = self.events[number].began if number < len(self.events) else math.inf
+            found[begun] = frozenset(e.session for e in self.events[:number] if e.ended > following)
+        return found
+
     def __str__(self) -> str:
         lines: list[tuple[int, str, str]] = []
         for event in self.events:
@@ -197,6 +206,22 @@ class Report:
 
     def __str__(self) -> str:
         return f"{self.orders}, {self.different} different"
+
+
+def _foreseen(order: str, waiting: Mapping[str, frozenset[str]]) -> tuple[str, str] | None:
+    """The sessions of the steps that this merge would begin, and of those it would hold back; None if unknown.
+
+    A step has ended or waits before the next begins, so steps that begin in the same order make the same run.
+    """
+    begun, owed = "", ""
+    for name in order:
+        owed += name
+        while (free := next((n for n in owed if n not in waiting[begun]), None)) is not None:
+            owed = owed.replace(free, "", 1)
+            begun += free
+            if begun not in waiting:
+                return None
+    return begun, owed
 
 
 class _Session:
@@ -279,16 +304,24 @@ class Explorer:
         limit: int | None = None,
         seed: int = 0,
     ) -> Report:
-        """Run every merge, each after a `reset`, and let `judge` raise AssertionError: that is `StoryBroken`."""
+        """Run every merge, each after a `reset`, and let `judge` raise AssertionError: that is `StoryBroken`.
+
+        A merge that would be the same run as an earlier one, because a session that waits is held back, is left out.
+        """
         orders = interleavings(scripts, limit, seed)
-        seen = set()
+        waiting: dict[str, frozenset[str]] = {"": frozenset()}
+        done, seen = set(), set()
         for order in orders.chosen:
+            if _foreseen(order, waiting) in done:
+                continue
             reset()
             trace = self.run(scripts, order)
             try:
                 judge(trace)
             except AssertionError as error:
                 raise StoryBroken(f"{error}\n{trace}") from error
+            waiting |= trace.waiting()
+            done.add(_foreseen(order, waiting))
             seen.add(trace.executed)
         return Report(orders, len(seen))
 
