@@ -123,6 +123,7 @@ def test_blocks_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) 
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
+@pytest.mark.xdist_group("walk")  # its environments are made once
 @pytest.mark.timeout(WALK_SECONDS_MAX + 20)  # pip and make are slow on a busy machine
 @pytest.mark.parametrize("page", WALKED, ids=shown)
 def test_walk(page: Path, traveller: Traveller, request: pytest.FixtureRequest) -> None:

@@ -19,6 +19,8 @@ from fenced.wire.etcd.messages import delete, get, put, txn
 from fenced.wire.http2 import GrpcConnection, GrpcStatus
 from fenced.wire.protobuf import data, fields, integer, message, raw, signed, whole
 
+pytestmark = pytest.mark.xdist_group("etcd in memory")  # one server for all
+
 COMPACT = "/etcdserverpb.KV/Compact"
 LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
 SECONDS = 10_000

@@ -29,7 +29,13 @@ PROGRAMS = {
 }
 
 
-@pytest.fixture(scope="module", params=PROGRAMS or ["installed"])
+VERSIONS = [
+    pytest.param(version, marks=pytest.mark.xdist_group(f"postgresql {version}"))  # one server for each
+    for version in PROGRAMS or ["installed"]
+]
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
 def server(request: pytest.FixtureRequest) -> Iterator[PostgresqlServer]:
     with PostgresqlServer({"fsync": "off"}, programs=PROGRAMS.get(request.param)) as found:
         if request.param in PROGRAMS:

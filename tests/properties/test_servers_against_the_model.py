@@ -10,8 +10,8 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ from fenced.contracts import Authority
 from fenced.errors import FencedError
 from fenced.model import Ask, Busy, Granted, HeldBy, Holder, Kept, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.servers import EtcdServer, PostgresqlServer, RedisServer
+from fenced.testing.servers import EtcdServer, RedisServer
 from tests.conformance.authorities.test_postgresql import LATER
 from tests.conformance.authorities.test_redis import PASS_TIME
 from tests.etcd.aging import Time
@@ -215,11 +215,13 @@ def test_the_stories_can_fail(bug: type[LeaseAlgorithm], redis_server: RedisServ
 
 
 @pytest.mark.timeout(180)
-def test_postgresql(postgresql_server: PostgresqlServer, postgresql_url: str) -> None:
-    def later(_: AgainstTheModel, milliseconds: int) -> None:
-        postgresql_server.execute(LATER.format(milliseconds * 1000), urlsplit(postgresql_url).path[1:])
+def test_postgresql(postgresql_url: str) -> None:
+    with psycopg.connect(postgresql_url, autocommit=True) as connection:
 
-    tell_stories(postgresql_url, later)
+        def later(_: AgainstTheModel, milliseconds: int) -> None:
+            connection.execute(LATER.format(milliseconds * 1000).encode())
+
+        tell_stories(postgresql_url, later)
 
 
 @pytest.mark.timeout(180)

@@ -15,6 +15,8 @@ import pytest
 from tests.docs.test_blocks import PAGES, WALK, servers_of
 from tests.walk.traveller import ROOT, Traveller
 
+pytestmark = pytest.mark.xdist_group("walk")  # its environments are made once
+
 PROGRAMS = sorted(Path(__file__).with_name("extras").glob("with_*.py"))
 NEEDS = re.compile(r"# walk: (.+)")
 

@@ -15,6 +15,8 @@ from fenced.testing.servers import ZooKeeperServer
 from fenced.testing.worlds.zookeeper_ensemble import Ensemble
 from fenced.wire import jute
 
+pytestmark = pytest.mark.xdist_group("zookeeper in memory")  # one server for all
+
 SEEDS, STEPS = 12, 60
 NAMES = ("a", "b", "c", "a/x", "a/y", "b/x", "c/q-", "none/x")
 OPEN, OURS = jute.acl([("world", "anyone")]), jute.acl([("auth", "")])

@@ -23,6 +23,8 @@ from fenced.testing import GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.testing.servers.base import Server, find_program, free_port
 from tests.colours import alternating
 
+pytestmark = pytest.mark.xdist_group("objects")  # one server, which takes long to start
+
 
 class SeaweedServer(Server):
     """SeaweedFS with its S3 interface, which honours If-Match and If-None-Match."""
