@@ -403,6 +403,15 @@ class ModesAreRemembered(MemoryGuard):
         return self._known
 
 
+class OldCellsDecide(MemoryGuard):
+    """A refusal, and an announcement of the same token, are decided by a cell that was read earlier."""
+
+    async def _look(self, *arguments: Any) -> Any:
+        known, this = await super()._look(*arguments)
+        this.current = True
+        return known, this
+
+
 def put(guard: MemoryGuard, name: str, **changed: Any) -> None:
     """Change a cell from behind the guard's back."""
     version, blob = guard.cells.blobs.get(f"n/{name}", (0, None))
@@ -423,6 +432,7 @@ GUARD_BUGS: tuple[type[MemoryGuard], ...] = (
     OperationsAreCounted,
     ProofsAreDropped,
     ModesAreRemembered,
+    OldCellsDecide,
 )
 
 

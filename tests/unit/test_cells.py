@@ -10,7 +10,7 @@ from fenced.decision import RULES, Rule
 from fenced.errors import AlreadyApplied, Indeterminate, Misuse, Refused, Unsupported
 from fenced.guards.memory import MemoryCells, MemoryGuard
 from fenced.guards.shared import cellguard
-from fenced.guards.shared.cells import KEPT, Cell
+from fenced.guards.shared.cells import KEPT, Cell, Swapped
 from fenced.registry import guard as guard_at
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.kit import NAME, by
@@ -28,9 +28,9 @@ class LossyCells(MemoryCells):
         self.happened: list[str] = []
         self._late: list[Sequence[tuple[str, int, bytes | None]]] = []
 
-    async def swap(self, changes: Sequence[tuple[str, int, bytes | None]]) -> bool:
+    async def swap(self, changes: Sequence[tuple[str, int, bytes | None]]) -> Swapped:
         kind = self.rng.choice(("told", "told", "reply lost", "request lost", "late"))
-        done = kind in ("told", "reply lost") and await self._apply(changes)
+        done = await self._apply(changes) if kind in ("told", "reply lost") else Swapped(None)
         if kind == "late":
             self._late.append(changes)
         if kind != "told":
@@ -38,7 +38,7 @@ class LossyCells(MemoryCells):
             raise Indeterminate("no reply")
         return done
 
-    async def _apply(self, changes: Sequence[tuple[str, int, bytes | None]]) -> bool:
+    async def _apply(self, changes: Sequence[tuple[str, int, bytes | None]]) -> Swapped:
         done = await super().swap(changes)
         for key, _, blob in changes:
             if done and blob is not None and key.startswith("n/"):

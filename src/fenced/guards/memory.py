@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from fenced.contracts import MANY_NAMES, Runtime, Trait
 from fenced.decision import Rule
 from fenced.guards.shared.cellguard import AUDIT_LOCAL, CellGuard, options_in
-from fenced.guards.shared.cells import CONFIG
+from fenced.guards.shared.cells import CONFIG, Swapped
 from fenced.runtime.blocking import BlockingRuntime
 
 
@@ -25,14 +25,17 @@ class MemoryCells:
     async def get(self, key: str) -> tuple[int, bytes | None]:
         return self.blobs.get(key, (0, None))
 
-    async def swap(self, changes: Sequence[tuple[str, int, bytes | None]]) -> bool:
+    async def get_many(self, keys: Sequence[str]) -> list[tuple[int, bytes | None]]:
+        return [self.blobs.get(key, (0, None)) for key in keys]
+
+    async def swap(self, changes: Sequence[tuple[str, int, bytes | None]]) -> Swapped:
         with self._lock:  # nothing waits in here; it makes comparing and replacing one step
             if any(self.blobs.get(key, (0, b""))[0] != version for key, version, _ in changes):
-                return False
+                return Swapped(None)
             self.blobs.update(
                 {key: (version + 1, blob) for key, version, blob in changes if blob is not None}
             )
-            return True
+            return Swapped(tuple(version + (blob is not None) for _, version, blob in changes))
 
     async def keys(self) -> list[str]:
         return list(self.blobs)
@@ -58,6 +61,7 @@ class MemoryGuard(CellGuard):
         AUDIT_LOCAL,
     )
     kind = "a memory guard"
+    remembers = True  # not for speed: the reference guard goes the same way as those over a network
 
     def __init__(
         self,

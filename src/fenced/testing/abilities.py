@@ -9,6 +9,7 @@ from functools import partial
 from fenced.contracts import NamedValues, Operator
 from fenced.decision import Mode, Ruling, in_canary
 from fenced.errors import (
+    Conflict,
     FencedError,
     ForeignRealm,
     ForgedStamp,
@@ -182,6 +183,26 @@ async def a_new_mode_binds_every_guard_object(h: GuardHarness) -> None:
         while await _is_refused(other) is not refuses:
             ensure(has(h, "mode-lag") and h.runtime.now() < limit, f"{mode} is found by the other")
             await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.05)
+
+
+@check()
+async def guard_objects_see_each_other(h: GuardHarness) -> None:
+    """What one guard object has read or written earlier decides nothing after another one has written."""
+    one, other = await h.guard(), await h.guard()
+    version = await one.write(by(5), NAME, b"A")
+    version = await other.write(by(5, 2), NAME, b"B", expect=version)
+    ensure((await one.read(by(5, 0), NAME)).value == b"B", "a read after another object's write")
+    version = await other.write(by(5, 3), NAME, b"C", expect=version)
+    await raises(Conflict, one.write(by(5, 4), NAME, b"D", expect=version - 1))
+    version = await other.write(by(5, 5), NAME, b"E", expect=version)
+    version = await one.write(by(5, 6), NAME, b"F", expect=version)
+    await other.announce(by(6, 0))
+    await raises(StaleToken, one.announce(by(5, 0)))
+    await other.announce(by(7, 0))
+    await raises(StaleToken, one.write(by(6), NAME, b"late"))
+    await one.write(by(8), NAME, b"G")
+    await raises(StaleToken, other.read(by(7, 0), NAME))
+    await is_at(other, NAME, b"G", 8)
 
 
 async def _is_refused(guard: NamedValues) -> bool:

@@ -44,7 +44,7 @@ class Harness:
         cells = self._cells
         version, blob = await cells.get(f"n/{name}")
         cell = Cell.unpacked(name, blob).changed("by hand", None, value)
-        return await cells.swap([(f"n/{name}", version, cell.packed())])
+        return bool(await cells.swap([(f"n/{name}", version, cell.packed())]))
 
     async def close(self) -> None:
         self._top.cleanup()

@@ -17,7 +17,7 @@ from fenced.contracts import NamedValues, Runtime, Trait
 from fenced.decision import Rule
 from fenced.errors import Indeterminate, Misconfigured, Unavailable
 from fenced.guards.shared.cellguard import AUDIT_LOCAL, MODE_LAG, CellGuard
-from fenced.guards.shared.cells import Cell
+from fenced.guards.shared.cells import Cell, Swapped
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.testing.servers.base import Server, find_program, free_port
@@ -49,7 +49,7 @@ class SeaweedServer(Server):
         try:
             cells = ObjectCells(self.port, "probe", BlockingRuntime())
             send(self.port, "PUT", "", b"", {})
-            return step(cells.swap([("probe", None, b"x")])) or step(cells.get("probe"))[1] == b"x"
+            return bool(step(cells.swap([("probe", None, b"x")]))) or step(cells.get("probe"))[1] == b"x"
         except (Indeterminate, Unavailable):
             return False
 
@@ -82,10 +82,11 @@ class ObjectCells:
         status, tag, content = await self._runtime.call(send, self._port, "GET", self._path(key), b"", {})
         return (tag, content) if status == 200 else (None, None)
 
-    async def swap(self, changes: Sequence[tuple[str, str | None, bytes | None]]) -> bool:
+    async def swap(self, changes: Sequence[tuple[str, str | None, bytes | None]]) -> Swapped:
         ((key, tag, blob),) = changes
         condition = {"If-Match": tag} if tag else {"If-None-Match": "*"}
-        return (await self._runtime.call(send, self._port, "PUT", self._path(key), blob, condition))[0] == 200
+        status, tag, _ = await self._runtime.call(send, self._port, "PUT", self._path(key), blob, condition)
+        return Swapped((tag,) if status == 200 else None)
 
     async def keys(self) -> list[str]:
         listing = f"?list-type=2&prefix={self._prefix}/"
@@ -99,6 +100,7 @@ class ObjectCells:
 
 class ObjectGuard(CellGuard):
     kind = "a guard over objects"
+    remembers = True
     traits: tuple[Trait, ...] = (AUDIT_LOCAL, MODE_LAG)
 
 
@@ -132,7 +134,7 @@ class Harness:
         """As a program would that knows the format and not the rules."""
         version, blob = await self._cells.get(f"n/{name}")
         cell = Cell.unpacked(name, blob).changed("by hand", None, value)
-        return await self._cells.swap([(f"n/{name}", version, cell.packed())])
+        return bool(await self._cells.swap([(f"n/{name}", version, cell.packed())]))
 
     async def close(self) -> None:
         return

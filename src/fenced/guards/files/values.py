@@ -13,7 +13,7 @@ from fenced.contracts import Runtime, Trait
 from fenced.errors import Misuse, redacted, shown
 from fenced.guards.files.folder import GuardedFolder, Marked, Place
 from fenced.guards.shared.cellguard import AUDIT_LOCAL, MODE_LAG, CellGuard, options_in
-from fenced.guards.shared.cells import CONFIG
+from fenced.guards.shared.cells import CONFIG, Swapped
 
 TRAITS = (
     AUDIT_LOCAL,
@@ -45,23 +45,23 @@ class FileCells:
                 return None, None
             return marked.header, marked.header + b"\n" + self._contents(marked)
 
-    async def swap(self, changes: Sequence[tuple[str, bytes | None, bytes | None]]) -> bool:
+    async def swap(self, changes: Sequence[tuple[str, bytes | None, bytes | None]]) -> Swapped:
         ((key, version, blob),) = changes
         assert blob is not None
         return await self._runtime.call(self._swap, key, version, blob)
 
-    def _swap(self, key: str, version: bytes | None, blob: bytes) -> bool:
+    def _swap(self, key: str, version: bytes | None, blob: bytes) -> Swapped:
         header, _, value = blob.partition(b"\n")
         with self.folder.locked(key):
             before = self.folder.marked(key)
             if (before and before.header) != version:
-                return False
+                return Swapped(None)
             operation, place, contents = "", Place(""), None
             if key != CONFIG:
                 operation = json.loads(header)[3][-1]
                 place, contents = self._planned(key, version, header, value)
             self.folder.commit(key, Marked(header, operation, place), contents)
-            return True
+            return Swapped((header,))
 
     # What FileGuard does in another way.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned
@@ -24,7 +25,7 @@ from fenced.errors import (
     shown,
 )
 from fenced.guards.shared.answers import RECORDS_MAX, check_pattern, check_value, error_for, one_stamp
-from fenced.guards.shared.cells import CONFIG, KEPT, Cell, Cells, Config
+from fenced.guards.shared.cells import CONFIG, KEPT, Cell, Cells, Config, ManyCells, Swapped
 from fenced.model import Credential, Stamp, check_name, check_realm
 from fenced.rollout import (
     QUIET_SECONDS,
@@ -43,6 +44,9 @@ TRIES = 50
 LAG_SECONDS = 1.0
 AUDIT_LOCAL = Trait("audit-local", "Decisions are recorded and counted in the process that made them alone.")
 MODE_LAG = Trait("mode-lag", "Each guard object notices a new mode within a second of its next operation.")
+SEEN_MAX = 256
+SEEN_BYTES_MAX = 65_536
+"""How many cells a guard object remembers, and how long a remembered value may be."""
 _PAUSE_SECONDS = 0.002
 
 
@@ -54,15 +58,32 @@ class _Known(NamedTuple):
     at: float
 
 
+class _Trust(Enum):
+    """What an operation uses of what this guard object has read before."""
+
+    MEMORY = "the configuration and the cells"
+    CONFIG = "the configuration"
+    NOTHING = "nothing"
+
+
 @dataclass(slots=True)
 class _Try:
     """The cells as they were read once, and the judgement about them."""
 
     found: dict[str, tuple[Any, Cell]]
+    current: bool = False
+    """The store sent all of them during this operation, so it may be decided without comparing them again."""
     after: dict[str, Cell] = field(default_factory=dict)
     notes: list[Decision] = field(default_factory=list)
     admitted: bool = False
     refusal: FencedError | None = None
+
+    @property
+    def changes(self) -> list[str]:
+        """The names whose cells this operation changes."""
+        if self.refusal is not None:
+            return []
+        return [name for name, (_, cell) in self.found.items() if self.after.get(name, cell) != cell]
 
 
 class CellGuard:
@@ -70,6 +91,8 @@ class CellGuard:
 
     traits: tuple[Trait, ...] = (AUDIT_LOCAL, MODE_LAG)
     kind = "this guard"
+    remembers = False
+    """Whether an operation first uses the cells that this object saw last, because a read costs a round trip."""
 
     def __init__(
         self,
@@ -91,6 +114,8 @@ class CellGuard:
         self._first = Config(rule, {"*": str(Mode.parse(mode))})
         self._clock = clock
         self._known: _Known | None = None
+        self._seen: dict[str, tuple[Any, Cell]] = {}
+        """By name, the cell that was seen last. It may be old: nothing is decided by it unless a swap compares it."""
         self._many = MANY_NAMES in self.traits
 
     async def open(self) -> None:
@@ -136,49 +161,108 @@ class CellGuard:
         announce: bool = False,
         expect: int | None = None,
         operation: str | None = None,
+        writes: Any = None,
     ) -> dict[str, Cell]:
         """Read, judge and swap until it is decided; returns the cells as this operation left them.
 
         No lock is held: a swap that finds another version has done nothing, and everything is read again. A swap
         whose outcome is unknown is settled by the operation's id, which is in the cell if and only if it happened.
+        `writes`: what the caller writes in the same swap, for guards whose `_commit` takes it.
         """
         stamp = None if credential is None else one_stamp(credential, self.kind)
         operation = operation or self._new_id()
         unsettled: _Try | None = None
-        fresh = False
+        trust, sent = _Trust.MEMORY, Swapped(None).found
         for tried in range(TRIES):
             try:
-                known = await self._config(fresh=fresh)
-                this = _Try({name: await self._cell(name) for name in values})
+                known, this = await self._look(values, trust, sent)
             except Unavailable as error:
                 raise (error if unsettled is None else _unknown(str(error))) from error
             if unsettled is not None:
                 if _happened(operation, this):
-                    self._note(unsettled.notes)
-                    return unsettled.after
+                    return self._decided(unsettled)
                 if not _may_still_happen(this, unsettled):
                     unsettled = None
             self._judge(this, known.config, stamp, operation, values, announce, expect)
-            changed = [name for name in values if this.after.get(name) != this.found[name][1]]
-            if (this.refusal or (self._many and not changed)) and not fresh:
-                fresh = True  # no swap compares the configuration, so it is read again before it is believed
+            if (lacking := self._lacking(this, trust)) is not None:
+                trust = lacking
                 continue
-            if this.refusal is not None:
-                raise self._refused(this, unsettled) from None
-            if not changed:
-                return this.after
-            try:
-                if await self._swap(this, changed, known, stamp):
-                    self._note(this.notes)
-                    return this.after
-            except Indeterminate:
-                unsettled = this
-            fresh = True
-            # Operations that collided retry at different times.
-            await self._runtime.wait(self._runtime.wakeup(), self._soon(tried))
+            if not this.current or (this.refusal is None and (this.changes or writes)):
+                try:
+                    swapped = await self._swap(this, known, stamp, writes)
+                except Unavailable as error:
+                    raise (error if unsettled is None else _unknown(str(error))) from error
+                except Indeterminate as error:
+                    if this.changes:
+                        unsettled = this
+                    elif writes and not this.refusal:  # no id in a cell will show whether it happened
+                        raise _unknown(str(error)) from error
+                    swapped = Swapped(None)
+                if not swapped:
+                    trust, sent = _Trust.NOTHING, swapped.found
+                    # Operations that collided retry at different times.
+                    await self._runtime.wait(self._runtime.wakeup(), self._soon(tried))
+                    continue
+            if this.refusal is not None and unsettled is not None:
+                raise _unknown(
+                    str(this.refusal)
+                )  # an earlier swap of this operation may still arrive at the store
+            return self._decided(this)
         if unsettled is not None:
             raise _unknown(f"{TRIES} tries had no clear answer")
         raise Contended(f"{', '.join(values)}: others were quicker {TRIES} times; try again")
+
+    async def _look(
+        self, names: Iterable[str], trust: _Trust, sent: Mapping[str, tuple[Any, bytes | None]]
+    ) -> tuple[_Known, _Try]:
+        """The configuration and the cells: from the reply to a failed swap, from memory, or read."""
+        if sent:
+            self._learn(sent)
+            assert self._known is not None
+            return self._known, _Try({name: _read(name, sent[key_of(name)]) for name in names}, current=True)
+        known = await self._config(fresh=trust is _Trust.NOTHING)
+        found = {name: self._seen.get(name) for name in names} if trust is _Trust.MEMORY else {}
+        unknown = [check_name(name) for name in names if found.get(name) is None]
+        cells = await self._get([key_of(name) for name in unknown])
+        found.update({name: _read(name, cell) for name, cell in zip(unknown, cells, strict=True)})
+        this = _Try({name: cell for name in names if (cell := found[name]) is not None})
+        # A store with many names compares whatever was read in the swap that decides, also in order to refuse.
+        this.current = not self._many and len(unknown) == len(this.found)
+        return known, this
+
+    async def _get(self, keys: list[str]) -> list[tuple[Any, bytes | None]]:
+        if self._many and keys:
+            return await cast(ManyCells, self.cells).get_many(keys)
+        return [await self.cells.get(key) for key in keys]
+
+    def _lacking(self, this: _Try, trust: _Trust) -> _Trust | None:
+        """What must be read again before a store decides without a swap; None: nothing."""
+        if self._many:
+            return None
+        if this.refusal is not None and trust is not _Trust.NOTHING:
+            return (
+                _Trust.NOTHING
+            )  # no swap compares the configuration, so it is read again before it is believed
+        return None if this.changes or this.current else _Trust.CONFIG
+
+    def _decided(self, this: _Try) -> dict[str, Cell]:
+        self._note(this.notes)
+        if this.refusal is not None:
+            raise this.refusal
+        return this.after
+
+    def _remember(self, name: str, version: Any, cell: Cell) -> None:
+        if self.remembers and len(cell.value or b"") <= SEEN_BYTES_MAX:
+            if len(self._seen) >= SEEN_MAX:
+                self._seen.clear()  # the next operations read again
+            self._seen[name] = version, cell
+
+    def _learn(self, sent: Mapping[str, tuple[Any, bytes | None]]) -> None:
+        for key, cell in sent.items():
+            if key == CONFIG:
+                self._known = self._configured(*cell)
+            else:
+                self._remember(key.removeprefix("n/"), *_read(key, cell))
 
     def _new_id(self) -> str:
         """Unique for ever: `judge` takes two operations with one id for one, also across restarts."""
@@ -237,27 +321,41 @@ class CellGuard:
             operation=operation,
         )
 
-    def _refused(self, this: _Try, unsettled: _Try | None) -> FencedError:
-        assert this.refusal is not None
-        if unsettled is not None:  # an earlier swap of this operation may still arrive at the store
-            return _unknown(str(this.refusal))
-        self._note(this.notes)
-        return this.refusal
-
-    async def _swap(self, this: _Try, changed: list[str], known: _Known, stamp: Stamp | None) -> bool:
-        """Swap the changed cells; if the store can, only while the configuration is the one that was used to judge."""
+    async def _swap(self, this: _Try, known: _Known, stamp: Stamp | None, writes: Any) -> Swapped:
+        """Swap the changed cells; if the store can, only while all that was read is unchanged."""
         config = None
-        if stamp is not None and this.admitted and known.config.realm is None:
-            config = replace(known.config, realm=stamp.realm).packed()
+        if stamp is not None and this.admitted and not this.refusal and known.config.realm is None:
+            config = replace(known.config, realm=stamp.realm)
         changes: list[tuple[str, Any, bytes | None]] = [
-            (key_of(name), this.found[name][0], this.after[name].packed()) for name in changed
+            (key_of(name), version, this.after[name].packed() if name in this.changes else None)
+            for name, (version, _) in this.found.items()
+            if self._many or name in this.changes
         ]
         if self._many:
-            changes.append((CONFIG, known.version, config))
-        elif config is not None and not await self.cells.swap([(CONFIG, known.version, config)]):
-            return False
-        if config is not None:
+            changes.append((CONFIG, known.version, config.packed() if config else None))
+        elif config is not None:
             self._known = None
+            if not await self.cells.swap([(CONFIG, known.version, config.packed())]):
+                return Swapped(None)
+        try:
+            swapped = await self._commit(changes, None if this.refusal else writes)
+        except BaseException:
+            self._forget(this.found)
+            raise
+        if swapped.versions is None:
+            self._forget(this.found)
+            return swapped
+        versions = dict(zip((key for key, _, _ in changes), swapped.versions, strict=True))
+        if self._many and config is not None:
+            self._known = known._replace(version=versions[CONFIG], config=config)
+        for name, (version, cell) in this.found.items():
+            after = this.after[name] if name in this.changes else cell
+            self._remember(name, versions.get(key_of(name), version), after)
+        return swapped
+
+    async def _commit(self, changes: list[tuple[str, Any, bytes | None]], writes: Any) -> Swapped:
+        """One swap. A guard that lets a caller write in the same step overrides it."""
+        assert writes is None
         return await self.cells.swap(changes)
 
     def _decision(
@@ -273,19 +371,24 @@ class CellGuard:
                 self.records.append(note)
 
     async def _cell(self, name: str) -> tuple[Any, Cell]:
-        version, blob = await self.cells.get(key_of(check_name(name)))
-        return version, Cell.unpacked(name, blob)
+        return _read(name, await self.cells.get(key_of(check_name(name))))
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._seen.pop(name, None)
 
     async def _config(self, *, fresh: bool = False) -> _Known:
         """The configuration. It is read again if the last reading is too old, or with `fresh`."""
         known = self._known
         if known is None or fresh or (not self._many and self._runtime.now() - known.at > LAG_SECONDS):
             at = self._runtime.now()
-            version, blob = await self.cells.get(CONFIG)
-            if blob is None:
-                raise Misconfigured(f"{self.url}: there is no guard here; open() makes one")
-            known = self._known = _Known(version, Config.unpacked(blob), at)
+            known = self._known = self._configured(*await self.cells.get(CONFIG))._replace(at=at)
         return known
+
+    def _configured(self, version: Any, blob: bytes | None) -> _Known:
+        if blob is None:
+            raise Misconfigured(f"{self.url}: there is no guard here; open() makes one")
+        return _Known(version, Config.unpacked(blob), self._runtime.now())
 
     async def _reconfigure(self, change: Callable[[Config], Config]) -> Config:
         """Change the configuration; returns the previous one."""
@@ -396,6 +499,11 @@ class CellOperator(Operator):
 
 def key_of(name: str) -> str:
     return f"n/{name}"
+
+
+def _read(name: str, cell: tuple[Any, bytes | None]) -> tuple[Any, Cell]:
+    version, blob = cell
+    return version, Cell.unpacked(name, blob)
 
 
 def _happened(operation: str, this: _Try) -> bool:

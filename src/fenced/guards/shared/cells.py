@@ -7,10 +7,10 @@ modes and the realm are in a cell of their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fenced.decision import Mark, Mode, Rule, mode_of
 from fenced.errors import Misconfigured, shown
@@ -23,23 +23,42 @@ KEPT = 8
 _json = json.JSONEncoder(separators=(",", ":")).encode
 
 
+class Swapped(NamedTuple):
+    """What a swap did. It is true if all blobs were replaced."""
+
+    versions: tuple[Any, ...] | None
+    """The versions after it, in the order of the changes; None: nothing was replaced."""
+    found: Mapping[str, tuple[Any, bytes | None]] = {}
+    """If nothing was replaced: all compared cells as they are, if the store sends them with its refusal."""
+
+    def __bool__(self) -> bool:
+        return self.versions is not None
+
+
 class Cells(Protocol):
     """What a store supplies. The store chooses its versions; the same version must mean the same blob."""
 
     async def get(self, key: str) -> tuple[Any, bytes | None]:
         """The version and the blob of a cell; None if there is none, with the version that makes `swap` create it."""
 
-    async def swap(self, changes: Sequence[tuple[str, Any, bytes | None]]) -> bool:
+    async def swap(self, changes: Sequence[tuple[str, Any, bytes | None]]) -> Swapped:
         """Replace each blob if every version is still that, all or none; None compares and writes nothing.
 
-        False: nothing was replaced. Indeterminate: that is unknown. Only a guard with the trait `many-names` passes
-        more than one change.
+        Indeterminate: it is unknown whether that happened. Only a guard with the trait `many-names` passes more than
+        one change, or a change that writes nothing.
         """
 
     async def keys(self) -> list[str]:
         """The keys of all cells."""
 
     async def close(self) -> None: ...
+
+
+class ManyCells(Cells, Protocol):
+    """What a store supplies for the trait `many-names`."""
+
+    async def get_many(self, keys: Sequence[str]) -> list[tuple[Any, bytes | None]]:
+        """Several cells in one round trip, each as `get` returns it."""
 
 
 @dataclass(frozen=True, slots=True)
