@@ -17,6 +17,8 @@ import fenced
 from fenced.sql import Guard
 
 Answer = dict[str, Any]
+PAUSE_SECONDS = 0.01
+"""Between two rounds of work in the background, so that the other programs get the CPU."""
 
 
 def connected(url: str) -> Any:
@@ -67,7 +69,7 @@ class Program:
     def work(self, names: list[str], log: str) -> Answer:
         """Take names in turn until `stop`. The log shows whether two holders overlapped, and their tokens in order."""
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        while not self._stopped.is_set():
+        while not self._stopped.wait(PAUSE_SECONDS):
             for name in names:
                 with self._client.hold(name, ttl=30, wait=120) as lease:
                     for word in ("begin", "end"):
@@ -117,7 +119,7 @@ class Program:
         guard, late, refused = Guard(table="orders", name="orders/{id}"), None, 0
         count = "UPDATE orders SET qty = qty + 1 WHERE id = {}"
         with contextlib.closing(connected(url)) as db:
-            while not self._stopped.is_set():
+            while not self._stopped.wait(PAUSE_SECONDS):
                 for row in (1, 2):
                     with self._client.hold(f"orders/{row}", ttl=30, wait=120) as lease:
                         with guard.transaction(db, lease) as tx:
