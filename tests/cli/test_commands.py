@@ -99,6 +99,7 @@ def test_raising_the_floor(fenced: Any) -> None:
     [
         (["ls", "--bogus"], 64, "No such option"),
         (["bogus"], 64, "No such command"),
+        (["gaurd"], 64, "Did you mean 'guard'?"),
         ([], 64, "Usage: fenced"),
         (["show"], 64, "Missing argument"),
         (["show", "a//b"], 64, "segments of a name"),

@@ -153,7 +153,7 @@ def test_the_timeline_tells_the_story_in_80_columns(tmp_path: Path) -> None:
     assert [line.split()[0] for line in told].count("A") == 5
     assert told[-2] == "database   REFUSED: token 1 is stale, token 2 has been seen"
     assert told[-1] == "database   holds stock 7, as B left it"
-    assert lines[-1] == "See it without the guard:  fenced drill --guard none"
+    assert lines[-1] == "See it without the guard:  the same command with --guard none"
 
 
 def test_a_storm_in_which_nobody_is_overtaken_is_inconclusive() -> None:

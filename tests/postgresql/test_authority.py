@@ -274,6 +274,9 @@ def test_what_cannot_work_is_misconfigured(postgresql_server: PostgresqlServer, 
     postgresql_server.execute(f"CREATE DATABASE {ascii_only} ENCODING 'SQL_ASCII' TEMPLATE template0")
     with pytest.raises(Misconfigured, match="UTF8"):
         opened(postgresql_server.url(ascii_only))
+    with psycopg.connect(postgresql_server.url(ascii_only)) as db, pytest.raises(Misconfigured, match="UTF8"):
+        db.execute("CREATE TABLE orders (id integer PRIMARY KEY)")
+        fenced.sql.Guard(table="orders", name="orders/{id}").install(db)
     postgresql_server.drop_database(ascii_only)
 
 

@@ -15,8 +15,9 @@ from fenced.runtime.blocking import BlockingRuntime, step
 
 def need_authority(context: click.Context, option: click.Parameter, url: str | None) -> str:
     if url is None:
+        how = "URL" if isinstance(option, click.Argument) else "--authority URL"
         raise click.UsageError(
-            "which authority? Pass --authority URL or set FENCED_AUTHORITY, such as sqlite:////var/lib/app/leases.db"
+            f"which authority? Pass {how} or set FENCED_AUTHORITY, such as sqlite:////var/lib/app/leases.db"
         )
     if url.partition(":")[0] == "memory":
         raise Misconfigured(

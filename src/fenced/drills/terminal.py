@@ -173,6 +173,12 @@ def _kinds(outcome: DrillOutcome) -> str:
 
 
 def _hint(outcome: DrillOutcome) -> str:
+    if outcome.plan.authority is not None or outcome.plan.guard not in (None, "none"):  # may have passwords
+        return (
+            "See it without the guard:  the same command with --guard none"
+            if outcome.guarded
+            else "See it with the guard:  the same command without --guard none"
+        )
     words = [] if outcome.plan.scenario == "pause" else [outcome.plan.scenario]
     words += ["--guard none"] if outcome.guarded else []
     what = "without" if outcome.guarded else "with"

@@ -115,6 +115,8 @@ async def script(
     another guard of this table is installed when they run.
     """
     there = await schema.look(session) is not None
+    if not there:
+        await schema.check_server(session)
     value_is_made = not there and guard_of(spec) == OWN_TABLE
     if value_is_made:
         table = TableShape({"name": "text", "value": "bytea", "version": "int8"}, {}, ())

@@ -60,17 +60,17 @@ async def is_there(session: Runs) -> bool:
 
 async def upgrade(session: Runs) -> list[str]:
     """The statements that bring the schema of this database to our version; none if it has it."""
-    found = await look(session)
-    if found is None:
-        await _check_server(session)
-    return SCHEMA.upgrade(found)
+    return SCHEMA.upgrade(await look(session))
 
 
-async def _check_server(session: Runs) -> None:
-    ((encoding, version),) = await session.run(
-        "SELECT current_setting('server_encoding'), current_setting('server_version_num')::int"
+async def check_server(session: Runs) -> None:
+    """Before any text is read: in a database in SQL_ASCII, psycopg returns it as bytes."""
+    ((in_utf8, version),) = await session.run(
+        "SELECT current_setting('server_encoding') = 'UTF8', current_setting('server_version_num')::int"
     )
-    if encoding != "UTF8":
-        raise Misconfigured(f"a guarded database must be encoded in UTF8; this one is in {encoding}")
+    if not in_utf8:
+        raise Misconfigured(
+            "a guarded database must be encoded in UTF8, and this one is not: CREATE DATABASE ... ENCODING 'UTF8'"
+        )
     if version < 140000:
         raise Unsupported("a guard needs PostgreSQL 14 or later")
