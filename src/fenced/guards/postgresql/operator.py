@@ -65,7 +65,8 @@ class PostgresqlOperator(Operator):
 
     async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
         """Every guard, or that of one table, as it is now. A next stage is safe after `quiet_for` quiet seconds."""
-        snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+        # The server would compile these queries: that takes a second, and running them a few milliseconds.
+        snapshot = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET LOCAL jit = off"
         only = None if table is None else _spec(table).table
         return await self._within(snapshot, lambda: self._status(only, quiet_for))
 
