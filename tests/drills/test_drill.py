@@ -179,7 +179,6 @@ def test_a_storm_in_which_nobody_is_overtaken_is_inconclusive() -> None:
         (["--authority", "sqlite://user:hunter2@host/x"], "an SQLite address"),
         (["--authority", "leases.db"], "an address looks like"),
         (["--guard", ""], "--guard"),
-        (["--ttl", "0"], "ttl"),
         (["--report", "/nowhere/at/all.html", "--ttl", "1000"], "/nowhere/at/all.html: No such file"),
         (["--report", "drill.pdf", "--ttl", "1000"], "page (.html) or the picture alone (.svg)"),
     ],
