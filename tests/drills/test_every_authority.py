@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -69,3 +70,13 @@ def test_a_storm_measures_its_pauses_by_the_ttl_that_was_granted(etcd_url: str) 
     assert found["ttl_asked"] == 0.3
     assert found["ttl"] >= 1
     assert found["overtaken"] > 0
+
+
+def test_the_story_is_in_order_where_the_time_of_an_expiry_is_not_known(zookeeper_url: str) -> None:
+    """ZooKeeper says only when a lease ends at the latest. B was granted before that, and the lines were exchanged."""
+    words = ["late-renewal", "--authority", zookeeper_url, "--ttl", "0.7"]
+    result = CliRunner().invoke(drill, words)
+    assert result.exit_code == 0, result.output
+    times = [float(found) for found in re.findall(r"^ *(\d+\.\d\d) s ", result.stdout, re.MULTILINE)]
+    assert len(times) > 10
+    assert times == sorted(times)
