@@ -14,6 +14,8 @@ from fenced.guards.files.values import TRAITS, FileCells, FileValues
 from fenced.guards.shared.cells import Cell
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 
+BACKEND = "file"
+
 
 class Harness:
     def __init__(self, runtime: Runtime) -> None:
