@@ -30,9 +30,10 @@ from fenced.model import (
 )
 from fenced.schema import Schema, check_readable
 from fenced.wire.pool import Pool
-from fenced.wire.redis.address import ClusterAddress, RedisAddress, SentinelAddress, redis_address
+from fenced.wire.redis.address import RedisAddress, redis_address
 from fenced.wire.redis.connection import RedisWire
 from fenced.wire.redis.routes import route_to
+from fenced.wire.redis.settings import REQUESTS, group_doubts
 from fenced.wire.resp import ErrorReply, bulks, command
 
 WAIT_SECONDS = 1.0
@@ -139,16 +140,6 @@ class RedisAuthority:
         await made.connect(until)
         return made
 
-    @property
-    def _doubts(self) -> tuple[str, ...]:
-        """Why the guarantee cannot be strict, whatever the server's settings are."""
-        if isinstance(self._address, SentinelAddress | ClusterAddress):
-            who = "sentinels" if isinstance(self._address, SentinelAddress) else "a cluster"
-            return (
-                f"{who} may promote a replica that lacks the last tokens (name one server that has no replicas)",
-            )
-        return ()
-
     # Requests.
 
     async def _reply(self, wire: RedisWire, request: bytes, until: float) -> Any:
@@ -197,7 +188,7 @@ class RedisAuthority:
 
     async def _look(self, wire: RedisWire, until: float) -> tuple[str, ...]:
         """How tokens could repeat on this server, by its current settings."""
-        found = await wire.pipeline(probe.REQUESTS, until)
+        found = await wire.pipeline(REQUESTS, until)
         wire.objection = None  # the caller judges these settings; the next connection reads them again
         return probe.doubts(found, self.url)
 
@@ -236,7 +227,7 @@ class RedisAuthority:
         check_readable(self.url, stored, SCHEMA)
         self._realm = realm.decode()
         doubts = await self._pool.request(lambda wire: self._look(wire, until), until)
-        doubts += self._doubts
+        doubts += group_doubts(self._address, "tokens")
         self._promise.given = not doubts
         return Standing(self._realm, token, doubts, schema=stored)
 
