@@ -180,6 +180,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "authority checks": lambda: check_table(testing.AUTHORITY_CHECKS),
     "guard checks": lambda: check_table(testing.GUARD_CHECKS),
     "outage checks": lambda: check_table(testing.OUTAGE_CHECKS),
+    "guard outage checks": lambda: check_table(testing.GUARD_OUTAGE_CHECKS),
     "planted bugs": bug_table,
 }
 

@@ -1,29 +1,34 @@
 """Conformance kits: what every authority and every guard must do, as plain checks that do not need pytest.
 
 Write a harness for a backend (`AuthorityHarness`, `GuardHarness`) and run `AUTHORITY_CHECKS` or `GUARD_CHECKS` with
-`run`, once in each colour. A backend behind a network also runs `OUTAGE_CHECKS`, on a server that the checks break on
-purpose (`fenced.testing.servers`, `fenced.testing.faults`). Other packages can run the same checks on their backends.
+`run`, once in each colour. A backend behind a network also runs `OUTAGE_CHECKS` or `GUARD_OUTAGE_CHECKS`, on a server
+that the checks break on purpose (`fenced.testing.servers`, `fenced.testing.faults`). Other packages can run the same
+checks on their backends.
 """
 
 from fenced.contracts import Colour
-from fenced.testing import authorities, clients, guards, outages
+from fenced.testing import authorities, clients, guard_outages, guards, outages
+from fenced.testing.guard_outages import GuardOutageHarness
 from fenced.testing.kit import COLOURS, AuthorityHarness, Check, CheckFailed, GuardHarness, run
 from fenced.testing.outages import OutageHarness
 
 AUTHORITY_CHECKS: list[Check[AuthorityHarness]] = [*authorities.CHECKS, *clients.CHECKS]
 GUARD_CHECKS: list[Check[GuardHarness]] = [*guards.CHECKS]
 OUTAGE_CHECKS: list[Check[OutageHarness]] = [*outages.CHECKS]
+GUARD_OUTAGE_CHECKS: list[Check[GuardOutageHarness]] = [*guard_outages.CHECKS]
 
 __all__ = [
     "AUTHORITY_CHECKS",
     "COLOURS",
     "GUARD_CHECKS",
+    "GUARD_OUTAGE_CHECKS",
     "OUTAGE_CHECKS",
     "AuthorityHarness",
     "Check",
     "CheckFailed",
     "Colour",
     "GuardHarness",
+    "GuardOutageHarness",
     "OutageHarness",
     "run",
 ]
