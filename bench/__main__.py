@@ -27,6 +27,7 @@ GROUPS = {
     "renewal": "bench.renewal",
     "guards": "bench.guards",
     "guards_files": "bench.guards_files",
+    "guards_redis": "bench.guards_redis",
     "startup": "bench.startup",
     "redis": "bench.on_redis",
     "postgresql": "bench.on_postgresql",
@@ -35,6 +36,7 @@ GROUPS = {
     "zookeeper": "bench.on_zookeeper",
 }
 PACKAGES = {
+    "guards_redis": "redis",
     "redis": "redis python-redis-lock",
     "postgresql": "'psycopg[binary]'",
     "guards_postgresql": "'psycopg[binary]' asyncpg",

@@ -36,7 +36,14 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "file": "fenced.guards.files.values:FileValues",
         "memory": "fenced.guards.memory:MemoryGuard",
         "postgresql": "fenced.guards.postgresql.values:PostgresqlGuard",
+        "redis": "fenced.guards.redis.values:RedisValues",
+        "redis+cluster": "fenced.guards.redis.values:RedisValues",
+        "redis+sentinel": "fenced.guards.redis.values:RedisValues",
+        "rediss": "fenced.guards.redis.values:RedisValues",
+        "rediss+cluster": "fenced.guards.redis.values:RedisValues",
+        "rediss+sentinel": "fenced.guards.redis.values:RedisValues",
         "sqlite": "fenced.guards.sqlite.values:SqliteGuard",
+        "unix": "fenced.guards.redis.values:RedisValues",
     },
 }
 

@@ -6,19 +6,26 @@ however long they take.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+import redis
+import redis.asyncio.cluster
+import redis.cluster
+import redis.sentinel
 
 from fenced import Client
 from fenced.authorities.redis.authority import RedisAuthority
 from fenced.authorities.redis.scripts import tag
 from fenced.contracts import Authority, Runtime
-from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
-from fenced.model import Ask, Ended, Granted, Kept, Released, Waiting
+from fenced.errors import Indeterminate, Misconfigured, Misuse, StaleToken, Unavailable, Unsupported
+from fenced.guards.redis.values import RedisValues
+from fenced.model import Ask, Ended, Granted, Kept, Released, Stamp, Waiting
+from fenced.redis import RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import AuthorityHarness, Check, Colour, run
 from fenced.testing.kit import asking
@@ -203,6 +210,62 @@ def test_promotions_under_live_holders(group: RedisGroup) -> None:
     assert not isinstance(step(idle.release(late.secret)), Ended)
     for each in (one, two, idle):
         step(each.close())
+
+
+# proves guard redis: one-slot
+def test_a_guard_has_one_slot_of_a_cluster(cluster: RedisCluster) -> None:
+    """Its marks are in the slot of the data. A key elsewhere is refused before anything runs; MOVED is followed."""
+    tag, stale = fresh_namespace(), pytest.raises(StaleToken)
+    guard = RedisGuard(tag=tag, guarantee="best-effort")
+    one, two = (Stamp("00000000000000aa", ("a", "b"), token, 1, f"{token:032x}") for token in (1, 2))
+    host, port = cluster.servers[0].host, cluster.servers[0].port
+
+    async def asynchronous() -> None:
+        async with redis.asyncio.cluster.RedisCluster(host=host, port=port) as client:
+            async with guard.transaction(client, two) as tx:
+                tx.incr(f"{{{tag}}}:counter")
+            with stale:
+                await guard.announce(client, one)
+            with pytest.raises(Unsupported, match=tag):
+                async with guard.transaction(client, two) as tx:
+                    tx.set("elsewhere", 1)
+
+    with redis.cluster.RedisCluster(host=host, port=port) as client:
+        with guard.transaction(client, one) as tx:
+            tx.set(f"{{{tag}}}:counter", 1)
+        asyncio.run(asynchronous())
+        slots = client.nodes_manager.slots_cache
+        slots[slot_of(f"{{{tag}}}")] = slots[16383]  # an old table: another node, which redirects
+        with stale, guard.transaction(client, one) as tx:
+            tx.incr(f"{{{tag}}}:counter")
+        with pytest.raises(Unsupported, match=tag), guard.transaction(client, two) as tx:
+            tx.incr(f"{{{tag}}}:counter")
+            tx.set("elsewhere", 1)
+        with pytest.raises(Unsupported, match=tag):
+            guard.wrap("return 1")(client, two, keys=["elsewhere"])
+        assert client.get(f"{{{tag}}}:counter") == b"2"
+    with redis.Redis(host=host, port=port) as node, pytest.raises(Unsupported, match="whole cluster"):
+        guard.announce(node, two)
+    values = RedisValues.at(f"{cluster.url()}?tag={tag}&guarantee=best-effort", RUNTIME)
+    step(values.open())
+    assert step(values.highest()) == 2
+    step(values.close())
+
+
+def test_a_guard_behind_sentinels(sentinels: RedisSentinels) -> None:
+    tag = secrets.token_hex(8)
+    values = RedisValues.at(f"{sentinels.url()}?tag={tag}", RUNTIME)
+    with pytest.raises(Misconfigured, match="may promote a replica that lacks the last marks"):
+        step(values.open())
+    step(values.close())
+    named: Any = redis.sentinel.Sentinel([(each.host, each.port) for each in sentinels.sentinels])  # type: ignore[no-untyped-call]
+    with named.master_for(sentinels.set_name) as client:
+        guard = RedisGuard(tag=tag, guarantee="best-effort")
+        guard.announce(client, Stamp("00000000000000aa", ("a",), 2, 1, f"{2:032x}"))
+        with pytest.raises(StaleToken):
+            guard.announce(client, Stamp("00000000000000aa", ("a",), 1, 1, f"{1:032x}"))
+    for sentinel in named.sentinels:
+        sentinel.close()
 
 
 def test_nobody_names_a_primary() -> None:

@@ -1,0 +1,286 @@
+"""The user's own clients: redis.Redis and redis.asyncio.Redis, and those of clusters.
+
+Commands are sent on a connection of the client's pool, not by `execute_command`: that repeats a command whose reply was
+lost, and an operation could be carried out twice without anybody knowing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import redis
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.cluster
+from redis import exceptions
+
+from fenced.errors import Indeterminate, Misuse, Unavailable, Unsupported, shown
+from fenced.guards.redis.fence import RIGHTS, Word
+from fenced.guards.redis.scripts import GuardScript
+from fenced.wire.redis import refusals
+from fenced.wire.redis.routes import REDIRECTS_MAX
+from fenced.wire.resp import ErrorReply, command
+
+Client = redis.Redis | redis.cluster.RedisCluster
+AsyncClient = redis.asyncio.Redis | redis.asyncio.cluster.RedisCluster
+_MOVED = ("MOVED", "ASK")
+_CODES: tuple[tuple[type[Exception], str], ...] = (
+    (exceptions.NoScriptError, "NOSCRIPT"),
+    (exceptions.ReadOnlyError, "READONLY"),
+    (exceptions.BusyLoadingError, "LOADING"),
+    (exceptions.NoPermissionError, "NOPERM"),
+    (exceptions.AuthenticationError, "NOAUTH"),
+    (exceptions.OutOfMemoryError, "OOM"),
+    (exceptions.TryAgainError, "TRYAGAIN"),
+    (exceptions.MovedError, "MOVED"),
+    (exceptions.AskError, "ASK"),
+    (exceptions.MasterDownError, "MASTERDOWN"),
+    (exceptions.ClusterDownError, "CLUSTERDOWN"),
+)
+"""redis-py takes these codes away from the text of an error."""
+
+
+def error_reply(error: Exception) -> ErrorReply | None:
+    """What the server replied; None if the error is not a reply."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return ErrorReply(f"{code} {error}")
+    return ErrorReply(str(error)) if isinstance(error, exceptions.ResponseError) else None
+
+
+class _ClientChannel:
+    """What both kinds of clients share."""
+
+    doubts: tuple[str, ...] = ()
+    client: Client | AsyncClient
+
+    @property
+    def where(self) -> str:
+        """Where the client connects to, without secrets."""
+        pool = getattr(self.client, "connection_pool", None)
+        if pool is None:
+            return "the Redis cluster"
+        if hasattr(pool, "service_name"):
+            return f"the primary of {pool.service_name}"
+        options = pool.connection_kwargs
+        if "path" in options:
+            return f"unix://{options['path']}"
+        return (
+            f"redis://{options.get('host', 'localhost')}:{options.get('port', 6379)}/{options.get('db', 0)}"
+        )
+
+    def unreachable(self, error: Exception) -> Unavailable:
+        return Unavailable(f"{self.where} cannot be reached: {error}")
+
+    def replied(self, error: exceptions.RedisError) -> ErrorReply:
+        """The reply of the server. Without a reply nobody knows whether the request was carried out."""
+        reply = error_reply(error)
+        if reply is not None:
+            return reply
+        if isinstance(error, _LOST):
+            unknown = f"{self.where}: the reply was lost, and the outcome is unknown: {error}"
+            raise Indeterminate(unknown) from error
+        raise error
+
+    def refused(self, error: ErrorReply) -> Exception:
+        """An error for what the server cannot do now, or may not do; otherwise redis-py's own."""
+        known = refusals.refused(error, self.where, RIGHTS)
+        if isinstance(known, Unavailable) or error.code in ("NOPERM", "NOAUTH"):
+            return known
+        return exceptions.ResponseError(str(error))
+
+
+_LOST = (exceptions.ConnectionError, exceptions.TimeoutError)
+
+
+class ClientChannel(_ClientChannel):
+    """A blocking client. The methods never suspend."""
+
+    def __init__(self, client: Client, in_cluster: bool) -> None:
+        self.client: Client = client
+        self.in_cluster = in_cluster
+
+    async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
+        return [self._reply(words, key) for words in questions]
+
+    async def run(
+        self, script: GuardScript, keys: Sequence[str], arguments: Sequence[Word], *, again: bool
+    ) -> Any:
+        tail = (len(keys), *keys, *arguments)
+        reply = self._reply(("EVALSHA", script.sha, *tail), keys[0])
+        if type(reply) is ErrorReply and reply.code == "NOSCRIPT":
+            reply = self._reply(("EVAL", script.source, *tail), keys[0])
+        return reply
+
+    async def slots(self, commands: Sequence[tuple[Word, ...]]) -> list[int | None]:
+        """The slot of each command's keys, in a cluster."""
+        cluster: Any = self.client
+        found = []
+        for words in commands:
+            with _no_slot(words):
+                found.append(cluster.determine_slot(*words))
+        return found
+
+    def _reply(self, words: tuple[Word, ...], key: str) -> Any:
+        client: Any = self.client
+        if not self.in_cluster:
+            return self._sent(client, words)
+        for _ in range(REDIRECTS_MAX):
+            try:
+                node = client.get_redis_connection(client.get_node_from_key(key))
+            except _LOST as error:
+                raise self.unreachable(error) from error
+            reply = self._sent(node, words)
+            if type(reply) is not ErrorReply or reply.code not in _MOVED:
+                break
+            # The node did nothing. The client follows the same redirection with another command, and remembers it.
+            try:
+                client.exists(key)
+            except _LOST as error:
+                raise self.unreachable(error) from error
+        return reply
+
+    def _sent(self, client: Any, words: tuple[Word, ...]) -> Any:
+        if client.connection is not None:  # a client that has only one connection
+            with client.single_connection_lock:
+                return self._exchanged(client.connection, words)
+        pool = client.connection_pool
+        try:
+            connection = pool.get_connection()
+        except _LOST as error:
+            raise self.unreachable(error) from error
+        try:
+            return self._exchanged(connection, words)
+        finally:
+            pool.release(connection)
+
+    def _exchanged(self, connection: Any, words: tuple[Word, ...]) -> Any:
+        try:
+            connection.send_packed_command(_packed(connection, words))
+            return connection.read_response()
+        except exceptions.RedisError as error:
+            return self.replied(error)
+        except BaseException:
+            connection.disconnect()  # its reply may still come
+            raise
+
+
+class AsyncClientChannel(_ClientChannel):
+    """An asyncio client."""
+
+    def __init__(self, client: AsyncClient, in_cluster: bool) -> None:
+        self.client: AsyncClient = client
+        self.in_cluster = in_cluster
+
+    async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
+        return [await self._reply(words, key) for words in questions]
+
+    async def run(
+        self, script: GuardScript, keys: Sequence[str], arguments: Sequence[Word], *, again: bool
+    ) -> Any:
+        tail = (len(keys), *keys, *arguments)
+        reply = await self._reply(("EVALSHA", script.sha, *tail), keys[0])
+        if type(reply) is ErrorReply and reply.code == "NOSCRIPT":
+            reply = await self._reply(("EVAL", script.source, *tail), keys[0])
+        return reply
+
+    async def slots(self, commands: Sequence[tuple[Word, ...]]) -> list[int | None]:
+        """The slot of each command's keys, in a cluster."""
+        cluster: Any = self.client
+        found: list[int | None] = []
+        for words in commands:
+            with _no_slot(words):
+                found.append(await cluster._determine_slot(*words))
+        return found
+
+    async def _reply(self, words: tuple[Word, ...], key: str) -> Any:
+        client: Any = self.client
+        if not self.in_cluster:
+            return await self._sent(client, words)
+        for _ in range(REDIRECTS_MAX):
+            try:
+                await client.initialize()
+            except _LOST as error:
+                raise self.unreachable(error) from error
+            try:
+                reply = await client.get_node_from_key(key).execute_command(*words)
+            except exceptions.RedisError as error:
+                reply = self.replied(error)
+            if type(reply) is not ErrorReply or reply.code not in _MOVED:
+                break
+            # The node did nothing. The client follows the same redirection with another command, and remembers it.
+            try:
+                await client.exists(key)
+            except _LOST as error:
+                raise self.unreachable(error) from error
+        return reply
+
+    async def _sent(self, client: Any, words: tuple[Word, ...]) -> Any:
+        pool = client.connection_pool
+        try:
+            await client.initialize()
+            if client.connection is not None:  # a client that has only one connection
+                async with client._single_conn_lock:
+                    return await self._exchanged(client.connection, words)
+            connection = await pool.get_connection()
+        except _LOST as error:
+            raise self.unreachable(error) from error
+        try:
+            return await self._exchanged(connection, words)
+        finally:
+            await pool.release(connection)
+
+    async def _exchanged(self, connection: Any, words: tuple[Word, ...]) -> Any:
+        try:
+            await connection.send_packed_command(_packed(connection, words))
+            return await connection.read_response()
+        except exceptions.RedisError as error:
+            return self.replied(error)
+        except BaseException:
+            await connection.disconnect(nowait=True)  # cancelled: its reply may still come
+            raise
+
+
+@contextlib.contextmanager
+def _no_slot(words: tuple[Word, ...]) -> Iterator[None]:
+    try:
+        yield
+    except exceptions.RedisClusterException as error:
+        raise Unsupported(
+            f"{shown(words[0])} names no key of one slot, so it cannot run in a script: {error}"
+        ) from error
+
+
+def channel_of(client: Any) -> ClientChannel | AsyncClientChannel:
+    """The channel of a client of redis-py; Misuse if it is none."""
+    kind, in_cluster = _kind_of(type(client))  # type: ignore[arg-type]
+    if kind is None:
+        raise Misuse(f"give the guard a redis.Redis or a redis.asyncio.Redis, not {shown(client)}")
+    return kind(client, in_cluster)
+
+
+@lru_cache(maxsize=64)
+def _kind_of(client: type) -> tuple[type[ClientChannel] | type[AsyncClientChannel] | None, bool]:
+    """Cached, because redis-py's classes are protocols, of which Python takes long to find out."""
+    if issubclass(client, redis.client.Pipeline | redis.asyncio.client.Pipeline):
+        return None, False
+    if issubclass(client, Client):
+        return ClientChannel, issubclass(client, redis.cluster.RedisCluster)
+    if issubclass(client, AsyncClient):
+        return AsyncClientChannel, issubclass(client, redis.asyncio.cluster.RedisCluster)
+    return None, False
+
+
+def _packed(connection: Any, words: tuple[Word, ...]) -> list[bytes]:
+    """A request, with the words encoded as the client encodes them."""
+    encode = connection.encoder.encode
+    return [command(*[word if type(word) is bytes else bytes(encode(word)) for word in words])]
+
+
+def words_of(line: Sequence[Word]) -> tuple[Word, ...]:
+    """A command of redis-py as the server gets it: its name may be two words in one text."""
+    first = line[0]
+    return tuple(line) if " " not in first else (*first.split(), *line[1:])

@@ -1,0 +1,441 @@
+"""One guard's marks and configuration on a server, whichever client reaches it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, Protocol
+
+from fenced.decision import RULES, Mark, Mode, Rule, Verdict, judge, rule_on
+from fenced.errors import (
+    Conflict,
+    Contended,
+    FencedError,
+    Misconfigured,
+    Misuse,
+    Unsupported,
+    shown,
+)
+from fenced.guards.redis.scripts import COMMANDS, ONE, SWAP, GuardScript
+from fenced.guards.shared.answers import RECORDS_MAX, error_for
+from fenced.guards.shared.cells import Config
+from fenced.model import Stamp, check_name
+from fenced.wire.redis.settings import QUESTIONS, ServerSettings
+from fenced.wire.resp import ErrorReply
+
+Guarantee = Literal["strict", "best-effort"]
+Word = Any
+"""A word of a command, as the client takes it: bytes, str, int or float."""
+
+KIND = "a guard in Redis"
+TAG = "guard"
+TRIES = 50
+"""How often an operation is tried while others change the configuration."""
+WORDS_MAX = 7000
+"""Of one command: Lua passes no more arguments to a function than about 8,000."""
+REMEMBERED_MAX = 10_000
+RIGHTS = (
+    "~fenced:* +evalsha +eval +mget +get +set +zscore +zadd +zcard +zrange +hincrby +hset +hgetall +hmget +xadd "
+    "+xrevrange +time +info +config|get, and the commands and keys of its own"
+)
+
+
+class RedisChannel(Protocol):
+    """A way to the server. Errors of the server come back as an ErrorReply; lost replies raise Indeterminate."""
+
+    @property
+    def where(self) -> str:
+        """Where the server is, without secrets."""
+
+    in_cluster: bool
+    """Whether it finds the node of a cluster that has a key."""
+    doubts: tuple[str, ...]
+    """Why marks could be lost, whatever the settings of the server are."""
+
+    async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
+        """The replies to several commands that change nothing, of the server that has `key`."""
+
+    async def run(
+        self, script: GuardScript, keys: Sequence[str], arguments: Sequence[Word], *, again: bool
+    ) -> Any:
+        """The reply of a script. `again`: it may be sent twice if its reply is lost."""
+
+    def refused(self, error: ErrorReply) -> Exception:
+        """The exception for an error of the server, or of the caller's own commands."""
+
+
+class Compared(NamedTuple):
+    """A value that must be there (None: must not) for the commands to run."""
+
+    words: tuple[Word, ...]
+    value: Word | None
+
+
+@dataclass(frozen=True)
+class FenceOptions:
+    """What a program says about its guard. Rule and mode count only if the guard is created."""
+
+    tag: str = TAG
+    rule: Rule = "retry"
+    mode: str = "enforce"
+    guarantee: Guarantee = "strict"
+    prefix: str = field(init=False)
+    """With which all keys of the guard begin. The tag in its braces decides their slot in a cluster."""
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise Misuse(f"a rule is {', '.join(RULES)}, not {shown(self.rule)}")
+        if self.guarantee not in ("strict", "best-effort"):
+            raise Misuse(f"a guarantee is strict or best-effort, not {shown(self.guarantee)}")
+        Mode.parse(self.mode)
+        object.__setattr__(self, "prefix", f"fenced:{{{_check_tag(self.tag)}}}:")
+
+    @property
+    def config(self) -> Config:
+        return Config(self.rule, {"*": str(Mode.parse(self.mode))})
+
+
+@dataclass
+class FenceCache:
+    """What was last seen of a guard. The script checks all of it."""
+
+    known: tuple[bytes, Config] | None = None
+    marks: dict[str, str] = field(default_factory=dict)
+    """The marks that were last seen to be a lease's own."""
+
+
+class RedisFence:
+    """Checks operations in the same step as their commands. Threads and tasks may share its cache."""
+
+    def __init__(self, channel: RedisChannel, options: FenceOptions, cache: FenceCache | None = None) -> None:
+        self.channel = channel
+        self.cache = cache or FenceCache()
+        self.prefix = options.prefix
+        self._options = options
+
+    def key(self, kind: str, name: str = "") -> str:
+        return f"{self.prefix}{kind}:{name}" if name else f"{self.prefix}{kind}"
+
+    # Opening.
+
+    async def open(self) -> None:
+        """Check the server, and create the configuration if there is none."""
+        await self.check_server()
+        await self._swap(b"", self._options.config)
+        await self.config()
+
+    async def check_server(self) -> None:
+        """Misconfigured if its settings let marks get lost."""
+        where = self.channel.where
+        settings = ServerSettings(await self.channel.ask(QUESTIONS, self.key("config")), self.channel.refused)
+        if settings.is_cluster_node and not self.channel.in_cluster:
+            raise Unsupported(f"{where} is a node of a cluster: give the guard a client of the whole cluster")
+        if settings.evicts:
+            raise Misconfigured(
+                f"{where}: {settings.evicts} may evict marks, and an older holder would be admitted again "
+                "(redis.conf: maxmemory-policy noeviction, or volatile-*, which spares keys that do not expire)"
+            )
+        doubts = (*settings.doubts("marks", "marks"), *self.channel.doubts)
+        if doubts and self._options.guarantee == "strict":
+            raise Misconfigured(
+                f"{where}: marks could be lost, and an older holder would be admitted again: {'; '.join(doubts)}. "
+                "Correct that, or accept it: guarantee='best-effort'"
+            )
+
+    # The configuration.
+
+    async def config(self) -> tuple[bytes, Config]:
+        """The configuration as it is now."""
+        (blob,) = await self._ask(("GET", self.key("config")))
+        if blob is None:
+            raise Misconfigured(f"{self.channel.where}: there is no guard here; open() makes one")
+        blob = _bytes(blob)
+        known = self.cache.known = blob, Config.unpacked(blob)
+        return known
+
+    async def reconfigure(self, change: Callable[[Config], Config]) -> Config:
+        """Change the configuration; returns the previous one."""
+        for _ in range(TRIES):
+            blob, config = await self.config()
+            wanted = change(config)
+            if wanted == config:
+                return config
+            if await self._swap(blob, wanted, touch=wanted.realm != config.realm):
+                return config
+        raise Contended(f"{self.channel.where}: others changed the configuration {TRIES} times; try again")
+
+    async def _swap(self, known: bytes, wanted: Config, *, touch: bool = False) -> bool:
+        """Replace the known configuration; False if it is another one. Sent twice, it is replaced once."""
+        keys = [self.key("config"), self.key("tokens")]
+        arguments = [known, wanted.packed(), self.key("mark:") if touch else ""]
+        reply = await self.channel.run(SWAP, keys, arguments, again=True)
+        if isinstance(reply, ErrorReply):
+            raise self.channel.refused(reply)
+        return bool(reply)
+
+    # Operations.
+
+    async def step(
+        self,
+        stamp: Stamp | None,
+        names: Sequence[str],
+        *,
+        commands: Sequence[tuple[Word, ...]] = (),
+        compared: Sequence[Compared] = (),
+        announce: bool = False,
+        again: bool = False,
+    ) -> list[Any]:
+        """Check the marks and the compared values, and run the commands, in one step; returns their replies.
+
+        The replies end with an ErrorReply (or the client's own error) if a command failed.
+        """
+        for words in commands:
+            if len(words) > WORDS_MAX:
+                raise Unsupported(
+                    f"{KIND} runs commands of at most {WORDS_MAX} words; split {shown(words[0])}"
+                )
+        for name in names:
+            check_name(name)
+        if len(commands) == len(names) == 1 and not compared and (own := self._settled(stamp, names)):
+            key = self.key("mark", names[0])
+            reply = await self.channel.run(ONE, (key,), (own, *commands[0]), again=again)
+            if not isinstance(reply, ErrorReply):
+                return [reply]
+            if reply.code != "FENCED":
+                raise self.channel.refused(reply)
+            self._forget(names)
+        tail: list[Word] = [len(compared)]
+        for each in compared:
+            tail += ("-", "") if each.value is None else ("=", each.value)
+            tail += (len(each.words), *each.words)
+        for words in commands:
+            tail += (len(words), *words)
+        replies: list[Any] = await self._decided(
+            COMMANDS, stamp, names, tail, announce=announce, again=again, compared=compared
+        )
+        return replies
+
+    async def run(
+        self,
+        script: GuardScript,
+        stamp: Stamp | None,
+        names: Sequence[str],
+        tail: Sequence[Word],
+        keys: Sequence[str],
+    ) -> Any:
+        """Run a script of the caller's that begins with the check. A refusal is raised."""
+        for name in names:
+            check_name(name)
+        return await self._decided(script, stamp, names, tail, keys=keys)
+
+    async def _decided(
+        self,
+        script: GuardScript,
+        stamp: Stamp | None,
+        names: Sequence[str],
+        tail: Sequence[Word],
+        *,
+        keys: Sequence[str] = (),
+        announce: bool = False,
+        again: bool = False,
+        compared: Sequence[Compared] = (),
+    ) -> Any:
+        marks = [self.key("mark", name) for name in names]
+        others = [self.key(kind) for kind in ("config", "tokens", "records", "counts")]
+        for _ in range(TRIES):
+            blob, config = self.cache.known or await self.config()
+            if own := self._settled(stamp, names):
+                reply = await self.channel.run(
+                    script, [*marks, *keys], [own, len(names), "", *tail], again=again
+                )
+            else:
+                details = _details(blob, config, stamp, names, announce)
+                reply = await self.channel.run(
+                    script, [*marks, *others, *keys], ["", len(names), details, *tail], again=again
+                )
+            if not isinstance(reply, ErrorReply):
+                self._remember(config, stamp, names)
+                return reply
+            if reply.code != "FENCED":
+                raise self.channel.refused(reply)
+            self._forget(names)
+            word, *rest = reply.split()[1:]
+            if word == "configuration":
+                self.cache.known = None
+            elif word != "undecided":
+                raise self._error(word, rest, stamp, names, config, compared)
+        raise Contended(f"{', '.join(names)}: others changed the configuration {TRIES} times; try again")
+
+    def _settled(self, stamp: Stamp | None, names: Sequence[str]) -> str:
+        """The mark of this lease, if it is probably the mark of all names already: then nothing needs to be decided.
+
+        No mark becomes a lease's own without a decision, and a change of realm touches every mark. So the script has
+        nothing to compare but the marks.
+        """
+        if stamp is None:
+            return ""
+        own = _settled_mark(stamp)
+        marks, covered = self.cache.marks, stamp.names
+        for name in names:
+            if marks.get(name) != own or name not in covered:
+                return ""
+        return own
+
+    def _forget(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.cache.marks.pop(name, None)
+
+    def _remember(self, config: Config, stamp: Stamp | None, names: Sequence[str]) -> None:
+        """What is probably so after this operation; the script checks it."""
+        if stamp is None:
+            return
+        if config.realm is None:
+            config = replace(config, realm=stamp.realm)
+            self.cache.known = config.packed(), config
+        if config.rule == "retry":
+            if len(self.cache.marks) > REMEMBERED_MAX:
+                self.cache.marks.clear()
+            self.cache.marks.update(dict.fromkeys(names, _settled_mark(stamp)))
+
+    def _error(
+        self,
+        word: str,
+        rest: list[str],
+        stamp: Stamp | None,
+        names: Sequence[str],
+        config: Config,
+        compared: Sequence[Compared],
+    ) -> FencedError:
+        index = int(rest[0]) - 1
+        if word == "conflict":
+            words = " ".join(_text(each) for each in compared[index].words)
+            return Conflict(f"{words} does not return the expected value")
+        name = names[index]
+        if word == "broken":
+            return self.broken(name)
+        mark = mark_in(rest[1]) if rest[1] != "-" else None
+        return error_for(Verdict(word), name=name, stamp=stamp, mark=mark, realm=config.realm)
+
+    def broken(self, name: str) -> Misconfigured:
+        return Misconfigured(f"{self.key('mark', name)} is not a guard's mark: another program wrote to it")
+
+    # Looking.
+
+    async def mark(self, name: str) -> Mark | None:
+        (raw,) = await self._ask(("GET", self.key("mark", check_name(name))))
+        return self._parsed(name, raw)
+
+    def _parsed(self, name: str, raw: Any) -> Mark | None:
+        try:
+            return None if raw is None else mark_in(_text(raw))
+        except ValueError:
+            raise self.broken(name) from None
+
+    async def read(self, name: str, at_least: int, *words: Word) -> Any:
+        """The reply to a command that reads; Contended if the mark was below `at_least` before it."""
+        raw, reply = await self._ask(("GET", self.key("mark", check_name(name))), words)
+        mark = self._parsed(name, raw)
+        if at_least and (mark is None or mark.token < at_least):
+            raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
+        return reply
+
+    async def tokens(self) -> tuple[int, int]:
+        """How many names have a mark, and the highest token among them."""
+        await self.config()  # Misconfigured where there is no guard
+        key = self.key("tokens")
+        count, highest = await self._ask(("ZCARD", key), ("ZRANGE", key, -1, -1, "WITHSCORES"))
+        while highest and isinstance(highest[0], list):  # RESP3 nests pairs
+            highest = highest[0]
+        return count, int(float(highest[-1])) if highest else 0
+
+    async def counts(self) -> dict[str, tuple[int, datetime]]:
+        """How many decisions there were of each "verdict ruling mode", and when the last one was."""
+        (flat,) = await self._ask(("HGETALL", self.key("counts")))
+        found = {_text(field): int(number) for field, number in _pairs(flat)}
+        return {
+            kind: (number, datetime.fromtimestamp(found["@" + kind], UTC))
+            for kind, number in found.items()
+            if not kind.startswith("@")
+        }
+
+    async def records(self, limit: int) -> list[tuple[datetime, dict[str, str]]]:
+        """The newest records, oldest first."""
+        (entries,) = await self._ask(("XREVRANGE", self.key("records"), "+", "-", "COUNT", limit))
+        return [
+            (
+                datetime.fromtimestamp(int(_text(entry).split("-")[0]) / 1000, UTC),
+                {_text(field): _text(value) for field, value in _pairs(fields)},
+            )
+            for entry, fields in reversed(entries)
+        ]
+
+    async def _ask(self, *questions: tuple[Word, ...]) -> list[Any]:
+        replies = await self.channel.ask(questions, self.key("config"))
+        for reply in replies:
+            if isinstance(reply, ErrorReply):
+                raise self.channel.refused(reply)
+        return replies
+
+
+def _check_tag(tag: object) -> str:
+    """The text in the braces of the guard's keys, which decides their slot in a cluster."""
+    if not isinstance(tag, str) or not 1 <= len(tag) <= 100 or not tag.isprintable() or set(tag) & set("{}"):
+        raise Misuse(f"a tag is a short text without braces, not {shown(tag)}")
+    return tag
+
+
+def mark_in(text: str) -> Mark:
+    token, grant, seq = text.rstrip("~").split(":")
+    return Mark(int(token), grant, 0 if seq == "-" else int(seq))
+
+
+def _settled_mark(stamp: Stamp) -> str:
+    """The mark of a lease under rule `retry`, which counts no operations; under other rules no mark looks like this."""
+    return f"{stamp.token}:{stamp.grant}:-"
+
+
+def _details(blob: bytes, config: Config, stamp: Stamp | None, names: Sequence[str], announce: bool) -> bytes:
+    """What the script needs to decide. What a stamp is by itself, and what each mode does, is found here."""
+    seq = (stamp.seq or 0) if stamp else 0
+    rows = []
+    for name in names:
+        # Without a mark `judge` finds what is wrong with the stamp itself, and nothing else.
+        verdict = judge(None, stamp, name=name, rule="retry", realm=config.realm).verdict
+        bad = Verdict.STALE if verdict is Verdict.ADMIT else verdict
+        mode = config.mode_of(name)
+        screened = "" if verdict is Verdict.ADMIT else verdict.value
+        rows.append([name, screened, rule_on(bad, mode, name).value, str(mode)])
+    mark = ""
+    if stamp is not None:
+        counted = f"{stamp.token}:{stamp.grant}:{0 if announce else seq}"
+        mark = _settled_mark(stamp) if config.rule == "retry" else counted
+    trusting = stamp is not None and config.realm is None
+    details = {
+        "config": blob.decode(),
+        "rule": config.rule,
+        "announce": announce,
+        "token": str(stamp.token) if stamp else "",
+        "grant": stamp.grant if stamp else "",
+        "seq": str(seq),
+        "stamp": str(stamp) if stamp else "",
+        "mark": mark,
+        "trusting": replace(config, realm=stamp.realm).packed().decode() if stamp and trusting else "",
+        "names": rows,
+        "records": RECORDS_MAX,
+    }
+    return json.dumps(details).encode()
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _pairs(flat: Any) -> list[tuple[Any, Any]]:
+    """Fields and values: a flat list in RESP2, a mapping in RESP3."""
+    return list(flat.items()) if isinstance(flat, dict) else list(zip(flat[::2], flat[1::2], strict=True))

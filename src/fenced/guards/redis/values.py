@@ -1,0 +1,302 @@
+"""Values under names in Redis, over our own connections."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from weakref import WeakSet
+
+from fenced import timing
+from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned
+from fenced.decision import Mark, Mode, Ruling, Verdict
+from fenced.errors import Conflict, FencedError, Misuse
+from fenced.guards.redis.fence import KIND, RIGHTS, Compared, FenceOptions, RedisFence, Word, mark_in
+from fenced.guards.redis.scripts import GuardScript
+from fenced.guards.shared.answers import check_pattern, check_value, one_stamp
+from fenced.model import Credential, check_name, check_realm
+from fenced.rollout import (
+    QUIET_SECONDS,
+    DatabaseStatus,
+    Decision,
+    DecisionCount,
+    GuardStatus,
+    Stage,
+    advised,
+)
+from fenced.runtime import forking
+from fenced.wire.pool import Pool
+from fenced.wire.redis import refusals
+from fenced.wire.redis.address import ClusterAddress, RedisAddress, redis_address
+from fenced.wire.redis.connection import RedisWire
+from fenced.wire.redis.routes import route_to
+from fenced.wire.redis.settings import group_doubts
+from fenced.wire.resp import ErrorReply, command
+
+T = TypeVar("T")
+
+TRAITS = (
+    MANY_NAMES,
+    Trait("one-step", "The check and the commands are one script on the server; nobody can come between."),
+    Trait("exact-modes", "A new mode and a newly adopted realm bind every later operation of every process."),
+    Trait("kept-records", "Refusals are recorded and counted on the server; the newest 10,000 are kept."),
+    Trait(
+        "synced-marks",
+        "With appendfsync always a mark is on the disk before a write returns; other settings are best-effort.",
+    ),
+    Trait("failover-loses", "A promoted replica may lack the newest marks: replicas are best-effort."),
+    Trait("no-eviction", "A server that may evict any key is refused: marks must stay."),
+    Trait("deleted-marks", "Tokens are stored twice: a name whose mark was deleted admits no older token."),
+    Trait("not-undone", "A command that fails (a wrong type) does not undo the commands before it."),
+    Trait("one-slot", "In a cluster a guard's marks and data are in one slot, which its tag chooses."),
+    Trait("cooperative", "Anyone who may write to the keys can do it without the guard."),
+)
+CONNECTIONS_MAX = 8
+_OPTIONS = ("rule", "mode", "tag", "guarantee")
+_inherited: list[RedisWire] = []
+"""The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
+
+
+class WireChannel:
+    """The server over our own connections."""
+
+    def __init__(self, address: RedisAddress, runtime: Runtime, key: str) -> None:
+        self.where = address.url
+        self.in_cluster = isinstance(address, ClusterAddress)
+        self.doubts = group_doubts(address, "marks")
+        self._address = address
+        self._runtime = runtime
+        self._route = route_to(address, runtime, key)
+        self._wires: WeakSet[RedisWire] = WeakSet()
+        self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.where)
+        forking.register(self)
+
+    async def _connect(self, until: float) -> RedisWire:
+        wire = RedisWire(self._address, self._route, self._runtime)
+        self._wires.add(wire)
+        await wire.connect(until)
+        return wire
+
+    def _before_fork(self) -> None:
+        return
+
+    def _forked(self) -> None:
+        _inherited.extend(self._wires)
+        self._wires = WeakSet()
+        self._pool.forked()
+
+    async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
+        until = timing.call_until(self._runtime.now(), None)
+        requests = [command(*words) for words in questions]
+        if not self._route.found:
+            return await self._pool.request(lambda wire: wire.pipeline(requests, until), until)
+        # One by one: `exchange` follows a cluster that sends us to another node.
+        return await self._pool.request(lambda wire: _one_by_one(wire, requests, until), until)
+
+    async def run(
+        self, script: GuardScript, keys: Sequence[str], arguments: Sequence[Word], *, again: bool
+    ) -> Any:
+        until = timing.call_until(self._runtime.now(), None)
+        tail = (len(keys), *keys, *arguments)
+
+        async def work(wire: RedisWire) -> Any:
+            reply = await wire.exchange(command("EVALSHA", script.sha, *tail), until)
+            if isinstance(reply, ErrorReply) and reply.code == "NOSCRIPT":
+                reply = await wire.exchange(command("EVAL", script.source, *tail), until)
+            if isinstance(reply, ErrorReply) and reply.code != "FENCED":
+                wire.close()  # a new connection may lead to another server, which does not refuse
+            return reply
+
+        return await self._pool.request(work, until, repeatable=again)
+
+    def refused(self, error: ErrorReply) -> FencedError:
+        return refusals.refused(error, self.where, RIGHTS)
+
+    def close(self) -> None:
+        for wire in list(self._wires):
+            wire.interrupt()  # one that is in use is shut down here and closed by its user
+        self._pool.abandon()
+
+
+async def _one_by_one(wire: RedisWire, requests: Sequence[bytes], until: float) -> list[Any]:
+    return [await wire.exchange(request, until) for request in requests]
+
+
+class RedisValues:
+    """Values under names: each is a hash with the value and its version."""
+
+    traits = TRAITS
+
+    def __init__(self, url: str, runtime: Runtime, **options: Any) -> None:
+        address = redis_address(url)
+        self.url = address.url
+        self._runtime = runtime
+        chosen = FenceOptions(**options)
+        self._channel = WireChannel(address, runtime, chosen.prefix)
+        self.fence = RedisFence(self._channel, chosen)
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime) -> RedisValues:
+        plain, options = split_options(url)
+        return cls(plain, runtime, **options)
+
+    async def open(self) -> None:
+        await self.fence.open()
+
+    async def announce(self, credential: Credential) -> None:
+        stamp = one_stamp(credential, KIND)
+        await self.fence.step(stamp, credential.names or stamp.names, announce=True, again=True)
+
+    async def read(self, credential: Credential, name: str) -> Versioned:
+        commands = [("HMGET", self._key(name), "value", "version")]
+        stamp = one_stamp(credential, KIND)
+        replies = await self.fence.step(stamp, [name], commands=commands, announce=True, again=True)
+        return _versioned(self._checked(replies)[0])
+
+    async def peek(self, name: str, at_least: int = 0) -> Versioned:
+        return _versioned(await self.fence.read(name, at_least, "HMGET", self._key(name), "value", "version"))
+
+    async def write(
+        self, credential: Credential | None, name: str, value: bytes, *, expect: int | None = None
+    ) -> int:
+        version = ("HGET", self._key(name), "version")
+        compared = [] if expect is None else [Compared(version, str(expect) if expect else None)]
+        try:
+            replies = await self._write(credential, {name: value}, compared)
+        except Conflict:
+            raise Conflict(f"{name}: not version {expect} any more") from None
+        return int(replies[-1])
+
+    async def write_many(self, credential: Credential | None, values: dict[str, bytes]) -> None:
+        await self._write(credential, values)
+
+    async def _write(
+        self, credential: Credential | None, values: dict[str, bytes], compared: Sequence[Compared] = ()
+    ) -> list[Any]:
+        commands: list[tuple[Word, ...]] = []
+        for name, value in values.items():
+            commands.append(("HSET", self._key(name), "value", check_value(value)))
+            commands.append(("HINCRBY", self._key(name), "version", 1))
+        stamp = None if credential is None else one_stamp(credential, KIND)
+        return self._checked(await self.fence.step(stamp, list(values), commands=commands, compared=compared))
+
+    def _key(self, name: str) -> str:
+        return self.fence.key("value", check_name(name))
+
+    def _checked(self, replies: list[Any]) -> list[Any]:
+        if replies and isinstance(replies[-1], ErrorReply):
+            raise self._channel.refused(replies[-1])
+        return replies
+
+    async def mark(self, name: str) -> Mark | None:
+        return await self.fence.mark(name)
+
+    async def highest(self) -> int:
+        return (await self.fence.tokens())[1]
+
+    async def modes(self) -> dict[str, str]:
+        return dict((await self.fence.config())[1].modes)
+
+    async def set_mode(self, mode: str, pattern: str = "*") -> None:
+        new = {check_pattern(pattern): str(Mode.parse(mode))}
+        await self.fence.reconfigure(lambda config: replace(config, modes={**config.modes, **new}))
+
+    async def adopt(self, realm: str) -> None:
+        check_realm(realm)
+        await self.fence.reconfigure(lambda config: replace(config, realm=realm))
+
+    async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
+        return await work(RedisOperator(self))
+
+    async def close(self) -> None:
+        self._channel.close()
+
+
+def _versioned(fields: Sequence[Any]) -> Versioned:
+    value, version = fields
+    return Versioned(value, int(version or 0))
+
+
+def split_options(url: str) -> tuple[str, dict[str, Any]]:
+    """A guard's address without the options of the guard, and these: `?rule=...&mode=...&tag=...&guarantee=...`."""
+    parts = urlsplit(url)
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    own = {name: value for name, value in pairs if name in _OPTIONS}
+    rest = urlencode([(name, value) for name, value in pairs if name not in _OPTIONS])
+    return urlunsplit(parts._replace(query=rest)) if own else url, own
+
+
+class RedisOperator(Operator):
+    """What operators do with a guard in Redis."""
+
+    kind = KIND
+
+    def __init__(self, values: RedisValues) -> None:
+        self._values = values
+        self._fence = values.fence
+
+    async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
+        _, config = await self._fence.config()
+        marks, highest = await self._fence.tokens()
+        now = datetime.now(UTC)
+        found = GuardStatus(
+            self._values.url,
+            "{name}",
+            config.rule,
+            mandatory=False,
+            epoch=None,
+            stages=tuple(Stage(pattern, mode) for pattern, mode in sorted(config.modes.items())),
+            marks=marks,
+            highest=highest,
+            counts=tuple([count async for count in self._counts(now, quiet_for)]),
+            wrong=await self._wrong(),
+        )
+        return DatabaseStatus(now, config.realm, (advised(found, now, quiet_for),))
+
+    async def _counts(self, now: datetime, quiet_for: float) -> AsyncIterator[DecisionCount]:
+        for kind, (count, last) in (await self._fence.counts()).items():
+            verdict, ruling, mode = kind.split(" ")
+            recent = count if (now - last).total_seconds() < quiet_for else 0
+            yield DecisionCount(verdict, ruling, mode, count, recent, last)
+
+    async def _wrong(self) -> tuple[str, ...]:
+        """What is wrong with the server's settings now."""
+        try:
+            await self._fence.check_server()
+        except FencedError as error:
+            return (str(error),)
+        return ()
+
+    async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
+        await self._fence.config()  # Misconfigured where there is no guard
+        found = []
+        for at, record in await self._fence.records(limit):
+            mark = mark_in(record["mark"]) if record["mark"] != "-" else None
+            verdict, ruling = Verdict(record["verdict"]), Ruling(record["ruling"])
+            made = Decision.about(
+                at, self._values.url, record["name"], None, mark, verdict, ruling, record["mode"]
+            )
+            found.append(replace(made, stamp=record["stamp"] or None))
+        return found
+
+    async def modes(self, table: str | None = None) -> dict[str, str]:
+        return await self._values.modes()
+
+    async def set_mode(
+        self, table: str | None, mode: str, pattern: str = "*", wait: float = 0.0
+    ) -> tuple[str, ...]:
+        await self._values.set_mode(mode, pattern)
+        return ()
+
+    async def unset_mode(self, table: str | None, pattern: str) -> bool:
+        if check_pattern(pattern) == "*":
+            raise Misuse("the mode of * is the guard's own: set another one")
+        before = await self._fence.reconfigure(
+            lambda config: replace(config, modes={p: m for p, m in config.modes.items() if p != pattern})
+        )
+        return pattern in before.modes
+
+    async def adopt(self, realm: str) -> None:
+        await self._values.adopt(realm)

@@ -1,0 +1,293 @@
+"""RedisGuard: commands on the program's own Redis client, behind the fence in one atomic step."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, overload
+from weakref import WeakKeyDictionary
+
+import redis
+import redis.asyncio
+
+from fenced.client import AsyncLease, Lease
+from fenced.decision import Rule
+from fenced.errors import Misuse, Unsupported, shown
+from fenced.guarding import Fences, credential
+from fenced.guards.redis.clients import (
+    AsyncClient,
+    AsyncClientChannel,
+    Client,
+    ClientChannel,
+    channel_of,
+    words_of,
+)
+from fenced.guards.redis.fence import (
+    KIND,
+    TAG,
+    Compared,
+    FenceCache,
+    FenceOptions,
+    Guarantee,
+    RedisFence,
+    Word,
+)
+from fenced.guards.redis.scripts import GuardScript, wrapped
+from fenced.guards.redis.values import TRAITS
+from fenced.guards.shared.answers import one_stamp
+from fenced.model import Stamp
+from fenced.runtime.blocking import step
+from fenced.wire.redis.routes import slot_of
+
+_CALLBACKS = redis.Redis(protocol=2).response_callbacks
+"""Scripts reply as RESP2 does, whatever protocol the client speaks; these make Python values of it."""
+
+
+class _Collected:
+    """What a transaction has collected: the commands, and the values that it expects."""
+
+    command_stack: list[Any]
+    results: list[Any]
+    """What the commands returned, in their order, once the block has ended."""
+
+    def _begin(
+        self,
+        guard: RedisGuard,
+        channel: ClientChannel | AsyncClientChannel,
+        fence: Fences | None,
+        names: tuple[str, ...],
+    ) -> None:
+        self.results = []
+        self._compared: list[Compared] = []
+        self._guarded = guard, channel, fence, names
+
+    def expect(self, key: str | bytes, value: Any, *, field: str | bytes | None = None) -> None:
+        """Run only if this string, or this field of a hash, has this value; None: if there is none. Else Conflict."""
+        words = ("GET", key) if field is None else ("HGET", key, field)
+        if isinstance(value, bool) or not isinstance(value, str | bytes | int | float | None):
+            raise Misuse(f"an expected value is bytes, a str or a number, not {shown(value)}")
+        self._compared.append(Compared(words, value))
+
+    async def _commit(self) -> None:
+        guard, channel, fence, names = self._guarded
+        commands, compared = [words_of(args) for args, _ in self.command_stack], self._compared
+        if channel.in_cluster:
+            guard._check_slot(await channel.slots([*commands, *(each.words for each in compared)]))
+        stamp, names = _stamped(fence, names)
+        opened = guard._known(channel) or await guard._open(channel)
+        self._finish(await opened.step(stamp, names, commands=commands, compared=compared))
+
+    def _finish(self, replies: Sequence[Any]) -> None:
+        """Make Python values of the replies, as the client would. The error of a command is raised."""
+        for (args, given), reply in zip(self.command_stack, replies, strict=False):
+            if isinstance(reply, Exception):
+                raise reply
+            options = (
+                {key: value for key, value in given.items() if key not in _NOT_FOR_CALLBACKS}
+                if given
+                else given
+            )
+            callback = _CALLBACKS.get(args[0])  # type: ignore[no-untyped-call]
+            self.results.append(reply if callback is None else callback(reply, **options))
+
+
+_NOT_FOR_CALLBACKS = ("keys", "NEVER_DECODE", "EMPTY_RESPONSE")
+
+
+class RedisTransaction(_Collected, redis.client.Pipeline):
+    """Collects commands, as redis-py's pipeline does. They run at the end of the block; then there are `results`."""
+
+    def __enter__(self) -> RedisTransaction:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if kind is None:
+            step(self._commit())
+
+    def execute(self, raise_on_error: bool = True) -> Any:
+        raise _runs_at_the_end()
+
+    def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
+        raise _runs_at_the_end()
+
+
+class AsyncRedisTransaction(_Collected, redis.asyncio.client.Pipeline):  # type: ignore[misc]
+    """Collects commands, as redis-py's pipeline does. They run at the end of the block; then there are `results`."""
+
+    async def __aenter__(self) -> AsyncRedisTransaction:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
+        if kind is None:
+            await self._commit()
+
+    async def execute(self, raise_on_error: bool = True) -> Any:
+        raise _runs_at_the_end()
+
+    async def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
+        raise _runs_at_the_end()
+
+
+def _runs_at_the_end() -> Misuse:
+    return Misuse(
+        "the commands of a guarded transaction run at the end of its block; expect() compares values"
+    )
+
+
+class RedisGuard:
+    """Commands on Redis keys. The marks of its names are on the same server, and one script checks and writes.
+
+        guard = RedisGuard()
+        with client.hold("stock/42") as lease:
+            guard.announce(r, lease)
+            left = int(r.get("stock:42"))
+            with guard.transaction(r, lease, "stock/42") as tx:
+                tx.set("stock:42", left - 1)
+                tx.rpush("sold", "42")
+
+    `r` is the program's own redis.Redis, or a redis.asyncio.Redis with `async with` and `await`. An operation of a
+    stale holder raises StaleToken, and no command of it has run. Threads and tasks may share a guard.
+
+    In a cluster the guard has one slot, that of its `tag`: the keys of its commands have this tag too, `{stock}:42`.
+    """
+
+    traits = TRAITS
+
+    def __init__(
+        self,
+        *,
+        tag: str = TAG,
+        rule: Rule = "retry",
+        mode: str = "enforce",
+        guarantee: Guarantee = "strict",
+    ) -> None:
+        self._options = FenceOptions(tag, rule, mode, guarantee)
+        self._caches: WeakKeyDictionary[object, FenceCache] = WeakKeyDictionary()
+
+    @overload
+    def transaction(self, client: Client, fence: Fences | None, *names: str) -> RedisTransaction: ...
+    @overload
+    def transaction(
+        self, client: AsyncClient, fence: Fences | None, *names: str
+    ) -> AsyncRedisTransaction: ...
+    def transaction(self, client: Client | AsyncClient, fence: Fences | None, *names: str) -> Any:
+        """A block whose commands run at its end, in one step, if every name is admitted; otherwise none of them runs.
+
+        Without names it is about all names of the lease. If a command fails (a wrong type), those before it stay, those
+        after it do not run, and the client's own error is raised.
+        """
+        channel = channel_of(client)
+        kind: Any = RedisTransaction if isinstance(channel, ClientChannel) else AsyncRedisTransaction
+        transaction = kind(getattr(client, "connection_pool", None), {}, False, None)
+        transaction._begin(self, channel, fence, names)
+        return transaction
+
+    @overload
+    def announce(self, client: Client, fence: Fences, *names: str) -> None: ...
+    @overload
+    def announce(self, client: AsyncClient, fence: Fences, *names: str) -> Coroutine[Any, Any, None]: ...
+    def announce(self, client: Client | AsyncClient, fence: Fences, *names: str) -> Any:
+        """Raise the marks before anything is read: from now on an older holder's operations are refused."""
+        channel = channel_of(client)
+        work = self._announce(channel, fence, names)
+        return step(work) if isinstance(channel, ClientChannel) else work
+
+    async def _announce(
+        self, channel: ClientChannel | AsyncClientChannel, fence: Fences, names: tuple[str, ...]
+    ) -> None:
+        stamp, names = _stamped(fence, names, announcing=True)
+        opened = self._known(channel) or await self._open(channel)
+        await opened.step(stamp, names, announce=True)
+
+    def wrap(self, script: str) -> GuardedScript:
+        """The program's own Lua script with the check in front. Its KEYS and ARGV are as without a guard."""
+        return GuardedScript(self, wrapped(script))
+
+    async def _run(
+        self,
+        channel: ClientChannel | AsyncClientChannel,
+        script: GuardScript,
+        fence: Fences | None,
+        names: tuple[str, ...],
+        keys: Sequence[str],
+        arguments: Sequence[Word],
+    ) -> Any:
+        if channel.in_cluster:
+            self._check_slot([slot_of(key) for key in keys])
+        stamp, names = _stamped(fence, names)
+        opened = self._known(channel) or await self._open(channel)
+        return await opened.run(script, stamp, names, arguments, keys)
+
+    def _known(self, channel: ClientChannel | AsyncClientChannel) -> RedisFence | None:
+        """The fence on a client that was used before."""
+        cache = self._caches.get(channel.client)
+        return None if cache is None else RedisFence(channel, self._options, cache)
+
+    async def _open(self, channel: ClientChannel | AsyncClientChannel) -> RedisFence:
+        """The fence on a new client. Its server's settings are checked once."""
+        opened = RedisFence(channel, self._options)
+        await opened.open()
+        self._caches[channel.client] = opened.cache
+        return opened
+
+    def _check_slot(self, slots: Sequence[int | None]) -> None:
+        """A script runs on one node, and would fail in the middle at a key of another one."""
+        tag = self._options.tag
+        if any(slot != slot_of(f"{{{tag}}}") for slot in slots):
+            raise Unsupported(
+                f"in a cluster the keys of a guarded operation have the guard's tag {tag!r}, so that they are in "
+                f"the slot of its marks: name them {{{tag}}}:..., or give the guard the tag of the keys"
+            )
+
+
+class GuardedScript:
+    """A Lua script that runs only if its names are admitted: the check and the script are one step."""
+
+    def __init__(self, guard: RedisGuard, script: GuardScript) -> None:
+        self._guard = guard
+        self._script = script
+
+    @overload
+    def __call__(
+        self,
+        client: Client,
+        fence: Fences | None,
+        *names: str,
+        keys: Sequence[str] = (),
+        args: Sequence[Any] = (),
+    ) -> Any: ...
+    @overload
+    def __call__(
+        self,
+        client: AsyncClient,
+        fence: Fences | None,
+        *names: str,
+        keys: Sequence[str] = (),
+        args: Sequence[Any] = (),
+    ) -> Coroutine[Any, Any, Any]: ...
+    def __call__(
+        self,
+        client: Client | AsyncClient,
+        fence: Fences | None,
+        *names: str,
+        keys: Sequence[str] = (),
+        args: Sequence[Any] = (),
+    ) -> Any:
+        """Run it; returns what the script returns. If it fails, the client's own error is raised."""
+        channel = channel_of(client)
+        work = self._guard._run(channel, self._script, fence, names, keys, args)
+        return step(work) if isinstance(channel, ClientChannel) else work
+
+
+def _stamped(
+    fence: Fences | None, names: tuple[str, ...], *, announcing: bool = False
+) -> tuple[Stamp | None, tuple[str, ...]]:
+    """The stamp that the operation carries, and the names that it is about."""
+    if fence is None:
+        if not names:
+            raise Misuse("name what an operation without a lease is about")
+        return None, names
+    if isinstance(fence, Lease | AsyncLease):  # nearly always
+        stamp = fence.announcement() if announcing else fence.next_stamp()
+    else:
+        stamp = one_stamp(credential(fence, announcing=announcing), KIND)
+    return stamp, names or stamp.names

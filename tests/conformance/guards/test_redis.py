@@ -1,0 +1,56 @@
+"""The guard in Redis passes the kit: the server decides, in one script."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from fenced.contracts import NamedValues, Runtime
+from fenced.decision import Rule
+from fenced.guards.redis.values import TRAITS, RedisValues
+from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
+from fenced.testing.servers import RedisServer
+
+BACKEND = "redis"
+
+
+class Harness:
+    """Each rule has a tag of its own: one guard has one rule."""
+
+    def __init__(self, runtime: Runtime, server: RedisServer) -> None:
+        self.runtime = runtime
+        self.traits = TRAITS
+        self._server = server
+        self._prefix = secrets.token_hex(8)
+        self._rule: Rule = "retry"
+        self._opened: list[RedisValues] = []
+
+    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> NamedValues:
+        self._rule = rule
+        return await self._open(rule=rule, mode=mode)
+
+    async def reopen(self) -> NamedValues:
+        return await self._open(mode="observe")  # what is there keeps its own rule and mode
+
+    async def _open(self, **options: str) -> NamedValues:
+        guard = RedisValues(self._server.url(), self.runtime, tag=self._prefix + self._rule, **options)
+        self._opened.append(guard)
+        await guard.open()
+        return guard
+
+    async def write_raw(self, name: str, value: bytes) -> bool:
+        key = f"fenced:{{{self._prefix}{self._rule}}}:value:{name}"
+        self._server.execute("HSET", key, "value", value)
+        return True
+
+    async def close(self) -> None:
+        for guard in self._opened:
+            await guard.close()
+
+
+# proves guard redis: many-names, exact-modes, kept-records, cooperative
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("check", GUARD_CHECKS, ids=lambda check: check.name)
+def test_redis(check: Check[GuardHarness], colour: Colour, redis_server: RedisServer) -> None:
+    run(check, lambda runtime: Harness(runtime, redis_server), colour)

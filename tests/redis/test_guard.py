@@ -1,0 +1,434 @@
+"""RedisGuard, on the program's own clients: the check and the commands are one step on the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from fenced.decision import RULES, Mark
+from fenced.errors import (
+    AlreadyApplied,
+    Conflict,
+    FencedError,
+    Indeterminate,
+    Misconfigured,
+    MissingStamp,
+    Misuse,
+    OutOfOrder,
+    StaleToken,
+    Unavailable,
+    Uncovered,
+)
+from fenced.guards.redis import scripts
+from fenced.guards.redis.clients import channel_of
+from fenced.guards.redis.fence import FenceOptions, RedisFence
+from fenced.guards.redis.values import RedisValues
+from fenced.guards.shared.cells import Config
+from fenced.model import Stamp
+from fenced.redis import RedisGuard
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing import vectors
+from fenced.testing.faults import Fault, Proxy
+from fenced.testing.servers import RedisServer
+
+REALM = "00000000000000aa"
+NAME = "stock/42"
+
+
+def stamp(token: int, seq: int | None = 1, *names: str) -> Stamp:
+    return Stamp(REALM, names or (NAME,), token, seq, f"{token:032x}")
+
+
+@pytest.fixture
+def tag() -> str:
+    return secrets.token_hex(8)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+def stored(client: redis.Redis, tag: str) -> dict[str, bytes | None]:
+    """Every key with this tag, except for the audit."""
+    keys: list[Any] = client.keys(f"*{{{tag}}}*")
+    return {key.decode(): client.dump(key) for key in keys if not key.endswith((b":records", b":counts"))}
+
+
+# What it does.
+
+
+def collect(tx: Any, tag: str) -> None:
+    """Commands whose replies redis-py turns into values of all kinds."""
+    key = f"{{{tag}}}:"
+    tx.set(key + "text", "ten")
+    tx.set(key + "bytes", b"\0\xff")
+    tx.get(key + "text")
+    tx.incrbyfloat(key + "float", 0.5)
+    tx.hset(key + "hash", mapping={"a": 1, "b": "two"})
+    tx.hgetall(key + "hash")
+    tx.hmget(key + "hash", "a", "none", "b")
+    tx.mget(key + "text", key + "none", key + "bytes")
+    tx.sadd(key + "set", "x", "y")
+    tx.smembers(key + "set")
+    tx.zadd(key + "sorted", {"a": 1.5, "b": 2})
+    tx.zrange(key + "sorted", 0, -1, withscores=True)
+    tx.zscore(key + "sorted", "none")
+    tx.expire(key + "text", 1000)
+    tx.ttl(key + "text")
+    tx.exists(key + "none")
+    tx.xadd(key + "stream", {"f": "v"}, id="5-1")
+    tx.xrange(key + "stream")
+    tx.execute_command("OBJECT ENCODING", key + "text")
+
+
+# proves guard redis: one-step
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_any_commands_and_reads_in_one_step(redis_url: str, tag: str, protocol: int) -> None:
+    """The results are those of redis-py's own MULTI, in both protocols."""
+    other = secrets.token_hex(8)
+    with redis.Redis.from_url(redis_url, protocol=protocol) as client:
+        with RedisGuard(tag=tag).transaction(client, stamp(5), NAME) as tx:
+            collect(tx, tag)
+        assert tx.results[2] == b"ten"
+    with redis.Redis.from_url(redis_url, protocol=2) as client, client.pipeline() as plain:
+        collect(plain, other)
+        assert tx.results == plain.execute()
+
+
+def test_a_stale_holder_changes_nothing(client: redis.Redis, tag: str) -> None:
+    guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
+    with guard.transaction(client, stamp(5)) as tx:
+        tx.set(key, "old")
+    guard.announce(client, stamp(6))
+    before = stored(client, tag)
+    for _ in range(2):
+        stale = pytest.raises(StaleToken, match="token 5 is stale: 6 has been seen")
+        with stale, guard.transaction(client, stamp(5), NAME) as tx:
+            tx.set(key, "late")
+            tx.incr(key + "counter")
+    with pytest.raises(Uncovered), guard.transaction(client, stamp(7), "other") as tx:
+        tx.set(key, "late")
+    with pytest.raises(ZeroDivisionError), guard.transaction(client, stamp(7)) as tx:
+        tx.set(key, "half")
+        raise ZeroDivisionError
+    assert stored(client, tag) == before
+    with guard.transaction(client, None, NAME) as tx:  # counted: only the mode require refuses it
+        tx.set(key, "without")
+    other = secrets.token_hex(8)
+    with pytest.raises(MissingStamp), RedisGuard(tag=other, mode="require").transaction(client, None, NAME):
+        pass
+
+
+def test_a_thousand_late_writes(client: redis.Redis, tag: str) -> None:
+    guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
+    with guard.transaction(client, stamp(5)) as tx:
+        tx.set(key, "old")
+    with guard.transaction(client, stamp(6)) as tx:
+        tx.set(key, "new")
+    before = stored(client, tag)
+    for seq in range(1000):
+        with pytest.raises(StaleToken), guard.transaction(client, stamp(5, seq)) as tx:
+            tx.set(key, "late")
+    assert stored(client, tag) == before
+
+
+def test_tokens_of_eight_holders_never_fall(redis_url: str, client: redis.Redis, tag: str) -> None:
+    """Each writes under ever newer tokens, of which the others have drawn higher ones meanwhile."""
+    tokens, key = itertools.count(1), f"{{{tag}}}"
+    guard = RedisGuard(tag=tag)
+    failed: list[BaseException] = []
+
+    def holder() -> None:
+        try:
+            with redis.Redis.from_url(redis_url) as mine:
+                for _ in range(25):
+                    own = stamp(next(tokens))
+                    with contextlib.suppress(StaleToken):
+                        guard.announce(mine, own)
+                        with guard.transaction(mine, own) as tx:
+                            tx.rpush(key, own.token)
+        except BaseException as error:  # noqa: BLE001 - reported by the test
+            failed.append(error)
+
+    holders = [threading.Thread(target=holder) for _ in range(8)]
+    for each in holders:
+        each.start()
+    for each in holders:
+        each.join()
+    admitted = [int(token) for token in client.lrange(key, 0, -1)]
+    assert not failed and admitted == sorted(admitted) and admitted[-1] == 200
+
+
+def test_expected_values(client: redis.Redis, tag: str) -> None:
+    guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
+    with guard.transaction(client, stamp(5)) as tx:
+        tx.expect(key, None)
+        tx.expect(key + "hash", None, field="f")
+        tx.set(key, 10)
+        tx.hset(key + "hash", "f", b"\0")
+    with guard.transaction(client, stamp(5)) as tx:
+        tx.expect(key, 10)
+        tx.expect(key + "hash", b"\0", field="f")
+        tx.decr(key)
+    before = stored(client, tag)
+    for expected in (10, None, "", b"9 "):
+        with pytest.raises(Conflict, match=f"GET {{{tag}}}"), guard.transaction(client, stamp(6)) as tx:
+            tx.expect(key, expected)
+            tx.decr(key)
+    with pytest.raises(StaleToken), guard.transaction(client, stamp(4)) as tx:  # reported first
+        tx.expect(key, 10)
+    assert stored(client, tag) == before
+    with pytest.raises(Misuse, match="expected value"), guard.transaction(client, stamp(6)) as tx:
+        tx.expect(key, [9])
+
+
+# proves guard redis: not-undone
+def test_a_command_that_fails(client: redis.Redis, tag: str) -> None:
+    """As in MULTI, what was done before it stays. What comes after it is not run."""
+    guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
+    client.set(key, "text")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"), guard.transaction(client, stamp(5)) as tx:
+        tx.set(key + "before", 1)
+        tx.lpush(key, 1)
+        tx.set(key + "after", 1)
+    assert client.get(key + "before") == b"1" and client.get(key + "after") is None
+    assert tx.results == [True]
+
+
+def test_own_scripts(client: redis.Redis, tag: str) -> None:
+    guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
+    add = guard.wrap("return {redis.call('INCRBY', KEYS[1], ARGV[1]), #KEYS, #ARGV}")
+    assert add(client, stamp(5), NAME, keys=[key], args=[3]) == [3, 1, 1]
+    assert add(client, stamp(5), keys=[key], args=[4]) == [7, 1, 1]
+    client.script_flush()
+    guard.announce(client, stamp(6))
+    with pytest.raises(StaleToken):
+        add(client, stamp(5), NAME, keys=[key], args=[1])
+    flagged = guard.wrap("#!lua flags=allow-oom\nlocal names, found, decided = 1, 2, 3\nreturn names")
+    assert flagged(client, stamp(6), NAME) == 1
+    for bad in ("#!lua flags=no-writes\nreturn 1", "", None):
+        with pytest.raises(Misuse):
+            guard.wrap(bad)  # type: ignore[arg-type]
+    with pytest.raises(redis.ResponseError, match="boom"):
+        guard.wrap("error('boom')")(client, stamp(6), NAME)
+    assert client.get(key) == b"7"
+
+
+def test_misuse(client: redis.Redis, tag: str) -> None:
+    guard = RedisGuard(tag=tag)
+    for bad in (client.pipeline(), None, "redis://x"):
+        with pytest.raises(Misuse, match="give the guard"):
+            guard.announce(bad, stamp(5))  # type: ignore[arg-type]
+    with pytest.raises(Misuse, match="end of its block"), guard.transaction(client, stamp(5)) as tx:
+        tx.execute()
+    with pytest.raises(Misuse, match="end of its block"), guard.transaction(client, stamp(5)) as tx:
+        tx.watch("key")  # type: ignore[no-untyped-call]
+    with pytest.raises(Misuse, match="name what"), guard.transaction(client, None):
+        pass
+    for options in ({"tag": "{x}"}, {"tag": ""}, {"rule": "twice"}, {"mode": "off"}, {"guarantee": "none"}):
+        with pytest.raises(Misuse):
+            RedisGuard(**options)  # type: ignore[arg-type]
+
+
+def test_asyncio(redis_url: str, tag: str) -> None:
+    async def story() -> None:
+        guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
+        for options in ({}, {"single_connection_client": True, "decode_responses": True}):
+            async with redis.asyncio.Redis.from_url(redis_url, **options) as client:
+                await guard.announce(client, stamp(5))
+                async with guard.transaction(client, stamp(5), NAME) as tx:
+                    tx.set(key, "v")
+                    await tx.get(key)
+                    tx.hgetall(key + "none")
+                assert tx.results == [True, "v" if options else b"v", {}]
+                with pytest.raises(StaleToken):
+                    async with guard.transaction(client, stamp(4), NAME) as tx:
+                        tx.set(key, "late")
+                assert await guard.wrap("return #KEYS")(client, stamp(5), NAME, keys=[key, key]) == 2
+
+    asyncio.run(story())
+
+
+# The decision.
+
+
+def test_every_verdict_is_that_of_the_vectors(client: redis.Redis, tag: str) -> None:
+    """The server's script and the client's side of it together, on marks of every kind."""
+    fence = RedisFence(channel_of(client), FenceOptions(tag))
+    step(fence.open())
+    name, mark_key = vectors.NAME, fence.key("mark", vectors.NAME)
+    asked = [case for case in vectors.cases() if case.operation is None and case.proven]
+    assert len(asked) > 500
+    before = client.pipeline()
+    for case in asked:
+        config = Config(case.rule, {"*": "require"}, case.guard_realm)
+        fence.cache.known = config.packed(), config
+        before.set(fence.key("config"), config.packed())
+        before.delete(mark_key, fence.key("tokens"))
+        if case.mark is not None:
+            before.set(mark_key, f"{case.mark.token}:{case.mark.grant}:{case.mark.seq}")
+        before.execute()
+        verdict = "admit"
+        try:
+            step(fence.step(case.stamp, [name], announce=case.announce))
+        except AlreadyApplied:
+            verdict = "applied"
+        except FencedError as error:
+            verdict = error.kind  # type: ignore[attr-defined]
+        due: Mark | None = Mark(case.token or 0, case.grant or "", 0 if case.announce else case.seq or 0)
+        if not case.rises:
+            due = case.mark and Mark(case.mark.token, case.mark.grant, case.mark.seq)
+        found = step(fence.mark(name))
+        if case.rule == "retry":  # counts no operations
+            found, due = found and replace(found, seq=0), due and replace(due, seq=0)
+        assert (verdict, found) == (case.verdict, due), case
+
+
+# proves guard redis: deleted-marks
+def test_a_mark_that_was_deleted(client: redis.Redis, tag: str) -> None:
+    """By hand, or because somebody gave it a ttl: no older token is admitted, and the holder goes on."""
+    guards = {rule: RedisGuard(tag=tag + rule, rule=rule) for rule in RULES}
+    for rule, guard in guards.items():
+        with guard.transaction(client, stamp(6, 3)):
+            pass
+        client.delete(f"fenced:{{{tag}{rule}}}:mark:{NAME}")
+        with pytest.raises(StaleToken, match="6 has been seen"), guard.transaction(client, stamp(5)):
+            pass
+    with guards["retry"].transaction(client, stamp(6, 3)):
+        pass
+    with pytest.raises(OutOfOrder), guards["sequenced"].transaction(client, stamp(6, 4)):
+        pass  # nobody knows whether it was applied
+    for guard in guards.values():
+        with guard.transaction(client, stamp(7)):
+            pass
+    client.set(f"fenced:{{{tag}retry}}:mark:{NAME}", "x")
+    with (
+        pytest.raises(Misconfigured, match="is not a guard's mark"),
+        guards["retry"].transaction(client, stamp(8)),
+    ):
+        pass
+
+
+# Servers.
+
+
+# proves guard redis: no-eviction, synced-marks
+def test_settings_that_lose_marks_are_refused(tag: str) -> None:
+    with RedisServer() as server, redis.Redis.from_url(server.url()) as client:
+        RedisGuard(tag=tag).announce(client, stamp(5))
+        client.config_set("appendfsync", "everysec")
+        with pytest.raises(Misconfigured, match="appendfsync everysec a power cut loses marks"):
+            RedisGuard(tag=tag).announce(client, stamp(5))
+        best_effort = RedisGuard(tag=tag, guarantee="best-effort")
+        best_effort.announce(client, stamp(5))
+        values = RedisValues.at(f"{server.url()}?tag={tag}&rule=once", BlockingRuntime())
+        status = step(values.operate(lambda operator: operator.status()))
+        step(values.close())
+        assert status.wrong and status.guards[0].rule == "retry"
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(Misconfigured, match="allkeys-lru may evict marks"):
+            RedisGuard(tag=tag, guarantee="best-effort").announce(client, stamp(5))
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", "1")
+        with (
+            pytest.raises(Unavailable, match="maxmemory is used up"),
+            best_effort.transaction(client, stamp(6)),
+        ):
+            pass
+        server.kill()
+        with pytest.raises(Unavailable, match="cannot be reached"), best_effort.transaction(client, stamp(6)):
+            pass
+
+
+# proves guard redis: failover-loses
+def test_a_promoted_replica_refuses_what_it_knows_to_be_stale(tag: str) -> None:
+    """Marks are replicated with the data. What the replica has not received is lost, with the data."""
+    with RedisServer() as server, server.replica() as replica:
+        with redis.Redis.from_url(server.url()) as client:
+            with pytest.raises(Misconfigured, match="may lack the last marks"):
+                RedisGuard(tag=tag).announce(client, stamp(5))
+            guard = RedisGuard(tag=tag, guarantee="best-effort")
+            with guard.transaction(client, stamp(6)) as tx:
+                tx.set("key", "new")
+        replica.caught_up_with(server)
+        with redis.Redis.from_url(replica.url()) as client:
+            with pytest.raises(Unavailable, match="replica"):
+                guard.announce(client, stamp(7))
+            server.kill()
+            replica.promote()
+            with pytest.raises(StaleToken), guard.transaction(client, stamp(5)) as tx:
+                tx.set("key", "late")
+            with guard.transaction(client, stamp(7)) as tx:
+                tx.get("key")
+            assert tx.results == [b"new"]
+
+
+def test_a_crash_within_a_step_leaves_nothing_of_it(tag: str) -> None:
+    """The append-only file ends within the step's writes, as after a power cut: none of them is there."""
+    with RedisServer() as server:
+        with redis.Redis.from_url(server.url()) as client:
+            guard = RedisGuard(tag=tag)
+            with guard.transaction(client, stamp(5)) as tx:
+                tx.set("key", "old")
+            before = client.dbsize()
+            with guard.transaction(client, stamp(6)) as tx:
+                tx.set("key", "new")
+                tx.set("other", "new")
+        server.kill()
+        (log,) = server.data.glob("appendonlydir/*.incr.aof")
+        whole = log.read_bytes()
+        log.write_bytes(whole[: whole.rindex(b"other")])
+        server.start()
+        with redis.Redis.from_url(server.url()) as client:
+            assert client.get("key") == b"old" and client.dbsize() == before
+            with guard.transaction(
+                client, stamp(5)
+            ) as tx:  # it was not overtaken: nothing of token 6 is left
+                tx.set("key", "again")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_lost_reply_is_unknown_and_is_not_repeated(
+    redis_server: RedisServer, client: redis.Redis, tag: str, asynchronous: bool
+) -> None:
+    """redis-py would send the command again, and count twice."""
+    key = f"{{{tag}}}"
+    guard = RedisGuard(tag=tag, rule="sequenced")
+
+    async def story(url: str, proxy: Proxy) -> None:
+        async with redis.asyncio.Redis.from_url(url) as own:
+            await guard.announce(own, stamp(5))
+            proxy.on(scripts.COMMANDS.sha.encode(), Fault.LOSE_REPLY)
+            with pytest.raises(Indeterminate):
+                async with guard.transaction(own, stamp(5, 1)) as tx:
+                    tx.incr(key)
+            with pytest.raises(AlreadyApplied):
+                async with guard.transaction(own, stamp(5, 1)) as tx:
+                    tx.incr(key)
+
+    with Proxy(redis_server.host, redis_server.port) as proxy:
+        url = f"redis://{proxy.host}:{proxy.port}"
+        if asynchronous:
+            asyncio.run(story(url, proxy))
+        else:
+            with redis.Redis.from_url(url) as own:
+                guard.announce(own, stamp(5))
+                proxy.on(scripts.COMMANDS.sha.encode(), Fault.LOSE_REPLY)
+                with pytest.raises(Indeterminate), guard.transaction(own, stamp(5, 1)) as tx:
+                    tx.incr(key)
+                with pytest.raises(AlreadyApplied), guard.transaction(own, stamp(5, 1)) as tx:
+                    tx.incr(key)
+    assert client.get(key) == b"1"
