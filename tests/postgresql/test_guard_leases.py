@@ -118,7 +118,7 @@ def test_what_passed_without_a_stamp_opens_nothing_for_one_that_follows(db: psyc
 def test_a_copied_epoch_opens_nothing(db: psycopg.Connection) -> None:
     """A row carries a token only if it was written under it, and under its own name."""
     guard = Guard(table="orders", name="orders/{id}", epoch="epoch")
-    guard.install(db, mode="enforce")
+    guard.install(db, mode="enforce", replace=True)
     with guard.transaction(db, stamp(5, 1, ONE)) as tx:
         tx.execute("UPDATE orders SET qty = 1 WHERE id = 1")
     db.execute("INSERT INTO orders (id, qty, epoch) SELECT 44, qty, epoch FROM orders WHERE id = 1")

@@ -328,7 +328,11 @@ class RedisCluster(RedisGroup):
     slot = 0
 
     def __init__(self) -> None:
-        settings = {"cluster-enabled": "yes", "cluster-node-timeout": str(DOWN_MS)}
+        settings = {
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": str(DOWN_MS),
+            "cluster-allow-replica-migration": "no",  # on a busy machine a replica would leave the first primary
+        }
         self.servers = [RedisServer({**settings, "cluster-port": str(free_port())}) for _ in range(6)]
 
     def url(self) -> str:
