@@ -34,6 +34,8 @@ GROUPS = {
     "guards_postgresql": "bench.guards_postgresql",
     "etcd": "bench.on_etcd",
     "zookeeper": "bench.on_zookeeper",
+    "guards_etcd": "bench.guards_etcd",
+    "guards_zookeeper": "bench.guards_zookeeper",
 }
 PACKAGES = {
     "guards_redis": "redis",
@@ -42,6 +44,7 @@ PACKAGES = {
     "guards_postgresql": "'psycopg[binary]' asyncpg",
     "etcd": "grpcio aetcd etcd3gw",
     "zookeeper": "kazoo",
+    "guards_zookeeper": "kazoo",
 }
 """What a group compares with. Imported only when it is measured: the others need none of it."""
 

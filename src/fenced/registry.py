@@ -33,6 +33,8 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "zookeepers": "fenced.authorities.zookeeper.authority:ZooKeeperAuthority",
     },
     "fenced.guards": {
+        "etcd": "fenced.guards.etcd.values:EtcdValues",
+        "etcds": "fenced.guards.etcd.values:EtcdValues",
         "file": "fenced.guards.files.values:FileValues",
         "memory": "fenced.guards.memory:MemoryGuard",
         "postgresql": "fenced.guards.postgresql.values:PostgresqlGuard",
@@ -44,6 +46,8 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "rediss+sentinel": "fenced.guards.redis.values:RedisValues",
         "sqlite": "fenced.guards.sqlite.values:SqliteGuard",
         "unix": "fenced.guards.redis.values:RedisValues",
+        "zookeeper": "fenced.guards.zookeeper.values:ZooKeeperValues",
+        "zookeepers": "fenced.guards.zookeeper.values:ZooKeeperValues",
     },
 }
 

@@ -26,7 +26,7 @@ DELETED, CHANGED = 2, 3
 """Types of watch events: the node is gone; its data were written."""
 
 _CREATE, _CREATE2, _DELETE, _GET_DATA, _SET_DATA = 1, 15, 2, 4, 5
-_SYNC, _GET_CHILDREN2, _MULTI, _CREATE_CONTAINER, _AUTH, _CLOSE = 9, 12, 14, 19, 100, -11
+_SYNC, _GET_CHILDREN2, _CHECK, _MULTI, _CREATE_CONTAINER, _AUTH, _CLOSE = 9, 12, 13, 14, 19, 100, -11
 _CONTAINER = 4
 _BY_LEADER = {_CREATE2, _CREATE_CONTAINER, _DELETE, _SET_DATA, _MULTI, _SYNC}
 
@@ -122,6 +122,11 @@ def delete(path: str, version: int = ANY_VERSION) -> bytes:
 
 def set_data(path: str, data: bytes, version: int = ANY_VERSION) -> bytes:
     return _INT.pack(_SET_DATA) + _string(path) + _buffer(data) + _INT.pack(version)
+
+
+def check(path: str, version: int) -> bytes:
+    """For a multi: the node has this version."""
+    return _INT.pack(_CHECK) + _string(path) + _INT.pack(version)
 
 
 def get_data(path: str, *, watch: bool = False) -> bytes:

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from fenced.authorities.shared.rules import holder_fields, holder_of
 from fenced.errors import InvariantBroken
 from fenced.model import Holder
+from fenced.wire.etcd.claims import ROOT, ClaimKeys, claimed_by
 
-ROOT = b"fenced/"
 CLAIM, DELAY, PLACE = b"c", b"d", b"q"
 GRANTED, WAITING, EXPIRED = "granted", "waiting", "expired"
 
@@ -38,15 +38,14 @@ class KeyKind(NamedTuple):
     kind: bytes
 
 
-class Keys:
+class Keys(ClaimKeys):
     """The keys of one namespace."""
 
     def __init__(self, namespace: str) -> None:
-        self.start = ROOT + namespace.encode() + b"\0"
+        super().__init__(namespace)
         self.end = ROOT + namespace.encode() + b"\1"
         self.meta = self.start + b"meta"
         self._attempts = self.start + b"a\0"
-        self._names = self.start + b"n\0"
         self.names_end = self.start + b"n\1"
 
     def attempt(self, public: str) -> bytes:
@@ -62,9 +61,6 @@ class Keys:
     def behind(self, name: str) -> bytes:
         """The end of a name's range of keys; for "", where names begin."""
         return b"%b%b\1" % (self._names, name.encode()) if name else self._names
-
-    def claim(self, name: str) -> bytes:
-        return b"%b%b\0c" % (self._names, name.encode())
 
     def delay(self, name: str) -> bytes:
         return b"%b%b\0d" % (self._names, name.encode())
@@ -185,7 +181,7 @@ class ClaimInfo(NamedTuple):
         for field in ("many", "offset", "ticket"):
             if value := getattr(self, field):
                 fields[field] = value
-        return b'{"grant":"%b",%b' % (self.public.encode(), _json(fields)[1:])
+        return claimed_by(self.public) + _json(fields)[1:]
 
     @classmethod
     def read(cls, value: bytes) -> ClaimInfo:

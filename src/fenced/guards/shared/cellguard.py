@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar, cast
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned
 from fenced.decision import RULES, Judgement, Mark, Mode, Rule, Ruling, Verdict, judge, rule_on
@@ -153,6 +153,16 @@ class CellGuard:
             raise Unsupported(f"{self.kind} writes one name at a time; write them one by one")
         await self._operate(credential, {check_name(name): check_value(values[name]) for name in values})
 
+    def has_announced(self, credential: Credential) -> bool:
+        """Whether this object has raised all marks for this grant: then nothing is to be sent before a read."""
+        stamp = one_stamp(replace(credential, still_held=False), self.kind)
+        seen = [self._seen.get(name) for name in credential.names or stamp.names]
+        return all(found and found[1].mark and found[1].mark.grant == stamp.grant for found in seen)
+
+    async def write_with(self, credential: Credential | None, names: Iterable[str], writes: Any) -> None:
+        """Judge, and let the caller's own `writes` happen in the same step, for guards whose `_commit` takes them."""
+        await self._operate(credential, {check_name(name): None for name in names}, writes=writes)
+
     async def _operate(
         self,
         credential: Credential | None,
@@ -190,14 +200,14 @@ class CellGuard:
             if not this.current or (this.refusal is None and (this.changes or writes)):
                 try:
                     swapped = await self._swap(this, known, stamp, writes)
-                except Unavailable as error:
-                    raise (error if unsettled is None else _unknown(str(error))) from error
                 except Indeterminate as error:
                     if this.changes:
                         unsettled = this
                     elif writes and not this.refusal:  # no id in a cell will show whether it happened
                         raise _unknown(str(error)) from error
                     swapped = Swapped(None)
+                except FencedError as error:
+                    raise (error if unsettled is None else _unknown(str(error))) from error
                 if not swapped:
                     trust, sent = _Trust.NOTHING, swapped.found
                     # Operations that collided retry at different times.
@@ -428,7 +438,7 @@ class CellGuard:
 
     async def marks(self) -> list[Mark]:
         """The marks of all names."""
-        cells = [await self.cells.get(key) for key in await self.cells.keys() if key != CONFIG]
+        cells = await self._get([key for key in await self.cells.keys() if key != CONFIG])
         marks = [Cell.unpacked("a cell", blob).mark for _, blob in cells]
         return [mark for mark in marks if mark is not None]
 
@@ -524,6 +534,18 @@ def _may_still_happen(this: _Try, unsettled: _Try) -> bool:
 
 def _unknown(why: str) -> Indeterminate:
     return Indeterminate(f"the reply was lost, and whether the operation happened is unknown: {why}")
+
+
+def without_options(url: str, *more: str) -> tuple[str, dict[str, Any]]:
+    """A server's address without the options of a guard (`rule`, `mode` and `more`), and these options."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url, {}  # whatever parses the rest says what is wrong
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    ours = {name: value for name, value in given if name in ("rule", "mode", *more)}
+    rest = urlencode([(name, value) for name, value in given if name not in ours])
+    return urlunsplit(parts._replace(query=rest)), ours
 
 
 def options_in(url: str) -> dict[str, Any]:

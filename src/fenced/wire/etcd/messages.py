@@ -1,4 +1,4 @@
-"""The dozen messages of etcd's gRPC API that a lease needs, by their field numbers in etcd's rpc.proto. Pure."""
+"""The messages of etcd's gRPC API that leases and guards need, by their field numbers in etcd's rpc.proto. Pure."""
 
 from __future__ import annotations
 
@@ -131,6 +131,14 @@ def valued(key: bytes, value: bytes) -> bytes:
     return _compare(_EQUAL, _VALUE, key, message(7, value), b"")
 
 
+def valued_between(key: bytes, low: bytes, high: bytes) -> list[bytes]:
+    """The value sorts after `low` and before `high`."""
+    return [
+        _compare(_GREATER, _VALUE, key, message(7, low), b""),
+        _compare(_LESS, _VALUE, key, message(7, high), b""),
+    ]
+
+
 def _compare(result: int, target: int, key: bytes, with_what: bytes, end: bytes) -> bytes:
     return integer(1, result) + integer(2, target) + data(3, key) + with_what + data(64, end)
 
@@ -138,10 +146,21 @@ def _compare(result: int, target: int, key: bytes, with_what: bytes, end: bytes)
 # Operations of a transaction.
 
 
-def get(key: bytes, end: bytes = b"", *, limit: int = 0, last: bool = False, count: bool = False) -> bytes:
-    """Read a key, or a range in the order of its bytes. `last`: the last one only. `count`: how many, only."""
+def get(
+    key: bytes,
+    end: bytes = b"",
+    *,
+    limit: int = 0,
+    last: bool = False,
+    count: bool = False,
+    keys: bool = False,
+) -> bytes:
+    """Read a key, or a range in the order of its bytes.
+
+    `last`: the last one only. `count`: how many, only. `keys`: without values.
+    """
     order = integer(3, 1) + integer(5, _DESCENDING) if last else integer(3, limit)
-    return message(1, data(1, key) + data(2, end) + order + integer(9, count))
+    return message(1, data(1, key) + data(2, end) + order + integer(8, keys) + integer(9, count))
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> bytes:

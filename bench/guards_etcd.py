@@ -1,0 +1,101 @@
+"""What a guard over etcd costs: a put behind the fence against a bare put on the same kind of connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from bench.figures import Figure, ratio
+from bench.interleaved import Effort, medians
+from bench.on_etcd import DEFAULTS
+from fenced.etcd import AsyncEtcdGuard, EtcdGuard
+from fenced.guarding import Values
+from fenced.model import Stamp
+from fenced.runtime.aio import AioRuntime
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing.servers import EtcdServer
+from fenced.wire.etcd.address import EtcdAddress
+from fenced.wire.etcd.cluster import EtcdWire
+from fenced.wire.protobuf import data
+
+ROUNDS = 1000
+TASKS = 32
+BODY = b"x" * 100
+BARE = data(1, b"bare") + data(2, BODY)
+PUT = "/etcdserverpb.KV/Put"
+AGAINST = "a bare put of 100 bytes"
+
+
+def run(_: Path, effort: Effort) -> Iterator[Figure]:
+    with EtcdServer(DEFAULTS) as server:
+        status = server.status()
+        name = f"etcd {status.version if status else ''}"
+        yield from _alone(name, server.url(), effort)
+        bare, ours = asyncio.run(_loaded(server.url(), effort))
+        what = f"{name}: fenced put, {TASKS} at once"
+        yield ratio("guards_etcd.loaded", what, ours, bare, target=1.9, against=AGAINST)
+
+
+def _alone(name: str, url: str, effort: Effort) -> Iterator[Figure]:
+    runtime = BlockingRuntime()
+    wire = EtcdWire(EtcdAddress(url), runtime)
+    guard, values = EtcdGuard(url, prefix="bench"), Values(f"{url}?prefix=values")
+    tokens = itertools.count(2)
+
+    def bare() -> None:
+        step(wire.call(PUT, BARE, runtime.now() + 5))
+
+    def fenced(token: int = 1) -> None:
+        with guard.transaction(_stamp("same" if token == 1 else "new", token)) as tx:
+            tx.put(b"ours", BODY)
+
+    for key, what, action, target in (
+        ("put", "fenced put", fenced, 1.3),
+        ("new", "... a new token each: announced, then put", lambda: fenced(next(tokens)), None),
+        ("value", "write of a value under a name", lambda: values.write(_stamp("v", 1), "v", BODY), None),
+    ):
+        theirs, ours = medians(bare, action, rounds=effort.of(ROUNDS), warm_up=50)
+        yield ratio(f"guards_etcd.{key}", f"{name}: {what}", ours, theirs, target=target, against=AGAINST)
+    wire.close()
+    guard.close()
+    values.close()
+
+
+async def _loaded(url: str, effort: Effort) -> tuple[float, float]:
+    """Seconds for each put if many tasks put, by turns with the guard and without."""
+    runtime = AioRuntime()
+    wire, guard = EtcdWire(EtcdAddress(url), runtime), AsyncEtcdGuard(url, prefix="loaded")
+
+    async def bare(task: int) -> None:
+        await wire.call(PUT, data(1, b"bare/%d" % task) + data(2, BODY), runtime.now() + 5)
+
+    async def fenced(task: int) -> None:
+        async with guard.transaction(_stamp(f"name/{task}", 1)) as tx:
+            tx.put(b"ours/%d" % task, BODY)
+
+    await _round(fenced, 2)
+    times: list[list[float]] = [[], []]
+    for _ in range(effort.of(10)):
+        for chosen, action in enumerate((bare, fenced)):
+            times[chosen].append(await _round(action, 20))
+    wire.close()
+    await guard.close()
+    runtime.close()
+    return sorted(times[0])[len(times[0]) // 2], sorted(times[1])[len(times[1]) // 2]
+
+
+async def _round(action: Callable[[int], Awaitable[None]], count: int) -> float:
+    async def several(task: int) -> None:
+        for _ in range(count):
+            await action(task)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(several(task) for task in range(TASKS)))
+    return (time.perf_counter() - began) / count / TASKS
+
+
+def _stamp(name: str, token: int) -> Stamp:
+    return Stamp("00000000000000aa", (name,), token, None, f"{token:032x}")

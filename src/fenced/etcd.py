@@ -1,0 +1,273 @@
+"""Transactions on etcd behind a fence: the token is compared in the same transaction as your own compares and puts."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fenced.decision import Rule
+from fenced.errors import Misuse, Unsupported, shown
+from fenced.guarding import Fences, credential
+from fenced.guards.etcd.values import ROOT, TRAITS, EtcdCells, EtcdValues, EtcdWrites
+from fenced.guards.shared.cellguard import key_of
+from fenced.guards.shared.cells import CONFIG
+from fenced.model import Credential
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.wire.etcd.address import EtcdAddress
+from fenced.wire.etcd.claims import ClaimKeys
+from fenced.wire.etcd.cluster import EtcdWire
+from fenced.wire.etcd.messages import absent, delete, get, modified_at, put, txn
+
+if TYPE_CHECKING:
+    from fenced.contracts import Runtime
+    from fenced.runtime.aio import AioRuntime
+
+
+class EtcdValue(NamedTuple):
+    """A value, and the revision that wrote it, for `expect`. None and 0: there is no such key."""
+
+    value: bytes | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdFence:
+    """Compares for a transaction of another client: while they hold, the fence does."""
+
+    compares: tuple[tuple[bytes, str, str, int], ...]
+    """Key, target, result and revision of each: `(key, "MOD", "EQUAL", 17)`."""
+
+    def json(self) -> list[dict[str, Any]]:
+        """For `compare` of etcd's JSON gateway, such as `etcd3gw.client().transaction`."""
+        return [
+            {
+                "key": base64.b64encode(key).decode(),
+                "target": target,
+                "result": result,
+                "mod_revision": revision,
+            }
+            for key, target, result, revision in self.compares
+        ]
+
+    def messages(self) -> list[bytes]:
+        """For gRPC: each is an `etcdserverpb.Compare`, read by its `FromString`."""
+        return [_at(key, revision) for key, _, _, revision in self.compares]
+
+
+class EtcdTransaction:
+    """Puts and deletes that are sent at the end of the `with` block, all of them or none."""
+
+    def __init__(self, guard: _EtcdMarks) -> None:
+        self._guard = guard
+        self._writes = EtcdWrites()
+
+    def get(self, key: bytes) -> EtcdValue:
+        """Read a key now. The token was announced before."""
+        return step(self._guard.look(_checked(key)))
+
+    def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
+        """Put at the end of the block. `lease`: the id of an etcd lease."""
+        self._writes.operations.append(put(self._ours(key), value, lease))
+
+    def delete(self, key: bytes) -> None:
+        """Delete at the end of the block."""
+        self._writes.operations.append(delete(self._ours(key)))
+
+    def expect(self, key: bytes, revision: int) -> None:
+        """Conflict at the end of the block, unless this revision was the last that wrote the key; 0: no such key."""
+        self._writes.compares.append(_at(_checked(key), revision))
+
+    def _ours(self, key: bytes) -> bytes:
+        if _checked(key).startswith(ROOT.encode()):
+            raise Misuse(f"{shown(key)} belongs to the guard")
+        return key
+
+
+class AsyncEtcdTransaction(EtcdTransaction):
+    """The same for asyncio; only `get` waits."""
+
+    async def get(self, key: bytes) -> EtcdValue:  # type: ignore[override]
+        """Read a key now. The token was announced before."""
+        return await self._guard.look(_checked(key))
+
+
+class _EtcdMarks(EtcdValues):
+    """The marks of an EtcdGuard. A cell has no value: the caller's keys are elsewhere."""
+
+    opened = False
+
+    @classmethod
+    def on(cls, url: str, runtime: Runtime, prefix: str, rule: Rule, mode: str) -> _EtcdMarks:
+        address = EtcdAddress(url)
+        cells = EtcdCells(EtcdWire(address, runtime), runtime, prefix)
+        return cls(cells, runtime, f"{address.url}?prefix={prefix}", rule=rule, mode=mode)
+
+    async def ready(self) -> None:
+        if not self.opened:
+            await self.open()
+            self.opened = True
+
+    async def begin(self, carried: Credential) -> None:
+        """Announce before anything is read, unless that was done before."""
+        await self.ready()
+        if not self.has_announced(carried):
+            await self.announce(replace(carried, still_held=False))
+
+    async def end(self, carried: Credential, writes: EtcdWrites, namespace: str) -> None:
+        names = carried.names or tuple(name for stamp in carried.stamps for name in stamp.names)
+        if carried.still_held:
+            (stamp,) = carried.stamps
+            claims = ClaimKeys(namespace)
+            writes.claims = {claims.claim(name): stamp.grant for name in names}
+        if writes.operations or writes.compares or writes.claims:
+            await self.write_with(replace(carried, still_held=False), names, writes)
+
+    async def look(self, key: bytes) -> EtcdValue:
+        first = (await self.cells.read(txn((), [get(key)]))).found[0].first
+        return EtcdValue(None, 0) if first is None else EtcdValue(first.value, first.modified)
+
+    async def fence(self, carried: Credential) -> EtcdFence:
+        await self.ready()
+        while True:
+            await self.announce(carried)
+            known = await self._config()
+            if known.config.rule != "retry":
+                raise Unsupported(
+                    f"rule {known.config.rule} counts each write in the mark; use transaction(), which writes it"
+                )
+            (stamp,) = carried.stamps
+            compares = [(self.cells.key(CONFIG), known.version)]
+            for name in carried.names or stamp.names:
+                version, cell = self._seen.get(name) or await self._cell(name)
+                if cell.mark is not None and cell.mark.grant == stamp.grant:
+                    compares.append((self.cells.key(key_of(name)), version))
+                elif known.config.mode_of(name).refuses(name):
+                    break  # overtaken since the announcement: the next one is refused
+            else:
+                return EtcdFence(tuple((key, "MOD", "EQUAL", revision) for key, revision in compares))
+
+
+class EtcdGuard:
+    """Transactions on one etcd cluster, for names below a prefix. `url`: `etcd://h1,h2,h3`.
+
+        guard = EtcdGuard("etcd://localhost")
+        with client.hold("stock/42") as lease:
+            with guard.transaction(lease, "stock/42") as tx:
+                stock = tx.get(b"stock/42")
+                tx.put(b"stock/42", b"7")
+
+    A stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
+    """
+
+    traits = TRAITS
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "default",
+        namespace: str = "default",
+        rule: Rule = "retry",
+        mode: str = "enforce",
+    ) -> None:
+        """`namespace`: of the authority on the same etcd, for `still_held`."""
+        self._namespace = namespace
+        self._marks = _EtcdMarks.on(url, BlockingRuntime(), prefix, rule, mode)
+
+    def announce(self, fence: Fences, *names: str) -> None:
+        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
+        step(self._marks.ready())
+        step(self._marks.announce(credential(fence, names, announcing=True)))
+
+    @contextmanager
+    def transaction(self, fence: Fences, *names: str, still_held: bool = False) -> Iterator[EtcdTransaction]:
+        """Announce; then collect puts and deletes, and send them at the end of the block, behind the fence.
+
+        Without `names`, all names of the lease. `still_held`: also compare that the authority, on the same etcd, still
+        has the lease; LeaseLost if not.
+        """
+        step(self._marks.begin(credential(fence, names, announcing=True)))
+        transaction = EtcdTransaction(self._marks)
+        yield transaction
+        carried = credential(fence, names, still_held=still_held)
+        step(self._marks.end(carried, transaction._writes, self._namespace))
+
+    def fence(self, fence: Fences, *names: str) -> EtcdFence:
+        """Announce, and return the compares to put into a transaction of another client.
+
+        If that transaction fails, call this again: it raises StaleToken if the lease was overtaken. If it returns the
+        same compares, another compare of the transaction has failed.
+        """
+        return step(self._marks.fence(credential(fence, names, announcing=True)))
+
+    def close(self) -> None:
+        """Disconnect."""
+        step(self._marks.close())
+
+
+class AsyncEtcdGuard:
+    """The same for asyncio: `async with guard.transaction(lease, "stock/42") as tx`."""
+
+    traits = TRAITS
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "default",
+        namespace: str = "default",
+        rule: Rule = "retry",
+        mode: str = "enforce",
+    ) -> None:
+        """`namespace`: of the authority on the same etcd, for `still_held`."""
+        from fenced.runtime.aio import AioRuntime
+
+        self._namespace = namespace
+        self._runtime: AioRuntime = AioRuntime()
+        self._marks = _EtcdMarks.on(url, self._runtime, prefix, rule, mode)
+
+    async def announce(self, fence: Fences, *names: str) -> None:
+        """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
+        await self._marks.ready()
+        await self._marks.announce(credential(fence, names, announcing=True))
+
+    @asynccontextmanager
+    async def transaction(
+        self, fence: Fences, *names: str, still_held: bool = False
+    ) -> AsyncIterator[AsyncEtcdTransaction]:
+        """Announce; then collect puts and deletes, and send them at the end of the block, behind the fence.
+
+        Without `names`, all names of the lease. `still_held`: also compare that the authority, on the same etcd, still
+        has the lease; LeaseLost if not.
+        """
+        await self._marks.begin(credential(fence, names, announcing=True))
+        transaction = AsyncEtcdTransaction(self._marks)
+        yield transaction
+        carried = credential(fence, names, still_held=still_held)
+        await self._marks.end(carried, transaction._writes, self._namespace)
+
+    async def fence(self, fence: Fences, *names: str) -> EtcdFence:
+        """Announce, and return the compares to put into a transaction of another client.
+
+        If that transaction fails, call this again: it raises StaleToken if the lease was overtaken. If it returns the
+        same compares, another compare of the transaction has failed.
+        """
+        return await self._marks.fence(credential(fence, names, announcing=True))
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._marks.close()
+        self._runtime.close()
+
+
+def _at(key: bytes, revision: int) -> bytes:
+    return modified_at(key, revision) if revision else absent(key)
+
+
+def _checked(key: object) -> bytes:
+    if not isinstance(key, bytes) or not key:
+        raise Misuse(f"a key of etcd is bytes, such as b'stock/42', not {shown(key)}")
+    return key

@@ -1,0 +1,153 @@
+"""Values under names in etcd: one key for each name, beside the key of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fenced import timing
+from fenced.contracts import MANY_NAMES, Runtime, Trait
+from fenced.errors import Conflict, Indeterminate, LeaseLost, Misuse, Unavailable
+from fenced.guards.shared.cellguard import AUDIT_LOCAL, CellGuard, without_options
+from fenced.guards.shared.cells import Swapped
+from fenced.model import check_name
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.address import EtcdAddress
+from fenced.wire.etcd.claims import claimed_by, still_claimed
+from fenced.wire.etcd.cluster import EtcdWire, NoSpace
+from fenced.wire.etcd.messages import TXN_OPS_MAX, TxnReply, absent, get, modified_at, put, txn
+
+ROOT = "fenced-guard/"
+TRAITS = (
+    MANY_NAMES,
+    AUDIT_LOCAL,
+    Trait(
+        "one-transaction",
+        "Marks, configuration and writes are compared and written in one etcd transaction: a mode binds at once.",
+    ),
+    Trait("cooperative", "Anyone who may write to the keys can change them without the guard."),
+)
+
+
+@dataclass(slots=True)
+class EtcdWrites:
+    """What a caller writes in the transaction that compares its fence."""
+
+    compares: list[bytes] = field(default_factory=list)
+    operations: list[bytes] = field(default_factory=list)
+    claims: dict[bytes, str] = field(default_factory=dict)
+    """Keys of the authority, each with the grant that must still hold it."""
+
+
+class EtcdCells:
+    """Keys below a prefix. The version of a cell is the revision that wrote it; 0: there is none."""
+
+    def __init__(self, wire: EtcdWire, runtime: Runtime, prefix: str) -> None:
+        self.start = (ROOT + check_name(prefix)).encode() + b"\0"
+        self.end = self.start[:-1] + b"\1"
+        self.wire = wire
+        self._runtime = runtime
+
+    def key(self, key: str) -> bytes:
+        return self.start + key.encode()
+
+    async def get(self, key: str) -> tuple[int, bytes | None]:
+        return (await self.get_many([key]))[0]
+
+    async def get_many(self, keys: Sequence[str]) -> list[tuple[int, bytes | None]]:
+        found: list[tuple[int, bytes | None]] = []
+        for at in range(0, len(keys), TXN_OPS_MAX):
+            request = txn((), [get(self.key(key)) for key in keys[at : at + TXN_OPS_MAX]])
+            found += _cells(await self.read(request))
+        return found
+
+    async def read(self, request: bytes) -> TxnReply:
+        """A transaction that only reads: without a reply nothing has happened."""
+        try:
+            return TxnReply(await self.wire.call(messages.TXN, request, self._until()))
+        except Indeterminate as error:
+            raise Unavailable(str(error)) from error
+
+    async def swap(
+        self, changes: Sequence[tuple[str, int, bytes | None]], writes: EtcdWrites | None = None
+    ) -> Swapped:
+        """The failing branch returns the cells, so one reply shows whether a cell or the caller's compare differs."""
+        writes = writes or EtcdWrites()
+        keys = [self.key(key) for key, _, _ in changes]
+        compares = [
+            modified_at(key, version) if version else absent(key)
+            for key, (_, version, _) in zip(keys, changes, strict=True)
+        ]
+        compares += writes.compares
+        for key, grant in writes.claims.items():
+            compares += still_claimed(key, grant)
+        blobs = zip(keys, changes, strict=True)
+        then = [put(key, blob) for key, (_, _, blob) in blobs if blob is not None] + writes.operations
+        if max(len(compares), len(then)) > TXN_OPS_MAX:
+            raise Misuse(f"etcd takes {TXN_OPS_MAX} compares and {TXN_OPS_MAX} operations a transaction")
+        request = txn(compares, then, [get(key) for key in (*keys, *writes.claims)])
+        if then:
+            reply = await self._write(request)
+        else:
+            reply = await self.read(request)
+        if reply.succeeded:
+            revision = reply.header.revision
+            return Swapped(tuple(version if blob is None else revision for _, version, blob in changes))
+        found = _cells(reply)
+        if all(cell[0] == change[1] for cell, change in zip(found, changes, strict=False)):
+            raise _unmet(writes, found[len(changes) :])
+        return Swapped(None, {key: cell for (key, _, _), cell in zip(changes, found, strict=False)})
+
+    async def _write(self, request: bytes) -> TxnReply:
+        """Sent once: repeated after a lost reply it would fail its own compares, and look like a conflict."""
+        try:
+            return TxnReply(await self.wire.call(messages.TXN, request, self._until(), repeatable=False))
+        except NoSpace as error:  # a member with less space than others may refuse what was carried out
+            raise Indeterminate(str(error)) from error
+
+    async def keys(self) -> list[str]:
+        request = txn((), [get(self.start, self.end, keys=True)])
+        return [kv.key.removeprefix(self.start).decode() for kv in (await self.read(request)).found[0].kvs]
+
+    async def close(self) -> None:
+        self.wire.close()
+
+    def _until(self) -> float:
+        return self._runtime.now() + timing.CALL_SECONDS
+
+
+def _cells(reply: TxnReply) -> list[tuple[int, bytes | None]]:
+    firsts = [found.first for found in reply.found]
+    return [(0, None) if first is None else (first.modified, first.value) for first in firsts]
+
+
+def _unmet(writes: EtcdWrites, claims: list[tuple[int, bytes | None]]) -> Conflict | LeaseLost:
+    """All cells were as they had been read, so the caller's own compares have failed."""
+    for grant, (_, value) in zip(writes.claims.values(), claims, strict=True):
+        if value is None or not value.startswith(claimed_by(grant)):
+            return LeaseLost(
+                "the authority no longer has this lease (still_held); nothing was written", reason="expired"
+            )
+    return Conflict("a key was changed meanwhile: a compare of this transaction failed; nothing was written")
+
+
+class EtcdValues(CellGuard):
+    """Values under names, one key each."""
+
+    traits = TRAITS
+    kind = "a guard over etcd"
+    remembers = True
+    cells: EtcdCells
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime) -> EtcdValues:
+        where, options = without_options(url, "prefix")
+        address, prefix = EtcdAddress(where), options.pop("prefix", "default")
+        cells = EtcdCells(EtcdWire(address, runtime), runtime, prefix)
+        return cls(cells, runtime, f"{address.url}?prefix={prefix}", **options)
+
+    async def _commit(
+        self, changes: list[tuple[str, Any, bytes | None]], writes: EtcdWrites | None
+    ) -> Swapped:
+        return await self.cells.swap(changes, writes)

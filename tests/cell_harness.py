@@ -1,0 +1,51 @@
+"""What the bindings of guards over cells on a server share: guards at one address, each rule in a place of its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from fenced.contracts import NamedValues, Runtime
+from fenced.decision import Rule
+from fenced.guards.shared.cellguard import CellGuard
+from fenced.guards.shared.cells import Cell
+
+At = Callable[[str, Runtime], CellGuard]
+
+
+class CellHarness:
+    """`place`: where a guard is, for a random word and the options of its address."""
+
+    def __init__(self, runtime: Runtime, at: At, place: Callable[[str, str], str]) -> None:
+        self.runtime = runtime
+        self.traits = at.__self__.traits  # type: ignore[attr-defined]
+        self._at = at
+        self._place = place
+        self._word = secrets.token_hex(8)
+        self._rule: Rule = "retry"
+        self._opened: list[CellGuard] = []
+
+    async def _open(self, rule: Rule, mode: str) -> CellGuard:
+        options = f"rule={rule}&mode={mode.replace('%', '%25')}"
+        guard = self._at(self._place(f"{self._word}-{self._rule}", options), self.runtime)
+        self._opened.append(guard)
+        await guard.open()
+        return guard
+
+    async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> NamedValues:
+        self._rule = rule
+        return await self._open(rule, mode)
+
+    async def reopen(self) -> NamedValues:
+        return await self._open("retry", "observe")  # what is there keeps its own rule and mode
+
+    async def write_raw(self, name: str, value: bytes) -> bool:
+        """As a program would that knows the format and not the rules."""
+        cells = self._opened[-1].cells
+        version, blob = await cells.get(f"n/{name}")
+        cell = Cell.unpacked(name, blob).changed("by hand", None, value)
+        return bool(await cells.swap([(f"n/{name}", version, cell.packed())]))
+
+    async def close(self) -> None:
+        for guard in self._opened:
+            await guard.close()

@@ -1,0 +1,179 @@
+"""EtcdGuard: the caller's own transaction behind the fence, on our wire and on other clients."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+
+import aetcd  # type: ignore[import-untyped]
+import etcd3gw
+import pytest
+
+import fenced
+from fenced.contracts import MANY_NAMES
+from fenced.errors import Conflict, LeaseLost, Misuse, StaleToken, Unsupported
+from fenced.etcd import AsyncEtcdGuard, EtcdGuard
+from fenced.guards.etcd.values import EtcdValues
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing.faults import Proxy
+from fenced.testing.faults.proxy import http2_reply
+from fenced.testing.kit import NAME, by, stamp
+from fenced.testing.servers import EtcdServer
+
+
+@pytest.fixture
+def prefix() -> str:
+    return secrets.token_hex(8)
+
+
+@pytest.fixture
+def guard(etcd_url: str, prefix: str) -> Iterator[EtcdGuard]:
+    guard = EtcdGuard(etcd_url, prefix=prefix)
+    yield guard
+    guard.close()
+
+
+def test_compares_puts_and_the_fence_are_one_transaction(guard: EtcdGuard, prefix: str) -> None:
+    """Several names at once; a stale holder's block changes nothing, and a conflict is not taken for it."""
+    stock, log = f"{prefix}/stock".encode(), f"{prefix}/log".encode()
+    with guard.transaction(stamp(5, 1, "a", "b")) as tx:
+        assert tx.get(stock) == (None, 0)
+        tx.expect(stock, 0)
+        tx.put(stock, b"10")
+        tx.put(log, b"first")
+    guard.announce(stamp(6, 0, "b"), "b")
+    with pytest.raises(StaleToken), guard.transaction(stamp(5, 2, "a", "b")) as tx:
+        tx.put(stock, b"zombie")
+    with guard.transaction(stamp(6, 1, "a", "b")) as tx:
+        found = tx.get(stock)
+        tx.expect(stock, found.revision)
+        tx.delete(log)
+    with pytest.raises(Conflict), guard.transaction(stamp(6, 2, "a", "b")) as tx:
+        tx.expect(log, found.revision)
+        tx.put(stock, b"lost")
+    with guard.transaction(stamp(6, 3, "a", "b")) as tx:
+        assert (tx.get(stock).value, tx.get(log).value) == (b"10", None)
+
+
+def test_a_body_that_raises_sends_nothing(guard: EtcdGuard, prefix: str) -> None:
+    key = f"{prefix}/stock".encode()
+    with pytest.raises(ZeroDivisionError), guard.transaction(stamp(5)) as tx:
+        tx.put(key, b"10")
+        raise ZeroDivisionError
+    with guard.transaction(stamp(5)) as tx:
+        assert tx.get(key).value is None
+        for wrong in ("stock", b"", b"fenced-guard/default"):
+            with pytest.raises(Misuse):
+                tx.put(wrong, b"")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", ["sequenced", "once"])
+def test_rules_that_count_writes(etcd_url: str, prefix: str, rule: str) -> None:
+    guard = EtcdGuard(etcd_url, prefix=prefix, rule=rule)  # type: ignore[arg-type]
+    key = f"{prefix}/stock".encode()
+    with guard.transaction(stamp(5, 1)) as tx:
+        tx.put(key, b"1")
+    with pytest.raises(fenced.FencedError) as refused, guard.transaction(stamp(5, 1)) as tx:
+        tx.put(key, b"again")
+    assert type(refused.value).__name__ == {"sequenced": "AlreadyApplied", "once": "DuplicateStamp"}[rule]
+    with pytest.raises(Unsupported, match="transaction"):
+        guard.fence(stamp(5, 2))
+    guard.close()
+
+
+# proves guard etcd: one-transaction
+def test_a_further_transaction_is_one_round_trip(etcd_server: EtcdServer, prefix: str) -> None:
+    """For the same holder, however often; so are a refusal and a mode that another process has set."""
+    with Proxy(etcd_server.host, etcd_server.port, http2_reply) as proxy:
+        guard = EtcdGuard(f"etcd://{proxy.host}:{proxy.port}", prefix=prefix)
+        key = f"{prefix}/stock".encode()
+
+        def one(token: int) -> int:
+            before = proxy.requests
+            with guard.transaction(stamp(token)) as tx:
+                tx.put(key, b"v")
+            return proxy.requests - before
+
+        one(5)
+        assert [one(5), one(5)] == [1, 1]
+        other = EtcdValues.at(f"{etcd_server.url()}?prefix={prefix}", BlockingRuntime())
+        step(other.open())
+        step(other.announce(by(6, 0)))
+        before = proxy.requests
+        with pytest.raises(StaleToken):
+            one(5)
+        assert proxy.requests - before == 1, "stale is told by the reply to the refused transaction"
+        step(other.set_mode("observe"))
+        one(5)
+        step(other.set_mode("enforce"))
+        with pytest.raises(StaleToken):
+            one(5)
+        step(other.close())
+        guard.close()
+    assert MANY_NAMES in guard.traits
+
+
+def test_compares_for_other_clients(guard: EtcdGuard, etcd_server: EtcdServer, prefix: str) -> None:
+    """In etcd3gw's JSON and as gRPC messages: they hold until a newer token is announced, or a mode changes."""
+    key = etcd3gw.utils._encode(f"{prefix}/stock")
+    gateway = etcd3gw.client(host=etcd_server.host, port=etcd_server.port, api_path="/v3/")
+
+    def write(compares: list[dict[str, object]]) -> bool:
+        put = {"request_put": {"key": key, "value": etcd3gw.utils._encode("v")}}
+        done = gateway.transaction({"compare": compares, "success": [put], "failure": []})
+        return bool(done.get("succeeded", False))
+
+    fence = guard.fence(stamp(5))
+    assert write(fence.json()) and write(guard.fence(stamp(5)).json())
+    messages = [aetcd.rpc.Compare.FromString(raw) for raw in fence.messages()]
+    assert [(each.key, each.mod_revision) for each in messages] == [(c[0], c[3]) for c in fence.compares]
+    guard.announce(stamp(6))
+    assert not write(fence.json())
+    with pytest.raises(StaleToken):
+        guard.fence(stamp(5))
+    newer = guard.fence(stamp(6))
+    step(guard._marks.set_mode("observe"))
+    assert not write(newer.json()), "the modes are compared, too"
+    assert write(guard.fence(stamp(5)).json()), "in observe the older one passes"
+    gateway.session.close()
+
+
+def test_still_held(etcd_url: str, prefix: str) -> None:
+    """The authority is on the same etcd: a lease that is over is refused, although nobody has announced since."""
+    guard = EtcdGuard(etcd_url, prefix=prefix, namespace=prefix)
+    key = f"{prefix}/stock".encode()
+    with fenced.Client(etcd_url, namespace=prefix, guarantee="best-effort") as client:
+        with client.hold(NAME) as lease:
+            with guard.transaction(lease, still_held=True) as tx:
+                tx.put(key, b"held")
+            late = lease.next_stamp()
+        with guard.transaction(late) as tx:
+            tx.put(key, b"over, but nobody came after it")
+        for _ in range(2):
+            with pytest.raises(LeaseLost), guard.transaction(late, still_held=True) as tx:
+                tx.put(key, b"refused")
+        with client.hold(NAME) as lease, guard.transaction(lease, still_held=True) as tx:
+            assert tx.get(key).value == b"over, but nobody came after it"
+            tx.put(key, b"next")
+        never_granted = late._replace(token=late.token + 100, grant="f" * 32)
+        with pytest.raises(LeaseLost), guard.transaction(never_granted, still_held=True) as tx:
+            tx.put(key, b"refused")
+    guard.close()
+
+
+def test_asyncio(etcd_url: str, prefix: str) -> None:
+    async def story() -> None:
+        guard = AsyncEtcdGuard(etcd_url, prefix=prefix)
+        key = f"{prefix}/stock".encode()
+        async with guard.transaction(stamp(5)) as tx:
+            assert (await tx.get(key)).value is None
+            tx.put(key, b"1")
+        await guard.announce(stamp(6))
+        with pytest.raises(StaleToken):
+            async with guard.transaction(stamp(5)) as tx:
+                tx.put(key, b"zombie")
+        assert len((await guard.fence(stamp(6))).compares) == 2
+        await guard.close()
+
+    asyncio.run(story())
