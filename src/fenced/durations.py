@@ -8,8 +8,8 @@ from collections.abc import Callable
 import click
 
 _N = "([0-9]+(?:[.][0-9]+)?)"
-_SPAN = re.compile(f"(-?)(?:{_N}d)?(?:{_N}h)?(?:{_N}m)?(?:{_N}s?)?")
-_UNITS = (86_400.0, 3_600.0, 60.0, 1.0)
+_SPAN = re.compile(f"(-?)(?:{_N}|(?:{_N}d)?(?:{_N}h)?(?:{_N}m)?(?:{_N}s)?)")
+_UNITS = (1.0, 86_400.0, 3_600.0, 60.0, 1.0)
 
 
 def duration(low: float, high: float) -> Callable[[str | float], float]:

@@ -178,7 +178,9 @@ def test_times_have_units(text: str, seconds: float) -> None:
     assert duration(0.0, 100_000.0)(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "m", "1x", "1 m", "1_0", "1.2.3", "30s5m", "nan", "inf", "٣"])
+@pytest.mark.parametrize(
+    "text", ["", "s", "m", "1x", "1 m", "1_0", "1.2.3", "30s5m", "1h30", "nan", "inf", "٣"]
+)
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(click.BadParameter, match="a time is 30"):
         duration(0.0, 100_000.0)(text)

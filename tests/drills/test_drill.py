@@ -107,12 +107,15 @@ def test_a_guard_that_only_observes_is_caught(tmp_path: Path) -> None:
     assert (found["stale_admitted"], found["lost_updates"]) == (1, 1)
 
 
-def test_a_guard_of_another_authority_cannot_be_drilled(tmp_path: Path) -> None:
+def test_a_guard_of_another_authority_is_left_alone(tmp_path: Path) -> None:
+    """A storm was refused thousands of times, and each refusal was recorded in the guard's audit."""
     url = f"sqlite:///{tmp_path / 'values.db'}"
-    _json("--guard", url, "--ttl", "0.2", status=0)
-    again = _drill("--guard", url, "--ttl", "0.2")
-    assert again.exit_code == 2
-    assert "trusts another authority" in again.stderr
+    with Values(url) as values:
+        values.adopt("0123456789abcdef")
+    result = _drill(*STORM, "--guard", url)
+    assert result.exit_code == 2
+    assert "could not run: the guard trusts realm 0123456789abcdef" in result.stderr
+    assert "acknowledged" not in result.stdout
 
 
 def test_a_late_renewal_revives_nothing() -> None:

@@ -17,7 +17,7 @@ from fenced.drills.history import History
 from fenced.drills.processes import PATIENCE_SECONDS, CouldNotRun, HolderProcess, HolderProcesses
 from fenced.drills.resource import GuardedResource, Orders, Resource, orders_in, resource
 from fenced.drills.worker import HolderSetup
-from fenced.errors import FencedError, LeaseLost, Unavailable
+from fenced.errors import FencedError, LeaseLost, Misconfigured, Unavailable
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.clocks import now
 
@@ -80,8 +80,11 @@ class DrillStage:
         self.resource: Resource = resource(self._guard_url, self._table)
         if isinstance(self.resource, GuardedResource):
             _check_shared(self.resource.guard, "guard")
-        self.doubts = step(self.authority.open()).doubts
+        standing = step(self.authority.open())
+        self.doubts = standing.doubts
         self.resource.open()
+        if isinstance(self.resource, GuardedResource) and not self.fresh_guard:
+            _check_trust(self.resource.guard, standing.realm)
         self.names = self._names()
         self.ttl = plan.ttl if self.fresh_authority else self._granted_ttl()
         by_ttl = min(STORM_TTLS * self.ttl, STORM_SECONDS_MAX)
@@ -151,6 +154,19 @@ class DrillStage:
     def close(self) -> None:
         self.resource.close()
         step(self.authority.close())
+
+
+def _check_trust(guard: NamedValues, realm: str) -> None:
+    """A guard of another authority would refuse, and record, every operation of the drill."""
+    try:
+        trusted = step(guard.operate(lambda operator: operator.status())).realm
+    except Misconfigured:
+        return  # this role may not read it; then the first refusal ends the drill
+    if trusted not in (None, realm):
+        raise CouldNotRun(
+            f"the guard trusts realm {trusted}, and the authority is realm {realm}; name the guard's own authority "
+            "with --authority"
+        )
 
 
 def _check_shared(party: Authority | NamedValues, what: str) -> None:
