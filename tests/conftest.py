@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from fenced.testing.servers import EtcdServer, Pgbouncer, PostgresqlServer, RedisServer, ZooKeeperServer
+from fenced.testing.servers import (
+    EtcdServer,
+    Pgbouncer,
+    PostgresqlServer,
+    RedisServer,
+    SeaweedServer,
+    ZooKeeperServer,
+)
 from tests.walk.traveller import Traveller
 
 
@@ -46,6 +53,12 @@ def pgbouncer(postgresql_server: PostgresqlServer) -> Iterator[Pgbouncer]:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def seaweed_server() -> Iterator[SeaweedServer]:
+    with SeaweedServer() as server:
         yield server
 
 

@@ -44,6 +44,9 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "rediss": "fenced.guards.redis.values:RedisValues",
         "rediss+cluster": "fenced.guards.redis.values:RedisValues",
         "rediss+sentinel": "fenced.guards.redis.values:RedisValues",
+        "s3": "fenced.guards.objects.values:ObjectValues",
+        "gs": "fenced.guards.objects.values:ObjectValues",
+        "az": "fenced.guards.objects.values:ObjectValues",
         "sqlite": "fenced.guards.sqlite.values:SqliteGuard",
         "unix": "fenced.guards.redis.values:RedisValues",
         "zookeeper": "fenced.guards.zookeeper.values:ZooKeeperValues",
@@ -62,6 +65,7 @@ ALIASES = {"postgres": "postgresql"}
 
 DRIVERS = {
     "etcd": "pip install hpack",
+    "objects": "pip install obstore",
     "postgresql": "pip install 'psycopg[binary]', which includes libpq",
 }
 """What to do where a driver is missing, or the library that it calls."""

@@ -10,6 +10,7 @@ from fenced.testing.servers.etcd import EtcdCluster, EtcdServer
 from fenced.testing.servers.pgbouncer import Pgbouncer
 from fenced.testing.servers.postgresql import PostgresqlServer
 from fenced.testing.servers.redis import RedisCluster, RedisGroup, RedisSentinels, RedisServer
+from fenced.testing.servers.seaweedfs import SeaweedServer
 from fenced.testing.servers.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "RedisGroup",
     "RedisSentinels",
     "RedisServer",
+    "SeaweedServer",
     "Server",
     "ServerFailed",
     "ZooKeeperEnsemble",

@@ -1,0 +1,1 @@
+"""Objects of S3 and stores like it, guarded."""

@@ -1,0 +1,218 @@
+"""The guard over objects when the store fails: unknown is told from refused, and nothing happens twice."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fenced.errors import AlreadyApplied, FencedError, Indeterminate, Misconfigured, StaleToken, Unavailable
+from fenced.guards.objects.boto import BotoBucket
+from fenced.objects import ObjectGuard
+from fenced.runtime.blocking import step
+from fenced.testing.faults import Fault, Proxy
+from fenced.testing.servers import SeaweedServer
+from fenced.testing.servers.seaweedfs import BUCKET
+from tests.objects.test_objects import NAME, _prefixes, boto_client, config_is_known, s3_store, stamp
+
+pytestmark = pytest.mark.xdist_group("objects")
+CLIENTS: dict[str, Callable[[str, str], ObjectGuard]] = {
+    "boto3": lambda endpoint, prefix: ObjectGuard(
+        boto_client(endpoint), BUCKET, prefix=prefix, rule="sequenced"
+    ),
+    "boto3, one try": lambda endpoint, prefix: ObjectGuard(
+        boto_client(endpoint, retries={"total_max_attempts": 1}), BUCKET, prefix=prefix, rule="sequenced"
+    ),
+    "obstore": lambda endpoint, prefix: ObjectGuard(s3_store(endpoint, 0), prefix=prefix, rule="sequenced"),
+    "obstore, retries": lambda endpoint, prefix: ObjectGuard(
+        s3_store(endpoint, 3), prefix=prefix, rule="sequenced"
+    ),
+}
+
+
+@pytest.fixture
+def proxy(seaweed_server: SeaweedServer) -> Iterator[Proxy]:
+    with Proxy(seaweed_server.host, seaweed_server.port) as proxy:
+        yield proxy
+
+
+def through(proxy: Proxy) -> str:
+    return f"http://{proxy.host}:{proxy.port}"
+
+
+def version(guard: ObjectGuard) -> int:
+    return step(guard._objects.marks.peek(NAME)).version
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.CUT_BEFORE, Fault.CUT_AFTER], ids=lambda f: f.name)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_cut_write_happens_once(
+    client: str, fault: Fault, proxy: Proxy, seaweed_server: SeaweedServer
+) -> None:
+    """Whatever the client retries by itself: a 412 about its own success is not taken for a refusal."""
+    prefix = next(_prefixes)
+    guard = CLIENTS[client](through(proxy), prefix)
+    guard.write(stamp(5), NAME, b"one")
+    trigger = proxy.on(b"PUT /", fault)
+    guard.write(stamp(5, 2), NAME, b"two")
+    trigger.wait()
+    assert guard.peek(NAME) == b"two" and version(guard) == 2
+    trigger = proxy.on(b"PUT /", fault)
+    with guard.change(stamp(6), NAME) as report:
+        report.body = b"three"
+    trigger.wait()
+    assert guard.peek(NAME) == b"three" and version(guard) == 3
+
+
+@pytest.mark.parametrize("client", ["boto3, one try", "obstore"])
+def test_an_outcome_that_cannot_be_found_out_is_unknown(
+    client: str, proxy: Proxy, seaweed_server: SeaweedServer
+) -> None:
+    """The store cannot be reached after a write that it has got: unknown. A repeat of the same stamp settles it."""
+    guard = CLIENTS[client](through(proxy), next(_prefixes))
+    guard.write(stamp(5), NAME, b"one")
+    trigger = proxy.on(b"PUT /", Fault.SWALLOW_REPLY)
+    lost: list[FencedError] = []
+
+    def write() -> None:
+        try:
+            guard.write(stamp(5, 2), NAME, b"two")
+        except FencedError as error:
+            lost.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    trigger.wait()
+    proxy.refuse()
+    proxy.reset()
+    thread.join()
+    assert [type(error) for error in lost] == [Indeterminate]
+    with pytest.raises(Unavailable):
+        guard.announce(stamp(6), NAME)
+    proxy.heal()
+    with contextlib.suppress(AlreadyApplied):  # boto3 waits for "100 Continue" before it sends the body
+        guard.write(stamp(5, 2), NAME, b"two")
+    assert guard.peek(NAME) == b"two" and version(guard) == 2
+    guard.announce(stamp(6), NAME)
+    with pytest.raises(StaleToken):
+        guard.write(stamp(5, 3), NAME, b"late")
+
+
+def test_a_server_that_is_frozen_or_killed() -> None:
+    """A write that was sent and not answered is unknown; one that was not sent has not happened."""
+    with SeaweedServer() as server:
+        guard = ObjectGuard(s3_store(server.endpoint(), timeout="2s"), rule="sequenced")
+        guard.write(stamp(5), NAME, b"one")
+        with pytest.raises(Indeterminate), guard.change(stamp(5, 2), NAME) as report:
+            report.body = b"two"
+            config_is_known(guard)
+            server.freeze()
+        with pytest.raises(Unavailable):
+            guard.read(stamp(6), NAME)
+        server.thaw()  # the write may still arrive now, but not after the next line
+        found = guard.read(stamp(6), NAME)
+        assert found in (b"one", b"two")
+        with pytest.raises(StaleToken):
+            guard.write(stamp(5, 3), NAME, b"late")
+        assert guard.peek(NAME) == found
+        with pytest.raises(Indeterminate), guard.change(stamp(6), NAME) as report:
+            report.body = b"three"
+            config_is_known(guard)
+            server.kill()
+        with pytest.raises(Unavailable):
+            guard.read(stamp(6), NAME)
+
+
+class CarelessStore(http.server.BaseHTTPRequestHandler):
+    """A store that ignores a condition."""
+
+    protocol_version = "HTTP/1.1"
+    objects: dict[str, bytes]
+    ignored: str
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        before = self.objects.get(self.path)
+        wanted = self.headers.get("If-Match")
+        refused = self.headers.get("If-None-Match") == "*" and before is not None
+        refused = refused and self.ignored != "If-None-Match"
+        refused = refused or (wanted is not None and wanted != tag(before) and self.ignored != "If-Match")
+        if not refused:
+            self.objects[self.path] = body
+        self._answer(412 if refused else 200, b"", tag(body))
+
+    def do_GET(self) -> None:
+        body = self.objects.get(self.path)
+        self._answer(404 if body is None else 200, body or b"", tag(body))
+
+    def do_DELETE(self) -> None:
+        self.objects.pop(self.path, None)
+        self._answer(204, b"", "")
+
+    def do_POST(self) -> None:
+        """Delete several: what obstore sends for one, too."""
+        for key in re.findall(rb"<Key>(.*?)</Key>", self.rfile.read(int(self.headers["Content-Length"]))):
+            self.objects.pop(f"/{BUCKET}/{key.decode()}", None)
+        self._answer(200, b"<DeleteResult></DeleteResult>", "")
+
+    def _answer(self, status: int, body: bytes, etag: str) -> None:
+        self.send_response(status)
+        self.send_header("ETag", etag)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Last-Modified", "Mon, 16 Nov 2026 10:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        return
+
+
+def tag(body: bytes | None) -> str:
+    return f'"{hash(body)}"'
+
+
+# proves guard s3: conditions-proven
+@pytest.mark.parametrize("client", ["boto3", "obstore"])
+@pytest.mark.parametrize("ignored", ["If-Match", "If-None-Match", "nothing"])
+def test_a_store_that_ignores_conditions_is_refused(client: str, ignored: str) -> None:
+    handler = type("Handler", (CarelessStore,), {"objects": {}, "ignored": ignored})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        guard = CLIENTS[client](f"http://127.0.0.1:{server.server_address[1]}", "x")
+        try:
+            if ignored == "nothing":
+                with pytest.raises(StaleToken):
+                    guard.write(stamp(5), NAME, b"one")
+                    guard.write(stamp(6), NAME, b"two")
+                    guard.write(stamp(5, 2), NAME, b"late")
+            else:
+                with pytest.raises(Misconfigured, match=f"ignores {ignored}"):
+                    guard.write(stamp(5), NAME, b"one")
+                assert not handler.objects, "the probe is removed"  # type: ignore[attr-defined]
+        finally:
+            server.shutdown()
+
+
+def test_wrong_buckets(seaweed_server: SeaweedServer) -> None:
+    guard = ObjectGuard(boto_client(seaweed_server.endpoint()), "no-such-bucket")
+    with pytest.raises(Misconfigured):
+        guard.write(stamp(5), NAME, b"")
+
+
+def _every_412_is_a_refusal(error: Exception) -> tuple[int, str, bool]:
+    """A client's own retry is forgotten."""
+    response = getattr(error, "response", None) or {}
+    return response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0), "", True
+
+
+def test_the_checks_can_fail(
+    proxy: Proxy, seaweed_server: SeaweedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{BotoBucket.__module__}._answer", _every_412_is_a_refusal)
+    with pytest.raises((AssertionError, FencedError)):
+        test_a_cut_write_happens_once("boto3", Fault.LOSE_REPLY, proxy, seaweed_server)
