@@ -172,7 +172,7 @@ def run(
 def _check_grace(grace: float | None, ttl: float) -> None:
     # A lease is renewed every third of its ttl, so a healthy one has between two thirds and all of it left.
     if grace is not None and not 0 <= grace <= timing.check_ttl(ttl) / 2:
-        raise Misuse(f"grace is 0 to half the ttl ({ttl / 2:g} seconds), not {grace:g}")
+        raise Misuse(f"grace is 0 to half the ttl ({ttl / 2:g} s), not {grace:g} s")
 
 
 def _address(url: str, client: Client) -> str:
