@@ -10,6 +10,7 @@ from typing import Any
 
 import redis
 
+import fenced
 from bench.figures import Figure, ratio
 from bench.interleaved import Effort, medians
 from fenced.guards.redis.clients import ClientChannel
@@ -34,7 +35,7 @@ STAMP = Stamp("00000000000000aa", ("stock",), 5, None, f"{5:032x}")
 def run(_: Path, effort: Effort) -> Iterator[Figure]:
     with RedisServer(DEFAULTS) as server, redis.Redis.from_url(server.url()) as client:
         yield from _one_connection(client, "as Redis comes", "redis", 1.4, effort)
-        plain, fenced = _requests(client)
+        plain, guarded = _requests(client)
         for key, what, pipeline, target in (
             ("many", f"{CONNECTIONS} connections, one request each at a time", 1, 1.3),
             (
@@ -44,7 +45,7 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
                 4.5,
             ),
         ):
-            theirs, ours = _loads(server, (plain, fenced), pipeline, effort)
+            theirs, ours = _loads(server, (plain, guarded), pipeline, effort)
             yield ratio(
                 f"guard.redis.{key}", f"fenced SET, {what}", ours, theirs, target=target, against="SET"
             )
@@ -57,23 +58,24 @@ def _one_connection(
 ) -> Iterator[Figure]:
     """As a program writes it, with redis-py on both sides."""
     guard = RedisGuard(guarantee="best-effort")
+    lease = fenced.Client("memory:").acquire("stock", ttl=3600)
 
     def plain() -> None:
         client.set("plain", VALUE)
 
-    def fenced() -> None:
-        with guard.transaction(client, STAMP, "stock") as tx:
+    def guarded() -> None:
+        with guard.transaction(client, lease, "stock") as tx:
             tx.set("fenced", VALUE)
 
     tokens = iter(range(6, 10**9))
 
     def newer() -> None:
         token = next(tokens)
-        stamp = STAMP._replace(token=token, grant=f"{token:032x}", names=("new",))
+        stamp = Stamp(lease.realm, ("new",), token, None, f"{token:032x}")
         with guard.transaction(client, stamp, "new") as tx:
             tx.set("fenced", VALUE)
 
-    theirs, ours, new = medians(plain, fenced, newer, rounds=effort.of(ROUNDS), warm_up=200)
+    theirs, ours, new = medians(plain, guarded, newer, rounds=effort.of(ROUNDS), warm_up=200)
     against = f"SET, {where}"
     yield ratio(
         f"guard.{key}.one", "fenced SET, one connection", ours, theirs, target=target, against=against
@@ -90,7 +92,7 @@ def _requests(client: redis.Redis) -> tuple[bytes, bytes]:
             caught.append(command("EVALSHA", script.sha, len(keys), *keys, *arguments))
             return await super().run(script, keys, arguments, again=again)
 
-    fence = RedisFence(Recording(client, False), FenceOptions(guarantee="best-effort"))
+    fence = RedisFence(Recording(client, False), FenceOptions("requests", guarantee="best-effort"))
     step(fence.open())
     for _ in range(3):
         step(fence.step(STAMP, ["stock"], commands=[("SET", "fenced", VALUE)]))
@@ -113,8 +115,8 @@ def _loads(
     for client, connection in zip(clients, connections, strict=True):
         client.connection_pool.release(connection)
         client.close()
-    plain, fenced = (statistics.median(each) / (CONNECTIONS * batches * pipeline) for each in times)
-    return plain, fenced
+    plain, guarded = (statistics.median(each) / (CONNECTIONS * batches * pipeline) for each in times)
+    return plain, guarded
 
 
 def _reply_length(link: Any, request: bytes) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import itertools
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from fenced.errors import (
     AlreadyApplied,
     Conflict,
     FencedError,
+    ForeignRealm,
     Indeterminate,
     Misconfigured,
     MissingStamp,
@@ -29,12 +31,14 @@ from fenced.errors import (
     Unavailable,
     Uncovered,
 )
+from fenced.guards.redis import fence as fence_module
 from fenced.guards.redis import scripts
 from fenced.guards.redis.clients import channel_of
-from fenced.guards.redis.fence import FenceOptions, RedisFence
+from fenced.guards.redis.fence import RIGHTS, FenceOptions, RedisFence
+from fenced.guards.redis.scripts import GuardScript
 from fenced.guards.redis.values import RedisValues
 from fenced.guards.shared.cells import Config
-from fenced.model import Stamp
+from fenced.model import Credential, Stamp
 from fenced.redis import RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import vectors
@@ -43,6 +47,7 @@ from fenced.testing.servers import RedisServer
 
 REALM = "00000000000000aa"
 NAME = "stock/42"
+own_server = pytest.mark.xdist_group("redis")
 
 
 def stamp(token: int, seq: int | None = 1, *names: str) -> Stamp:
@@ -58,6 +63,13 @@ def tag() -> str:
 def client(redis_url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_url) as client:
         yield client
+
+
+@pytest.fixture
+def values(redis_url: str, tag: str) -> Iterator[RedisValues]:
+    values = RedisValues.at(f"{redis_url}?tag={tag}", BlockingRuntime())
+    yield values
+    step(values.close())
 
 
 def stored(client: redis.Redis, tag: str) -> dict[str, bytes | None]:
@@ -111,13 +123,14 @@ def test_a_stale_holder_changes_nothing(client: redis.Redis, tag: str) -> None:
     guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
     with guard.transaction(client, stamp(5)) as tx:
         tx.set(key, "old")
-    guard.announce(client, stamp(6))
+    RedisGuard(tag=tag).announce(client, stamp(6))  # another process
     before = stored(client, tag)
-    for _ in range(2):
+    for further in (0, 1):
         stale = pytest.raises(StaleToken, match="token 5 is stale: 6 has been seen")
         with stale, guard.transaction(client, stamp(5), NAME) as tx:
             tx.set(key, "late")
-            tx.incr(key + "counter")
+            for _ in range(further):
+                tx.incr(key + "counter")
     with pytest.raises(Uncovered), guard.transaction(client, stamp(7), "other") as tx:
         tx.set(key, "late")
     with pytest.raises(ZeroDivisionError), guard.transaction(client, stamp(7)) as tx:
@@ -321,10 +334,43 @@ def test_a_mark_that_was_deleted(client: redis.Redis, tag: str) -> None:
         pass
 
 
+def test_a_new_realm_binds_the_holder_at_once(values: RedisValues, client: redis.Redis, tag: str) -> None:
+    """Although the mark is its own, and its operations need no decision any more."""
+    guard = RedisGuard(tag=tag)
+    step(values.open())
+    for realm in (REALM, "00000000000000bb", REALM):
+        step(values.adopt(realm))
+        for _ in range(2):
+            refused = contextlib.nullcontext() if realm == REALM else pytest.raises(ForeignRealm)
+            with refused, guard.transaction(client, stamp(5)) as tx:
+                tx.get("key")
+
+
+def test_the_rights_that_a_user_needs(redis_server: RedisServer, tag: str) -> None:
+    redis_server.execute("ACL", "SETUSER", tag, "on", ">password", *RIGHTS.split())
+    url = f"{redis_server.url(user=tag, password='password')}?tag={tag}"
+    values = RedisValues.at(url, BlockingRuntime())
+    step(values.open())
+    carried = Credential((stamp(5),))
+    step(values.write(carried, NAME, b"x", expect=0))
+    step(values.adopt("00000000000000bb"))
+    with pytest.raises(ForeignRealm):
+        step(values.read(carried, NAME))
+    status = step(values.operate(lambda operator: operator.status()))
+    records = step(values.operate(lambda operator: operator.records()))
+    assert not status.wrong and status.guards[0].highest == 5 and len(records) == 1
+    redis_server.execute("ACL", "SETUSER", tag, "-hset")
+    with pytest.raises(Misconfigured, match="its user needs the rights"):
+        step(values.write(None, NAME, b"x"))
+    redis_server.execute("ACL", "DELUSER", tag)
+    step(values.close())
+
+
 # Servers.
 
 
 # proves guard redis: no-eviction, synced-marks
+@own_server
 def test_settings_that_lose_marks_are_refused(tag: str) -> None:
     with RedisServer() as server, redis.Redis.from_url(server.url()) as client:
         RedisGuard(tag=tag).announce(client, stamp(5))
@@ -354,6 +400,7 @@ def test_settings_that_lose_marks_are_refused(tag: str) -> None:
 
 
 # proves guard redis: failover-loses
+@own_server
 def test_a_promoted_replica_refuses_what_it_knows_to_be_stale(tag: str) -> None:
     """Marks are replicated with the data. What the replica has not received is lost, with the data."""
     with RedisServer() as server, server.replica() as replica:
@@ -376,6 +423,7 @@ def test_a_promoted_replica_refuses_what_it_knows_to_be_stale(tag: str) -> None:
             assert tx.results == [b"new"]
 
 
+@own_server
 def test_a_crash_within_a_step_leaves_nothing_of_it(tag: str) -> None:
     """The append-only file ends within the step's writes, as after a power cut: none of them is there."""
     with RedisServer() as server:
@@ -432,3 +480,50 @@ def test_a_lost_reply_is_unknown_and_is_not_repeated(
                 with pytest.raises(AlreadyApplied), guard.transaction(own, stamp(5, 1)) as tx:
                     tx.incr(key)
     assert client.get(key) == b"1"
+
+
+# The checks can fail.
+
+NO_FENCE = ("COMMANDS", "ruling == 'refuse'", "false", test_a_stale_holder_changes_nothing)
+PLANTED: dict[str, tuple[str, str, str, Callable[..., None]]] = {
+    "tokens are compared as texts": (
+        "COMMANDS",
+        "mine < seen",
+        "asked.token < token",
+        test_every_verdict_is_that_of_the_vectors,
+    ),
+    "a token counts for every grant": (
+        "COMMANDS",
+        "owner ~= asked.grant",
+        "false",
+        test_every_verdict_is_that_of_the_vectors,
+    ),
+    "nothing is refused": NO_FENCE,
+    "the mark rises before values are compared": (
+        "COMMANDS",
+        "local at = 5",
+        "if not decided then redis.call('SET', KEYS[1], asked.mark) end local at = 5",
+        test_expected_values,
+    ),
+    "a deleted mark is forgotten": (
+        "COMMANDS",
+        "redis.call('ZADD', KEYS[names + 2], asked.token, asked.names[index][1])",
+        "",
+        test_a_mark_that_was_deleted,
+    ),
+    "one command is not checked": ("ONE", "~= ARGV[1]", "== ''", test_a_stale_holder_changes_nothing),
+    "marks are not touched": ("SWAP", ".. '~'", ".. ''", test_a_new_realm_binds_the_holder_at_once),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_the_checks_can_fail(
+    bug: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, right, wrong, check = PLANTED[bug]
+    source = getattr(scripts, script).source
+    assert source.count(right) == 1
+    monkeypatch.setattr(fence_module, script, GuardScript(source.replace(right, wrong)))
+    arguments = {name: request.getfixturevalue(name) for name in inspect.signature(check).parameters}
+    with pytest.raises((AssertionError, pytest.fail.Exception, FencedError, redis.ResponseError)):
+        check(**arguments)

@@ -16,7 +16,7 @@ from fenced.testing import COLOURS, GUARD_OUTAGE_CHECKS, Check, Colour, GuardOut
 from fenced.testing.faults import Proxy
 from fenced.testing.servers import RedisServer, Server
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("redis")
 
 
 class Harness:

@@ -128,6 +128,7 @@ async def one_authority_until_another_is_adopted(h: GuardHarness) -> None:
         ensure(all(realm in says for realm in realms), f"the message names both realms: {says}")
     await is_at(guard, NAME, b"A", 5)
     await guard.adopt("00000000000000bb")
+    await raises(ForeignRealm, guard.write(by(5, 2), NAME, b"the holder of the mark, too"))
     await guard.write(foreign, NAME, b"B")
     await raises(ForeignRealm, guard.write(by(51), NAME, b"C"))
     await is_at(guard, NAME, b"B", 50)

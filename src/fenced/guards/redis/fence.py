@@ -37,9 +37,10 @@ WORDS_MAX = 7000
 """Of one command: Lua passes no more arguments to a function than about 8,000."""
 REMEMBERED_MAX = 10_000
 RIGHTS = (
-    "~fenced:* +evalsha +eval +mget +get +set +zscore +zadd +zcard +zrange +hincrby +hset +hgetall +hmget +xadd "
-    "+xrevrange +time +info +config|get, and the commands and keys of its own"
+    "~fenced:* +evalsha +eval +get +set +zscore +zadd +zcard +zrange +hincrby +hset +hgetall +hget +hmget +xadd "
+    "+xrevrange +time +info +config|get"
 )
+"""What an ACL user needs beyond its own commands and keys, as ACL SETUSER takes it."""
 
 
 class RedisChannel(Protocol):
@@ -150,7 +151,9 @@ class RedisFence:
         """The configuration as it is now."""
         (blob,) = await self._ask(("GET", self.key("config")))
         if blob is None:
-            raise Misconfigured(f"{self.channel.where}: there is no guard here; open() makes one")
+            raise Misconfigured(
+                f"{self.channel.where}: there is no guard with the tag {self._options.tag!r} here"
+            )
         blob = _bytes(blob)
         known = self.cache.known = blob, Config.unpacked(blob)
         return known

@@ -13,7 +13,7 @@ from fenced import timing
 from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Ruling, Verdict
 from fenced.errors import Conflict, FencedError, Misuse
-from fenced.guards.redis.fence import KIND, RIGHTS, Compared, FenceOptions, RedisFence, Word, mark_in
+from fenced.guards.redis.fence import KIND, RIGHTS, TAG, Compared, FenceOptions, RedisFence, Word, mark_in
 from fenced.guards.redis.scripts import GuardScript
 from fenced.guards.shared.answers import check_pattern, check_value, one_stamp
 from fenced.model import Credential, check_name, check_realm
@@ -130,10 +130,11 @@ class RedisValues:
     traits = TRAITS
 
     def __init__(self, url: str, runtime: Runtime, **options: Any) -> None:
-        address = redis_address(url)
-        self.url = address.url
-        self._runtime = runtime
-        chosen = FenceOptions(**options)
+        address, chosen = redis_address(url), FenceOptions(**options)
+        join = "&" if "?" in address.url else "?"
+        self.url = (
+            address.url if chosen.tag == TAG else f"{address.url}{join}{urlencode({'tag': chosen.tag})}"
+        )
         self._channel = WireChannel(address, runtime, chosen.prefix)
         self.fence = RedisFence(self._channel, chosen)
 
