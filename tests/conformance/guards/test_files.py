@@ -17,9 +17,6 @@ from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, r
 BACKEND = "file"
 
 
-BACKEND = "file"
-
-
 class Harness:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
