@@ -114,16 +114,16 @@ class _EtcdMarks(EtcdValues):
         """Announce before anything is read, unless that was done before."""
         await self.ready()
         if not self.has_announced(carried):
-            await self.announce(replace(carried, still_held=False))
+            await self.announce(carried)
 
     async def end(self, carried: Credential, writes: EtcdWrites, namespace: str) -> None:
-        names = carried.names or tuple(name for stamp in carried.stamps for name in stamp.names)
+        names = carried.names or carried.stamps[0].names
         if carried.still_held:
-            (stamp,) = carried.stamps
-            claims = ClaimKeys(namespace)
-            writes.claims = {claims.claim(name): stamp.grant for name in names}
+            claims, grant = ClaimKeys(namespace), carried.stamps[0].grant
+            writes.claims = {claims.claim(name): grant for name in names}
+            carried = replace(carried, still_held=False)  # it is compared below
         if writes.operations or writes.compares or writes.claims:
-            await self.write_with(replace(carried, still_held=False), names, writes)
+            await self.write_with(carried, names, writes)
 
     async def look(self, key: bytes) -> EtcdValue:
         first = (await self.cells.read(txn((), [get(key)]))).found[0].first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from fenced import timing
@@ -74,19 +75,14 @@ class EtcdCells:
     ) -> Swapped:
         """The failing branch returns the cells, so one reply shows whether a cell or the caller's compare differs."""
         writes = writes or EtcdWrites()
-        keys = [self.key(key) for key, _, _ in changes]
-        compares = [
-            modified_at(key, version) if version else absent(key)
-            for key, (_, version, _) in zip(keys, changes, strict=True)
-        ]
-        compares += writes.compares
+        compares = list(writes.compares)
         for key, grant in writes.claims.items():
             compares += still_claimed(key, grant)
-        blobs = zip(keys, changes, strict=True)
-        then = [put(key, blob) for key, (_, _, blob) in blobs if blob is not None] + writes.operations
-        if max(len(compares), len(then)) > TXN_OPS_MAX:
+        then = [put(self.key(key), blob) for key, _, blob in changes if blob is not None] + writes.operations
+        if max(len(changes) + len(compares), len(then)) > TXN_OPS_MAX:
             raise Misuse(f"etcd takes {TXN_OPS_MAX} compares and {TXN_OPS_MAX} operations a transaction")
-        request = txn(compares, then, [get(key) for key in (*keys, *writes.claims)])
+        ours = _compared(self.start, tuple((key, version) for key, version, _ in changes))
+        request = ours + txn(compares, then, map(get, writes.claims))
         if then:
             reply = await self._write(request)
         else:
@@ -115,6 +111,14 @@ class EtcdCells:
 
     def _until(self) -> float:
         return self._runtime.now() + timing.CALL_SECONDS
+
+
+@lru_cache(maxsize=1024)
+def _compared(start: bytes, versions: tuple[tuple[str, int], ...]) -> bytes:
+    """The part of a request that compares cells and, if that fails, returns them. A holder sends it many times."""
+    keys = [(start + key.encode(), version) for key, version in versions]
+    compares = [modified_at(key, version) if version else absent(key) for key, version in keys]
+    return txn(compares, (), [get(key) for key, _ in keys])
 
 
 def _cells(reply: TxnReply) -> list[tuple[int, bytes | None]]:

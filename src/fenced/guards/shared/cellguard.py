@@ -83,7 +83,7 @@ class _Try:
         """The names whose cells this operation changes."""
         if self.refusal is not None:
             return []
-        return [name for name, (_, cell) in self.found.items() if self.after.get(name, cell) != cell]
+        return [name for name, (_, cell) in self.found.items() if self.after[name] is not cell]
 
 
 class CellGuard:
@@ -155,9 +155,13 @@ class CellGuard:
 
     def has_announced(self, credential: Credential) -> bool:
         """Whether this object has raised all marks for this grant: then nothing is to be sent before a read."""
-        stamp = one_stamp(replace(credential, still_held=False), self.kind)
-        seen = [self._seen.get(name) for name in credential.names or stamp.names]
-        return all(found and found[1].mark and found[1].mark.grant == stamp.grant for found in seen)
+        stamp = one_stamp(credential, self.kind)
+        for name in credential.names or stamp.names:
+            if (seen := self._seen.get(name)) is None or (mark := seen[1].mark) is None:
+                return False
+            if mark.grant != stamp.grant:
+                return False
+        return True
 
     async def write_with(self, credential: Credential | None, names: Iterable[str], writes: Any) -> None:
         """Judge, and let the caller's own `writes` happen in the same step, for guards whose `_commit` takes them."""
@@ -294,11 +298,12 @@ class CellGuard:
         """Judge the cells that were found, and fill in the verdicts and the cells to write."""
         for name, (_, cell) in this.found.items():
             judged = self._decide(cell.mark, stamp, name, config, announce, operation)
-            mode = config.mode_of(name)
-            ruling = rule_on(judged.verdict, mode, name)
+            ruling = Ruling.ADMIT
             if judged.verdict is Verdict.ADMIT:
                 this.admitted = True
             elif judged.verdict is not Verdict.APPLIED:
+                mode = config.mode_of(name)
+                ruling = rule_on(judged.verdict, mode, name)
                 this.notes.append(self._decision(name, stamp, cell.mark, judged.verdict, ruling, mode))
             if ruling is Ruling.REFUSE or judged.verdict is Verdict.APPLIED:
                 this.refusal = error_for(
@@ -307,8 +312,8 @@ class CellGuard:
                 return
             mark = judged.mark if judged.verdict is Verdict.ADMIT else cell.mark
             this.after[name] = cell.changed(operation, mark, values[name])
-        for name, (_, cell) in this.found.items():
-            if expect is not None and cell.version != expect:
+        for name, (_, cell) in this.found.items() if expect is not None else ():
+            if cell.version != expect:
                 this.refusal = Conflict(f"{name}: version {cell.version}, not {expect}")
                 this.notes.clear()
 
@@ -333,13 +338,13 @@ class CellGuard:
 
     async def _swap(self, this: _Try, known: _Known, stamp: Stamp | None, writes: Any) -> Swapped:
         """Swap the changed cells; if the store can, only while all that was read is unchanged."""
-        config = None
+        config, changed = None, this.changes
         if stamp is not None and this.admitted and not this.refusal and known.config.realm is None:
             config = replace(known.config, realm=stamp.realm)
         changes: list[tuple[str, Any, bytes | None]] = [
-            (key_of(name), version, this.after[name].packed() if name in this.changes else None)
+            (key_of(name), version, this.after[name].packed() if name in changed else None)
             for name, (version, _) in this.found.items()
-            if self._many or name in this.changes
+            if self._many or name in changed
         ]
         if self._many:
             changes.append((CONFIG, known.version, config.packed() if config else None))
@@ -355,12 +360,13 @@ class CellGuard:
         if swapped.versions is None:
             self._forget(this.found)
             return swapped
-        versions = dict(zip((key for key, _, _ in changes), swapped.versions, strict=True))
         if self._many and config is not None:
-            self._known = known._replace(version=versions[CONFIG], config=config)
-        for name, (version, cell) in this.found.items():
-            after = this.after[name] if name in this.changes else cell
-            self._remember(name, versions.get(key_of(name), version), after)
+            self._known = known._replace(version=swapped.versions[-1], config=config)
+        cells = [name for name in this.found if self._many or name in changed]
+        for name, version in zip(
+            cells, swapped.versions, strict=False
+        ):  # the configuration's is the last, if any
+            self._remember(name, version, this.after[name] if name in changed else this.found[name][1])
         return swapped
 
     async def _commit(self, changes: list[tuple[str, Any, bytes | None]], writes: Any) -> Swapped:
