@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
 
 from fenced.contracts import NamedValues, Runtime
 from fenced.decision import Rule
+from fenced.errors import AlreadyApplied, Indeterminate, StaleToken, Unavailable
 from fenced.registry import guard
+from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.faults import Proxy
+from fenced.testing.kit import NAME, by
 from fenced.testing.servers import Server
+
+T = TypeVar("T")
 
 
 class CellOutageHarness:
@@ -44,3 +54,33 @@ class CellOutageHarness:
         for opened in self._opened:
             await opened.close()
         self.proxy.stop()
+
+
+def loses_its_leader(url: str, leader: Server) -> None:
+    """The leader is killed under a writer: what was acknowledged happened once, and a stale holder stays refused."""
+    runtime = BlockingRuntime()
+    one, other = guard(url, runtime), guard(url, runtime)
+    step(one.open())
+    step(other.open())
+    version = step(one.write(by(5, 1), NAME, b"first"))
+    leader.kill()
+    with contextlib.suppress(AlreadyApplied):
+        _patient(lambda: one.write(by(5, 2), NAME, b"second"))
+    _patient(lambda: other.announce(by(6, 0)))
+    with pytest.raises(StaleToken):
+        _patient(lambda: one.write(by(5, 3), NAME, b"late"))
+    found = _patient(lambda: other.read(by(6, 0), NAME))
+    assert (found.value, found.version) == (b"second", version + 1)
+    for opened in (one, other):
+        step(opened.close())
+
+
+def _patient(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Repeat the same operation until its outcome is known, as a program does under rule `sequenced`."""
+    limit = time.monotonic() + 30
+    while True:
+        try:
+            return step(work())
+        except (Unavailable, Indeterminate):
+            assert time.monotonic() < limit
+            time.sleep(0.02)

@@ -18,6 +18,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdCluster, EtcdServer
 from fenced.wire.etcd.cluster import TRY_SECONDS
+from tests.guard_outage_harness import loses_its_leader
 
 pytestmark = pytest.mark.xdist_group("etcd")
 RUNTIME = BlockingRuntime()
@@ -299,3 +300,7 @@ def test_a_waiter_is_told_by_the_members_that_are_left(cluster: EtcdCluster) -> 
         waiting.join(10)
         print(f"\nthe watched member killed: woken after {time.monotonic() - began:.2f} s")
         assert tokens and tokens[0] > hold.token
+
+
+def test_a_guard_whose_leader_dies(cluster: EtcdCluster) -> None:
+    loses_its_leader(f"{cluster.url()}?rule=sequenced&prefix={secrets.token_hex(8)}", cluster.leader())

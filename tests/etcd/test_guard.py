@@ -177,3 +177,56 @@ def test_asyncio(etcd_url: str, prefix: str) -> None:
         await guard.close()
 
     asyncio.run(story())
+
+
+def test_a_thousand_late_writes(etcd_url: str, prefix: str) -> None:
+    """Queued by a holder that was overtaken, and sent at once on several connections: none is admitted."""
+
+    async def story() -> None:
+        guard, newer = AsyncEtcdGuard(etcd_url, prefix=prefix), AsyncEtcdGuard(etcd_url, prefix=prefix)
+        key = f"{prefix}/stock".encode()
+        async with guard.transaction(stamp(5)) as tx:
+            tx.put(key, b"10")
+        await newer.announce(stamp(6))
+
+        async def late() -> None:
+            with pytest.raises(StaleToken):
+                async with guard.transaction(stamp(5)) as tx:
+                    tx.put(key, b"late")
+
+        await asyncio.gather(*(late() for _ in range(1000)))
+        async with newer.transaction(stamp(6)) as tx:
+            assert (await tx.get(key)).value == b"10"
+        await guard.close()
+        await newer.close()
+
+    asyncio.run(story())
+
+
+def test_eight_holders(etcd_url: str, prefix: str) -> None:
+    """With ever newer tokens on one name: each admitted change is there, and the admitted tokens never fall."""
+    key, tokens = f"{prefix}/stock".encode(), iter(range(1, 10_000))
+    admitted: list[tuple[int, int]] = []
+
+    async def work() -> None:
+        guard = AsyncEtcdGuard(etcd_url, prefix=prefix)
+        for _ in range(15):
+            token = next(tokens)
+            try:
+                async with guard.transaction(stamp(token)) as tx:
+                    found = await tx.get(key)
+                    count = int(found.value or b"0") + 1
+                    tx.expect(key, found.revision)
+                    tx.put(key, b"%d" % count)
+            except StaleToken:
+                continue
+            admitted.append((count, token))
+        await guard.close()
+
+    async def story() -> None:
+        await asyncio.gather(*(work() for _ in range(8)))
+
+    asyncio.run(story())
+    admitted.sort()
+    assert [count for count, _ in admitted] == list(range(1, len(admitted) + 1))
+    assert [token for _, token in admitted] == sorted(token for _, token in admitted)

@@ -19,6 +19,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.kit import asking, granted, lease_engine
 from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
 from fenced.wire import jute
+from tests.guard_outage_harness import loses_its_leader
 from tests.zookeeper.shifting import end_session
 
 pytestmark = [pytest.mark.xdist_group("zookeeper"), pytest.mark.timeout(180)]
@@ -93,6 +94,12 @@ def test_a_killed_leader_takes_no_token_and_no_lease_with_it(ensemble: ZooKeeper
         # The waiter's token is that of its place in the queue, which is older than both elections.
         assert tokens[1] - tokens[0] > 2**31 and tokens[2] - tokens[1] > 2**31
         assert tokens[0] < tokens[3] < tokens[1]
+
+
+def test_a_guard_whose_leader_dies(ensemble: ZooKeeperEnsemble) -> None:
+    leader = ensemble.leader()
+    loses_its_leader(f"{ensemble.url()}/{secrets.token_hex(8)}?rule=sequenced", leader)
+    ensemble.start(leader)
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
