@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -84,3 +85,21 @@ def _patient(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         except (Unavailable, Indeterminate):
             assert time.monotonic() < limit
             time.sleep(0.02)
+
+
+def is_used_after_a_fork(url: str) -> None:
+    """A child uses the guard that it inherited, on connections of its own, while its parent goes on."""
+    opened = guard(url, BlockingRuntime())
+    step(opened.open())
+    step(opened.write(by(5), NAME, b"parent"))
+    child = os.fork()
+    if child == 0:
+        try:
+            done = step(opened.write(by(6), NAME, b"child")) == 2
+        finally:
+            os._exit(0 if done else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(StaleToken):
+        step(opened.write(by(5), NAME, b"late"))
+    assert step(opened.write(by(6), NAME, b"parent again")) == 3
+    step(opened.close())

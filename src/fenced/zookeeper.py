@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fenced.decision import Rule
-from fenced.errors import Conflict, Indeterminate, Misuse, Unavailable, Unsupported, shown
+from fenced.errors import Conflict, Indeterminate, Misconfigured, Misuse, Unavailable, Unsupported, shown
 from fenced.guarding import Fences, credential
 from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import CONFIG, Swapped
@@ -62,10 +62,11 @@ class ZooKeeperGuard:
         transaction.results = []
         if transaction.operations:
             carried = credential(fence, names)
-            covered = carried.names or tuple(name for stamp in carried.stamps for name in stamp.names)
-            step(marks.write_with(carried, covered, transaction))
+            step(marks.write_with(carried, carried.names or carried.stamps[0].names, transaction))
 
     def _marks(self, client: Any) -> _KazooMarks:
+        if not hasattr(client, "ensure_path"):
+            raise Misuse(f"give the guard a kazoo client that is started, not {shown(client)}")
         marks = self._on.get(client)
         if marks is None:
             # A weak reference: the guard does not keep a client that its program has dropped.
@@ -136,6 +137,8 @@ class KazooCells:
         except (exceptions.KazooException, self._client.handler.timeout_exception) as error:
             raise Indeterminate(f"kazoo: {error!r}") from error
         failed = _failure(results)
+        if failed is not None and failed < ours and not isinstance(results[failed], _changed()):
+            raise Misconfigured(f"kazoo: {results[failed]!r} for a node below {self._paths.root}")
         if failed is None:
             if writes is not None:
                 writes.results = results[ours:]
@@ -149,10 +152,12 @@ class KazooCells:
         )
 
     def _reading(self, function: Callable[[str], T], path: str) -> T:
-        from kazoo.exceptions import KazooException
+        from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError
 
         try:
             return function(path)
+        except (NoAuthError, AuthFailedError) as error:
+            raise Misconfigured(f"kazoo: no right to {path}: {error!r}") from error
         except (KazooException, self._client.handler.timeout_exception) as error:
             raise Unavailable(f"kazoo: {error!r}") from error
 
@@ -179,6 +184,13 @@ class _KazooMarks(CellGuard):
 
     async def _commit(self, changes: list[tuple[str, Any, bytes | None]], writes: Any) -> Swapped:
         return await self.cells.swap(changes, writes)
+
+
+def _changed() -> tuple[type[Exception], ...]:
+    """What a check of the fence fails with if the cell is another one by now."""
+    from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+    return BadVersionError, NodeExistsError, NoNodeError
 
 
 def _failure(results: Sequence[object]) -> int | None:

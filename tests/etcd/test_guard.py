@@ -20,6 +20,7 @@ from fenced.testing.faults import Proxy
 from fenced.testing.faults.proxy import http2_reply
 from fenced.testing.kit import NAME, by, stamp
 from fenced.testing.servers import EtcdServer
+from tests.guard_outage_harness import is_used_after_a_fork
 
 
 @pytest.fixture
@@ -230,3 +231,7 @@ def test_eight_holders(etcd_url: str, prefix: str) -> None:
     admitted.sort()
     assert [count for count, _ in admitted] == list(range(1, len(admitted) + 1))
     assert [token for _, token in admitted] == sorted(token for _, token in admitted)
+
+
+def test_a_fork(etcd_url: str, prefix: str) -> None:
+    is_used_after_a_fork(f"{etcd_url}?prefix={prefix}")

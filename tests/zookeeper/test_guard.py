@@ -25,6 +25,7 @@ from fenced.testing.faults import Fault, Proxy
 from fenced.testing.kit import NAME, by, stamp
 from fenced.testing.servers import ZooKeeperServer
 from fenced.zookeeper import ZooKeeperGuard
+from tests.guard_outage_harness import is_used_after_a_fork
 
 
 @pytest.fixture
@@ -150,3 +151,14 @@ def test_one_retry_loop_loses_nothing(kazoo: Any, zookeeper_server: ZooKeeperSer
     assert [count for count, _ in admitted] == list(range(1, len(admitted) + 1))
     assert [token for _, token in admitted] == sorted(token for _, token in admitted)
     assert kazoo.get("/stock")[0] == f"{admitted[-1][0]} {admitted[-1][1]}".encode()
+
+
+def test_a_fork(zookeeper_url: str) -> None:
+    is_used_after_a_fork(f"{zookeeper_url}/{secrets.token_hex(8)}")
+
+
+def test_not_a_kazoo_client() -> None:
+    with pytest.raises(Misuse, match="kazoo client"):
+        ZooKeeperGuard().announce("zookeeper://host", stamp(5))
+    with pytest.raises(Misuse, match="root"):
+        ZooKeeperGuard(root="fenced-guard")

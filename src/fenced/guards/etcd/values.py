@@ -13,6 +13,7 @@ from fenced.errors import Conflict, Indeterminate, LeaseLost, Misuse, Unavailabl
 from fenced.guards.shared.cellguard import AUDIT_LOCAL, CellGuard, without_options
 from fenced.guards.shared.cells import Swapped
 from fenced.model import check_name
+from fenced.runtime import forking
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
 from fenced.wire.etcd.claims import claimed_by, still_claimed
@@ -49,6 +50,13 @@ class EtcdCells:
         self.end = self.start[:-1] + b"\1"
         self.wire = wire
         self._runtime = runtime
+        forking.register(self)
+
+    def _before_fork(self) -> None:
+        return
+
+    def _forked(self) -> None:
+        self.wire.forked()
 
     def key(self, key: str) -> bytes:
         return self.start + key.encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fenced import timing
 from fenced.contracts import Runtime, Wakeup
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.runtime import forking
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.zookeeper.address import ZooKeeperAddress
@@ -15,6 +16,8 @@ from fenced.wire.zookeeper.connection import Hub, ZooKeeperWire, dial
 
 SESSION_SECONDS = 40.0
 """What is asked for; an idle connection is closed by the server after that, or earlier by its settings."""
+_inherited: list[object] = []
+"""The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
 _NEW = jute.Connected(int(SESSION_SECONDS * 1000), 0, b"\0" * 16)
 
 
@@ -25,11 +28,22 @@ class ZooKeeperClient:
         self.url = address.url
         self._address = address
         self._runtime = runtime
-        self._hub = Hub(runtime)
+        self._begin()
+        forking.register(self)
+
+    def _begin(self) -> None:
+        self._hub = Hub(self._runtime)
         self._wire: ZooKeeperWire | None = None
-        self._lock = runtime.lock()
+        self._lock = self._runtime.lock()
         self._connecting = False
         self._waiting: list[Wakeup] = []
+
+    def _before_fork(self) -> None:
+        return
+
+    def _forked(self) -> None:
+        _inherited.append((self._hub, self._wire))
+        self._begin()
 
     async def read(self, path: str, *requests: bytes) -> list[jute.Reply]:
         """The replies. The member first catches up with the leader, so older states are not read.
