@@ -34,7 +34,8 @@ STAMP = Stamp("00000000000000aa", ("stock",), 5, None, f"{5:032x}")
 
 def run(_: Path, effort: Effort) -> Iterator[Figure]:
     with RedisServer(DEFAULTS) as server, redis.Redis.from_url(server.url()) as client:
-        yield from _one_connection(client, "as Redis comes", "redis", 1.4, effort)
+        with fenced.Client("memory:") as leases, leases.hold("stock", ttl=3600) as lease:
+            yield from _one_connection(client, lease, "as Redis comes", "redis", 1.4, effort)
         plain, guarded = _requests(client)
         for key, what, pipeline, target in (
             ("many", f"{CONNECTIONS} connections, one request each at a time", 1, 1.3),
@@ -49,16 +50,20 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
             yield ratio(
                 f"guard.redis.{key}", f"fenced SET, {what}", ours, theirs, target=target, against="SET"
             )
-    with RedisServer() as server, redis.Redis.from_url(server.url()) as client:
-        yield from _one_connection(client, "appendfsync always", "redis_aof", None, effort)
+    with (
+        RedisServer() as server,
+        redis.Redis.from_url(server.url()) as client,
+        fenced.Client("memory:") as leases,
+        leases.hold("stock", ttl=3600) as lease,
+    ):
+        yield from _one_connection(client, lease, "appendfsync always", "redis_aof", None, effort)
 
 
 def _one_connection(
-    client: redis.Redis, where: str, key: str, target: float | None, effort: Effort
+    client: redis.Redis, lease: fenced.Lease, where: str, key: str, target: float | None, effort: Effort
 ) -> Iterator[Figure]:
     """As a program writes it, with redis-py on both sides."""
     guard = RedisGuard(guarantee="best-effort")
-    lease = fenced.Client("memory:").acquire("stock", ttl=3600)
 
     def plain() -> None:
         client.set("plain", VALUE)

@@ -81,11 +81,7 @@ class _Collected:
         for (args, given), reply in zip(self.command_stack, replies, strict=False):
             if isinstance(reply, Exception):
                 raise reply
-            options = (
-                {key: value for key, value in given.items() if key not in _NOT_FOR_CALLBACKS}
-                if given
-                else given
-            )
+            options = {key: value for key, value in given.items() if key not in _NOT_FOR_CALLBACKS}
             callback = _CALLBACKS.get(args[0])  # type: ignore[no-untyped-call]
             self.results.append(reply if callback is None else callback(reply, **options))
 

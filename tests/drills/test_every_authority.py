@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from typing import Any
 
 import pytest
@@ -55,6 +56,14 @@ def test_drills(
     assert found["overtaken"] > 0
     if scenario == "late-renewal":
         assert found["grants"][1]["time"] < found["renewals"][0]["began"]
+
+
+def test_a_storm_on_redis(redis_url: str) -> None:
+    """Its guard decides in a script; the other scenarios ask it nothing else."""
+    words = ["storm", "--seed", "7", "--guard", f"{redis_url}?tag={secrets.token_hex(8)}", *STORM]
+    found = _json(words, status=0)
+    assert found["verdict"] == "held"
+    assert found["overtaken"] > 0
 
 
 def _json(words: list[str], *, status: int) -> dict[str, Any]:

@@ -344,6 +344,8 @@ def test_a_new_realm_binds_the_holder_at_once(values: RedisValues, client: redis
             refused = contextlib.nullcontext() if realm == REALM else pytest.raises(ForeignRealm)
             with refused, guard.transaction(client, stamp(5)) as tx:
                 tx.get("key")
+    with pytest.raises(ForeignRealm):
+        guard.announce(client, stamp(5)._replace(realm="00000000000000cc"))
 
 
 def test_the_rights_that_a_user_needs(redis_server: RedisServer, tag: str) -> None:

@@ -103,8 +103,8 @@ class FenceCache:
     """What was last seen of a guard. The script checks all of it."""
 
     known: tuple[bytes, Config] | None = None
-    marks: dict[str, str] = field(default_factory=dict)
-    """The marks that were last seen to be a lease's own."""
+    marks: dict[str, tuple[str, int, str]] = field(default_factory=dict)
+    """Whose mark each name had: realm, token and grant of a lease that was admitted."""
 
 
 class RedisFence:
@@ -279,12 +279,11 @@ class RedisFence:
         """
         if stamp is None:
             return ""
-        own = _settled_mark(stamp)
-        marks, covered = self.cache.marks, stamp.names
+        marks, covered, lease = self.cache.marks, stamp.names, (stamp.realm, stamp.token, stamp.grant)
         for name in names:
-            if marks.get(name) != own or name not in covered:
+            if marks.get(name) != lease or name not in covered:
                 return ""
-        return own
+        return _settled_mark(stamp)
 
     def _forget(self, names: Sequence[str]) -> None:
         for name in names:
@@ -297,10 +296,10 @@ class RedisFence:
         if config.realm is None:
             config = replace(config, realm=stamp.realm)
             self.cache.known = config.packed(), config
-        if config.rule == "retry":
+        if config.rule == "retry" and config.realm == stamp.realm:
             if len(self.cache.marks) > REMEMBERED_MAX:
                 self.cache.marks.clear()
-            self.cache.marks.update(dict.fromkeys(names, _settled_mark(stamp)))
+            self.cache.marks.update(dict.fromkeys(names, (stamp.realm, stamp.token, stamp.grant)))
 
     def _error(
         self,

@@ -2,4 +2,4 @@
 -- mark as the client knows it; the words of the command.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('FENCED undecided') end
-return redis.call(unpack(ARGV, 2))
+return redis.pcall(unpack(ARGV, 2))
