@@ -32,9 +32,9 @@ def play(story: Callable[[Runtime], Coroutine[Any, Any, None]], colour: Colour) 
     asyncio.run(within())
 
 
-def alternating(checks: Sequence[Check[H]]) -> list[ParameterSet]:
+def alternating(checks: Sequence[Check[H]], order: Sequence[Colour] = COLOURS) -> list[ParameterSet]:
     """Every check in one colour, taken in turn: for a variant of a backend that runs the whole kit in both already."""
-    colours = itertools.cycle(COLOURS)
+    colours = itertools.cycle(order)
     return [
         pytest.param(check, colour, id=f"{check.name}-{colour}")
         for check, colour in zip(checks, colours, strict=False)

@@ -18,7 +18,7 @@ from fenced.runtime.blocking import step
 from fenced.testing.faults import Fault, Proxy
 from fenced.testing.servers import SeaweedServer
 from fenced.testing.servers.seaweedfs import BUCKET
-from tests.objects.test_objects import NAME, _prefixes, boto_client, config_is_known, s3_store, stamp
+from tests.objects.test_objects import NAME, _prefixes, boto_client, s3_store, stamp
 
 pytestmark = pytest.mark.xdist_group("objects")
 CLIENTS: dict[str, Callable[[str, str], ObjectGuard]] = {
@@ -103,40 +103,20 @@ def test_an_outcome_that_cannot_be_found_out_is_unknown(
         guard.write(stamp(5, 3), NAME, b"late")
 
 
-def test_a_server_that_is_frozen_or_killed() -> None:
-    """A write that was sent and not answered is unknown; one that was not sent has not happened."""
-    with SeaweedServer() as server:
-        guard = ObjectGuard(s3_store(server.endpoint(), timeout="2s"), rule="sequenced")
-        guard.write(stamp(5), NAME, b"one")
-        with pytest.raises(Indeterminate), guard.change(stamp(5, 2), NAME) as report:
-            report.body = b"two"
-            config_is_known(guard)
-            server.freeze()
-        with pytest.raises(Unavailable):
-            guard.read(stamp(6), NAME)
-        server.thaw()  # the write may still arrive now, but not after the next line
-        found = guard.read(stamp(6), NAME)
-        assert found in (b"one", b"two")
-        with pytest.raises(StaleToken):
-            guard.write(stamp(5, 3), NAME, b"late")
-        assert guard.peek(NAME) == found
-        with pytest.raises(Indeterminate), guard.change(stamp(6), NAME) as report:
-            report.body = b"three"
-            config_is_known(guard)
-            server.kill()
-        with pytest.raises(Unavailable):
-            guard.read(stamp(6), NAME)
-
-
 class CarelessStore(http.server.BaseHTTPRequestHandler):
     """A store that ignores a condition."""
 
     protocol_version = "HTTP/1.1"
     objects: dict[str, bytes]
     ignored: str
+    conflicts: list[int]
+    """One for each write of a cell that is answered by 409."""
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.conflicts and "/n/" in self.path:
+            self._answer(self.conflicts.pop(), b"", "")
+            return
         before = self.objects.get(self.path)
         wanted = self.headers.get("If-Match")
         refused = self.headers.get("If-None-Match") == "*" and before is not None
@@ -176,26 +156,40 @@ def tag(body: bytes | None) -> str:
     return f'"{hash(body)}"'
 
 
-# proves guard s3: conditions-proven
-@pytest.mark.parametrize("client", ["boto3", "obstore"])
-@pytest.mark.parametrize("ignored", ["If-Match", "If-None-Match", "nothing"])
-def test_a_store_that_ignores_conditions_is_refused(client: str, ignored: str) -> None:
-    handler = type("Handler", (CarelessStore,), {"objects": {}, "ignored": ignored})
+@contextlib.contextmanager
+def careless(
+    client: str, ignored: str = "nothing", conflicts: int = 0
+) -> Iterator[tuple[ObjectGuard, type[CarelessStore]]]:
+    handler = type(
+        "Handler", (CarelessStore,), {"objects": {}, "ignored": ignored, "conflicts": [409] * conflicts}
+    )
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        guard = CLIENTS[client](f"http://127.0.0.1:{server.server_address[1]}", "x")
-        try:
-            if ignored == "nothing":
-                with pytest.raises(StaleToken):
-                    guard.write(stamp(5), NAME, b"one")
-                    guard.write(stamp(6), NAME, b"two")
-                    guard.write(stamp(5, 2), NAME, b"late")
-            else:
-                with pytest.raises(Misconfigured, match=f"ignores {ignored}"):
-                    guard.write(stamp(5), NAME, b"one")
-                assert not handler.objects, "the probe is removed"  # type: ignore[attr-defined]
-        finally:
-            server.shutdown()
+        yield CLIENTS[client](f"http://127.0.0.1:{server.server_address[1]}", "x"), handler
+        server.shutdown()
+
+
+# proves guard s3: conditions-proven
+@pytest.mark.parametrize("client", ["boto3", "obstore"])
+@pytest.mark.parametrize("ignored", ["If-Match", "If-None-Match"])
+def test_a_store_that_ignores_conditions_is_refused(client: str, ignored: str) -> None:
+    with careless(client, ignored) as (guard, store):
+        with pytest.raises(Misconfigured, match=f"ignores {ignored}"):
+            guard.write(stamp(5), NAME, b"one")
+        assert not store.objects, "the probe is removed, and nothing was written"
+
+
+@pytest.mark.parametrize("client", ["boto3", "obstore"])
+def test_a_conflict_is_retried(client: str) -> None:
+    with careless(client, conflicts=3) as (guard, store):
+        guard.write(stamp(5), NAME, b"one")
+        assert guard.peek(NAME) == b"one" and not store.conflicts
+        guard.announce(stamp(6), NAME)
+        store.conflicts += [409] * 3
+        with pytest.raises(StaleToken):
+            guard.write(stamp(5, 2), NAME, b"late")
+        guard.write(stamp(6), NAME, b"two")
+        assert guard.peek(NAME) == b"two" and not store.conflicts
 
 
 def test_wrong_buckets(seaweed_server: SeaweedServer) -> None:

@@ -18,7 +18,7 @@ from botocore.config import Config
 from obstore.store import MemoryStore, S3Store
 
 import fenced
-from fenced.errors import Conflict, Misuse, StaleToken, Uncovered
+from fenced.errors import Conflict, Misconfigured, Misuse, StaleToken, Uncovered
 from fenced.guards.objects import contents
 from fenced.guards.objects.buckets import ObstoreBucket, _version
 from fenced.guards.objects.cells import ObjectCells, ObjectMarks, path_of
@@ -68,7 +68,7 @@ def guard(request: pytest.FixtureRequest, seaweed_server: SeaweedServer) -> Obje
 # What it does.
 
 
-# proves guard s3: deletes-leave-a-mark, cooperative
+# proves guard s3: deletes-leave-a-mark
 def test_a_stale_holder_changes_nothing(guard: ObjectGuard) -> None:
     with fenced.Client("memory:") as client:
         with client.hold(NAME) as first:
@@ -141,6 +141,37 @@ def test_large_objects(guard: ObjectGuard) -> None:
     assert guard.peek(NAME) == body[:100_000]
     with pytest.raises(KeyError):
         guard.download(stamp(1, name="other"), "other", io.BytesIO())
+
+
+def test_uploads_that_were_not_completed(seaweed_server: SeaweedServer) -> None:
+    """A failed one is aborted at once, one of a dead holder by `sweep` when a newer holder has announced."""
+    client, prefix = boto_client(seaweed_server.endpoint()), next(_prefixes)
+    guard = ObjectGuard(client, BUCKET, prefix=prefix)
+
+    def unfinished() -> int:
+        return len(client.list_multipart_uploads(Bucket=BUCKET, Prefix=prefix).get("Uploads", ()))
+
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            assert unfinished() == 1
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        guard.upload(stamp(5), NAME, Broken(b"x"))
+    assert unfinished() == 0
+    client.create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/payloads/5-{'0' * 32}/{NAME}=cell")
+    assert unfinished() == 1 and guard.sweep() == 0, "its holder may still complete it"
+    guard.announce(stamp(6), NAME)
+    assert guard.sweep() == 1 and unfinished() == 0
+    client.create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/payloads/5-{'1' * 32}/{NAME}=cell")
+    guard._objects.marks._known = None
+    step(guard._objects.marks.set_mode("shadow"))
+    assert guard.sweep() == 0, "in this mode its holder is let through"
+    step(guard._objects.marks.set_mode("enforce"))
+    client.create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/payloads/0-{'0' * 32}/{NAME}=cell")
+    assert (guard.sweep(), unfinished()) == (1, 1), "who writes without a lease is let through"
+    step(guard._objects.marks.set_mode("require"))
+    assert (guard.sweep(), unfinished()) == (1, 0)
 
 
 def test_a_body_that_looks_like_the_guards_own(guard: ObjectGuard) -> None:
@@ -263,6 +294,29 @@ def test_what_a_policy_says() -> None:
     for wrong in ("", "a/b", "*"):
         with pytest.raises(Misuse):
             bucket_policy(wrong)
+
+
+@pytest.mark.parametrize(
+    "url, words",
+    {
+        "s3:///prefix": "s3://bucket/prefix",
+        "s3://key:secret@bucket/prefix": "s3://bucket/prefix",
+        "s3://bucket?colour=red": "colour",
+        "gs://bucket?endpoint=http://x": "endpoint",
+        "az://container": "Account must be specified",
+    }.items(),
+)
+def test_wrong_addresses(url: str, words: str) -> None:
+    with pytest.raises((Misuse, Misconfigured), match=words):
+        fenced.Values(url)
+
+
+def test_addresses_of_other_clouds() -> None:
+    """The prefix, the rule, the container: nothing is sent."""
+    made = fenced.Values("az://container/a/b?account=shop&rule=once")._guard
+    assert isinstance(made, ObjectMarks) and isinstance(made.cells.bucket, ObstoreBucket)
+    assert made.cells.bucket._prefix == "a/b/" and made._first.rule == "once"
+    assert isinstance(fenced.Values("gs://bucket")._guard, ObjectMarks)
 
 
 def test_wrong_stores() -> None:

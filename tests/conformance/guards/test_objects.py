@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
+import boto3
 import pytest
+from obstore.store import MemoryStore
 
 from fenced.contracts import NamedValues, Runtime
 from fenced.decision import Rule
+from fenced.guards.objects.boto import BotoBucket
+from fenced.guards.objects.buckets import Bucket, ObstoreBucket
 from fenced.guards.objects.cells import TRAITS, ObjectCells
 from fenced.guards.objects.values import ObjectValues
+from fenced.guards.shared.cellguard import options_in
 from fenced.guards.shared.cells import Cell
-from fenced.testing import GUARD_CHECKS, Check, Colour, GuardHarness, run
+from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.testing.servers import SeaweedServer
+from fenced.testing.servers.seaweedfs import BUCKET
 from tests.colours import alternating
 
 BACKEND = "s3"
 pytestmark = pytest.mark.xdist_group("objects")
 
 
+_NAMED = (
+    "the_newer_token_wins",
+    "a_refused_or_failed_write_leaves_no_trace",
+    "bad_names_are_not_written",
+    "marks_last",
+)
+ON_THE_WIRE = [check for check in GUARD_CHECKS if check.name in _NAMED]
+"""What depends on the client: outcomes of requests, keys, lists."""
+assert len(ON_THE_WIRE) == len(_NAMED)
+
+
 class Harness:
     _numbers = itertools.count()
 
-    def __init__(self, runtime: Runtime, server: SeaweedServer) -> None:
+    def __init__(self, runtime: Runtime, server: SeaweedServer, client: Any = None) -> None:
         self.runtime = runtime
+        self._client = client
         self.traits = TRAITS
         self._server = server
         self._of_rule: dict[Rule, str] = {}
@@ -43,7 +62,15 @@ class Harness:
         return guard
 
     def _at(self, options: str = "") -> ObjectValues:
-        return ObjectValues.at(self._server.url(self._of_rule[self._rule]) + options, self.runtime)
+        prefix = self._of_rule[self._rule]
+        if self._client is None:
+            return ObjectValues.at(self._server.url(prefix) + options, self.runtime)
+        bucket: Bucket
+        if isinstance(self._client, MemoryStore):
+            bucket = ObstoreBucket(self._client, f"{prefix}/", self.runtime)
+        else:
+            bucket = BotoBucket(self._client, BUCKET, f"{prefix}/", self.runtime)
+        return ObjectValues(ObjectCells(bucket), self.runtime, "s3:", **options_in(f"s3:?{options}"))
 
     async def write_raw(self, name: str, value: bytes) -> bool:
         """As a program would that knows the format and not the rules."""
@@ -56,7 +83,26 @@ class Harness:
         return
 
 
-# proves guard s3: audit-local, mode-lag
+# proves guard s3: audit-local, mode-lag, cooperative
 @pytest.mark.parametrize(("check", "colour"), alternating(GUARD_CHECKS))
 def test_objects(check: Check[GuardHarness], colour: Colour, seaweed_server: SeaweedServer) -> None:
     run(check, lambda runtime: Harness(runtime, seaweed_server), colour)
+
+
+@pytest.mark.parametrize(("check", "colour"), alternating(GUARD_CHECKS, COLOURS[::-1]))
+def test_the_other_colour(check: Check[GuardHarness], colour: Colour, seaweed_server: SeaweedServer) -> None:
+    """In memory, where a request costs no round trip."""
+    run(check, lambda runtime: Harness(runtime, seaweed_server, MemoryStore()), colour)
+
+
+@pytest.mark.parametrize(("check", "colour"), alternating(ON_THE_WIRE))
+def test_through_boto3(
+    check: Check[GuardHarness], colour: Colour, seaweed_server: SeaweedServer, boto_client: Any
+) -> None:
+    run(check, lambda runtime: Harness(runtime, seaweed_server, boto_client), colour)
+
+
+@pytest.fixture(scope="module")
+def boto_client(seaweed_server: SeaweedServer) -> Any:
+    keys = {"region_name": "us-east-1", "aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    return boto3.client("s3", endpoint_url=seaweed_server.endpoint(), **keys)

@@ -13,7 +13,9 @@ from fenced.guards.objects.buckets import PART_BYTES, part_bytes
 _MISSING = ("NoSuchKey", "404")
 _WRONG = {
     "NoSuchBucket": "there is no such bucket; create it first",
-    "AccessDenied": "the object store denies access; look at the rights of these credentials",
+    "AccessDenied": "the object store denies access: the guard needs GetObject, PutObject, DeleteObject and "
+    "ListBucket, without which S3 does not say that an object is missing",
+    "NoCredentialsError": "the client has no credentials",
     "NotImplemented": "the object store lacks conditional writes",
 }
 
@@ -24,7 +26,7 @@ class BotoBucket:
     def __init__(self, client: Any, bucket: str, prefix: str, runtime: Runtime) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        self._failures: tuple[type[Exception], ...] = (BotoCoreError, ClientError, OSError)
+        self._failures: tuple[type[Exception], ...] = (BotoCoreError, ClientError)
         self._client = client
         self._bucket = bucket
         self._prefix = prefix
@@ -52,11 +54,12 @@ class BotoBucket:
             reply = await self._send("put_object", Key=self._prefix + key, Body=body, **condition)
         except self._failures as error:
             status, code, sent_once = _answer(error)
-            refused = status in (409, 412) or code in _MISSING
-            if refused and sent_once:
+            if (
+                status and not sent_once
+            ):  # this is the answer to a retry by boto3: the first try may have happened
+                raise Indeterminate(f"the first reply was lost, and a retry was answered: {error}") from error
+            if status in (409, 412) or code in _MISSING:
                 return None
-            if refused:
-                raise Indeterminate("the object store refused, perhaps after a retry by boto3") from error
             _fail(error, Indeterminate)
         return reply["ETag"]
 
@@ -115,11 +118,17 @@ class BotoBucket:
 
     async def unfinished(self, prefix: str) -> list[tuple[str, str]]:
         """The keys and ids of uploads that were neither completed nor aborted."""
-        page = await self._send("list_multipart_uploads", Prefix=self._prefix + prefix)
+        try:
+            page = await self._send("list_multipart_uploads", Prefix=self._prefix + prefix)
+        except self._failures as error:
+            _fail(error, Unavailable)
         return [(one["Key"].removeprefix(self._prefix), one["UploadId"]) for one in page.get("Uploads", ())]
 
     async def abort(self, key: str, upload: str) -> None:
-        await self._send("abort_multipart_upload", Key=self._prefix + key, UploadId=upload)
+        try:
+            await self._send("abort_multipart_upload", Key=self._prefix + key, UploadId=upload)
+        except self._failures as error:
+            _fail(error, Unavailable)
 
     async def _send(self, method: str, **arguments: Any) -> Any:
         call = getattr(self._client, method)
@@ -147,6 +156,7 @@ def _answer(error: Exception) -> tuple[int, str, bool]:
 
 def _fail(error: Exception, kind: type[FencedError]) -> NoReturn:
     status, code, _ = _answer(error)
+    code = code or type(error).__name__
     if code in _WRONG:
         raise Misconfigured(f"{_WRONG[code]} ({error})") from error
     if 400 <= status < 500 and status not in (408, 429):

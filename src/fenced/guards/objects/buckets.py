@@ -75,6 +75,8 @@ class ObstoreBucket:
                 return None
             raise Indeterminate("the object store refused, perhaps after a retry by its client") from error
         except FileNotFoundError as error:
+            if version is not None:  # it was deleted; the caller reads again
+                return None
             raise Misconfigured("there is no such bucket; create it first") from error
         except self._obstore.exceptions.BaseError as error:
             self._fail(error, Indeterminate)
@@ -124,7 +126,7 @@ class ObstoreBucket:
 
     def _fail(self, error: Exception, kind: type[FencedError]) -> NoReturn:
         errors = self._obstore.exceptions
-        said = _short(str(error))
+        said = short(error)
         if isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
             raise Misconfigured(f"the object store denies access: {said}") from error
         if isinstance(error, errors.NotSupportedError):
@@ -137,8 +139,9 @@ def _version(found: Any) -> tuple[tuple[str, str], ...]:
     return tuple((part, found[part]) for part in ("e_tag", "version") if found[part] is not None)
 
 
-def _short(text: str) -> str:
-    return re.split(r"\n|: <\?xml", text)[0]
+def short(error: Exception) -> str:
+    """What obstore says first; the rest is XML and its source."""
+    return re.split(r"\n|: <\?xml", str(error))[0]
 
 
 def part_bytes(file: BinaryIO) -> int:

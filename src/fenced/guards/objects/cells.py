@@ -40,7 +40,8 @@ class ObjectCells:
         try:
             new = await self.bucket.put(path_of(key), blob, version)
         except Indeterminate:
-            if key == CONFIG:  # the caller reads it again, and a change of the configuration may be repeated
+            # The caller reads the configuration again, and may repeat a change of it.
+            if key == CONFIG and await self.bucket.get(path_of(key)) is not None:
                 return Swapped(None)
             raise
         return Swapped(None if new is None else (new,))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from fenced.decision import Ruling, Verdict, rule_on
-from fenced.errors import Contended, FencedError, Indeterminate, Misuse, shown
+from fenced.errors import AlreadyApplied, Conflict, Contended, Misuse, Refused, shown
 from fenced.guards.objects.boto import BotoBucket
 from fenced.guards.objects.buckets import Bucket
 from fenced.guards.objects.cells import ObjectMarks, decoded, path_of
@@ -102,7 +102,8 @@ class GuardedObjects:
         """Delete what holders have left that were overtaken; returns how many objects and uploads.
 
         An upload below the mark of its name can never be named by the cell: its writer would be refused. So nothing is
-        deleted where the mode lets stale writers through, and nothing of the newest holder.
+        deleted where the mode lets such writers through, and nothing of the newest holder. Other guard objects notice a
+        new mode within a second: sweep later than that.
         """
         await self.ready()
         found = [(path, "") for path in await self._bucket.keys(_PAYLOADS)]
@@ -113,11 +114,10 @@ class GuardedObjects:
         swept = 0
         for path, upload in found:
             token, name = _parse(path)
-            if rule_on(Verdict.STALE, modes(name), name) is not Ruling.REFUSE:
+            verdict = Verdict.STALE if token else Verdict.MISSING
+            if rule_on(verdict, modes(name), name) is not Ruling.REFUSE:
                 continue
-            if (
-                name not in cells
-            ):  # read after the list: an upload that is named later has a token above the mark
+            if name not in cells:  # after the list: whoever names an upload later has a token above this mark
                 cells[name] = Cell.unpacked(name, (await self.marks.cells.get(key_of(name)))[1])
             mark = cells[name].mark
             if mark is None or token >= mark.token or _large(cells[name].value) == path:
@@ -147,9 +147,7 @@ class GuardedObjects:
         await self._bucket.upload(path, file)
         try:
             await self.marks.write_as(operation, credential, name, _LARGE + path.encode(), expect)
-        except Indeterminate:
-            raise  # the cell may name it
-        except FencedError:
+        except (Refused, AlreadyApplied, Conflict, Contended):  # after other errors the cell may name it
             await self._bucket.delete(path)
             raise
 

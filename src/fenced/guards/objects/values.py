@@ -6,10 +6,11 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from obstore import store
+from obstore.exceptions import BaseError
 
 from fenced.contracts import Runtime
-from fenced.errors import Misuse, redacted, shown
-from fenced.guards.objects.buckets import ObstoreBucket
+from fenced.errors import Misconfigured, Misuse, redacted, shown
+from fenced.guards.objects.buckets import ObstoreBucket, short
 from fenced.guards.objects.cells import ObjectCells, ObjectMarks
 from fenced.guards.shared.cellguard import options_in
 
@@ -25,8 +26,8 @@ class ObjectValues(ObjectMarks):
 
     @classmethod
     def at(cls, url: str, runtime: Runtime) -> ObjectValues:
-        store, prefix, rest = store_at(url)
-        bucket = ObstoreBucket(store, prefix, runtime)
+        made, prefix, rest = store_at(url)
+        bucket = ObstoreBucket(made, prefix, runtime)
         return cls(ObjectCells(bucket), runtime, url, **options_in(rest))
 
 
@@ -37,24 +38,25 @@ def store_at(url: str) -> tuple[Any, str, str]:
     """
     parts = urlsplit(url)
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    settings: dict[str, Any] = {
-        key: given.pop(key) for key in _SETTINGS.get(parts.scheme, set()) & given.keys()
-    }
+    settings = {key: given.pop(key) for key in _SETTINGS[parts.scheme] & given.keys()}
     prefix = unquote(parts.path).strip("/")
     if not parts.netloc or "@" in parts.netloc or ":" in parts.netloc:
         raise Misuse(f"an object store's address is s3://bucket/prefix, not {shown(redacted(url))}")
-    common: dict[str, Any] = {"retry_config": {"max_retries": 0}}  # a retry could not tell its own success
-    if settings.get("endpoint", "").startswith("http://"):
-        common["client_options"] = {"allow_http": True}
-    made: Any
-    if parts.scheme == "s3":
-        if settings.pop("anonymous", "false") == "true":
-            common["skip_signature"] = True
-        made = store.S3Store(parts.netloc, **settings, **common)
-    elif parts.scheme == "gs":
-        made = store.GCSStore(parts.netloc, **common)
-    else:
-        if "account" in settings:
-            common["account_name"] = settings.pop("account")
-        made = store.AzureStore(parts.netloc, **settings, **common)
+    try:
+        made = _store(parts.scheme, parts.netloc, settings)
+    except (BaseError, ValueError) as error:
+        raise Misconfigured(f"{parts.scheme}://{parts.netloc}: {short(error)}") from error
     return made, f"{prefix}/" if prefix else "", f"{parts.scheme}:?{urlencode(given)}"
+
+
+def _store(scheme: str, bucket: str, settings: dict[str, str]) -> Any:
+    options: dict[str, Any] = {"retry_config": {"max_retries": 0}}  # a retry could not tell its own success
+    options.update((key, settings[key]) for key in ("endpoint", "region") if key in settings)
+    if settings.get("endpoint", "").startswith("http://"):
+        options["client_options"] = {"allow_http": True}
+    if settings.get("anonymous") == "true":
+        options["skip_signature"] = True
+    if "account" in settings:
+        options["account_name"] = settings["account"]
+    kinds: dict[str, Any] = {"s3": store.S3Store, "gs": store.GCSStore, "az": store.AzureStore}
+    return kinds[scheme](bucket, **options)

@@ -28,7 +28,8 @@ class SeaweedServer(Server):
         weed = find_program("weed", "seaweedfs", Path(sys.executable).parent)
         place = [f"-dir={self.folder}", f"-ip={self.host}", f"-ip.bind={self.host}"]
         small = ["-master.volumeSizeLimitMB=16", "-volume.max=50"]
-        return [weed, "server", *place, *self._ports, "-filer", "-s3", *small]
+        quick = ["-master.electionTimeout=500ms", "-master.heartbeatInterval=100ms"]  # it restarts alone
+        return [weed, "server", *place, *self._ports, "-filer", "-s3", *small, *quick]
 
     def answers(self) -> bool:
         return self._put(f"/{BUCKET}", b"") in (200, 409) and self._put(f"/{BUCKET}/ready", b"x") == 200
