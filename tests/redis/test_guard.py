@@ -67,7 +67,7 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def values(redis_url: str, tag: str) -> Iterator[RedisValues]:
-    values = RedisValues.at(f"{redis_url}?tag={tag}", BlockingRuntime())
+    values = RedisValues.at(f"{redis_url}?tag={tag}&client_name={tag}", BlockingRuntime())
     yield values
     step(values.close())
 
@@ -346,6 +346,22 @@ def test_a_new_realm_binds_the_holder_at_once(values: RedisValues, client: redis
                 tx.get("key")
     with pytest.raises(ForeignRealm):
         guard.announce(client, stamp(5)._replace(realm="00000000000000cc"))
+
+
+def test_an_idle_connection_that_the_server_ended(
+    values: RedisValues, redis_server: RedisServer, client: redis.Redis, tag: str
+) -> None:
+    """As with its setting `timeout`: the outcome is not unknown, since nothing was sent on it."""
+    step(values.open())
+
+    def own() -> list[str]:
+        found: list[dict[str, str]] = client.client_list()
+        return [each["id"] for each in found if each["name"] == tag]
+
+    (connection,) = own()
+    client.client_kill_filter(_id=connection)
+    redis_server.wait_until(lambda: own() == [], "the connection is closed")
+    assert step(values.write(Credential((stamp(5),)), NAME, b"x")) == 1
 
 
 def test_the_rights_that_a_user_needs(redis_server: RedisServer, tag: str) -> None:

@@ -102,6 +102,8 @@ class WireChannel:
         tail = (len(keys), *keys, *arguments)
 
         async def work(wire: RedisWire) -> Any:
+            if not again:
+                wire.close_if_ended()
             reply = await wire.exchange(command("EVALSHA", script.sha, *tail), until)
             if isinstance(reply, ErrorReply) and reply.code == "NOSCRIPT":
                 reply = await wire.exchange(command("EVAL", script.source, *tail), until)

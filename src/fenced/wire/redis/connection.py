@@ -159,6 +159,18 @@ class RedisWire:
         self._route.forget(self._endpoint)
         return ConnectionBroken(f"{self._where}: {error}")
 
+    def close_if_ended(self) -> None:
+        """Notice that the server has ended an idle connection, for a request that must not be sent twice."""
+        if self._stream is not None:
+            try:
+                ended = bool(
+                    self._stream.read_available()
+                )  # bytes that nobody asked for: do not trust the rest
+            except OSError:
+                ended = True
+            if ended:
+                self.close()
+
     def misrouted(self) -> None:
         """This server is no primary: look for the primary again before the next request."""
         self._route.forget(self._endpoint)
