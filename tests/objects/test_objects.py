@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -317,6 +318,21 @@ def test_addresses_of_other_clouds() -> None:
     assert isinstance(made, ObjectMarks) and isinstance(made.cells.bucket, ObstoreBucket)
     assert made.cells.bucket._prefix == "a/b/" and made._first.rule == "once"
     assert isinstance(fenced.Values("gs://bucket")._guard, ObjectMarks)
+
+
+def test_obstore_in_a_forked_child() -> None:
+    """Its threads are missing there: an error instead of a request without an end."""
+    guard = ObjectGuard(MemoryStore())
+    guard.write(stamp(5), NAME, b"")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            guard.write(stamp(5), NAME, b"")
+        except Misuse:
+            os._exit(3)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
 
 
 def test_wrong_stores() -> None:

@@ -7,7 +7,16 @@ import pytest
 
 from fenced.contracts import Wakeup
 from fenced.decision import RULES, Rule
-from fenced.errors import AlreadyApplied, Indeterminate, Misuse, Refused, Unsupported
+from fenced.errors import (
+    AlreadyApplied,
+    FencedError,
+    Indeterminate,
+    Misconfigured,
+    Misuse,
+    Refused,
+    Unavailable,
+    Unsupported,
+)
 from fenced.guards.memory import MemoryCells, MemoryGuard
 from fenced.guards.shared import cellguard
 from fenced.guards.shared.cells import KEPT, Cell, Swapped
@@ -106,6 +115,31 @@ def test_a_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under retry nothing but the id keeps a write from happening twice."""
     monkeypatch.setattr(cellguard, "TRIES", 3)
     assert any(_story(seed, "retry", EveryTryIsNew, 0) for seed in SEEDS)
+
+
+@pytest.mark.parametrize("error", [Unavailable, Misconfigured])
+def test_an_error_after_a_lost_reply_is_unknown(error: type[FencedError]) -> None:
+    """The store does the swap, its reply is lost, and then the guard may not read any more."""
+
+    class Denied(MemoryCells):
+        lost = False
+
+        async def get(self, key: str) -> tuple[int, bytes | None]:
+            if self.lost:
+                raise error("denied")
+            return await super().get(key)
+
+        async def get_many(self, keys: Sequence[str]) -> list[tuple[int, bytes | None]]:
+            return [await self.get(key) for key in keys]
+
+        async def swap(self, changes: Sequence[tuple[str, int, bytes | None]]) -> Swapped:
+            await super().swap(changes)
+            self.lost = True
+            raise Indeterminate("no reply")
+
+    guard = MemoryGuard(cells=Denied(), runtime=Hasty())
+    with pytest.raises(Indeterminate):
+        step(guard.write(by(5), NAME, b"one"))
 
 
 def test_an_address_says_rule_and_mode() -> None:

@@ -7,14 +7,18 @@ client has sent the request once; otherwise the outcome is unknown, and the call
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, BinaryIO, NoReturn, Protocol, TypeVar
 
 from fenced.contracts import Runtime
-from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Misuse, Unavailable
 
 T = TypeVar("T")
+
+_used_in: dict[str, int] = {}
+"""The process that used obstore first."""
 
 PART_BYTES = 8 * 1024 * 1024
 """How much of a large object is sent or received at once."""
@@ -66,7 +70,7 @@ class ObstoreBucket:
     async def put(self, key: str, body: bytes, version: Any) -> Any:
         mode = "create" if version is None else dict(version)
         try:
-            done = await self._runtime.call(self._put, self._prefix + key, body, mode)
+            done = await self._call(self._put, self._prefix + key, body, mode)
         except (
             self._obstore.exceptions.AlreadyExistsError,
             self._obstore.exceptions.PreconditionError,
@@ -88,7 +92,7 @@ class ObstoreBucket:
 
     async def upload(self, key: str, file: BinaryIO) -> None:
         try:  # obstore aborts what it could not complete
-            await self._runtime.call(self._upload, self._prefix + key, file)
+            await self._call(self._upload, self._prefix + key, file)
         except self._obstore.exceptions.BaseError as error:
             self._fail(error, Unavailable)
 
@@ -118,11 +122,20 @@ class ObstoreBucket:
     async def _reading(self, work: Callable[[str], T], key: str) -> T | None:
         """Run what may be repeated; None if the object is missing."""
         try:
-            return await self._runtime.call(work, self._prefix + key)
+            return await self._call(work, self._prefix + key)
         except FileNotFoundError:
             return None
         except self._obstore.exceptions.BaseError as error:
             self._fail(error, Unavailable)
+
+    async def _call(self, work: Callable[..., T], *arguments: Any) -> T:
+        """obstore's threads do not exist in a forked child, where every request would wait for ever."""
+        if _used_in.setdefault("process", os.getpid()) != os.getpid():
+            raise Misuse(
+                "obstore was used before this process was forked, and does not work here: use boto3, or start "
+                "processes in another way than by fork"
+            )
+        return await self._runtime.call(work, *arguments)
 
     def _fail(self, error: Exception, kind: type[FencedError]) -> NoReturn:
         errors = self._obstore.exceptions

@@ -20,7 +20,6 @@ from fenced.errors import (
     Indeterminate,
     Misconfigured,
     Misuse,
-    Unavailable,
     Unsupported,
     shown,
 )
@@ -190,7 +189,7 @@ class CellGuard:
         for tried in range(TRIES):
             try:
                 known, this = await self._look(values, trust, sent)
-            except Unavailable as error:
+            except FencedError as error:
                 raise (error if unsettled is None else _unknown(str(error))) from error
             if unsettled is not None:
                 if _happened(operation, this):
