@@ -1,4 +1,4 @@
-"""What the bindings of the outage kit for guards over cells share: one server, a proxy, and guards on both ways."""
+"""What the bindings of the outage kit for guards share: one server, a proxy, and guards on both ways."""
 
 from __future__ import annotations
 

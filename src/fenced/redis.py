@@ -14,10 +14,10 @@ from fenced.decision import Rule
 from fenced.errors import Misuse, Unsupported, shown
 from fenced.guarding import Fences, credential
 from fenced.guards.redis.clients import (
-    AsyncClient,
     AsyncClientChannel,
-    Client,
+    AsyncRedisClient,
     ClientChannel,
+    RedisClient,
     channel_of,
     words_of,
 )
@@ -160,12 +160,12 @@ class RedisGuard:
         self._caches: WeakKeyDictionary[object, FenceCache] = WeakKeyDictionary()
 
     @overload
-    def transaction(self, client: Client, fence: Fences | None, *names: str) -> RedisTransaction: ...
+    def transaction(self, client: RedisClient, fence: Fences | None, *names: str) -> RedisTransaction: ...
     @overload
     def transaction(
-        self, client: AsyncClient, fence: Fences | None, *names: str
+        self, client: AsyncRedisClient, fence: Fences | None, *names: str
     ) -> AsyncRedisTransaction: ...
-    def transaction(self, client: Client | AsyncClient, fence: Fences | None, *names: str) -> Any:
+    def transaction(self, client: RedisClient | AsyncRedisClient, fence: Fences | None, *names: str) -> Any:
         """A block whose commands run at its end, in one step, if every name is admitted; otherwise none of them runs.
 
         Without names it is about all names of the lease. If a command fails (a wrong type), those before it stay, those
@@ -178,10 +178,10 @@ class RedisGuard:
         return transaction
 
     @overload
-    def announce(self, client: Client, fence: Fences, *names: str) -> None: ...
+    def announce(self, client: RedisClient, fence: Fences, *names: str) -> None: ...
     @overload
-    def announce(self, client: AsyncClient, fence: Fences, *names: str) -> Coroutine[Any, Any, None]: ...
-    def announce(self, client: Client | AsyncClient, fence: Fences, *names: str) -> Any:
+    def announce(self, client: AsyncRedisClient, fence: Fences, *names: str) -> Coroutine[Any, Any, None]: ...
+    def announce(self, client: RedisClient | AsyncRedisClient, fence: Fences, *names: str) -> Any:
         """Raise the marks before anything is read: from now on an older holder's operations are refused."""
         channel = channel_of(client)
         work = self._announce(channel, fence, names)
@@ -245,7 +245,7 @@ class GuardedScript:
     @overload
     def __call__(
         self,
-        client: Client,
+        client: RedisClient,
         fence: Fences | None,
         *names: str,
         keys: Sequence[str] = (),
@@ -254,7 +254,7 @@ class GuardedScript:
     @overload
     def __call__(
         self,
-        client: AsyncClient,
+        client: AsyncRedisClient,
         fence: Fences | None,
         *names: str,
         keys: Sequence[str] = (),
@@ -262,7 +262,7 @@ class GuardedScript:
     ) -> Coroutine[Any, Any, Any]: ...
     def __call__(
         self,
-        client: Client | AsyncClient,
+        client: RedisClient | AsyncRedisClient,
         fence: Fences | None,
         *names: str,
         keys: Sequence[str] = (),

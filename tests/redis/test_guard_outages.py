@@ -8,43 +8,22 @@ from collections.abc import Iterator
 import pytest
 
 from fenced import timing
-from fenced.contracts import NamedValues, Runtime
 from fenced.decision import Rule
 from fenced.guards.redis.scripts import COMMANDS
-from fenced.guards.redis.values import RedisValues
 from fenced.testing import COLOURS, GUARD_OUTAGE_CHECKS, Check, Colour, GuardOutageHarness, run
 from fenced.testing.faults import Proxy
-from fenced.testing.servers import RedisServer, Server
+from fenced.testing.servers import RedisServer
+from tests.guard_outage_harness import CellOutageHarness, is_used_after_a_fork
 
 pytestmark = pytest.mark.xdist_group("redis")
 
 
-class Harness:
+class Harness(CellOutageHarness):
     word = COMMANDS.sha.encode()
 
-    def __init__(self, runtime: Runtime, server: RedisServer) -> None:
-        self.runtime = runtime
-        self.server: Server = server
-        self.proxy = Proxy(server.host, server.port)
-        self._prefix = secrets.token_hex(8)
-        self._opened: list[RedisValues] = []
 
-    async def guard(self, rule: Rule = "retry") -> NamedValues:
-        return await self._open(f"redis://{self.proxy.host}:{self.proxy.port}", rule)
-
-    async def direct(self, rule: Rule = "retry") -> NamedValues:
-        return await self._open(f"redis://{self.server.host}:{self.server.port}", rule)
-
-    async def _open(self, url: str, rule: Rule) -> NamedValues:
-        guard = RedisValues(url, self.runtime, tag=self._prefix + rule, rule=rule)
-        self._opened.append(guard)
-        await guard.open()
-        return guard
-
-    async def close(self) -> None:
-        for guard in self._opened:
-            await guard.close()
-        self.proxy.stop()
+def address(host: str, port: int, place: str, rule: Rule) -> str:
+    return f"redis://{host}:{port}?tag={place}&rule={rule}"
 
 
 @pytest.fixture(scope="module")
@@ -60,4 +39,9 @@ def test_outages(
 ) -> None:
     if check.name == "a_frozen_server":
         monkeypatch.setattr(timing, "CALL_SECONDS", 1.0)
-    run(check, lambda runtime: Harness(runtime, server), colour)
+    proxy = Proxy(server.host, server.port)
+    run(check, lambda runtime: Harness(runtime, server, proxy, address), colour)
+
+
+def test_forks(server: RedisServer) -> None:
+    is_used_after_a_fork(address(server.host, server.port, secrets.token_hex(8), "retry"))

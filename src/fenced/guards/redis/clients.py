@@ -24,8 +24,8 @@ from fenced.wire.redis import refusals
 from fenced.wire.redis.routes import REDIRECTS_MAX
 from fenced.wire.resp import ErrorReply, command
 
-Client = redis.Redis | redis.cluster.RedisCluster
-AsyncClient = redis.asyncio.Redis | redis.asyncio.cluster.RedisCluster
+RedisClient = redis.Redis | redis.cluster.RedisCluster
+AsyncRedisClient = redis.asyncio.Redis | redis.asyncio.cluster.RedisCluster
 _MOVED = ("MOVED", "ASK")
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.NoScriptError, "NOSCRIPT"),
@@ -55,7 +55,7 @@ class _ClientChannel:
     """What both kinds of clients share."""
 
     doubts: tuple[str, ...] = ()
-    client: Client | AsyncClient
+    client: RedisClient | AsyncRedisClient
 
     @property
     def where(self) -> str:
@@ -99,8 +99,8 @@ _LOST = (exceptions.ConnectionError, exceptions.TimeoutError)
 class ClientChannel(_ClientChannel):
     """A blocking client. The methods never suspend."""
 
-    def __init__(self, client: Client, in_cluster: bool) -> None:
-        self.client: Client = client
+    def __init__(self, client: RedisClient, in_cluster: bool) -> None:
+        self.client: RedisClient = client
         self.in_cluster = in_cluster
 
     async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
@@ -171,8 +171,8 @@ class ClientChannel(_ClientChannel):
 class AsyncClientChannel(_ClientChannel):
     """An asyncio client."""
 
-    def __init__(self, client: AsyncClient, in_cluster: bool) -> None:
-        self.client: AsyncClient = client
+    def __init__(self, client: AsyncRedisClient, in_cluster: bool) -> None:
+        self.client: AsyncRedisClient = client
         self.in_cluster = in_cluster
 
     async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
@@ -265,11 +265,12 @@ def channel_of(client: Any) -> ClientChannel | AsyncClientChannel:
 @lru_cache(maxsize=64)
 def _kind_of(client: type) -> tuple[type[ClientChannel] | type[AsyncClientChannel] | None, bool]:
     """Cached, because redis-py's classes are protocols, of which Python takes long to find out."""
-    if issubclass(client, redis.client.Pipeline | redis.asyncio.client.Pipeline):
+    pipelines = redis.client.Pipeline | redis.asyncio.client.Pipeline | redis.cluster.ClusterPipeline
+    if issubclass(client, pipelines):
         return None, False
-    if issubclass(client, Client):
+    if issubclass(client, RedisClient):
         return ClientChannel, issubclass(client, redis.cluster.RedisCluster)
-    if issubclass(client, AsyncClient):
+    if issubclass(client, AsyncRedisClient):
         return AsyncClientChannel, issubclass(client, redis.asyncio.cluster.RedisCluster)
     return None, False
 

@@ -129,8 +129,7 @@ class RedisFence:
 
     async def check_server(self) -> None:
         """Misconfigured if its settings let marks get lost."""
-        where = self.channel.where
-        settings = ServerSettings(await self.channel.ask(QUESTIONS, self.key("config")), self.channel.refused)
+        where, settings = self.channel.where, await self._settings()
         if settings.is_cluster_node and not self.channel.in_cluster:
             raise Unsupported(f"{where} is a node of a cluster: give the guard a client of the whole cluster")
         if settings.evicts:
@@ -138,12 +137,23 @@ class RedisFence:
                 f"{where}: {settings.evicts} may evict marks, and an older holder would be admitted again "
                 "(redis.conf: maxmemory-policy noeviction, or volatile-*, which spares keys that do not expire)"
             )
-        doubts = (*settings.doubts("marks", "marks"), *self.channel.doubts)
-        if doubts and self._options.guarantee == "strict":
+        if doubts := self._doubts(settings):
             raise Misconfigured(
                 f"{where}: marks could be lost, and an older holder would be admitted again: {'; '.join(doubts)}. "
                 "Correct that, or accept it: guarantee='best-effort'"
             )
+
+    async def doubts(self) -> tuple[str, ...]:
+        """How marks could be lost by the server's settings, as they are now, unless that is accepted."""
+        return self._doubts(await self._settings())
+
+    async def _settings(self) -> ServerSettings:
+        return ServerSettings(await self.channel.ask(QUESTIONS, self.key("config")), self.channel.refused)
+
+    def _doubts(self, settings: ServerSettings) -> tuple[str, ...]:
+        if self._options.guarantee == "best-effort":
+            return ()
+        return (*settings.doubts("marks", "marks"), *self.channel.doubts)
 
     # The configuration.
 

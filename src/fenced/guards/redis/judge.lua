@@ -4,9 +4,10 @@
 -- ARGV: the mark with which nothing needs to be decided; how many names; the details as JSON, or nothing if the client
 --       expects that nothing needs to be decided.
 --
--- A mark is "token:grant:seq", under rule retry "token:grant:-". Tokens are stored as texts, because tostring loses digits, and compared as numbers, which
--- are exact up to 2^53. `tokens` is a sorted set of all names by token: a name whose mark was deleted is still known there.
--- A change of the trusted realm puts "~" behind every mark (swap.lua), so that everything is decided again.
+-- A mark is "token:grant:seq", under rule retry "token:grant:-". Tokens are stored as texts, because tostring loses
+-- digits, and compared as numbers, which are exact up to 2^53. `tokens` is a sorted set of all names by token: a name
+-- whose mark was deleted is still known there. A change of the trusted realm puts "~" behind every mark (swap.lua), so
+-- that everything is decided again.
 
 local names = tonumber(ARGV[2])
 local decided = true

@@ -254,7 +254,7 @@ class RedisOperator(Operator):
             marks=marks,
             highest=highest,
             counts=tuple([count async for count in self._counts(now, quiet_for)]),
-            wrong=await self._wrong(),
+            wrong=await self._fence.doubts(),
         )
         return DatabaseStatus(now, config.realm, (advised(found, now, quiet_for),))
 
@@ -263,14 +263,6 @@ class RedisOperator(Operator):
             verdict, ruling, mode = kind.split(" ")
             recent = count if (now - last).total_seconds() < quiet_for else 0
             yield DecisionCount(verdict, ruling, mode, count, recent, last)
-
-    async def _wrong(self) -> tuple[str, ...]:
-        """What is wrong with the server's settings now."""
-        try:
-            await self._fence.check_server()
-        except FencedError as error:
-            return (str(error),)
-        return ()
 
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
         await self._fence.config()  # Misconfigured where there is no guard
