@@ -35,7 +35,9 @@ def credential(
     if isinstance(fence, _LEASES):  # nearly always
         stamps = (_stamp(fence, announcing),)
         return Credential(stamps, chosen, _hold_left(fence), still_held, lost=fence._grant.error_if_lost)
-    several = isinstance(fence, Sequence) and not isinstance(fence, Stamp)
+    if isinstance(fence, Stamp):
+        return Credential((fence.announcing() if announcing else fence,), chosen, None, still_held)
+    several = isinstance(fence, Sequence)
     fences: Sequence[Fence] = fence if several else (fence,)  # type: ignore[assignment]
     if not fences:
         raise Misuse("give a guard the lease that hold() returned, or a list of at least one")

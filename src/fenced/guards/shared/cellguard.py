@@ -234,17 +234,20 @@ class CellGuard:
             assert self._known is not None
             return self._known, _Try({name: _read(name, sent[key_of(name)]) for name in names}, current=True)
         known = await self._config(fresh=trust is _Trust.NOTHING)
-        found = {name: self._seen.get(name) for name in names} if trust is _Trust.MEMORY else {}
-        unknown = [check_name(name) for name in names if found.get(name) is None]
-        cells = await self._get([key_of(name) for name in unknown])
-        found.update({name: _read(name, cell) for name, cell in zip(unknown, cells, strict=True)})
-        this = _Try({name: cell for name in names if (cell := found[name]) is not None})
+        found: dict[str, tuple[Any, Cell]] = {}
+        if trust is _Trust.MEMORY:
+            found = {name: seen for name in names if (seen := self._seen.get(name)) is not None}
+        unknown = [check_name(name) for name in names if name not in found]
+        if unknown:
+            cells = await self._get([key_of(name) for name in unknown])
+            found.update({name: _read(name, cell) for name, cell in zip(unknown, cells, strict=True)})
+        this = _Try(found)
         # A store with many names compares whatever was read in the swap that decides, also in order to refuse.
         this.current = not self._many and len(unknown) == len(this.found)
         return known, this
 
     async def _get(self, keys: list[str]) -> list[tuple[Any, bytes | None]]:
-        if self._many and keys:
+        if self._many:
             return await cast(ManyCells, self.cells).get_many(keys)
         return [await self.cells.get(key) for key in keys]
 
@@ -253,9 +256,8 @@ class CellGuard:
         if self._many:
             return None
         if this.refusal is not None and trust is not _Trust.NOTHING:
-            return (
-                _Trust.NOTHING
-            )  # no swap compares the configuration, so it is read again before it is believed
+            # No swap compares the configuration, so it is read again before it is believed.
+            return _Trust.NOTHING
         return None if this.changes or this.current else _Trust.CONFIG
 
     def _decided(self, this: _Try) -> dict[str, Cell]:
@@ -362,10 +364,12 @@ class CellGuard:
         if self._many and config is not None:
             self._known = known._replace(version=swapped.versions[-1], config=config)
         cells = [name for name in this.found if self._many or name in changed]
-        for name, version in zip(
-            cells, swapped.versions, strict=False
-        ):  # the configuration's is the last, if any
-            self._remember(name, version, this.after[name] if name in changed else this.found[name][1])
+        # The version of the configuration is the last, if it was compared.
+        for name, version in zip(cells, swapped.versions, strict=False):
+            if name in changed:
+                self._remember(name, version, this.after[name])
+            elif name not in self._seen:
+                self._remember(name, *this.found[name])
         return swapped
 
     async def _commit(self, changes: list[tuple[str, Any, bytes | None]], writes: Any) -> Swapped:
