@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -24,10 +25,10 @@ from fenced.errors import (
     shown,
 )
 from fenced.guards.shared.answers import RECORDS_MAX, check_pattern, check_value, error_for, one_stamp
+from fenced.guards.shared.celloperator import CellOperator
 from fenced.guards.shared.cells import CONFIG, KEPT, Cell, Cells, Config, ManyCells, Swapped
 from fenced.model import Credential, Stamp, check_name, check_realm
 from fenced.rollout import (
-    QUIET_SECONDS,
     DatabaseStatus,
     Decision,
     DecisionCount,
@@ -162,9 +163,35 @@ class CellGuard:
                 return False
         return True
 
-    async def write_with(self, credential: Credential | None, names: Iterable[str], writes: Any) -> None:
+    async def write_with(self, credential: Credential, names: tuple[str, ...], writes: Any) -> None:
         """Judge, and let the caller's own `writes` happen in the same step, for guards whose `_commit` takes them."""
-        await self._operate(credential, {check_name(name): None for name in names}, writes=writes)
+        sent: Mapping[str, tuple[Any, bytes | None]] = {}
+        if (known := self._known) is not None:
+            stamp = one_stamp(credential, self.kind)
+            compares = self._compares_alone(known.config, stamp, names)
+            if compares is not None:  # nearly always: a further write of the same holder
+                swapped = await self._commit([*compares, (CONFIG, known.version, None)], writes)
+                if swapped:
+                    return
+                self._forget(names)
+                self._known, sent = None, swapped.found
+        values: dict[str, bytes | None] = {check_name(name): None for name in names}
+        await self._operate(credential, values, writes=writes, sent=sent)
+
+    def _compares_alone(
+        self, config: Config, stamp: Stamp, names: tuple[str, ...]
+    ) -> list[tuple[str, Any, bytes | None]] | None:
+        """The remembered cells to compare, if a write is admitted by them and changes none; otherwise None."""
+        compares: list[tuple[str, Any, bytes | None]] = []
+        for name in names:
+            if (seen := self._seen.get(name)) is None or config.realm is None:
+                return None
+            version, cell = seen
+            judged = judge(cell.mark, stamp, name=name, rule=config.rule, realm=config.realm)
+            if judged.verdict is not Verdict.ADMIT or judged.mark is not cell.mark:
+                return None
+            compares.append((f"n/{name}", version, None))
+        return compares
 
     async def _operate(
         self,
@@ -175,17 +202,19 @@ class CellGuard:
         expect: int | None = None,
         operation: str | None = None,
         writes: Any = None,
+        sent: Mapping[str, tuple[Any, bytes | None]] = MappingProxyType({}),
     ) -> dict[str, Cell]:
         """Read, judge and swap until it is decided; returns the cells as this operation left them.
 
         No lock is held: a swap that finds another version has done nothing, and everything is read again. A swap
         whose outcome is unknown is settled by the operation's id, which is in the cell if and only if it happened.
-        `writes`: what the caller writes in the same swap, for guards whose `_commit` takes it.
+        `writes`: what the caller writes in the same swap, for guards whose `_commit` takes it. `sent`: the cells that
+        the store sent with a failed swap.
         """
         stamp = None if credential is None else one_stamp(credential, self.kind)
         operation = operation or self._new_id()
         unsettled: _Try | None = None
-        trust, sent = _Trust.MEMORY, Swapped(None).found
+        trust = _Trust.MEMORY
         for tried in range(TRIES):
             try:
                 known, this = await self._look(values, trust, sent)
@@ -483,37 +512,6 @@ class CellGuard:
 
     async def close(self) -> None:
         await self.cells.close()
-
-
-class CellOperator(Operator):
-    """What operators do with a guard over cells."""
-
-    def __init__(self, guard: CellGuard) -> None:
-        self.kind = guard.kind
-        self._guard = guard
-
-    async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
-        return await self._guard.status(quiet_for)
-
-    async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
-        return list(self._guard.records)[-limit:]
-
-    async def modes(self, table: str | None = None) -> dict[str, str]:
-        return await self._guard.modes()
-
-    async def set_mode(
-        self, table: str | None, mode: str, pattern: str = "*", wait: float = 0.0
-    ) -> tuple[str, ...]:
-        await self._guard.set_mode(mode, pattern)
-        return ()
-
-    async def adopt(self, realm: str) -> None:
-        await self._guard.adopt(realm)
-
-    async def unset_mode(self, table: str | None, pattern: str) -> bool:
-        if check_pattern(pattern) == "*":
-            raise Misuse("the mode of * is the guard's own: set another one")
-        return await self._guard.unset_mode(pattern)
 
 
 def key_of(name: str) -> str:
