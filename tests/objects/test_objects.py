@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import itertools
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -16,9 +17,11 @@ import obstore
 import pytest
 from aiobotocore.session import get_session
 from botocore.config import Config
+from click.testing import CliRunner
 from obstore.store import MemoryStore, S3Store
 
 import fenced
+from fenced.drills.command import drill
 from fenced.errors import Conflict, Misconfigured, Misuse, StaleToken, Uncovered
 from fenced.guards.objects import contents
 from fenced.guards.objects.buckets import ObstoreBucket, _version
@@ -342,6 +345,15 @@ def test_wrong_stores() -> None:
         ObjectGuard(object(), BUCKET)
     with pytest.raises(Misuse, match="leave `bucket` out"):
         ObjectGuard(MemoryStore(), BUCKET)
+
+
+def test_a_storm(seaweed_server: SeaweedServer) -> None:
+    address = seaweed_server.url(next(_prefixes))
+    short = ["--seconds", "5", "--holders", "2", "--names", "1"]
+    result = CliRunner().invoke(drill, ["storm", "--seed", "7", "--guard", address, *short, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["verdict"] == "held" and found["overtaken"] > 0
 
 
 # Writers that die.
