@@ -17,7 +17,7 @@ from fenced.testing.servers import EtcdServer
 from fenced.wire.etcd.messages import TXN, TxnReply
 from tests.guard_outage_harness import CellOutageHarness
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("etcd")
 
 
 def address(host: str, port: int, place: str, rule: Rule) -> str:

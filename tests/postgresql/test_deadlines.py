@@ -381,7 +381,7 @@ async def abandoned(scene: Scene, kind: type[PostgresqlAuthority]) -> None:
         other = threading.Thread(target=client.abandon)
         other.start()
         other.join()
-    ensure(set(os.listdir("/proc/self/fd")) <= before, "no descriptor is left")
+    server.wait_until(lambda: set(os.listdir("/proc/self/fd")) <= before, "no descriptor is left")
     server.wait_until(lambda: scene.processes() == 0, "no connection is left")
     await raises((Unavailable, Indeterminate), client.ask(asking(scene.runtime, "another")))
     view = await (await scene.opened()).observe("orders")

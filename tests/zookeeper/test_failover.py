@@ -89,11 +89,13 @@ def test_a_killed_leader_takes_no_token_and_no_lease_with_it(ensemble: ZooKeeper
             assert held.state in (State.HELD, State.JEOPARDY)
         step(one.release(held))
         answer = patient(lambda: two.ask(waiter))
-        assert isinstance(answer, Granted)
-        tokens.append(answer.token)
-        # The waiter's token is that of its place in the queue, which is older than both elections.
         assert tokens[1] - tokens[0] > 2**31 and tokens[2] - tokens[1] > 2**31
-        assert tokens[0] < tokens[3] < tokens[1]
+        if answer == Ended("expired"):  # on a busy machine nobody has renewed its place for eight seconds
+            waiter = asking(RUNTIME, "orders")
+            answer = patient(lambda: two.ask(waiter))
+            assert isinstance(answer, Granted) and answer.token > tokens[2]
+        else:  # its token is that of its place in the queue, which is older than both elections
+            assert isinstance(answer, Granted) and tokens[0] < answer.token < tokens[1]
 
 
 def test_a_guard_whose_leader_dies(ensemble: ZooKeeperEnsemble) -> None:

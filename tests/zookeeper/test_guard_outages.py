@@ -13,7 +13,7 @@ from fenced.testing.faults import Proxy
 from fenced.testing.servers import ZooKeeperServer
 from tests.guard_outage_harness import CellOutageHarness
 
-pytestmark = pytest.mark.xdist_group("serial")
+pytestmark = pytest.mark.xdist_group("zookeeper")
 
 
 def address(host: str, port: int, place: str, rule: Rule) -> str:

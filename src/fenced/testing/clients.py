@@ -126,10 +126,11 @@ async def a_client_learns_that_it_was_revoked(h: AuthorityHarness) -> None:
 async def a_client_gives_up_at_max_hold(h: AuthorityHarness) -> None:
     """A lease with `max_hold` is not renewed for ever, even if the body hangs."""
     client = lease_engine(await h.authority(), h.runtime)
-    lease = await client.acquire(LeaseRequest.checked(["orders"], ttl=0.3, max_hold=0.7))
-    began = h.runtime.now()
-    ensure(await lease.wait_lost(began + 5.0) and lease.lost_reason == "max_hold", f"{lease.lost_reason}")
-    ensure(h.runtime.now() - began < 2.0, "in time")
+    lease = await client.acquire(
+        LeaseRequest.checked(["orders"], ttl=3, max_hold=1.2)
+    )  # renewed once, after 1 s
+    lost = await lease.wait_lost(h.runtime.now() + 30.0)
+    ensure(lost and lease.lost_reason == "max_hold", f"lost: {lease.lost_reason}")
     await client.close()
 
 
