@@ -6,25 +6,32 @@ For the storms on authorities: `make evidence ARGS="authority_storms --authority
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import platform
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fenced
 from evidence import authority_storms, power_cut, server_cut
-from fenced.testing.servers import EtcdServer, PostgresqlServer, RedisServer, ZooKeeperServer
+from fenced.testing.servers import (
+    EtcdServer,
+    PostgresqlServer,
+    RedisServer,
+    SeaweedServer,
+    ZooKeeperServer,
+)
 from fenced.testing.simulation import simulate, site_of
 
 FOLDER = Path(__file__).parents[1] / "docs" / "evidence"
 STORM_SECONDS = 60
-CONTESTED_WRITES = 5_000
-"""How many contested acknowledged writes the evidence for a guard has at least."""
+GUARD_STORM_SECONDS = 20
 ETCD_DEFAULTS = {"heartbeat-interval": "100", "election-timeout": "1000"}
 ZOOKEEPER_DEFAULTS = {"tickTime": "2000", "minSessionTimeout": "4000"}
 """The storms run with the shortest ttls of servers as they are shipped; those of the tests are shorter."""
@@ -71,31 +78,40 @@ def _storm_and_control(*options: str) -> dict[str, Any]:
 
 
 def guard_storms() -> dict[str, Any]:
-    """The PostgreSQL guard with leases from PostgreSQL, until enough writes were contested; and, on the same seed,
-    the control: the same guard in observe, which refuses nothing."""
-    with PostgresqlServer() as server:
-        authority = server.url(server.create_database("leases"))
-        guarded: list[dict[str, Any]] = []
-        while sum(storm["contested"] for storm in guarded) < CONTESTED_WRITES:
-            url = server.url(server.create_database())
-            options = ("--authority", authority, "--guard", url, *STORM_SIZE)
-            guarded.append(_storm(STORM_SECONDS, *options, seed=len(guarded) + 1))
-        url = server.url(server.create_database())
-        with fenced.Values(url) as observing:
-            observing.set_mode("observe")
-        control = _storm(STORM_SECONDS, "--authority", authority, "--guard", url, *STORM_SIZE)
-    totals = {
-        key: sum(storm[key] for storm in guarded)
-        for key in ("acknowledged", "contested", "overtaken", "refused", "lost_updates", "stale_admitted")
-    }
-    lost = control["lost_updates"] / control["acknowledged"]
-    return {
-        "enforced": totals,
-        "observed": control,
-        "lost_in_observe": round(lost, 4),
-        "storms": len(guarded),
-        "seconds_each": STORM_SECONDS,
-    }
+    """Each guard with leases from SQLite and from PostgreSQL, and the control: the same guard in observe, which refuses
+    nothing."""
+    found: dict[str, Any] = {}
+    with (
+        PostgresqlServer() as leases,
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.ExitStack() as stack,
+    ):
+        start = stack.enter_context
+        postgresql, redis = start(PostgresqlServer()), start(RedisServer())
+        etcd, zookeeper, objects = start(EtcdServer()), start(ZooKeeperServer()), start(SeaweedServer())
+        guards: dict[str, Callable[[str], str]] = {
+            "postgresql": lambda _: postgresql.url(postgresql.create_database()),
+            "redis": lambda place: f"{redis.url()}?tag={place}",
+            "etcd": lambda place: f"{etcd.url()}?prefix={place}",
+            "zookeeper": lambda place: f"{zookeeper.url()}/{place}",
+            "objects": objects.url,
+            "files": lambda place: Path(tempfile.mkdtemp(prefix=place, dir=folder)).as_uri(),
+        }
+        for kind, address in guards.items():
+            by_postgresql = ("--authority", leases.url(leases.create_database()))
+            observed = address("observed")
+            with fenced.Values(observed) as observing:
+                observing.set_mode("observe")
+            control = _storm(GUARD_STORM_SECONDS, "--guard", observed, *STORM_SIZE)
+            found[kind] = {
+                "sqlite": _storm(GUARD_STORM_SECONDS, "--guard", address("one"), *STORM_SIZE),
+                "postgresql": _storm(
+                    GUARD_STORM_SECONDS, "--guard", address("two"), *by_postgresql, *STORM_SIZE
+                ),
+                "observed": control,
+                "lost_in_observe": round(control["lost_updates"] / control["acknowledged"], 4),
+            }
+    return {**found, "seconds_each": GUARD_STORM_SECONDS}
 
 
 def worlds() -> dict[str, Any]:
