@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from fenced.decision import Rule
 from fenced.errors import Misuse, Unsupported, shown
@@ -60,9 +58,30 @@ class EtcdFence:
 class EtcdTransaction:
     """Puts and deletes that are sent at the end of the `with` block, all of them or none."""
 
-    def __init__(self, guard: _EtcdMarks) -> None:
+    def __init__(
+        self, guard: _EtcdMarks, fence: Fences, names: tuple[str, ...], still_held: bool, namespace: str
+    ) -> None:
         self._guard = guard
+        self._fence = fence
+        self._names = names
+        self._still_held = still_held
+        self._namespace = namespace
         self._writes = EtcdWrites()
+
+    async def _begin(self) -> None:
+        await self._guard.begin(credential(self._fence, self._names, announcing=True))
+
+    async def _end(self) -> None:
+        carried = credential(self._fence, self._names, still_held=self._still_held)
+        await self._guard.end(carried, self._writes, self._namespace)
+
+    def __enter__(self) -> Self:
+        step(self._begin())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            step(self._end())
 
     def get(self, key: bytes) -> EtcdValue:
         """Read a key now. The token was announced before."""
@@ -87,7 +106,20 @@ class EtcdTransaction:
 
 
 class AsyncEtcdTransaction(EtcdTransaction):
-    """The same for asyncio; only `get` waits."""
+    """The same for `async with`; `get` is awaited."""
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self._end()
+
+    def __enter__(self) -> Self:
+        raise Misuse(
+            "a transaction of an AsyncEtcdGuard is entered by: async with guard.transaction(...) as tx"
+        )
 
     async def get(self, key: bytes) -> EtcdValue:  # type: ignore[override]
         """Read a key now. The token was announced before."""
@@ -182,18 +214,13 @@ class EtcdGuard:
         step(self._marks.ready())
         step(self._marks.announce(credential(fence, names, announcing=True)))
 
-    @contextmanager
-    def transaction(self, fence: Fences, *names: str, still_held: bool = False) -> Iterator[EtcdTransaction]:
+    def transaction(self, fence: Fences, *names: str, still_held: bool = False) -> EtcdTransaction:
         """Announce; then collect puts and deletes, and send them at the end of the block, behind the fence.
 
         Without `names`, all names of the lease. `still_held`: also compare that the authority, on the same etcd, still
         has the lease; LeaseLost if not.
         """
-        step(self._marks.begin(credential(fence, names, announcing=True)))
-        transaction = EtcdTransaction(self._marks)
-        yield transaction
-        carried = credential(fence, names, still_held=still_held)
-        step(self._marks.end(carried, transaction._writes, self._namespace))
+        return EtcdTransaction(self._marks, fence, names, still_held, self._namespace)
 
     def fence(self, fence: Fences, *names: str) -> EtcdFence:
         """Announce, and return the compares to put into a transaction of another client.
@@ -234,20 +261,13 @@ class AsyncEtcdGuard:
         await self._marks.ready()
         await self._marks.announce(credential(fence, names, announcing=True))
 
-    @asynccontextmanager
-    async def transaction(
-        self, fence: Fences, *names: str, still_held: bool = False
-    ) -> AsyncIterator[AsyncEtcdTransaction]:
+    def transaction(self, fence: Fences, *names: str, still_held: bool = False) -> AsyncEtcdTransaction:
         """Announce; then collect puts and deletes, and send them at the end of the block, behind the fence.
 
         Without `names`, all names of the lease. `still_held`: also compare that the authority, on the same etcd, still
         has the lease; LeaseLost if not.
         """
-        await self._marks.begin(credential(fence, names, announcing=True))
-        transaction = AsyncEtcdTransaction(self._marks)
-        yield transaction
-        carried = credential(fence, names, still_held=still_held)
-        await self._marks.end(carried, transaction._writes, self._namespace)
+        return AsyncEtcdTransaction(self._marks, fence, names, still_held, self._namespace)
 
     async def fence(self, fence: Fences, *names: str) -> EtcdFence:
         """Announce, and return the compares to put into a transaction of another client.
