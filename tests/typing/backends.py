@@ -9,9 +9,11 @@ from fenced.authorities.redis.authority import RedisAuthority
 from fenced.authorities.sqlite.authority import SqliteAuthority
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.contracts import Authority, NamedValues, Runtime
+from fenced.guards.etcd.values import EtcdValues
 from fenced.guards.memory import MemoryGuard
 from fenced.guards.postgresql.values import PostgresqlGuard
 from fenced.guards.sqlite.values import SqliteGuard
+from fenced.guards.zookeeper.values import ZooKeeperValues
 from fenced.registry import AuthorityType, GuardType
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime
@@ -25,7 +27,7 @@ AUTHORITIES: list[type[Authority]] = [
     SqliteAuthority,
     ZooKeeperAuthority,
 ]
-GUARDS: list[type[NamedValues]] = [MemoryGuard, PostgresqlGuard, SqliteGuard]
+GUARDS: list[type[NamedValues]] = [EtcdValues, MemoryGuard, PostgresqlGuard, SqliteGuard, ZooKeeperValues]
 RUNTIMES: list[type[Runtime]] = [AioRuntime, BlockingRuntime, SimulatedRuntime]
 
 AUTHORITY_TYPES: list[AuthorityType] = [
@@ -36,4 +38,4 @@ AUTHORITY_TYPES: list[AuthorityType] = [
     SqliteAuthority,
     ZooKeeperAuthority,
 ]
-GUARD_TYPES: list[GuardType] = [MemoryGuard, PostgresqlGuard, SqliteGuard]
+GUARD_TYPES: list[GuardType] = [EtcdValues, MemoryGuard, PostgresqlGuard, SqliteGuard, ZooKeeperValues]
