@@ -169,7 +169,7 @@ class FileGuard:
     def _write(self, fence: Fences | None, target: _Target, operation: str) -> None:
         """Judge, and move the new contents to their place, while no other process can do either."""
         place = Place(target.relative)
-        with self._folder.locked(target.key):
+        with self._folder.locked(target.key, operation):
             self._judge(fence, target, operation, place, None)
             with self._folder.translated(target.path):
                 self._folder.finish(

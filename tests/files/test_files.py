@@ -330,7 +330,7 @@ def test_an_append_under_rule_retry_is_undone_if_its_writer_dies(tmp_path: Path)
 # The checks can fail.
 
 
-def _no_recovery(self: folders.GuardedFolder, key: str, lock: int) -> None:
+def _no_recovery(self: folders.GuardedFolder, key: str, lock: int, mine: str) -> None:
     """Whoever locks next does not complete what a dead writer has committed."""
 
 
@@ -352,7 +352,7 @@ def _mark_before_contents(
 
 
 @contextlib.contextmanager
-def _no_lock(self: folders.GuardedFolder, key: str) -> Iterator[None]:
+def _no_lock(self: folders.GuardedFolder, key: str, mine: str = "") -> Iterator[None]:
     """Two processes judge by the same mark."""
     held = self._held.__dict__
     if key in held:

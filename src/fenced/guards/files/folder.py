@@ -105,8 +105,10 @@ class GuardedFolder:
     # The lock of a name.
 
     @contextlib.contextmanager
-    def locked(self, key: str) -> Iterator[None]:
+    def locked(self, key: str, mine: str = "") -> Iterator[None]:
         """Exclude every other process and thread from this key, then complete what a dead writer has begun.
+
+        `mine` is the operation of the caller, whose new contents are left as they are.
 
         Taking it again in the same thread does nothing. `forking.enter` delays a fork until the lock is released: a
         child would inherit the descriptor, and with it the lock.
@@ -123,7 +125,7 @@ class GuardedFolder:
                 held[key] = self._lock(key)
             try:
                 with self.translated(self._private):
-                    self._recover(key, held[key])
+                    self._recover(key, held[key], mine)
                 yield
             finally:
                 os.close(held.pop(key))  # this also unlocks it
@@ -148,10 +150,11 @@ class GuardedFolder:
             raise
         return descriptor
 
-    def _recover(self, key: str, lock: int) -> None:
+    def _recover(self, key: str, lock: int, mine: str) -> None:
         """Complete the write that was committed, undo an append that was not, and remove what dead writers left."""
         self._undo_append(lock)
-        if not (names := _listed(self.file("new", key))):
+        names = _listed(self.file("new", key))
+        if names in ([], [mine]):
             return
         marked = self.marked(key)
         if marked is not None and marked.operation in names:
@@ -182,16 +185,13 @@ class GuardedFolder:
     # Marks.
 
     def marked(self, key: str) -> Marked | None:
+        path = self.file("marks", key, ".mark")
         try:
-            header, _, rest = _read(self.file("marks", key, ".mark")).partition(b"\n")
-            operation, *place = json.loads(rest)
+            return _parsed(_read(path))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:
-            raise Misconfigured(
-                f"{self.file('marks', key, '.mark')} is not a mark file: restore it"
-            ) from error
-        return Marked(header, operation, Place(*place))
+            raise Misconfigured(f"{path} is not a mark file: restore it") from error
 
     def commit(self, key: str, marked: Marked, contents: bytes | None = None) -> None:
         """Replace the mark file, and write the contents of its operation. The caller has the lock.
@@ -307,6 +307,14 @@ def full_disk(path: Path) -> Iterator[None]:
         if error.errno not in _FULL:
             raise
         raise _translated(error, path, unknown=False) from error
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: bytes) -> Marked:
+    """What a mark file says; the same ones are read again and again."""
+    header, _, rest = text.partition(b"\n")
+    operation, *place = json.loads(rest)
+    return Marked(header, operation, Place(*place))
 
 
 def _read(path: Path) -> bytes:
