@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -363,10 +364,21 @@ def _set(server: PostgresqlServer, setting: str, value: str) -> None:
 # Clients that are dropped.
 
 
+def sockets_to(port: int) -> set[str]:
+    """The sockets of this process that are connected to a port, also those that the server has closed."""
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    connected = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port:04X}")}
+    mine = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread has closed it
+            mine.add(os.readlink(descriptor))
+    return mine & connected
+
+
 async def abandoned(scene: Scene, kind: type[PostgresqlAuthority]) -> None:
     server = scene.server
     server.wait_until(lambda: scene.processes() == 0, "those of other tests are gone")
-    before = set(os.listdir("/proc/self/fd"))
+    before = sockets_to(server.port)
     client, held = (
         kind(server.url(), scene.runtime, namespace=scene.namespace),
         asking(scene.runtime, "orders"),
@@ -381,7 +393,7 @@ async def abandoned(scene: Scene, kind: type[PostgresqlAuthority]) -> None:
         other = threading.Thread(target=client.abandon)
         other.start()
         other.join()
-    server.wait_until(lambda: set(os.listdir("/proc/self/fd")) <= before, "no descriptor is left")
+    ensure(sockets_to(server.port) <= before, "no descriptor is left")
     server.wait_until(lambda: scene.processes() == 0, "no connection is left")
     await raises((Unavailable, Indeterminate), client.ask(asking(scene.runtime, "another")))
     view = await (await scene.opened()).observe("orders")
