@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 3
+JOBS ?= 4
 SEEDS ?= 0-4999
 AUTHORITY ?= memory
 VENV := .venv
