@@ -434,6 +434,10 @@ class Operator:
         """Let a role of the database read what operators read, and change nothing; or no longer."""
         raise self._lacks("roles")
 
+    async def policy(self, partition: str) -> dict[str, Any]:
+        """A policy of the store's own access control that makes the guard harder to bypass. `partition`: of AWS."""
+        raise self._lacks("policy to print")
+
     async def upgrade(self) -> list[str]:
         """Upgrade what is installed to this version of fenced; returns the guarded tables."""
         raise self._lacks("schema to upgrade")

@@ -21,8 +21,9 @@ from click.testing import CliRunner
 from obstore.store import MemoryStore, S3Store
 
 import fenced
+from fenced.cli.guards import guard as guard_commands
 from fenced.drills.command import drill
-from fenced.errors import Conflict, Misconfigured, Misuse, StaleToken, Uncovered
+from fenced.errors import Conflict, Misconfigured, Misuse, StaleToken, Uncovered, Unsupported
 from fenced.guards.objects import contents
 from fenced.guards.objects.buckets import ObstoreBucket, _version
 from fenced.guards.objects.cells import ObjectCells, ObjectMarks, path_of
@@ -235,6 +236,25 @@ def test_how_many_requests(seaweed_server: SeaweedServer) -> None:
     assert ObjectGuard(client, BUCKET, prefix=prefix).peek(NAME) == b"xxxx"
 
 
+def test_no_mark_is_ever_deleted(seaweed_server: SeaweedServer) -> None:
+    """So nothing depends on how the store treats the condition of a DELETE, and the policy may deny it."""
+    client, prefix = boto_client(seaweed_server.endpoint()), next(_prefixes)
+    deleted: list[str] = []
+
+    def note(request: Any, **_: Any) -> None:
+        if request.method == "DELETE":
+            deleted.append(request.url.partition(f"/{prefix}/")[2].partition("/")[0])
+
+    client.meta.events.register("before-send.s3", note)
+    guard = ObjectGuard(client, BUCKET, prefix=prefix)
+    guard.upload(stamp(5), NAME, io.BytesIO(b"large"))
+    guard.delete(stamp(6), NAME)
+    with pytest.raises(StaleToken):
+        guard.write(stamp(5, 2), NAME, b"x" * BIG)
+    assert guard.sweep() == 1
+    assert deleted == ["probe", "payloads", "payloads"]
+
+
 def test_a_thousand_late_writes() -> None:
     guard = ObjectGuard(MemoryStore())
     guard.write(stamp(5), NAME, b"old")
@@ -298,6 +318,10 @@ def test_what_a_policy_says() -> None:
     for wrong in ("", "a/b", "*"):
         with pytest.raises(Misuse):
             bucket_policy(wrong)
+    printed = CliRunner().invoke(guard_commands, ["policy", "s3://shop/guarded"])
+    assert json.loads(printed.stdout) == policy and "passes" in printed.stderr
+    for url in ("gs://shop/guarded", "memory://shop"):
+        assert isinstance(CliRunner().invoke(guard_commands, ["policy", url]).exception, Unsupported)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,35 @@ def grant_monitor(words: tuple[str, str], revoke: bool, as_json: bool) -> None:
 
 
 @click.command()
+@addressed()
+@click.option(
+    "--partition",
+    metavar="NAME",
+    default="aws",
+    show_default=True,
+    help="The partition of AWS, such as aws-cn or aws-us-gov.",
+)
+def policy(words: tuple[str], partition: str) -> None:
+    """Print a bucket policy for S3.
+
+    The policy denies a PUT without a condition, and every deletion, of guarded objects, for everybody. It stops blind
+    overwrites. It does not make the guard mandatory: whoever sends the current ETag passes, with any body. Nothing is
+    sent to the store.
+
+    \b
+    Example:
+      fenced guard policy s3://shop/guarded > policy.json
+      aws s3api put-bucket-policy --bucket shop --policy file://policy.json
+    """
+    write_json(operate(words[0], lambda operator: operator.policy(partition)))
+    click.echo(
+        "caution: it stops blind overwrites and deletions; whoever sends the current ETag passes. Putting it replaces "
+        "the bucket's policy: merge the statements if there is one",
+        err=True,
+    )
+
+
+@click.command()
 @addressed("NAME")
 @why_option
 @json_option

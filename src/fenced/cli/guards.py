@@ -23,7 +23,17 @@ from fenced.cli.guard_options import (
     why_option,
 )
 from fenced.cli.guard_status import status
-from fenced.cli.guard_upkeep import adopt, forget, grant_monitor, history, records, reset, tidy, trust
+from fenced.cli.guard_upkeep import (
+    adopt,
+    forget,
+    grant_monitor,
+    history,
+    policy,
+    records,
+    reset,
+    tidy,
+    trust,
+)
 from fenced.cli.options import json_option
 from fenced.cli.output import plain, write_json
 from fenced.contracts import Operator
@@ -72,7 +82,7 @@ def guard() -> None:
     """
 
 
-for command in (status, history, records, reset, adopt, trust, key, tidy, forget, grant_monitor):
+for command in (status, history, records, reset, adopt, trust, key, tidy, forget, grant_monitor, policy):
     guard.add_command(command)
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from obstore import store
 from obstore.exceptions import BaseError
 
-from fenced.contracts import Runtime
-from fenced.errors import Misconfigured, Misuse, redacted, shown
+from fenced.contracts import Operator, Runtime
+from fenced.errors import Misconfigured, Misuse, Unsupported, redacted, shown
 from fenced.guards.objects.buckets import ObstoreBucket, short
 from fenced.guards.objects.cells import ObjectCells, ObjectMarks
+from fenced.guards.objects.policy import bucket_policy
 from fenced.guards.shared.cellguard import options_in
+from fenced.guards.shared.celloperator import CellOperator
+
+T = TypeVar("T")
 
 _SETTINGS = {
     "s3": {"endpoint", "region", "anonymous"},
@@ -29,6 +34,24 @@ class ObjectValues(ObjectMarks):
         made, prefix, rest = store_at(url)
         bucket = ObstoreBucket(made, prefix, runtime)
         return cls(ObjectCells(bucket), runtime, url, **options_in(rest))
+
+    async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
+        return await work(ObjectOperator(self))
+
+
+class ObjectOperator(CellOperator):
+    """What operators do with a guard over objects."""
+
+    def __init__(self, guard: ObjectValues) -> None:
+        super().__init__(guard)
+        self._address = urlsplit(guard.url)
+
+    async def policy(self, partition: str) -> dict[str, Any]:
+        if self._address.scheme != "s3":
+            raise Unsupported(
+                f"{self._address.scheme}: only a bucket policy of S3 can deny a PUT without a condition"
+            )
+        return bucket_policy(self._address.netloc, unquote(self._address.path), partition=partition)
 
 
 def store_at(url: str) -> tuple[Any, str, str]:
