@@ -11,9 +11,10 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
 
 from fenced import registry, timing
+from fenced.announcing import Announces, announcers, wrong_colour
 from fenced.contracts import Authority, Runtime
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
 from fenced.core.holding import GrantState, State
@@ -32,12 +33,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 L = TypeVar("L")
 Guarantee = Literal["strict", "best-effort"]
-
-
-class Announces(Protocol):
-    """The part of a guard that `hold(guards=[...])` needs."""
-
-    def announce(self, fence: Any, *names: str) -> Any: ...
 
 
 class _LeaseBase:
@@ -287,7 +282,7 @@ class Client(_ClientBase):
         After a block that did not raise, nobody is granted the name until `at_least_for` seconds after the grant.
         """
         request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
-        return LeaseContext(self, request, _guards(guards))
+        return LeaseContext(self, request, announcers(guards))
 
     def hold_all(
         self,
@@ -302,7 +297,7 @@ class Client(_ClientBase):
     ) -> LeaseContext[Lease]:
         """Hold several names under one token: all or none, without deadlock or starvation."""
         request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
-        return LeaseContext(self, request, _guards(guards))
+        return LeaseContext(self, request, announcers(guards))
 
     def try_hold(
         self,
@@ -317,7 +312,7 @@ class Client(_ClientBase):
     ) -> LeaseContext[Lease | None]:
         """`with client.try_hold(name) as lease:` where lease is None when the name was not granted."""
         request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
-        return LeaseContext(self, request, _guards(guards), optional=True)
+        return LeaseContext(self, request, announcers(guards), optional=True)
 
     def held(
         self,
@@ -332,7 +327,7 @@ class Client(_ClientBase):
     ) -> Callable[[Callable[Concatenate[Lease, P], R]], Callable[P, R]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
         request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
-        announced = _guards(guards)
+        announced = announcers(guards)
 
         def decorate(function: Callable[Concatenate[Lease, P], R]) -> Callable[P, R]:
             if _runs_later(function):
@@ -362,23 +357,9 @@ class Client(_ClientBase):
         self.close()
 
 
-def _guards(guards: Iterable[Announces]) -> tuple[Announces, ...]:
-    if not isinstance(guards, Iterable):
-        raise Misuse(f"guards is a list of guards, not {shown(guards)}")
-    return tuple(guards)
-
-
 def _runs_later(function: Callable[..., object]) -> bool:
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     return any(kind(function) for kind in kinds)
-
-
-def _wrong_colour(guard: object, unfinished: object) -> Misuse:
-    if inspect.iscoroutine(unfinished):
-        unfinished.close()
-    return Misuse(
-        f"{type(guard).__name__}.announce() is for the other kind of client, blocking or asyncio; nothing was announced"
-    )
 
 
 class _LeaseContextBase:
@@ -422,7 +403,7 @@ class LeaseContext(_LeaseContextBase, Generic[L]):
             lease = self._lease = Lease(grant, self._client)
             for guard in self._guards:
                 if (unfinished := guard.announce(lease)) is not None:
-                    raise _wrong_colour(guard, unfinished)
+                    raise wrong_colour(guard, unfinished)
         except BaseException:
             step(self._client._engine.release_at_exit(grant, raised=True))
             raise
@@ -477,7 +458,7 @@ class AsyncClient(_ClientBase):
     ) -> AsyncLeaseContext[AsyncLease]:
         """`async with client.hold(name) as lease:` the body is cancelled when the lease is lost."""
         request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
-        return AsyncLeaseContext(self, request, _guards(guards))
+        return AsyncLeaseContext(self, request, announcers(guards))
 
     def hold_all(
         self,
@@ -492,7 +473,7 @@ class AsyncClient(_ClientBase):
     ) -> AsyncLeaseContext[AsyncLease]:
         """Hold several names under one token: all or none, without deadlock or starvation."""
         request = LeaseRequest.checked(names, ttl, wait, max_hold, lock_delay, at_least_for)
-        return AsyncLeaseContext(self, request, _guards(guards))
+        return AsyncLeaseContext(self, request, announcers(guards))
 
     def try_hold(
         self,
@@ -507,7 +488,7 @@ class AsyncClient(_ClientBase):
     ) -> AsyncLeaseContext[AsyncLease | None]:
         """`async with client.try_hold(name) as lease:` where lease is None when it was not granted."""
         request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
-        return AsyncLeaseContext(self, request, _guards(guards), optional=True)
+        return AsyncLeaseContext(self, request, announcers(guards), optional=True)
 
     def held(
         self,
@@ -522,7 +503,7 @@ class AsyncClient(_ClientBase):
     ) -> Callable[[Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """A decorator: every call holds `name` and gets the lease as its first argument."""
         request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
-        announced = _guards(guards)
+        announced = announcers(guards)
 
         def decorate(
             function: Callable[Concatenate[AsyncLease, P], Awaitable[R]],
@@ -576,7 +557,7 @@ class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
             for guard in self._guards:
                 announcing = guard.announce(lease)
                 if not inspect.isawaitable(announcing):
-                    raise _wrong_colour(guard, announcing)
+                    raise wrong_colour(guard, announcing)
                 await announcing
         except BaseException:
             await lease._engine.release_at_exit(lease._grant, raised=True)

@@ -12,7 +12,7 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from fenced.decision import Rule
 from fenced.errors import Misuse, shown
-from fenced.guarding import Fences, credential
+from fenced.guarding import Fences, credential, names_of
 from fenced.guards.files.folder import (
     PRIVATE,
     GuardedFolder,
@@ -159,12 +159,21 @@ class FileGuard:
         self.announce(fence, path)
         return open(self._target(path).path, "rb")
 
-    def announce(self, fence: Fences, path: FilePath) -> None:
-        """Raise the mark of a file, before anything is read: an older holder's write is refused from now on."""
-        target = self._target(path)
-        with self._folder.locked(target.key):
-            self._cells.plans[target.key] = Place(target.relative), None
-            step(self._marks.announce(credential(fence, (target.name,), announcing=True)))
+    def announce(self, fence: Fences, *paths: FilePath) -> None:
+        """Raise the marks of files, before anything is read: an older holder's write is refused from now on.
+
+        Without paths these are the files of all names of the lease.
+        """
+        for path in paths or [self._path_of(name) for name in names_of(fence)]:
+            target = self._target(path)
+            with self._folder.locked(target.key):
+                self._cells.plans[target.key] = Place(target.relative), None
+                step(self._marks.announce(credential(fence, (target.name,), announcing=True)))
+
+    def _path_of(self, name: str) -> str:
+        if not name.startswith(self._prefix):
+            raise Misuse(f"{name} is not the name of a file of this guard: these begin with {self._prefix}")
+        return name.removeprefix(self._prefix)
 
     def _write(self, fence: Fences | None, target: _Target, operation: str) -> None:
         """Judge, and move the new contents to their place, while no other process can do either."""

@@ -77,6 +77,12 @@ def _no_fence(fence: object) -> Misuse:
     return Misuse(f"give a guard the lease that hold() returned, or a stamp, not {shown(fence)}{hint}")
 
 
+def names_of(fence: Fences) -> tuple[str, ...]:
+    """Every name that the fences cover."""
+    stamps = credential(fence, announcing=True).stamps
+    return tuple(dict.fromkeys(name for stamp in stamps for name in stamp.names))
+
+
 class Values:
     """Small values under names, behind a guard. Opens at first use."""
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from fenced.contracts import Runtime
 from fenced.decision import Rule
 from fenced.errors import Misuse, shown
-from fenced.guarding import Fences, credential
+from fenced.guarding import Fences, credential, names_of
 from fenced.guards.objects.boto import BotoBucket
 from fenced.guards.objects.buckets import Bucket, ObstoreBucket
 from fenced.guards.objects.cells import TRAITS, ObjectCells, ObjectMarks
@@ -67,9 +67,13 @@ class ObjectGuard:
         """Read the whole object without a lease. None if there is none."""
         return step(self._objects.peek(name))
 
-    def announce(self, fence: Fences, name: str) -> None:
-        """Raise the mark of an object, before anything is read: an older holder's write is refused from now on."""
-        step(self._objects.announce(_announcing(fence, name), name))
+    def announce(self, fence: Fences, *names: str) -> None:
+        """Raise the marks of objects, before anything is read: an older holder's write is refused from now on.
+
+        Without names these are the objects of all names of the lease.
+        """
+        for name in names or names_of(fence):
+            step(self._objects.announce(_announcing(fence, name), name))
 
     def write(self, fence: Fences | None, name: str, body: bytes) -> None:
         """Replace or create an object."""
@@ -151,9 +155,13 @@ class AsyncObjectGuard:
         """Read the whole object without a lease. None if there is none."""
         return await self._objects.peek(name)
 
-    async def announce(self, fence: Fences, name: str) -> None:
-        """Raise the mark of an object, before anything is read: an older holder's write is refused from now on."""
-        await self._objects.announce(_announcing(fence, name), name)
+    async def announce(self, fence: Fences, *names: str) -> None:
+        """Raise the marks of objects, before anything is read: an older holder's write is refused from now on.
+
+        Without names these are the objects of all names of the lease.
+        """
+        for name in names or names_of(fence):
+            await self._objects.announce(_announcing(fence, name), name)
 
     async def write(self, fence: Fences | None, name: str, body: bytes) -> None:
         """Replace or create an object."""

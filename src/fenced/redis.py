@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import redis
 import redis.asyncio
 
+from fenced.announcing import GuardOn
 from fenced.client import AsyncLease, Lease
 from fenced.decision import Rule
 from fenced.errors import Misuse, Unsupported, shown
@@ -193,6 +194,10 @@ class RedisGuard:
         stamp, names = _stamped(fence, names, announcing=True)
         opened = self._known(channel) or await self._open(channel)
         await opened.step(stamp, names, announce=True)
+
+    def on(self, client: RedisClient | AsyncRedisClient) -> GuardOn:
+        """This guard on this client, for `hold(guards=[guard.on(client)])`, which announces each new lease."""
+        return GuardOn(self, client)
 
     def wrap(self, script: str) -> GuardedScript:
         """The program's own Lua script with the check in front. Its KEYS and ARGV are as without a guard."""

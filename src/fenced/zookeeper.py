@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from fenced.announcing import GuardOn
 from fenced.decision import Rule
 from fenced.errors import Conflict, Indeterminate, Misconfigured, Misuse, Unavailable, Unsupported, shown
 from fenced.guarding import Fences, credential
@@ -44,6 +45,10 @@ class ZooKeeperGuard:
     def announce(self, client: Any, fence: Fences, *names: str) -> None:
         """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
         step(self._marks(client).announce(credential(fence, names, announcing=True)))
+
+    def on(self, client: Any) -> GuardOn:
+        """This guard on this client, for `hold(guards=[guard.on(client)])`, which announces each new lease."""
+        return GuardOn(self, client)
 
     @contextmanager
     def transaction(self, client: Any, fence: Fences, *names: str) -> Iterator[Any]:

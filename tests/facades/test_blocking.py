@@ -211,6 +211,13 @@ def test_what_would_run_without_its_lease_is_refused(tmp_path: Path) -> None:
                 client.held("a")(function)
 
 
+def test_what_cannot_announce_a_lease_is_refused(tmp_path: Path) -> None:
+    with fenced.Client(url(tmp_path)) as client:
+        for wrong in ([object()], 5):
+            with pytest.raises(fenced.Misuse, match="guards is a list of guards"):
+                client.hold("a", guards=wrong)  # type: ignore[arg-type]
+
+
 def test_a_failed_try_leaves_nothing_behind(tmp_path: Path) -> None:
     """A definite no needs no withdrawal: polling does not fill the database."""
     with fenced.Client(url(tmp_path)) as one, fenced.Client(url(tmp_path)) as two, one.hold("a"):

@@ -67,6 +67,22 @@ def test_a_stale_holder_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / NAME).read_bytes() == b"one, two"
 
 
+def test_a_lease_is_announced_at_its_grant(tmp_path: Path) -> None:
+    """By hold(guards=[...]), for the files of all its names."""
+    guard = FileGuard(tmp_path, prefix="reports/")
+    with fenced.Client("memory:") as client:
+        older = client.acquire("reports/a", "reports/b")
+        stamps = [older.next_stamp(), older.next_stamp()]
+        older.release()
+        with client.hold_all(["reports/a", "reports/b"], guards=[guard]) as lease:
+            for path, old in zip("ab", stamps, strict=True):
+                with pytest.raises(StaleToken):
+                    guard.write(old, path, b"late")
+                guard.write(lease, path, b"new")
+        with pytest.raises(Misuse, match="begin with reports/"), client.hold("other", guards=[guard]):
+            pass
+
+
 def test_a_thousand_late_writes(tmp_path: Path) -> None:
     guard = FileGuard(tmp_path)
     guard.write(stamp(5), NAME, b"old")

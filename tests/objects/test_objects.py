@@ -128,6 +128,29 @@ def test_the_same_in_asyncio(seaweed_server: SeaweedServer) -> None:
     asyncio.run(story())
 
 
+def test_a_lease_is_announced_at_its_grant() -> None:
+    """By hold(guards=[...]), for the objects of all its names; in both colours."""
+    store = MemoryStore()
+    guard = ObjectGuard(store)
+    with fenced.Client("memory:") as client:
+        lease = client.acquire("a", "b")
+        older = lease.next_stamp()
+        lease.release()
+        with client.hold_all(["a", "b"], guards=[guard]):
+            for name in older.names:
+                with pytest.raises(StaleToken):
+                    guard.write(older, name, b"late")
+
+    async def story() -> None:
+        async with fenced.AsyncClient("memory:") as client:
+            other = AsyncObjectGuard(store, prefix="other")
+            async with client.hold("c", guards=[other]) as lease:
+                with pytest.raises(StaleToken):
+                    await other.write(lease.next_stamp()._replace(token=lease.token - 1), "c", b"late")
+
+    asyncio.run(story())
+
+
 def test_large_objects(guard: ObjectGuard) -> None:
     """They are uploaded in parts under a new key; what is refused or overtaken is removed."""
     body = bytes(range(256)) * (BIG // 256)

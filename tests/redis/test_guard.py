@@ -16,6 +16,7 @@ import pytest
 import redis
 import redis.asyncio
 
+import fenced
 from fenced.decision import RULES, Mark
 from fenced.errors import (
     AlreadyApplied,
@@ -237,6 +238,30 @@ def test_own_scripts(client: redis.Redis, tag: str) -> None:
     with pytest.raises(redis.ResponseError, match="boom"):
         guard.wrap("error('boom')")(client, stamp(6), NAME)
     assert client.get(key) == b"7"
+
+
+def test_a_lease_is_announced_at_its_grant(client: redis.Redis, redis_url: str, tag: str) -> None:
+    guard = RedisGuard(tag=tag)
+    with fenced.Client("memory:") as leases:
+        lease = leases.acquire(NAME)
+        older = lease.next_stamp()
+        lease.release()
+        stale = pytest.raises(StaleToken)
+        with leases.hold(NAME, guards=[guard.on(client)]), stale, guard.transaction(client, older):
+            pass
+        with pytest.raises(Misuse, match=r"guard\.on\(client\)"), leases.hold(NAME, guards=[guard]):  # type: ignore[list-item]
+            pass
+        with leases.try_hold(NAME) as free:
+            assert free is not None
+
+    async def story() -> None:
+        async with fenced.AsyncClient("memory:") as leases, redis.asyncio.Redis.from_url(redis_url) as own:
+            other = RedisGuard(tag=tag + "other")
+            async with leases.hold(NAME, guards=[other.on(own)]) as held:
+                with stale:
+                    await other.announce(own, held.announcement()._replace(token=held.token - 1))
+
+    asyncio.run(story())
 
 
 def test_misuse(client: redis.Redis, tag: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 
+import fenced
 from fenced.errors import (
     AlreadyApplied,
     Conflict,
@@ -155,6 +156,18 @@ def test_one_retry_loop_loses_nothing(kazoo: Any, zookeeper_server: ZooKeeperSer
 
 def test_a_fork(zookeeper_url: str) -> None:
     is_used_after_a_fork(f"{zookeeper_url}/{secrets.token_hex(8)}")
+
+
+def test_a_lease_is_announced_at_its_grant(kazoo: Any) -> None:
+    guard = ZooKeeperGuard()
+    with fenced.Client("memory:") as client:
+        lease = client.acquire("a")
+        older, stale = lease.next_stamp(), pytest.raises(StaleToken)
+        lease.release()
+        with client.hold("a", guards=[guard.on(kazoo)]), stale, guard.transaction(kazoo, older):
+            pass
+        with pytest.raises(Misuse, match=r"guard\.on\(client\)"), client.hold("a", guards=[guard]):  # type: ignore[list-item]
+            pass
 
 
 def test_not_a_kazoo_client() -> None:
