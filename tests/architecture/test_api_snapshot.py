@@ -28,6 +28,7 @@ MODULES = (
     "fenced.errors",
     "fenced.events",
     "fenced.sql",
+    "fenced.http",
     "fenced.objects",
     "fenced.proofs",
     "fenced.django",

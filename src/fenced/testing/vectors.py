@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fenced.decision import RULES, Mark, Mode, Rule, Verdict, canary_point, judge, mode_of, rule_on
-from fenced.errors import InvalidStamp
+from fenced.errors import REFUSALS, AlreadyApplied, FencedError, InvalidStamp
+from fenced.http.protocol import (
+    HEADER_BYTES_MAX,
+    KEY_HEADER,
+    PROOF_HEADER,
+    STAMP_HEADER,
+    fence_headers,
+    problem,
+    read_fence,
+)
 from fenced.model import TOKEN_MAX, Stamp
+from fenced.proofs import Proof
 from fenced.testing.inputs import BAD_STAMPS, ODD_NAMES
 
 PATH = Path(__file__).parents[1] / "vectors.json"
@@ -147,7 +157,93 @@ def made() -> dict[str, Any]:
             for modes in PATTERNS
         ],
         "stamps": {"good": [_good(name) for name in ODD_NAMES], "bad": [*filter(_is_bad, BAD_STAMPS)]},
+        "http": {
+            "requests": [_request(headers) for headers in _requests()],
+            "verdicts": {
+                "columns": ["verdict", "status", "type", "retry"],
+                "rows": [[verdict.value, *_answered(verdict)] for verdict in Verdict],
+            },
+        },
     }
+
+
+def _requests() -> Iterator[list[tuple[str, str]]]:
+    """The headers of requests, good ones first."""
+    stamp = Stamp(REALM, (NAME,), 10, 1, GRANTS[0])
+    hmac, ed25519 = f"key-1:{'ab' * 32}", f"key_2:{'cd' * 64}"
+    for good in (
+        *(stamp._replace(seq=seq) for seq in (None, 0, 1, 2**53 - 1)),
+        _long_stamp(HEADER_BYTES_MAX),
+    ):
+        yield list(fence_headers(good).items())
+        for proof in (hmac, ed25519):
+            yield list(fence_headers(Proof(good, proof)).items())
+    for name in ODD_NAMES:
+        yield list(fence_headers(stamp._replace(names=(name,))).items())
+    quoted = f'"{stamp}"'
+    yield []
+    yield [("Idempotency-Key", '"of another kind"')]
+    yield [("fenced-stamp", quoted)]
+    yield [(STAMP_HEADER, f"  {quoted}  ")]
+    too_long = f'"{_long_stamp(HEADER_BYTES_MAX + 1)}"'
+    bad = (
+        f"{stamp}",
+        f"'{stamp}'",
+        quoted + ";a=1",
+        f"{quoted}, {quoted}",
+        f'"{quoted}"',
+        f"({quoted})",
+        too_long,
+    )
+    for value in ("", '"', '""', *bad, quoted[:-1], quoted[1:], quoted.replace("1", "\\1", 1), f":{stamp}:"):
+        yield [(STAMP_HEADER, value)]
+    for text in filter(_is_bad, BAD_STAMPS):
+        if text.isascii():
+            yield [(STAMP_HEADER, f'"{text}"')]
+    yield [(STAMP_HEADER, quoted), (STAMP_HEADER, quoted)]
+    yield [(PROOF_HEADER, f'"{hmac}"')]
+    yield [(STAMP_HEADER, quoted), (PROOF_HEADER, f'"{hmac}"'), (PROOF_HEADER, f'"{hmac}"')]
+    for proof in (
+        "",
+        "-",
+        hmac[:-1],
+        hmac.upper(),
+        hmac + ":",
+        ed25519 + "cd",
+        ":" + hmac,
+        "k y:" + hmac[6:],
+    ):
+        yield [(STAMP_HEADER, quoted), (PROOF_HEADER, f'"{proof}"')]
+    yield [(STAMP_HEADER, quoted), (PROOF_HEADER, hmac)]
+
+
+def _long_stamp(length: int) -> Stamp:
+    """A stamp that is, in its quotation marks, `length` bytes long."""
+    stamp = Stamp(REALM, tuple(f"{number:02}" + "x" * 190 for number in range(21)), 10, 1, GRANTS[0])
+    return stamp._replace(names=(*stamp.names[:-1], "20" + "x" * (length - len(str(stamp)) + 188)))
+
+
+def _request(headers: list[tuple[str, str]]) -> dict[str, Any]:
+    """The headers of a request, and what a receiver finds in them, or its answer if they are wrong."""
+    try:
+        fence = read_fence(headers)
+    except InvalidStamp as error:
+        return {"headers": headers, "status": problem(error).status, "type": _type_of(error)}
+    stamp, proof = (fence.stamp, fence.text) if isinstance(fence, Proof) else (fence, None)
+    found = {"stamp": str(stamp) if stamp else None, "proof": proof}
+    return {"headers": headers, **found, "key": fence_headers(stamp).get(KEY_HEADER) if stamp else None}
+
+
+def _type_of(error: FencedError) -> str:
+    return str(json.loads(problem(error).body)["type"])
+
+
+def _answered(verdict: Verdict) -> tuple[int | None, str | None, str | None]:
+    """The answer to a request that is refused or was applied before; nothing for one that goes on to its handler."""
+    if verdict is Verdict.ADMIT:
+        return None, None, None
+    error = AlreadyApplied() if verdict is Verdict.APPLIED else REFUSALS[verdict.value]("")
+    return problem(error).status, _type_of(error), error.retry
 
 
 def _good(name: str) -> dict[str, Any]:
