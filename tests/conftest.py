@@ -31,6 +31,17 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run groups that would be torn apart: each worker would start all of their servers.
+
+    pytest-xdist appends a group's name to the ids of its tests, and pytest 9.2 reads those from elsewhere.
+    """
+    grouped = getattr(session.config.option, "loadgroup", False)  # set by pytest-xdist in its workers
+    for item in session.items if grouped else ():
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError(f"pytest-xdist does not know that {item.nodeid} belongs to a group")
+
+
 @pytest.fixture(scope="session")
 def etcd_server() -> Iterator[EtcdServer]:
     with EtcdServer() as server:

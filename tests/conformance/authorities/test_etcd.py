@@ -64,15 +64,17 @@ def longer_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "WAITER_TTL_MAX", timing.WAITER_TTL_MAX * SCALE)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tls_server() -> Iterator[EtcdServer]:
     with EtcdServer(tls=True, password="a password with / and @") as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[EtcdCluster]:
-    with EtcdCluster() as cluster:
+    """Its leader may be silent for seconds, since the machine may be busy. etcd makes every lease 1.5 times as long."""
+    patient = {"heartbeat-interval": "100", "election-timeout": "2500"}
+    with EtcdCluster(patient, cuttable=False) as cluster:
         yield cluster
 
 

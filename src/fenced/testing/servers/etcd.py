@@ -210,17 +210,24 @@ class EtcdServer(Server):
 
 
 class EtcdCluster(Startable):
-    """Several members. They reach each other through a proxy in front of each, so that one can be cut off."""
+    """Several members. They reach each other through a proxy in front of each, so that one can be cut off.
 
-    def __init__(self, settings: Mapping[str, str] | None = None, size: int = 3) -> None:
+    Those proxies run in this process, and a busy process delays them until members miss their heartbeats. A cluster
+    that nobody cuts is `cuttable=False`: its members are connected to each other directly.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, size: int = 3, *, cuttable: bool = True
+    ) -> None:
         from fenced.testing.faults import Proxy, Trigger  # it needs the servers itself
 
         self.members = [EtcdServer(settings) for _ in range(size)]
-        self._proxies = [Proxy(HOST, member.peer_port) for member in self.members]
+        self._proxies = [Proxy(HOST, member.peer_port) for member in self.members if cuttable]
         self._swallowing: list[Trigger] = []
+        ports = [proxy.port for proxy in self._proxies] or [member.peer_port for member in self.members]
         for number, member in enumerate(self.members):
             member.member = f"m{number}"
-            member.peers = {f"m{at}": f"http://{HOST}:{proxy.port}" for at, proxy in enumerate(self._proxies)}
+            member.peers = {f"m{at}": f"http://{HOST}:{port}" for at, port in enumerate(ports)}
             member.token = f"fenced-{self.members[0].port}"
             member._alone = False
 
@@ -255,6 +262,10 @@ class EtcdCluster(Startable):
         """
         from fenced.testing.faults import Fault
 
+        if not self._proxies:
+            raise ServerFailed(
+                "this cluster was made with cuttable=False: no proxy stands between its members"
+            )
         status = member.status()
         if status is None:
             raise ServerFailed("a member that does not answer cannot be cut off")

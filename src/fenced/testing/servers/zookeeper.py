@@ -169,9 +169,14 @@ class ZooKeeperEnsemble(Startable):
 
     Members follow their leader through the proxies. They elect it over other connections, which cannot be cut: a member
     that is cut off knows the leader but cannot follow it.
+
+    Those proxies run in this process, and a busy process delays them until followers are given up. An ensemble that
+    nobody cuts is `cuttable=False`: its members are connected to each other directly.
     """
 
-    def __init__(self, count: int = 3, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, count: int = 3, settings: Mapping[str, str] | None = None, *, cuttable: bool = True
+    ) -> None:
         from fenced.testing.faults import Proxy  # which itself needs this package
 
         ports = [(free_port(), free_port()) for _ in range(count)]
@@ -180,7 +185,7 @@ class ZooKeeperEnsemble(Startable):
         for mine in range(count):
             lines = {}
             for other, (following, electing) in enumerate(ports):
-                if other != mine:
+                if cuttable and other != mine:
                     self._proxies[mine, other] = Proxy(HOST, following)
                 proxy = self._proxies.get((mine, other))
                 lines[f"server.{other + 1}"] = f"{HOST}:{proxy.port if proxy else following}:{electing}"
@@ -228,6 +233,10 @@ class ZooKeeperEnsemble(Startable):
             proxy.reset()
 
     def _proxies_of(self, member: ZooKeeperServer) -> list[Proxy]:
+        if not self._proxies:
+            raise ServerFailed(
+                "this ensemble was made with cuttable=False: no proxy stands between its members"
+            )
         mine = self.members.index(member)
         return [proxy for ends, proxy in self._proxies.items() if mine in ends]
 
