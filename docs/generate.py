@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))  # docs/testing.md lists the planted bugs, which a
 from fenced import errors, testing  # noqa: E402 (the line above comes first)
 from fenced.cli import exits  # noqa: E402
 from fenced.contracts import Trait  # noqa: E402
+from fenced.http.protocol import PROBLEM_TYPES  # noqa: E402
 from fenced.registry import BUILT_IN, Kind, one_per_class  # noqa: E402
 from tests.planted import bugs  # noqa: E402
 from tests.simulation.planting import planted  # noqa: E402
@@ -70,6 +71,16 @@ def error_table() -> str:
 def _made(kind: type[errors.FencedError]) -> errors.FencedError:
     """One of this kind, whatever its constructor needs."""
     return kind.__new__(kind)
+
+
+def problem_table() -> str:
+    return table(
+        ("status", "type: `urn:fenced:problem:` and", "error", "`retry`", "title"),
+        (
+            (str(row.status), f"`{row.kind}`", f"`{row.error.__name__}`", f"`{row.error.retry}`", row.title)
+            for row in PROBLEM_TYPES
+        ),
+    )
 
 
 def exit_table() -> str:
@@ -182,6 +193,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "outage checks": lambda: check_table(testing.OUTAGE_CHECKS),
     "guard outage checks": lambda: check_table(testing.GUARD_OUTAGE_CHECKS),
     "planted bugs": bug_table,
+    "problems": problem_table,
 }
 
 
