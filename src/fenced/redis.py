@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Coroutine, Sequence
 from typing import Any, overload
 from weakref import WeakKeyDictionary
@@ -12,7 +13,7 @@ import redis.asyncio
 from fenced.announcing import GuardOn
 from fenced.client import AsyncLease, Lease
 from fenced.decision import Rule
-from fenced.errors import Misuse, Unsupported, shown
+from fenced.errors import Misconfigured, Misuse, Unsupported, shown
 from fenced.guarding import Fences, credential
 from fenced.guards.redis.clients import (
     AsyncClientChannel,
@@ -32,7 +33,7 @@ from fenced.guards.redis.fence import (
     RedisFence,
     Word,
 )
-from fenced.guards.redis.scripts import GuardScript, wrapped
+from fenced.guards.redis.scripts import GuardLibrary, GuardScript, wrapped, wrapped_library
 from fenced.guards.redis.values import TRAITS
 from fenced.guards.shared.answers import one_stamp
 from fenced.model import Stamp
@@ -203,6 +204,13 @@ class RedisGuard:
         """The program's own Lua script with the check in front. Its KEYS and ARGV are as without a guard."""
         return GuardedScript(self, wrapped(script))
 
+    def wrap_library(self, library: str) -> GuardedLibrary:
+        """The program's own library of functions (`#!lua name=...`), with the check in front of each function.
+
+        `load` it where it is to run; `function(name)` is called as a script of `wrap` is.
+        """
+        return GuardedLibrary(self, wrapped_library(library))
+
     async def _run(
         self,
         channel: ClientChannel | AsyncClientChannel,
@@ -216,7 +224,15 @@ class RedisGuard:
             self._check_slot([slot_of(key) for key in keys])
         stamp, names = _stamped(fence, names)
         opened = self._known(channel) or await self._open(channel)
-        return await opened.run(script, stamp, names, arguments, keys)
+        try:
+            return await opened.run(script, stamp, names, arguments, keys)
+        except redis.ResponseError as error:
+            if script.words[0] != "FCALL" or "Function not found" not in str(error):
+                raise
+            raise Misconfigured(
+                f"{channel.where}: there is no function {script.words[1]} here: load() the guarded library, with this "
+                "version of fenced"
+            ) from error
 
     def _known(self, channel: ClientChannel | AsyncClientChannel) -> RedisFence | None:
         """The fence on a client that was used before."""
@@ -241,7 +257,7 @@ class RedisGuard:
 
 
 class GuardedScript:
-    """A Lua script that runs only if its names are admitted: the check and the script are one step."""
+    """A Lua script or function that runs only if its names are admitted: the check and the script are one step."""
 
     def __init__(self, guard: RedisGuard, script: GuardScript) -> None:
         self._guard = guard
@@ -277,6 +293,34 @@ class GuardedScript:
         channel = channel_of(client)
         work = self._guard._run(channel, self._script, fence, names, keys, args)
         return step(work) if isinstance(channel, ClientChannel) else work
+
+
+class GuardedLibrary:
+    """A library of functions that run only if their names are admitted: the check and the function are one step."""
+
+    def __init__(self, guard: RedisGuard, library: GuardLibrary) -> None:
+        self._guard = guard
+        self._library = library
+        self.name = library.name
+        """Under which the server has it: FUNCTION DELETE takes this name."""
+
+    @overload
+    def load(self, client: RedisClient) -> None: ...
+    @overload
+    def load(self, client: AsyncRedisClient) -> Coroutine[Any, Any, None]: ...
+    def load(self, client: RedisClient | AsyncRedisClient) -> Any:
+        """Load the library, in a cluster on every primary; replaces one that was loaded before under its name."""
+        channel_of(client)  # Misuse if it is no client
+        loading: Any = client.function_load(self._library.source, replace=True)
+        return _finished(loading) if inspect.isawaitable(loading) else None
+
+    def function(self, name: str) -> GuardedScript:
+        """One of its functions, by the name under which the library registers it."""
+        return GuardedScript(self._guard, self._library.function(name))
+
+
+async def _finished(work: Any) -> None:
+    await work
 
 
 def _stamped(

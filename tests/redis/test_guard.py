@@ -56,17 +56,6 @@ def stamp(token: int, seq: int | None = 1, *names: str) -> Stamp:
 
 
 @pytest.fixture
-def tag() -> str:
-    return secrets.token_hex(8)
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url) as client:
-        yield client
-
-
-@pytest.fixture
 def values(redis_url: str, tag: str) -> Iterator[RedisValues]:
     values = RedisValues.at(f"{redis_url}?tag={tag}&client_name={tag}", BlockingRuntime())
     yield values
@@ -219,25 +208,6 @@ def test_a_command_that_fails(client: redis.Redis, tag: str) -> None:
         tx.set(key + "after", 1)
     assert client.get(key + "before") == b"1" and client.get(key + "after") is None
     assert tx.results == [True]
-
-
-def test_own_scripts(client: redis.Redis, tag: str) -> None:
-    guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
-    add = guard.wrap("return {redis.call('INCRBY', KEYS[1], ARGV[1]), #KEYS, #ARGV}")
-    assert add(client, stamp(5), NAME, keys=[key], args=[3]) == [3, 1, 1]
-    assert add(client, stamp(5), keys=[key], args=[4]) == [7, 1, 1]
-    client.script_flush()
-    guard.announce(client, stamp(6))
-    with pytest.raises(StaleToken):
-        add(client, stamp(5), NAME, keys=[key], args=[1])
-    flagged = guard.wrap("#!lua flags=allow-oom\nlocal names, found, decided = 1, 2, 3\nreturn names")
-    assert flagged(client, stamp(6), NAME) == 1
-    for bad in ("#!lua flags=no-writes\nreturn 1", "", None):
-        with pytest.raises(Misuse):
-            guard.wrap(bad)  # type: ignore[arg-type]
-    with pytest.raises(redis.ResponseError, match="boom"):
-        guard.wrap("error('boom')")(client, stamp(6), NAME)
-    assert client.get(key) == b"7"
 
 
 def test_a_lease_is_announced_at_its_grant(client: redis.Redis, redis_url: str, tag: str) -> None:

@@ -110,7 +110,7 @@ class ClientChannel(_ClientChannel):
         self, script: GuardScript, keys: Sequence[str], arguments: Sequence[Word], *, again: bool
     ) -> Any:
         tail = (len(keys), *keys, *arguments)
-        reply = self._reply(("EVALSHA", script.sha, *tail), keys[0])
+        reply = self._reply((*script.words, *tail), keys[0])
         if type(reply) is ErrorReply and reply.code == "NOSCRIPT":
             reply = self._reply(("EVAL", script.source, *tail), keys[0])
         return reply
@@ -182,7 +182,7 @@ class AsyncClientChannel(_ClientChannel):
         self, script: GuardScript, keys: Sequence[str], arguments: Sequence[Word], *, again: bool
     ) -> Any:
         tail = (len(keys), *keys, *arguments)
-        reply = await self._reply(("EVALSHA", script.sha, *tail), keys[0])
+        reply = await self._reply((*script.words, *tail), keys[0])
         if type(reply) is ErrorReply and reply.code == "NOSCRIPT":
             reply = await self._reply(("EVAL", script.source, *tail), keys[0])
         return reply

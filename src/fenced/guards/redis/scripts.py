@@ -12,11 +12,28 @@ HERE = Path(__file__).parent
 
 
 class GuardScript:
-    """A script's text, and the name under which a server caches it."""
+    """A script's text, and the words that run it where the server knows it already."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, function: str | None = None) -> None:
         self.source = source
-        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        self.sha = _sha(source)
+        self.words = ("FCALL", function) if function else ("EVALSHA", self.sha)
+
+
+class GuardLibrary:
+    """The caller's library of functions, each behind the check."""
+
+    def __init__(self, name: str, source: str, prefix: str) -> None:
+        self.name = name
+        self.source = source
+        self.prefix = prefix
+
+    def function(self, name: str) -> GuardScript:
+        return GuardScript(self.source, self.prefix + name)
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _read(*parts: str) -> str:
@@ -36,6 +53,24 @@ for index = guard_keys + 1, #KEYS do shifted_keys[index - guard_keys] = KEYS[ind
 for index = guard_arguments + 1, #ARGV do shifted_arguments[index - guard_arguments] = ARGV[index] end
 local KEYS, ARGV = shifted_keys, shifted_arguments
 """
+
+
+def wrapped_library(text: object) -> GuardLibrary:
+    """The caller's library, with every function behind the check.
+
+    Its names begin with a hash of the check, so that a program never calls the function of another version of fenced,
+    or the caller's own without the check.
+    """
+    shebang, _, body = text.partition("\n") if isinstance(text, str) else ("", "", "")
+    found = re.match(r"#!lua\s+name=(\w+)\s*$", shebang, re.ASCII)
+    if found is None:
+        raise Misuse(f"a library is a text in Lua that begins with #!lua name=..., not {shown(text)}")
+    if "no-writes" in body:
+        raise Misuse("a guarded function writes the mark, so it cannot have the flag no-writes")
+    check = _read("library").replace("CHECK\n", _read("judge", "commit"))
+    prefix = f"fenced_{_sha(check)[:8]}_"
+    name = prefix + found[1]
+    return GuardLibrary(name, f"#!lua name={name}\n{check.replace('PREFIX', prefix)}{body}", prefix)
 
 
 def wrapped(text: object) -> GuardScript:

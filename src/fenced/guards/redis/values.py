@@ -104,7 +104,7 @@ class WireChannel:
         async def work(wire: RedisWire) -> Any:
             if not again:
                 wire.close_if_ended()
-            reply = await wire.exchange(command("EVALSHA", script.sha, *tail), until)
+            reply = await wire.exchange(command(*script.words, *tail), until)
             if isinstance(reply, ErrorReply) and reply.code == "NOSCRIPT":
                 reply = await wire.exchange(command("EVAL", script.source, *tail), until)
             if isinstance(reply, ErrorReply) and reply.code != "FENCED":

@@ -9,7 +9,7 @@ from fenced.testing.servers.base import Endpoint, MissingProgram, Server, Server
 from fenced.testing.servers.etcd import EtcdCluster, EtcdServer
 from fenced.testing.servers.pgbouncer import Pgbouncer
 from fenced.testing.servers.postgresql import PostgresqlServer
-from fenced.testing.servers.redis import RedisCluster, RedisGroup, RedisSentinels, RedisServer
+from fenced.testing.servers.redis import RedisCluster, RedisGroup, RedisSentinels, RedisServer, ValkeyServer
 from fenced.testing.servers.seaweedfs import SeaweedServer
 from fenced.testing.servers.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
@@ -27,6 +27,7 @@ __all__ = [
     "SeaweedServer",
     "Server",
     "ServerFailed",
+    "ValkeyServer",
     "ZooKeeperEnsemble",
     "ZooKeeperServer",
 ]

