@@ -10,8 +10,7 @@ from fenced.decision import Rule
 from fenced.errors import Misuse, Unsupported, shown
 from fenced.guarding import Fences, credential
 from fenced.guards.etcd.values import ROOT, TRAITS, EtcdCells, EtcdValues, EtcdWrites
-from fenced.guards.shared.cellguard import key_of
-from fenced.guards.shared.cells import CONFIG
+from fenced.guards.shared.cells import CONFIG, key_of
 from fenced.model import Credential
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.wire.etcd.address import EtcdAddress
@@ -182,17 +181,8 @@ class _EtcdMarks(EtcdValues):
                 return EtcdFence(tuple((key, "MOD", "EQUAL", revision) for key, revision in compares))
 
 
-class EtcdGuard:
-    """Transactions on one etcd cluster, for names below a prefix. `url`: `etcd://h1,h2,h3`.
-
-        guard = EtcdGuard("etcd://localhost")
-        with client.hold("stock/42") as lease:
-            with guard.transaction(lease, "stock/42") as tx:
-                stock = tx.get(b"stock/42")
-                tx.put(b"stock/42", b"7")
-
-    A stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
-    """
+class _OnEtcd:
+    """What both guards share: where the marks are, and their options."""
 
     traits = TRAITS
 
@@ -207,7 +197,24 @@ class EtcdGuard:
     ) -> None:
         """`namespace`: of the authority on the same etcd, for `still_held`."""
         self._namespace = namespace
-        self._marks = _EtcdMarks.on(url, BlockingRuntime(), prefix, rule, mode)
+        self._runtime: Runtime = self._new_runtime()
+        self._marks = _EtcdMarks.on(url, self._runtime, prefix, rule, mode)
+
+    def _new_runtime(self) -> Runtime:
+        return BlockingRuntime()
+
+
+class EtcdGuard(_OnEtcd):
+    """Transactions on one etcd cluster, for names below a prefix. `url`: `etcd://h1,h2,h3`.
+
+        guard = EtcdGuard("etcd://localhost")
+        with client.hold("stock/42") as lease:
+            with guard.transaction(lease, "stock/42") as tx:
+                stock = tx.get(b"stock/42")
+                tx.put(b"stock/42", b"7")
+
+    A stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
+    """
 
     def announce(self, fence: Fences, *names: str) -> None:
         """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""
@@ -235,26 +242,15 @@ class EtcdGuard:
         step(self._marks.close())
 
 
-class AsyncEtcdGuard:
+class AsyncEtcdGuard(_OnEtcd):
     """The same for asyncio: `async with guard.transaction(lease, "stock/42") as tx`."""
 
-    traits = TRAITS
+    _runtime: AioRuntime
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        prefix: str = "default",
-        namespace: str = "default",
-        rule: Rule = "retry",
-        mode: str = "enforce",
-    ) -> None:
-        """`namespace`: of the authority on the same etcd, for `still_held`."""
+    def _new_runtime(self) -> Runtime:
         from fenced.runtime.aio import AioRuntime
 
-        self._namespace = namespace
-        self._runtime: AioRuntime = AioRuntime()
-        self._marks = _EtcdMarks.on(url, self._runtime, prefix, rule, mode)
+        return AioRuntime()
 
     async def announce(self, fence: Fences, *names: str) -> None:
         """Raise the marks, before anything is read: an older holder's transaction is refused from now on."""

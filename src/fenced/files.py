@@ -25,7 +25,8 @@ from fenced.guards.files.folder import (
     sync_tree,
 )
 from fenced.guards.files.values import TRAITS, FileCells
-from fenced.guards.shared.cellguard import CellGuard, key_of
+from fenced.guards.shared.cellguard import CellGuard
+from fenced.guards.shared.cells import key_of
 from fenced.model import Credential, check_name
 from fenced.runtime.blocking import BlockingRuntime, step
 
@@ -181,9 +182,8 @@ class FileGuard:
         with self._folder.locked(target.key, operation):
             self._judge(fence, target, operation, place, None)
             with self._folder.translated(target.path):
-                self._folder.finish(
-                    target.key, operation, place
-                )  # unless that was done when the mark was raised
+                # Does nothing if that was done when the mark was raised.
+                self._folder.finish(target.key, operation, place)
 
     def _judge(
         self, fence: Fences | None, target: _Target, operation: str, place: Place, contents: bytes | None

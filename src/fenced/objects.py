@@ -22,17 +22,8 @@ from fenced.runtime.blocking import BlockingRuntime, step
 __all__ = ["AsyncObjectGuard", "ObjectChange", "ObjectGuard", "bucket_policy"]
 
 
-class ObjectGuard:
-    """Objects below a prefix of a bucket. The lease of an object has the object's name.
-
-        guard = ObjectGuard(boto3.client("s3"), "shop", prefix="guarded/")
-        with client.hold("reports/daily.csv") as lease:
-            with guard.change(lease, "reports/daily.csv") as report:
-                report.body = (report.body or b"") + b"2,12\\n"
-
-    `store` is a client of boto3, with the name of the bucket, or a store of obstore, without one. A write by a stale
-    holder raises StaleToken, and the object stays as it is. Every method blocks; threads may share a guard.
-    """
+class _OnObjects:
+    """What both guards share: where the objects are, and the options of their marks."""
 
     traits = TRAITS
 
@@ -45,7 +36,24 @@ class ObjectGuard:
         rule: Rule = "retry",
         mode: str = "enforce",
     ) -> None:
-        self._objects = _objects(store, bucket, prefix, rule, mode, BlockingRuntime())
+        self._runtime: Runtime = self._new_runtime()
+        self._objects = _objects(store, bucket, prefix, rule, mode, self._runtime)
+
+    def _new_runtime(self) -> Runtime:
+        return BlockingRuntime()
+
+
+class ObjectGuard(_OnObjects):
+    """Objects below a prefix of a bucket. The lease of an object has the object's name.
+
+        guard = ObjectGuard(boto3.client("s3"), "shop", prefix="guarded/")
+        with client.hold("reports/daily.csv") as lease:
+            with guard.change(lease, "reports/daily.csv") as report:
+                report.body = (report.body or b"") + b"2,12\\n"
+
+    `store` is a client of boto3, with the name of the bucket, or a store of obstore, without one. A write by a stale
+    holder raises StaleToken, and the object stays as it is. Every method blocks; threads may share a guard.
+    """
 
     @contextlib.contextmanager
     def change(self, fence: Fences, name: str) -> Iterator[ObjectChange]:
@@ -114,26 +122,17 @@ class ObjectGuard:
         self.close()
 
 
-class AsyncObjectGuard:
+class AsyncObjectGuard(_OnObjects):
     """Objects below a prefix of a bucket, for asyncio. The lease of an object has the object's name.
 
     `store` is a client of aiobotocore, aioboto3 or boto3, with the name of the bucket, or a store of obstore, without
     one. Calls of boto3 and obstore run in threads.
     """
 
-    traits = TRAITS
+    _runtime: AioRuntime
 
-    def __init__(
-        self,
-        store: Any,
-        bucket: str | None = None,
-        *,
-        prefix: str = "",
-        rule: Rule = "retry",
-        mode: str = "enforce",
-    ) -> None:
-        self._runtime = AioRuntime()
-        self._objects = _objects(store, bucket, prefix, rule, mode, self._runtime)
+    def _new_runtime(self) -> Runtime:
+        return AioRuntime()
 
     @contextlib.asynccontextmanager
     async def change(self, fence: Fences, name: str) -> AsyncIterator[ObjectChange]:

@@ -11,9 +11,8 @@ from fenced.announcing import GuardOn
 from fenced.decision import Rule
 from fenced.errors import Conflict, Indeterminate, Misconfigured, Misuse, Unavailable, Unsupported, shown
 from fenced.guarding import Fences, credential
-from fenced.guards.shared.cellguard import CellGuard
-from fenced.guards.shared.cells import CONFIG, Swapped
-from fenced.guards.zookeeper.values import NODE_BYTES_MAX, TRAITS, NodePaths, root_below
+from fenced.guards.shared.cells import Swapped
+from fenced.guards.zookeeper.values import NODE_BYTES_MAX, TRAITS, NodePaths, ZooKeeperMarks, root_below
 from fenced.runtime.blocking import BlockingRuntime, step
 
 T = TypeVar("T")
@@ -174,18 +173,10 @@ class KazooCells:
         return
 
 
-class _KazooMarks(CellGuard):
+class _KazooMarks(ZooKeeperMarks):
     """The marks on one kazoo client."""
 
-    traits = TRAITS
-    kind = "a guard over ZooKeeper"
-    remembers = True
     cells: KazooCells
-
-    async def open(self) -> None:
-        if (await self.cells.get(CONFIG))[0] < 0:
-            await self.cells.open()
-        await super().open()
 
     async def _commit(self, changes: list[tuple[str, Any, bytes | None]], writes: Any) -> Swapped:
         return await self.cells.swap(changes, writes)

@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 
 from fenced.contracts import MANY_NAMES, Runtime, Trait
 from fenced.decision import Rule
-from fenced.guards.shared.cellguard import AUDIT_LOCAL, CellGuard, options_in
+from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import CONFIG, Swapped
+from fenced.guards.shared.guardedcells import AUDIT_LOCAL
+from fenced.guards.shared.options import options_in
 from fenced.runtime.blocking import BlockingRuntime
 
 

@@ -10,8 +10,10 @@ from typing import Any
 from fenced import timing
 from fenced.contracts import MANY_NAMES, Runtime, Trait
 from fenced.errors import Conflict, Indeterminate, LeaseLost, Misuse, Unavailable
-from fenced.guards.shared.cellguard import AUDIT_LOCAL, CellGuard, without_options
+from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import Swapped
+from fenced.guards.shared.guardedcells import AUDIT_LOCAL
+from fenced.guards.shared.options import split_options
 from fenced.model import check_name
 from fenced.runtime import forking
 from fenced.wire.etcd import messages
@@ -154,7 +156,7 @@ class EtcdValues(CellGuard):
 
     @classmethod
     def at(cls, url: str, runtime: Runtime) -> EtcdValues:
-        where, options = without_options(url, "prefix")
+        where, options = split_options(url, "prefix")
         address, prefix = EtcdAddress(where), options.pop("prefix", "default")
         cells = EtcdCells(EtcdWire(address, runtime), runtime, prefix)
         return cls(cells, runtime, f"{address.url}?prefix={prefix}", **options)

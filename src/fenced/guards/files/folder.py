@@ -228,9 +228,8 @@ class GuardedFolder:
             if place.offset is not None:
                 _append(target, new.read_bytes(), place.offset)
                 new.unlink()
-                sync_folder(
-                    new.parent
-                )  # found again after a power cut, it would cut off what was appended later
+                # If `new` were found again after a power cut, it would cut off what was appended later.
+                sync_folder(new.parent)
             else:
                 os.replace(new, target)
                 sync_folder(target.parent)

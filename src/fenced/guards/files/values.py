@@ -12,8 +12,10 @@ from urllib.parse import unquote, urlsplit
 from fenced.contracts import Runtime, Trait
 from fenced.errors import Misuse, redacted, shown
 from fenced.guards.files.folder import GuardedFolder, Marked, Place
-from fenced.guards.shared.cellguard import AUDIT_LOCAL, MODE_LAG, CellGuard, options_in
+from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import CONFIG, Swapped
+from fenced.guards.shared.guardedcells import AUDIT_LOCAL, MODE_LAG
+from fenced.guards.shared.options import options_in
 
 TRAITS = (
     AUDIT_LOCAL,

@@ -20,8 +20,8 @@ from fenced.errors import AlreadyApplied, Conflict, Contended, Misuse, Refused, 
 from fenced.guards.objects.boto import BotoBucket
 from fenced.guards.objects.buckets import Bucket
 from fenced.guards.objects.cells import ObjectMarks, decoded, path_of
-from fenced.guards.shared.cellguard import SEEN_BYTES_MAX, key_of
-from fenced.guards.shared.cells import Cell
+from fenced.guards.shared.cells import Cell, key_of
+from fenced.guards.shared.guardedcells import SEEN_BYTES_MAX
 from fenced.model import Credential, check_name
 
 SMALL_BYTES = SEEN_BYTES_MAX - 1024

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlencode
 from weakref import WeakSet
 
 from fenced import timing
@@ -16,6 +16,7 @@ from fenced.errors import Conflict, FencedError, Misuse
 from fenced.guards.redis.fence import KIND, RIGHTS, TAG, Compared, FenceOptions, RedisFence, Word, mark_in
 from fenced.guards.redis.scripts import GuardScript
 from fenced.guards.shared.answers import check_pattern, check_value, one_stamp
+from fenced.guards.shared.options import split_options
 from fenced.model import Credential, check_name, check_realm
 from fenced.rollout import (
     QUIET_SECONDS,
@@ -54,7 +55,6 @@ TRAITS = (
     Trait("cooperative", "Anyone who may write to the keys can do it without the guard."),
 )
 CONNECTIONS_MAX = 8
-_OPTIONS = ("rule", "mode", "tag", "guarantee")
 _inherited: list[RedisWire] = []
 """The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
 
@@ -142,7 +142,7 @@ class RedisValues:
 
     @classmethod
     def at(cls, url: str, runtime: Runtime) -> RedisValues:
-        plain, options = split_options(url)
+        plain, options = split_options(url, "tag", "guarantee")
         return cls(plain, runtime, **options)
 
     async def open(self) -> None:
@@ -220,15 +220,6 @@ class RedisValues:
 def _versioned(fields: Sequence[Any]) -> Versioned:
     value, version = fields
     return Versioned(value, int(version or 0))
-
-
-def split_options(url: str) -> tuple[str, dict[str, Any]]:
-    """A guard's address without the options of the guard, and these: `?rule=...&mode=...&tag=...&guarantee=...`."""
-    parts = urlsplit(url)
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
-    own = {name: value for name, value in pairs if name in _OPTIONS}
-    rest = urlencode([(name, value) for name, value in pairs if name not in _OPTIONS])
-    return urlunsplit(parts._replace(query=rest)) if own else url, own
 
 
 class RedisOperator(Operator):

@@ -1,61 +1,22 @@
-"""One guard over compare-and-swap cells: judge, mode, audit and retry, once for every store that can swap a blob."""
+"""One guard over compare-and-swap cells: judge, swap and retry, once for every store that can swap a blob."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from typing import Any
 
-from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned
-from fenced.decision import RULES, Judgement, Mark, Mode, Rule, Ruling, Verdict, judge, rule_on
-from fenced.errors import (
-    Conflict,
-    Contended,
-    FencedError,
-    Indeterminate,
-    Misconfigured,
-    Misuse,
-    Unsupported,
-    shown,
-)
-from fenced.guards.shared.answers import RECORDS_MAX, check_pattern, check_value, error_for, one_stamp
-from fenced.guards.shared.celloperator import CellOperator
-from fenced.guards.shared.cells import CONFIG, KEPT, Cell, Cells, Config, ManyCells, Swapped
-from fenced.model import Credential, Stamp, check_name, check_realm
-from fenced.rollout import (
-    DatabaseStatus,
-    Decision,
-    DecisionCount,
-    GuardStatus,
-    Stage,
-    advised,
-)
-
-T = TypeVar("T")
-
-TRIES = 50
-"""How often an operation is tried if others change the same cell."""
-LAG_SECONDS = 1.0
-AUDIT_LOCAL = Trait("audit-local", "Decisions are recorded and counted in the process that made them alone.")
-MODE_LAG = Trait("mode-lag", "Each guard object notices a new mode within a second of its next operation.")
-SEEN_MAX = 256
-SEEN_BYTES_MAX = 65_536
-"""How many cells a guard object remembers, and how long a remembered value may be."""
-_PAUSE_SECONDS = 0.002
-
-
-class _Known(NamedTuple):
-    """The configuration as it was read last."""
-
-    version: Any
-    config: Config
-    at: float
+from fenced.contracts import Versioned
+from fenced.decision import Judgement, Mark, Mode, Ruling, Verdict, judge, rule_on
+from fenced.errors import Conflict, Contended, FencedError, Indeterminate, Unsupported
+from fenced.guards.shared.answers import check_value, error_for, one_stamp
+from fenced.guards.shared.cells import CONFIG, KEPT, Cell, Config, Swapped, key_of
+from fenced.guards.shared.guardedcells import TRIES, GuardedCells, KnownConfig, read_cell
+from fenced.model import Credential, Stamp, check_name
+from fenced.rollout import Decision
 
 
 class _Trust(Enum):
@@ -86,43 +47,8 @@ class _Try:
         return [name for name, (_, cell) in self.found.items() if self.after[name] is not cell]
 
 
-class CellGuard:
+class CellGuard(GuardedCells):
     """Values under names, in cells. A subclass names its traits, and how it is made from a URL."""
-
-    traits: tuple[Trait, ...] = (AUDIT_LOCAL, MODE_LAG)
-    kind = "this guard"
-    remembers = False
-    """Whether an operation first uses the cells that this object saw last, because a read costs a round trip."""
-
-    def __init__(
-        self,
-        cells: Cells,
-        runtime: Runtime,
-        url: str,
-        *,
-        rule: Rule = "retry",
-        mode: str = "enforce",
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        if rule not in RULES:
-            raise Misuse(f"a rule is {', '.join(RULES)}, not {shown(rule)}")
-        self.url = url
-        self.cells = cells
-        self.records: deque[Decision] = deque(maxlen=RECORDS_MAX)
-        self.counted: Counter[tuple[str, str, str]] = Counter()
-        self._runtime = runtime
-        self._first = Config(rule, {"*": str(Mode.parse(mode))})
-        self._clock = clock
-        self._known: _Known | None = None
-        self._seen: dict[str, tuple[Any, Cell]] = {}
-        """By name, the cell that was seen last. It may be old: nothing is decided by it unless a swap compares it."""
-        self._many = MANY_NAMES in self.traits
-
-    async def open(self) -> None:
-        version, blob = await self.cells.get(CONFIG)
-        if blob is None:
-            await self.cells.swap([(CONFIG, version, self._first.packed())])
-        await self._config(fresh=True)  # if another process was first, its configuration counts
 
     async def announce(self, credential: Credential) -> None:
         names = credential.names or one_stamp(credential, self.kind).names
@@ -190,7 +116,7 @@ class CellGuard:
             judged = judge(cell.mark, stamp, name=name, rule=config.rule, realm=config.realm)
             if judged.verdict is not Verdict.ADMIT or judged.mark is not cell.mark:
                 return None
-            compares.append((f"n/{name}", version, None))
+            compares.append((key_of(name), version, None))
         return compares
 
     async def _operate(
@@ -246,9 +172,8 @@ class CellGuard:
                     await self._runtime.wait(self._runtime.wakeup(), self._soon(tried))
                     continue
             if this.refusal is not None and unsettled is not None:
-                raise _unknown(
-                    str(this.refusal)
-                )  # an earlier swap of this operation may still arrive at the store
+                # An earlier swap of this operation may still arrive at the store.
+                raise _unknown(str(this.refusal))
             return self._decided(this)
         if unsettled is not None:
             raise _unknown(f"{TRIES} tries had no clear answer")
@@ -256,12 +181,14 @@ class CellGuard:
 
     async def _look(
         self, names: Iterable[str], trust: _Trust, sent: Mapping[str, tuple[Any, bytes | None]]
-    ) -> tuple[_Known, _Try]:
+    ) -> tuple[KnownConfig, _Try]:
         """The configuration and the cells: from the reply to a failed swap, from memory, or read."""
         if sent:
             self._learn(sent)
             assert self._known is not None
-            return self._known, _Try({name: _read(name, sent[key_of(name)]) for name in names}, current=True)
+            return self._known, _Try(
+                {name: read_cell(name, sent[key_of(name)]) for name in names}, current=True
+            )
         known = await self._config(fresh=trust is _Trust.NOTHING)
         found: dict[str, tuple[Any, Cell]] = {}
         if trust is _Trust.MEMORY:
@@ -269,16 +196,11 @@ class CellGuard:
         unknown = [check_name(name) for name in names if name not in found]
         if unknown:
             cells = await self._get([key_of(name) for name in unknown])
-            found.update({name: _read(name, cell) for name, cell in zip(unknown, cells, strict=True)})
+            found.update({name: read_cell(name, cell) for name, cell in zip(unknown, cells, strict=True)})
         this = _Try(found)
         # A store with many names compares whatever was read in the swap that decides, also in order to refuse.
         this.current = not self._many and len(unknown) == len(this.found)
         return known, this
-
-    async def _get(self, keys: list[str]) -> list[tuple[Any, bytes | None]]:
-        if self._many:
-            return await cast(ManyCells, self.cells).get_many(keys)
-        return [await self.cells.get(key) for key in keys]
 
     def _lacking(self, this: _Try, trust: _Trust) -> _Trust | None:
         """What must be read again before a store decides without a swap; None: nothing."""
@@ -295,25 +217,9 @@ class CellGuard:
             raise this.refusal
         return this.after
 
-    def _remember(self, name: str, version: Any, cell: Cell) -> None:
-        if self.remembers and len(cell.value or b"") <= SEEN_BYTES_MAX:
-            if len(self._seen) >= SEEN_MAX:
-                self._seen.clear()  # the next operations read again
-            self._seen[name] = version, cell
-
-    def _learn(self, sent: Mapping[str, tuple[Any, bytes | None]]) -> None:
-        for key, cell in sent.items():
-            if key == CONFIG:
-                self._known = self._configured(*cell)
-            else:
-                self._remember(key.removeprefix("n/"), *_read(key, cell))
-
     def _new_id(self) -> str:
         """Unique for ever: `judge` takes two operations with one id for one, also across restarts."""
         return self._runtime.secret()
-
-    def _soon(self, tried: int) -> float:
-        return self._runtime.now() + self._runtime.random() * _PAUSE_SECONDS * min(tried, 20)
 
     def _judge(
         self,
@@ -366,7 +272,7 @@ class CellGuard:
             operation=operation,
         )
 
-    async def _swap(self, this: _Try, known: _Known, stamp: Stamp | None, writes: Any) -> Swapped:
+    async def _swap(self, this: _Try, known: KnownConfig, stamp: Stamp | None, writes: Any) -> Swapped:
         """Swap the changed cells; if the store can, only while all that was read is unchanged."""
         config, changed = None, this.changes
         if stamp is not None and this.admitted and not this.refusal and known.config.realm is None:
@@ -412,116 +318,6 @@ class CellGuard:
         at = datetime.fromtimestamp(self._clock(), UTC)
         return Decision.about(at, self.url, name, stamp, mark, verdict, ruling, str(mode))
 
-    def _note(self, notes: list[Decision]) -> None:
-        for note in notes:
-            self.counted[note.verdict.value, note.ruling.value, note.mode] += 1
-            if note.ruling is not Ruling.COUNT:
-                self.records.append(note)
-
-    async def _cell(self, name: str) -> tuple[Any, Cell]:
-        return _read(name, await self.cells.get(key_of(check_name(name))))
-
-    def _forget(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._seen.pop(name, None)
-
-    async def _config(self, *, fresh: bool = False) -> _Known:
-        """The configuration. It is read again if the last reading is too old, or with `fresh`."""
-        known = self._known
-        if known is None or fresh or (not self._many and self._runtime.now() - known.at > LAG_SECONDS):
-            at = self._runtime.now()
-            known = self._known = self._configured(*await self.cells.get(CONFIG))._replace(at=at)
-        return known
-
-    def _configured(self, version: Any, blob: bytes | None) -> _Known:
-        if blob is None:
-            raise Misconfigured(f"{self.url}: there is no guard here; open() makes one")
-        return _Known(version, Config.unpacked(blob), self._runtime.now())
-
-    async def _reconfigure(self, change: Callable[[Config], Config]) -> Config:
-        """Change the configuration; returns the previous one."""
-        for tried in range(TRIES):
-            known = await self._config(fresh=True)
-            wanted = change(known.config)
-            if wanted == known.config:
-                return known.config
-            try:
-                if await self.cells.swap([(CONFIG, known.version, wanted.packed())]):
-                    self._known = None
-                    return known.config
-            except Indeterminate:
-                pass  # unknown outcome: read again, and repeat the change if it is missing, which is harmless
-            await self._runtime.wait(self._runtime.wakeup(), self._soon(tried))
-        raise Contended(f"{self.url}: others changed the configuration {TRIES} times; try again")
-
-    async def set_mode(self, mode: str, pattern: str = "*") -> None:
-        new = {check_pattern(pattern): str(Mode.parse(mode))}
-        await self._reconfigure(lambda config: replace(config, modes={**config.modes, **new}))
-
-    async def unset_mode(self, pattern: str) -> bool:
-        before = await self._reconfigure(
-            lambda config: replace(config, modes={p: m for p, m in config.modes.items() if p != pattern})
-        )
-        return pattern in before.modes
-
-    async def modes(self) -> dict[str, str]:
-        return dict((await self._config(fresh=True)).config.modes)
-
-    async def adopt(self, realm: str) -> None:
-        check_realm(realm)
-        await self._reconfigure(lambda config: replace(config, realm=realm))
-
-    async def mark(self, name: str) -> Mark | None:
-        return (await self._cell(name))[1].mark
-
-    async def marks(self) -> list[Mark]:
-        """The marks of all names."""
-        cells = await self._get([key for key in await self.cells.keys() if key != CONFIG])
-        marks = [Cell.unpacked("a cell", blob).mark for _, blob in cells]
-        return [mark for mark in marks if mark is not None]
-
-    async def highest(self) -> int:
-        await self._config(fresh=True)  # Misconfigured where there is no guard
-        return max((mark.token for mark in await self.marks()), default=0)
-
-    async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
-        return await work(CellOperator(self))
-
-    async def status(self, quiet_for: float) -> DatabaseStatus:
-        """One guard, as it is now, with the counts of this process."""
-        config = (await self._config(fresh=True)).config
-        now, marks = datetime.fromtimestamp(self._clock(), UTC), await self.marks()
-        current = set(config.modes.values())
-        counts = [
-            DecisionCount(verdict, ruling, mode, count, count if mode in current else 0)
-            for (verdict, ruling, mode), count in self.counted.items()
-        ]
-        stages = tuple(Stage(pattern, mode) for pattern, mode in sorted(config.modes.items()))
-        found = GuardStatus(
-            self.url,
-            "{name}",
-            config.rule,
-            mandatory=any(trait.key == "mandatory" for trait in self.traits),
-            epoch=None,
-            stages=stages,
-            marks=len(marks),
-            highest=max((mark.token for mark in marks), default=0),
-            counts=tuple(counts),
-        )
-        return DatabaseStatus(now, config.realm, (advised(found, now, quiet_for),))
-
-    async def close(self) -> None:
-        await self.cells.close()
-
-
-def key_of(name: str) -> str:
-    return f"n/{name}"
-
-
-def _read(name: str, cell: tuple[Any, bytes | None]) -> tuple[Any, Cell]:
-    version, blob = cell
-    return version, Cell.unpacked(name, blob)
-
 
 def _happened(operation: str, this: _Try) -> bool:
     return any(operation in cell.written for _, cell in this.found.values())
@@ -541,23 +337,3 @@ def _may_still_happen(this: _Try, unsettled: _Try) -> bool:
 
 def _unknown(why: str) -> Indeterminate:
     return Indeterminate(f"the reply was lost, and whether the operation happened is unknown: {why}")
-
-
-def without_options(url: str, *more: str) -> tuple[str, dict[str, Any]]:
-    """A server's address without the options of a guard (`rule`, `mode` and `more`), and these options."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url, {}  # whatever parses the rest says what is wrong
-    given = parse_qsl(parts.query, keep_blank_values=True)
-    ours = {name: value for name, value in given if name in ("rule", "mode", *more)}
-    rest = urlencode([(name, value) for name, value in given if name not in ours])
-    return urlunsplit(parts._replace(query=rest)), ours
-
-
-def options_in(url: str) -> dict[str, Any]:
-    """`rule` and `mode` from `?rule=...&mode=...` of a guard's address."""
-    options = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
-    if unknown := sorted(options.keys() - {"rule", "mode"}):
-        raise Misuse(f"a guard's address takes ?rule= and ?mode=, not {shown(', '.join(unknown))}")
-    return options

@@ -10,13 +10,13 @@ from fenced.guards.shared.answers import check_pattern
 from fenced.rollout import QUIET_SECONDS, DatabaseStatus, Decision
 
 if TYPE_CHECKING:
-    from fenced.guards.shared.cellguard import CellGuard
+    from fenced.guards.shared.guardedcells import GuardedCells
 
 
 class CellOperator(Operator):
     """What operators do with a guard over cells."""
 
-    def __init__(self, guard: CellGuard) -> None:
+    def __init__(self, guard: GuardedCells) -> None:
         self.kind = guard.kind
         self._guard = guard
 

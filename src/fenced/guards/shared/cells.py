@@ -16,9 +16,15 @@ from fenced.decision import Mark, Mode, Rule, mode_of
 from fenced.errors import Misconfigured, shown
 
 CONFIG = "config"
-"""The key of the configuration; the cells of names begin with `n/`."""
+"""The key of the configuration."""
 KEPT = 8
 """How many operations a cell remembers, so that an operation whose reply was lost can check whether it happened."""
+
+
+def key_of(name: str) -> str:
+    """The key of a name's cell."""
+    return f"n/{name}"
+
 
 _json = json.JSONEncoder(separators=(",", ":")).encode
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 from urllib.parse import quote, unquote
 
 from fenced.contracts import MANY_NAMES, Runtime, Trait
 from fenced.errors import FencedError, Misconfigured, Unavailable, Unsupported
-from fenced.guards.shared.cellguard import AUDIT_LOCAL, CellGuard, without_options
-from fenced.guards.shared.cells import CONFIG, Swapped
+from fenced.guards.shared.cellguard import CellGuard
+from fenced.guards.shared.cells import CONFIG, ManyCells, Swapped
+from fenced.guards.shared.guardedcells import AUDIT_LOCAL
+from fenced.guards.shared.options import split_options
 from fenced.wire import jute
 from fenced.wire.zookeeper.address import ZooKeeperAddress
 from fenced.wire.zookeeper.client import ZooKeeperClient
@@ -58,7 +61,6 @@ class ZooKeeperCells:
         self._acl = acl
 
     async def open(self) -> None:
-        """Create the nodes above the cells."""
         for path in self._paths.parents:
             reply = await self._client.write(jute.create(path, b"", self._acl))
             if reply.error not in (jute.OK, jute.NODE_EXISTS):
@@ -120,25 +122,36 @@ class ZooKeeperCells:
         return Unavailable(f"{self._client.url}: the server refused with error {error}")
 
 
-class ZooKeeperValues(CellGuard):
-    """Values under names, one node each."""
+class NodeCells(ManyCells, Protocol):
+    """Cells in nodes, by whatever client."""
+
+    async def open(self) -> None:
+        """Create the nodes above the cells."""
+
+
+class ZooKeeperMarks(CellGuard):
+    """Marks and values, one node for each name."""
 
     traits = TRAITS
     kind = "a guard over ZooKeeper"
     remembers = True
-    cells: ZooKeeperCells
-
-    @classmethod
-    def at(cls, url: str, runtime: Runtime) -> ZooKeeperValues:
-        where, options = without_options(url)
-        address = ZooKeeperAddress(where)
-        acl = jute.acl([("auth", "") if address.authenticated else ("world", "anyone")])
-        client = ZooKeeperClient(address, runtime)
-        cells = ZooKeeperCells(client, NodePaths(root_below(address.chroot)), acl)
-        return cls(cells, runtime, address.url, **options)
+    cells: NodeCells
 
     async def open(self) -> None:
         version, _ = await self.cells.get(CONFIG)
         if version < 0:
             await self.cells.open()
         await super().open()
+
+
+class ZooKeeperValues(ZooKeeperMarks):
+    """Values under names, on our own connections."""
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime) -> ZooKeeperValues:
+        where, options = split_options(url)
+        address = ZooKeeperAddress(where)
+        acl = jute.acl([("auth", "") if address.authenticated else ("world", "anyone")])
+        client = ZooKeeperClient(address, runtime)
+        cells = ZooKeeperCells(client, NodePaths(root_below(address.chroot)), acl)
+        return cls(cells, runtime, address.url, **options)
