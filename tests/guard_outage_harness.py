@@ -4,57 +4,64 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
 
+from fenced import timing
 from fenced.contracts import NamedValues, Runtime
 from fenced.decision import Rule
 from fenced.errors import AlreadyApplied, Indeterminate, StaleToken, Unavailable
 from fenced.registry import guard
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing.faults import Proxy
+from fenced.testing import COLOURS, GUARD_OUTAGE_CHECKS, Check, Colour, GuardOutageHarness, run
 from fenced.testing.kit import NAME, by
 from fenced.testing.servers import Server
+from fenced.testing.servers.base import Endpoint
+from tests.outage_harness import ServerAndProxy
 
 T = TypeVar("T")
 
 
-class CellOutageHarness:
-    """`address`: of a guard, for a host, a port, a random word and a rule."""
+every_guard_outage = pytest.mark.parametrize(
+    ("check", "colour"),
+    [
+        pytest.param(check, colour, id=f"{check.name}-{colour}")
+        for check in GUARD_OUTAGE_CHECKS
+        for colour in COLOURS
+    ],
+)
+
+
+class GuardedHarness(ServerAndProxy):
+    """A binding says at which address a guard is."""
 
     word = b"e]\n"
     """How the header of a cell ends: in every request that writes one, and in none that reads."""
 
-    def __init__(
-        self, runtime: Runtime, server: Server, proxy: Proxy, address: Callable[[str, int, str, Rule], str]
-    ) -> None:
-        self.runtime = runtime
-        self.server = server
-        self.proxy = proxy
-        self._address = address
-        self._place = secrets.token_hex(8)
-        self._opened: list[NamedValues] = []
-
     async def guard(self, rule: Rule = "retry") -> NamedValues:
-        return await self._open(self.proxy.host, self.proxy.port, rule)
+        return await self._open(self._at(self.proxy, self._place + rule, rule))
 
     async def direct(self, rule: Rule = "retry") -> NamedValues:
-        return await self._open(self.server.host, self.server.port, rule)
+        return await self._open(self._at(self.server, self._place + rule, rule))
 
-    async def _open(self, host: str, port: int, rule: Rule) -> NamedValues:
-        opened = guard(self._address(host, port, self._place + rule, rule), self.runtime)
-        self._opened.append(opened)
-        await opened.open()
-        return opened
+    def _at(self, where: Endpoint, place: str, rule: Rule) -> NamedValues:
+        return guard(self._url(f"{where.host}:{where.port}", place, rule), self.runtime)
 
-    async def close(self) -> None:
-        for opened in self._opened:
-            await opened.close()
-        self.proxy.stop()
+    def _url(self, where: str, place: str, rule: Rule) -> str:
+        raise NotImplementedError
+
+
+def run_outage(
+    check: Check[GuardOutageHarness], make: Callable[[Runtime], GuardOutageHarness], colour: Colour
+) -> None:
+    """Run one check. A frozen server never answers, so a guard waits for it for one second only."""
+    with pytest.MonkeyPatch.context() as patch:
+        if check.name == "a_frozen_server":
+            patch.setattr(timing, "CALL_SECONDS", 1.0)
+        run(check, make, colour)
 
 
 def loses_its_leader(url: str, leader: Server) -> None:

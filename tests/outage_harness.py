@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import pytest
 
-from fenced.contracts import Authority, Runtime
+from fenced.contracts import Authority, NamedValues, Runtime
 from fenced.model import Waiting, grant_id
 from fenced.registry import authority
 from fenced.testing import COLOURS, OUTAGE_CHECKS
 from fenced.testing.faults import Proxy
 from fenced.testing.kit import asking, granted
-from fenced.testing.servers.base import Server
+from fenced.testing.servers.base import Endpoint, Server
 from fenced.wire import heartbeat
 from tests.shifted import Shifted
+
+S = TypeVar("S", bound=Server)
+T = TypeVar("T", Authority, NamedValues)
+
+
+def own_server(kind: type[S]) -> Any:
+    """The fixture of a module that breaks its server: `server = own_server(RedisServer)`."""
+
+    def server() -> Iterator[S]:
+        with kind() as started:
+            yield started
+
+    return pytest.fixture(scope="module")(server)
+
 
 IN_ONE_COLOUR = {"a_dead_waiter_keeps_its_place_for_ten_seconds"}
 """They take ten seconds and look at the server alone, whatever client there is."""
@@ -30,7 +45,28 @@ every_outage = pytest.mark.parametrize(
 )
 
 
-class ProxiedHarness:
+class ServerAndProxy:
+    """One server, a proxy in front of it, and what a check has opened on both ways."""
+
+    def __init__(self, runtime: Runtime, server: Server, proxy: Proxy | None = None) -> None:
+        self.runtime = runtime
+        self.server = server
+        self.proxy = proxy or Proxy(server.host, server.port)
+        self._place = secrets.token_hex(8)
+        self._opened: list[Authority | NamedValues] = []
+
+    async def _open(self, made: T) -> T:
+        self._opened.append(made)
+        await made.open()
+        return made
+
+    async def close(self) -> None:
+        for opened in self._opened:
+            await opened.close()
+        self.proxy.stop()
+
+
+class ProxiedHarness(ServerAndProxy):
     """`words` are what tells an ask, a renewal and a release on the wire."""
 
     def __init__(
@@ -41,30 +77,18 @@ class ProxiedHarness:
         words: Mapping[str, bytes],
         proxy: Proxy | None = None,
     ) -> None:
-        self.runtime = runtime
-        self.server = server
-        self.proxy = proxy or Proxy(server.host, server.port)
+        super().__init__(runtime, server, proxy)
         self.words = dict(words)
         self._address = address
-        self._namespace = secrets.token_hex(8)
-        self._opened: list[Authority] = []
 
     async def authority(self) -> Authority:
-        return await self._open(self.proxy.host, self.proxy.port)
+        return await self._open(self._at(self.proxy))
 
     async def direct(self) -> Authority:
-        return await self._open(self.server.host, self.server.port)
+        return await self._open(self._at(self.server))
 
-    async def _open(self, host: str, port: int) -> Authority:
-        opened = authority(self._address(host, port), self.runtime, self._namespace)
-        self._opened.append(opened)
-        await opened.open()
-        return opened
-
-    async def close(self) -> None:
-        for opened in self._opened:
-            await opened.close()
-        self.proxy.stop()
+    def _at(self, where: Endpoint) -> Authority:
+        return authority(self._address(where.host, where.port), self.runtime, self._place)
 
 
 async def a_stream_that_died_silently_is_opened_again(harness: ProxiedHarness, runtime: Shifted) -> None:

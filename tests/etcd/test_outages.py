@@ -1,7 +1,5 @@
 """The outage kit on etcd."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from fenced.contracts import Colour, Runtime
@@ -9,10 +7,16 @@ from fenced.testing import COLOURS, Check, OutageHarness, run
 from fenced.testing.faults import Proxy, http2_reply
 from fenced.testing.servers import EtcdServer
 from tests.colours import play
-from tests.outage_harness import ProxiedHarness, a_stream_that_died_silently_is_opened_again, every_outage
+from tests.outage_harness import (
+    ProxiedHarness,
+    a_stream_that_died_silently_is_opened_again,
+    every_outage,
+    own_server,
+)
 from tests.shifted import Shifted
 
 pytestmark = pytest.mark.xdist_group("etcd")
+server = own_server(EtcdServer)
 
 KEEP_ALIVE = b"\0\0\0\0\x0a\x08"
 """A message of gRPC's with ten bytes, of which a number takes nine: a lease of ours and nothing else."""
@@ -30,12 +34,6 @@ class Harness(ProxiedHarness):
     def __init__(self, runtime: Runtime, server: EtcdServer) -> None:
         proxy = Proxy(server.host, server.port, http2_reply)
         super().__init__(runtime, server, "etcd://{}:{}".format, WORDS, proxy)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EtcdServer]:
-    with EtcdServer() as server:
-        yield server
 
 
 @every_outage

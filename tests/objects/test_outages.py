@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
-
 import pytest
 
-from fenced.contracts import NamedValues, Runtime
+from fenced.contracts import NamedValues
 from fenced.decision import Rule
 from fenced.errors import Indeterminate, StaleToken, Unavailable
 from fenced.guards.objects.buckets import ObstoreBucket
@@ -15,45 +12,24 @@ from fenced.guards.objects.cells import ObjectCells
 from fenced.guards.objects.values import ObjectValues
 from fenced.objects import ObjectGuard
 from fenced.testing import GUARD_OUTAGE_CHECKS, Check, Colour, GuardOutageHarness, run
-from fenced.testing.faults import Proxy
-from fenced.testing.servers import SeaweedServer, Server
+from fenced.testing.servers import SeaweedServer
 from fenced.testing.servers.base import Endpoint
 from tests.colours import alternating
+from tests.guard_outage_harness import GuardedHarness
 from tests.objects.test_objects import NAME, config_is_known, s3_store, stamp
+from tests.outage_harness import own_server
 
 pytestmark = pytest.mark.xdist_group("objects")
+server = own_server(SeaweedServer)
 
 
-class Harness:
+class Harness(GuardedHarness):
     word = b"PUT /"
 
-    def __init__(self, runtime: Runtime, server: SeaweedServer) -> None:
-        self.runtime = runtime
-        self.server: Server = server
-        self.proxy = Proxy(server.host, server.port)
-        self._prefix = secrets.token_hex(8)
-
-    async def guard(self, rule: Rule = "retry") -> NamedValues:
-        return await self._open(self.proxy, rule)
-
-    async def direct(self, rule: Rule = "retry") -> NamedValues:
-        return await self._open(self.server, rule)
-
-    async def _open(self, place: Endpoint, rule: Rule) -> NamedValues:
-        store = s3_store(f"http://{place.host}:{place.port}", timeout="3s")
-        bucket = ObstoreBucket(store, f"{self._prefix}{rule}/", self.runtime)
-        guard = ObjectValues(ObjectCells(bucket), self.runtime, "s3:", rule=rule)
-        await guard.open()
-        return guard
-
-    async def close(self) -> None:
-        self.proxy.stop()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[SeaweedServer]:
-    with SeaweedServer() as server:
-        yield server
+    def _at(self, where: Endpoint, place: str, rule: Rule) -> NamedValues:
+        store = s3_store(f"http://{where.host}:{where.port}", timeout="3s")
+        bucket = ObstoreBucket(store, f"{place}/", self.runtime)
+        return ObjectValues(ObjectCells(bucket), self.runtime, "s3:", rule=rule)
 
 
 @pytest.mark.parametrize(("check", "colour"), alternating(GUARD_OUTAGE_CHECKS))

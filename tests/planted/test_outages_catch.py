@@ -1,26 +1,20 @@
 """The outage kit can fail: what a client must not do in an outage is caught on a real server."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from fenced.authorities.redis.authority import RedisAuthority
 from fenced.core.acquiring import LeaseEngine
 from fenced.testing import outages
 from fenced.testing.servers import RedisServer
+from tests.outage_harness import own_server
 from tests.planted import bugs
 from tests.planted.test_kits_catch import is_caught
 from tests.redis.test_outages import Harness
 
 pytestmark = pytest.mark.xdist_group("redis")
+server = own_server(RedisServer)
 
 CHECKS = {check.name: check for check in outages.CHECKS}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 @pytest.mark.parametrize(

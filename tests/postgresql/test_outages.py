@@ -1,6 +1,5 @@
 """The outage kit on PostgreSQL."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,9 +9,10 @@ from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.testing import OUTAGE_CHECKS, Check, CheckFailed, OutageHarness, run
 from fenced.testing.servers import PostgresqlServer
 from fenced.wire.pool import Pool
-from tests.outage_harness import ProxiedHarness, every_outage
+from tests.outage_harness import ProxiedHarness, every_outage, own_server
 
 pytestmark = pytest.mark.xdist_group("postgresql")
+server = own_server(PostgresqlServer)
 
 
 # One database for all checks, and a namespace for each: a server that is killed recovers the quicker the less it has.
@@ -63,12 +63,6 @@ def test_the_kit_can_fail(
     with pytest.raises((CheckFailed, FencedError, TimeoutError)):
         for check in quick:
             run(check, lambda runtime: harness(runtime, server), "blocking")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresqlServer]:
-    with PostgresqlServer() as server:
-        yield server
 
 
 @every_outage

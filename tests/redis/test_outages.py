@@ -1,7 +1,5 @@
 """The outage kit on Redis."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from fenced.authorities.redis.scripts import RedisScript
@@ -9,10 +7,16 @@ from fenced.contracts import Colour, Runtime
 from fenced.testing import COLOURS, Check, OutageHarness, run
 from fenced.testing.servers import RedisServer
 from tests.colours import play
-from tests.outage_harness import ProxiedHarness, a_stream_that_died_silently_is_opened_again, every_outage
+from tests.outage_harness import (
+    ProxiedHarness,
+    a_stream_that_died_silently_is_opened_again,
+    every_outage,
+    own_server,
+)
 from tests.shifted import Shifted
 
 pytestmark = pytest.mark.xdist_group("redis")
+server = own_server(RedisServer)
 
 
 class Harness(ProxiedHarness):
@@ -20,12 +24,6 @@ class Harness(ProxiedHarness):
         words = {name: RedisScript(name, "any").sha.encode() for name in ("ask", "renew", "release")}
         words["withdraw"] = words["release"]  # one script for both
         super().__init__(runtime, server, "redis://{}:{}/0".format, words)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 @every_outage

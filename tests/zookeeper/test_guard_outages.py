@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from fenced import timing
 from fenced.decision import Rule
-from fenced.testing import COLOURS, GUARD_OUTAGE_CHECKS, Check, Colour, GuardOutageHarness, run
-from fenced.testing.faults import Proxy
+from fenced.testing import Check, Colour, GuardOutageHarness
 from fenced.testing.servers import ZooKeeperServer
-from tests.guard_outage_harness import CellOutageHarness
+from tests.guard_outage_harness import GuardedHarness, every_guard_outage, run_outage
+from tests.outage_harness import own_server
 
 pytestmark = pytest.mark.xdist_group("zookeeper")
+server = own_server(ZooKeeperServer)
 
 
-def address(host: str, port: int, place: str, rule: Rule) -> str:
-    return f"zookeeper://{host}:{port}/{place}?rule={rule}"
+class Harness(GuardedHarness):
+    def _url(self, where: str, place: str, rule: Rule) -> str:
+        return f"zookeeper://{where}/{place}?rule={rule}"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer() as server:
-        yield server
-
-
-@pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("check", GUARD_OUTAGE_CHECKS, ids=lambda check: check.name)
-def test_outages(
-    check: Check[GuardOutageHarness], colour: Colour, server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if check.name == "a_frozen_server":
-        monkeypatch.setattr(timing, "CALL_SECONDS", 1.0)
-    proxy = Proxy(server.host, server.port)
-    run(check, lambda runtime: CellOutageHarness(runtime, server, proxy, address), colour)
+@every_guard_outage
+def test_outages(check: Check[GuardOutageHarness], colour: Colour, server: ZooKeeperServer) -> None:
+    run_outage(check, lambda runtime: Harness(runtime, server), colour)

@@ -5,7 +5,6 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,22 +19,17 @@ from fenced.testing.servers import ZooKeeperServer
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.zookeeper.connection import Hub, ZooKeeperWire
-from tests.outage_harness import ProxiedHarness, every_outage
+from tests.outage_harness import ProxiedHarness, every_outage, own_server
 from tests.shifted import Shifted
 from tests.zookeeper.acting import WORDS, opened
 
 pytestmark = pytest.mark.xdist_group("zookeeper")
+server = own_server(ZooKeeperServer)
 
 
 class Harness(ProxiedHarness):
     def __init__(self, runtime: Runtime, server: ZooKeeperServer) -> None:
         super().__init__(runtime, server, "zookeeper://{}:{}".format, WORDS)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer() as server:
-        yield server
 
 
 @every_outage
