@@ -14,9 +14,9 @@ At = Callable[[str, Runtime], CellGuard]
 
 
 class CellHarness:
-    """`place`: where a guard is, for a random word and the options of its address."""
+    """`place`: the address of a guard, with two `{}`: for a random word and for the options."""
 
-    def __init__(self, runtime: Runtime, at: At, place: Callable[[str, str], str]) -> None:
+    def __init__(self, runtime: Runtime, at: At, place: str) -> None:
         self.runtime = runtime
         self.traits = at.__self__.traits  # type: ignore[attr-defined]
         self._at = at
@@ -27,7 +27,7 @@ class CellHarness:
 
     async def _open(self, rule: Rule, mode: str) -> CellGuard:
         options = f"rule={rule}&mode={mode.replace('%', '%25')}"
-        guard = self._at(self._place(f"{self._word}-{self._rule}", options), self.runtime)
+        guard = self._at(self._place.format(f"{self._word}-{self._rule}", options), self.runtime)
         self._opened.append(guard)
         await guard.open()
         return guard

@@ -41,7 +41,14 @@ def alternating(checks: Sequence[Check[H]], order: Sequence[Colour] = COLOURS) -
     ]
 
 
-_ON_THE_CHANNEL = (
+def named(checks: Sequence[Check[H]], *names: str) -> list[Check[H]]:
+    """The checks with these names."""
+    by_name = {check.name: check for check in checks}
+    return [by_name[name] for name in names]
+
+
+CHANNEL_CHECKS = named(
+    AUTHORITY_CHECKS,
     "the_same_attempt_gets_the_same_grant",
     "a_batch_is_answered_one_by_one",
     "a_release_wakes_the_head",
@@ -49,6 +56,4 @@ _ON_THE_CHANNEL = (
     "a_client_keeps_its_lease",
     "no_update_is_lost_under_contention",
 )
-CHANNEL_CHECKS = [check for check in AUTHORITY_CHECKS if check.name in _ON_THE_CHANNEL]
 """For the same authority over TLS: single and pipelined calls, large replies, pushes, many clients at once."""
-assert len(CHANNEL_CHECKS) == len(_ON_THE_CHANNEL)

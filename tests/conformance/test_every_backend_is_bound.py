@@ -26,6 +26,13 @@ def test_a_registered_backend_has_a_binding(kind: Kind, scheme: str) -> None:
     assert bound, f"{kind} {scheme} is registered, but no file in {folder.name} binds it to the kit"
 
 
+@pytest.mark.parametrize("kind", BUILT_IN)
+def test_the_same_class_serves_tls(kind: Kind) -> None:
+    """The tests of the authorities show the wires over TLS."""
+    for scheme in ("redis", "etcd", "zookeeper"):
+        assert BUILT_IN[kind][f"{scheme}s"] == BUILT_IN[kind][scheme]
+
+
 @pytest.mark.parametrize(("kind", "scheme"), one_per_class())
 def test_every_trait_is_proven(kind: Kind, scheme: str) -> None:
     """A line `# proves authority sqlite: trait, trait` stands above the test that shows it."""

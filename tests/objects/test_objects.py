@@ -8,8 +8,8 @@ import io
 import itertools
 import json
 import os
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 import boto3
@@ -291,29 +291,18 @@ def test_a_thousand_late_writes() -> None:
 def eight_holders(guards: Callable[[], ObjectGuard]) -> None:
     """Each changes an object under ever newer tokens, of which the others have drawn higher ones meanwhile."""
     tokens = itertools.count(1)
-    lock = threading.Lock()
     acknowledged: list[int] = []
-    wrong: list[BaseException] = []
 
-    def holder() -> None:
-        guard = guards()
-        try:
-            for _ in range(8):
-                with lock:
-                    mine = stamp(next(tokens))
-                with contextlib.suppress(StaleToken):
-                    with guard.change(mine, NAME) as log:
-                        log.body = (log.body or b"") + b"%d\n" % mine.token
-                    acknowledged.append(mine.token)
-        except BaseException as error:  # noqa: BLE001 - reported by the test
-            wrong.append(error)
+    def hold(guard: ObjectGuard) -> None:
+        for _ in range(8):
+            mine = stamp(next(tokens))
+            with contextlib.suppress(StaleToken):
+                with guard.change(mine, NAME) as log:
+                    log.body = (log.body or b"") + b"%d\n" % mine.token
+                acknowledged.append(mine.token)
 
-    threads = [threading.Thread(target=holder) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong, wrong
+    with ThreadPoolExecutor(8) as holders:
+        list(holders.map(hold, [guards() for _ in range(8)]))
     admitted = [int(line) for line in (guards().peek(NAME) or b"").split()]
     assert admitted == sorted(acknowledged) and admitted[-1] == 64
 

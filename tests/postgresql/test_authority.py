@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import psycopg
@@ -237,21 +238,12 @@ def test_counting_state_is_not_deleted_even_by_its_owner(
 
 def test_many_clients_install_at_once(postgresql_url: str) -> None:
     """They wait for each other, and all get one realm."""
-    realms: set[str] = set()
-    failed: list[Exception] = []
 
-    def enter() -> None:
-        try:
-            realms.add(step(PostgresqlAuthority(postgresql_url, BlockingRuntime()).open()).realm)
-        except FencedError as error:
-            failed.append(error)
+    def enter(_: int) -> str:
+        return step(PostgresqlAuthority(postgresql_url, BlockingRuntime()).open()).realm
 
-    crew = [threading.Thread(target=enter) for _ in range(8)]
-    for each in crew:
-        each.start()
-    for each in crew:
-        each.join()
-    assert len(realms) == 1 and not failed
+    with ThreadPoolExecutor(8) as crew:
+        assert len(set(crew.map(enter, range(8)))) == 1
 
 
 # What does not fit.

@@ -15,26 +15,25 @@ from fenced.guards.objects.boto import BotoBucket
 from fenced.guards.objects.buckets import Bucket, ObstoreBucket
 from fenced.guards.objects.cells import TRAITS, ObjectCells
 from fenced.guards.objects.values import ObjectValues
-from fenced.guards.shared.cellguard import options_in
 from fenced.guards.shared.cells import Cell
+from fenced.guards.shared.options import options_in
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
 from fenced.testing.servers import SeaweedServer
 from fenced.testing.servers.seaweedfs import BUCKET
-from tests.colours import alternating
+from tests.colours import alternating, named
 
 BACKEND = "s3"
 pytestmark = pytest.mark.xdist_group("objects")
 
 
-_NAMED = (
+ON_THE_WIRE = named(
+    GUARD_CHECKS,
     "the_newer_token_wins",
     "a_refused_or_failed_write_leaves_no_trace",
     "bad_names_are_not_written",
     "marks_last",
 )
-ON_THE_WIRE = [check for check in GUARD_CHECKS if check.name in _NAMED]
 """What depends on the client: outcomes of requests, keys, lists."""
-assert len(ON_THE_WIRE) == len(_NAMED)
 
 
 class Harness:
