@@ -21,12 +21,12 @@ from typing import ClassVar, TypeVar
 
 from fenced import timing
 from fenced.authorities.zookeeper.tree import NamespaceView, ZooKeeperAttempt, owner_of
-from fenced.contracts import Runtime, Wakeup
-from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.contracts import Runtime
+from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.zookeeper.address import ZooKeeperAddress
-from fenced.wire.zookeeper.connection import Hub, Then, ZooKeeperWire, dial
+from fenced.wire.zookeeper.connection import Hub, OneConnects, Then, ZooKeeperWire, any_member, dial
 
 T = TypeVar("T")
 
@@ -85,8 +85,7 @@ class ZooKeeperSession:
         self._password = _NOBODY
         self._wire: ZooKeeperWire | None = None
         self._lock = runtime.lock()
-        self._connecting = False
-        self._queue: list[Wakeup] = []
+        self._connecting = OneConnects(runtime, address.url)
 
     # Working.
 
@@ -97,9 +96,7 @@ class ZooKeeperSession:
             try:
                 return await work()
             except Over:
-                doubt = (
-                    None  # the nodes that it may have made are gone with the session: the doubt is resolved
-                )
+                doubt = None  # resolved: the nodes that it may have made are gone with the session
                 if self._runtime.now() >= until:
                     raise Unavailable(f"{self._address.url}: the session has ended") from None
             except FencedError as error:
@@ -154,48 +151,20 @@ class ZooKeeperSession:
     # Connecting.
 
     async def _connected(self, until: float) -> ZooKeeperWire:
-        while True:
-            with self._lock:
-                wire = self._wire
-                if wire is not None and not wire.closed and not self._silent():
-                    return wire
-                turn = None
-                if self._connecting:
-                    turn = self._runtime.wakeup()
-                    self._queue.append(turn)
-                self._connecting = True
-            if turn is not None:
-                if not await self._runtime.wait(turn, until):
-                    raise Unavailable(f"{self._address.url}: no connection in time")
-                continue
-            try:
-                return await self._connect(until)
-            finally:
-                with self._lock:
-                    self._connecting = False
-                    queue, self._queue = self._queue, []
-                for turn in queue:
-                    turn.set()
+        return await self._connecting.wire(self._usable, self._connect, until)
+
+    def _usable(self) -> ZooKeeperWire | None:
+        wire = self._wire
+        return wire if wire is not None and not wire.closed and not self._silent() else None
 
     def _silent(self) -> bool:
         return not self._places and self._runtime.now() - self.confirmed > self.seconds * SILENCE_SHARE
 
     async def _connect(self, until: float) -> ZooKeeperWire:
-        """Connect to one of the members, tried in a new random order; each gets a share of the time."""
         if self._wire is not None:
             self._wire.close("replaced by a new connection")
             self._wire = None
-        members = sorted(self._address.members, key=lambda _: self._runtime.random())
-        failures: list[FencedError] = []
-        while members:
-            member = members.pop()
-            share = (until - self._runtime.now()) / (len(members) + 1)
-            try:
-                return await self._join(member, self._runtime.now() + share)
-            except (Unavailable, Misconfigured) as error:
-                failures.append(error)
-        wrong = next((error for error in failures if isinstance(error, Misconfigured)), None)
-        raise wrong or Unavailable(f"{self._address.url}: {'; '.join(map(str, failures))}")
+        return await any_member(self._address, self._runtime, until, self._join)
 
     async def _join(self, member: tuple[str, int], until: float) -> ZooKeeperWire:
         asked = math.ceil(self.asked / LEASE_SHARE * 1000)

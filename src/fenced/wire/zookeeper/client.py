@@ -6,13 +6,13 @@ It has no ephemeral nodes, so its session means nothing: each new connection beg
 from __future__ import annotations
 
 from fenced import timing
-from fenced.contracts import Runtime, Wakeup
-from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.contracts import Runtime
+from fenced.errors import Indeterminate, Unavailable
 from fenced.runtime import forking
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.zookeeper.address import ZooKeeperAddress
-from fenced.wire.zookeeper.connection import Hub, ZooKeeperWire, dial
+from fenced.wire.zookeeper.connection import Hub, OneConnects, ZooKeeperWire, any_member, dial
 
 SESSION_SECONDS = 40.0
 """What is asked for; an idle connection is closed by the server after that, or earlier by its settings."""
@@ -34,9 +34,7 @@ class ZooKeeperClient:
     def _begin(self) -> None:
         self._hub = Hub(self._runtime)
         self._wire: ZooKeeperWire | None = None
-        self._lock = self._runtime.lock()
-        self._connecting = False
-        self._waiting: list[Wakeup] = []
+        self._connecting = OneConnects(self._runtime, self.url)
 
     def _before_fork(self) -> None:
         return
@@ -77,56 +75,26 @@ class ZooKeeperClient:
             wire.close("the session has ended")
 
     async def _connected(self, until: float) -> ZooKeeperWire:
-        """The connection. The first caller that finds none connects, and the others wait for it."""
         while True:
-            with self._lock:
-                # Decided and recorded under one lock: either we connect, or the caller that connects finds our
-                # wake-up in `_waiting` when it is done.
-                if (wire := self._wire) is None or wire.closed:
-                    wire = None
-                    turn = self._runtime.wakeup() if self._connecting else None
-                    if turn is not None:
-                        self._waiting.append(turn)
-                    self._connecting = True
-            if wire is not None:
-                wire.receive()  # an idle connection may have been closed by the server: then nothing is sent on it
-                if not wire.closed:
-                    return wire
-                continue
-            if turn is not None:
-                if not await self._runtime.wait(turn, until):
-                    raise Unavailable(f"{self.url}: no connection in time")
-                continue
-            try:
-                self._wire = await self._connect(until)
-            finally:
-                with self._lock:
-                    self._connecting = False
-                    waiting, self._waiting = self._waiting, []
-                for turn in waiting:
-                    turn.set()
+            wire = await self._connecting.wire(self._usable, self._connect, until)
+            wire.receive()  # an idle connection may have been closed by the server: then nothing is sent on it
+            if not wire.closed:
+                return wire
+
+    def _usable(self) -> ZooKeeperWire | None:
+        return self._wire if self._wire is not None and not self._wire.closed else None
 
     async def _connect(self, until: float) -> ZooKeeperWire:
-        """Connect to one of the members, tried in a new random order; each gets a share of the time."""
-        members = sorted(self._address.members, key=lambda _: self._runtime.random())
-        failures: list[FencedError] = []
-        while members:
-            member = members.pop()
-            share = (until - self._runtime.now()) / (len(members) + 1)
-            try:
-                link, session = await dial(
-                    self._address, member, self._runtime, _NEW, self._hub.seen, self._runtime.now() + share
-                )
-            except (Unavailable, Misconfigured) as error:
-                failures.append(error)
-                continue
-            if session.timeout > 0:
-                where = f"{member[0]}:{member[1]}"
-                return ZooKeeperWire(link, self._hub, self._runtime, where, lambda event: None)
+        self._wire = wire = await any_member(self._address, self._runtime, until, self._join)
+        return wire
+
+    async def _join(self, member: tuple[str, int], until: float) -> ZooKeeperWire:
+        link, session = await dial(self._address, member, self._runtime, _NEW, self._hub.seen, until)
+        where = f"{member[0]}:{member[1]}"
+        if session.timeout <= 0:
             link.close()
-            failures.append(Unavailable(f"{member[0]}:{member[1]}: the server gave no session"))
-        wrong = next((error for error in failures if isinstance(error, Misconfigured)), None)
-        raise wrong or Unavailable(f"{self.url}: {'; '.join(map(str, failures))}")
+            raise Unavailable(f"{where}: the server gave no session")
+        return ZooKeeperWire(link, self._hub, self._runtime, where, lambda event: None)
 
     def close(self) -> None:
         wire, self._wire = self._wire, None

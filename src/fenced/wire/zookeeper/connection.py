@@ -11,10 +11,10 @@ import contextlib
 import ssl
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from fenced.contracts import Runtime, SocketLike, Wakeup
-from fenced.errors import Misconfigured, Unavailable
+from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.runtime import sockets
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
@@ -275,6 +275,67 @@ class ZooKeeperWire:
 
 
 # Connecting.
+
+
+class OneConnects:
+    """Lets one caller at a time connect, and the others wait for it."""
+
+    def __init__(self, runtime: Runtime, url: str) -> None:
+        self._runtime = runtime
+        self._url = url
+        self._lock = runtime.lock()
+        self._connecting = False
+        self._waiting: list[Wakeup] = []
+
+    async def wire(
+        self,
+        usable: Callable[[], ZooKeeperWire | None],
+        connect: Callable[[float], Awaitable[ZooKeeperWire]],
+        until: float,
+    ) -> ZooKeeperWire:
+        """The connection that is `usable`, or a new one. `connect` records it where `usable` finds it."""
+        while True:
+            with self._lock:
+                # Decided and recorded under one lock: either we connect, or the caller that connects finds our
+                # wake-up in `_waiting` when it is done.
+                if (wire := usable()) is not None:
+                    return wire
+                turn = self._runtime.wakeup() if self._connecting else None
+                if turn is not None:
+                    self._waiting.append(turn)
+                self._connecting = True
+            if turn is not None:
+                if not await self._runtime.wait(turn, until):
+                    raise Unavailable(f"{self._url}: no connection in time")
+                continue
+            try:
+                return await connect(until)
+            finally:
+                with self._lock:
+                    self._connecting = False
+                    waiting, self._waiting = self._waiting, []
+                for turn in waiting:
+                    turn.set()
+
+
+async def any_member(
+    address: ZooKeeperAddress,
+    runtime: Runtime,
+    until: float,
+    join: Callable[[tuple[str, int], float], Awaitable[ZooKeeperWire]],
+) -> ZooKeeperWire:
+    """Join one of the members, tried in a new random order; each gets a share of the time."""
+    members = sorted(address.members, key=lambda _: runtime.random())
+    failures: list[FencedError] = []
+    while members:
+        member = members.pop()
+        share = (until - runtime.now()) / (len(members) + 1)
+        try:
+            return await join(member, runtime.now() + share)
+        except (Unavailable, Misconfigured) as error:
+            failures.append(error)
+    wrong = next((error for error in failures if isinstance(error, Misconfigured)), None)
+    raise wrong or Unavailable(f"{address.url}: {'; '.join(map(str, failures))}")
 
 
 async def dial(
