@@ -30,7 +30,7 @@ class GuardTrust:
 
     url: str
     realm: str | None
-    """The realm that it trusts; None: the first that announces."""
+    """The realm that it trusts; None: none yet, and it will trust the realm of the first announcement."""
     highest: int
     max_jump: int | None = None
 
