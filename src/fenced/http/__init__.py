@@ -13,6 +13,7 @@ from fenced.http.protocol import (
     problem,
     read_fence,
 )
+from fenced.http.sending import operation, stamping
 
 __all__ = [
     "KEY_HEADER",
@@ -23,7 +24,9 @@ __all__ = [
     "Problem",
     "error_from",
     "fence_headers",
+    "operation",
     "operation_id",
     "problem",
     "read_fence",
+    "stamping",
 ]
