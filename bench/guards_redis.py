@@ -93,9 +93,9 @@ def _requests(client: redis.Redis) -> tuple[bytes, bytes]:
     caught: list[bytes] = []
 
     class Recording(ClientChannel):
-        async def run(self, script, keys, arguments, *, again):  # type: ignore[no-untyped-def]
+        async def run(self, script, keys, arguments, *, again, confirm=False):  # type: ignore[no-untyped-def]
             caught.append(command("EVALSHA", script.sha, len(keys), *keys, *arguments))
-            return await super().run(script, keys, arguments, again=again)
+            return await super().run(script, keys, arguments, again=again, confirm=confirm)
 
     fence = RedisFence(Recording(client, False), FenceOptions("requests", guarantee="best-effort"))
     step(fence.open())

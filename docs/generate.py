@@ -192,6 +192,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "guard checks": lambda: check_table(testing.GUARD_CHECKS),
     "outage checks": lambda: check_table(testing.OUTAGE_CHECKS),
     "guard outage checks": lambda: check_table(testing.GUARD_OUTAGE_CHECKS),
+    "guard failover checks": lambda: check_table(testing.GUARD_FAILOVER_CHECKS),
     "planted bugs": bug_table,
     "problems": problem_table,
 }

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 import pytest
 
 from fenced import timing
 from fenced.contracts import NamedValues, Runtime
 from fenced.decision import Rule
-from fenced.errors import AlreadyApplied, Indeterminate, StaleToken, Unavailable
+from fenced.errors import StaleToken
 from fenced.registry import guard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import COLOURS, GUARD_OUTAGE_CHECKS, Check, Colour, GuardOutageHarness, run
 from fenced.testing.kit import NAME, by
-from fenced.testing.servers import Server
 from fenced.testing.servers.base import Endpoint
 from tests.outage_harness import ServerAndProxy
-
-T = TypeVar("T")
-
 
 every_guard_outage = pytest.mark.parametrize(
     ("check", "colour"),
@@ -64,34 +57,27 @@ def run_outage(
         run(check, make, colour)
 
 
-def loses_its_leader(url: str, leader: Server) -> None:
-    """The leader is killed under a writer: what was acknowledged happened once, and a stale holder stays refused."""
-    runtime = BlockingRuntime()
-    one, other = guard(url, runtime), guard(url, runtime)
-    step(one.open())
-    step(other.open())
-    version = step(one.write(by(5, 1), NAME, b"first"))
-    leader.kill()
-    with contextlib.suppress(AlreadyApplied):
-        _patient(lambda: one.write(by(5, 2), NAME, b"second"))
-    _patient(lambda: other.announce(by(6, 0)))
-    with pytest.raises(StaleToken):
-        _patient(lambda: one.write(by(5, 3), NAME, b"late"))
-    found = _patient(lambda: other.read(by(6, 0), NAME))
-    assert (found.value, found.version) == (b"second", version + 1)
-    for opened in (one, other):
-        step(opened.close())
+class FailoverHarness:
+    """`lose` kills the server that guards at `url` use, a guard's address with the rule `sequenced`."""
 
+    def __init__(self, runtime: Runtime, url: str, lose: Callable[[], object]) -> None:
+        self.runtime = runtime
+        self._url = url
+        self._lose = lose
+        self._opened: list[NamedValues] = []
 
-def _patient(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Repeat the same operation until its outcome is known, as a program does under rule `sequenced`."""
-    limit = time.monotonic() + 30
-    while True:
-        try:
-            return step(work())
-        except (Unavailable, Indeterminate):
-            assert time.monotonic() < limit
-            time.sleep(0.02)
+    async def guard(self) -> NamedValues:
+        opened = guard(self._url, self.runtime)
+        self._opened.append(opened)
+        await opened.open()
+        return opened
+
+    async def fail_over(self) -> None:
+        await self.runtime.call(self._lose)
+
+    async def close(self) -> None:
+        for opened in self._opened:
+            await opened.close()
 
 
 def is_used_after_a_fork(url: str) -> None:

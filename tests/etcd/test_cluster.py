@@ -15,10 +15,11 @@ from fenced.core.holding import State
 from fenced.errors import Indeterminate, Misconfigured, NotGranted, Unavailable
 from fenced.model import Busy, Ended, Granted, Kept, Released, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing import GUARD_FAILOVER_CHECKS, Check, GuardFailoverHarness, run
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import EtcdCluster, EtcdServer
 from fenced.wire.etcd.cluster import TRY_SECONDS
-from tests.guard_outage_harness import loses_its_leader
+from tests.guard_outage_harness import FailoverHarness
 
 pytestmark = pytest.mark.xdist_group("etcd")
 RUNTIME = BlockingRuntime()
@@ -302,5 +303,7 @@ def test_a_waiter_is_told_by_the_members_that_are_left(cluster: EtcdCluster) -> 
         assert tokens and tokens[0] > hold.token
 
 
-def test_a_guard_whose_leader_dies(cluster: EtcdCluster) -> None:
-    loses_its_leader(f"{cluster.url()}?rule=sequenced&prefix={secrets.token_hex(8)}", cluster.leader())
+@pytest.mark.parametrize("check", GUARD_FAILOVER_CHECKS, ids=lambda check: check.name)
+def test_a_guard_whose_leader_dies(check: Check[GuardFailoverHarness], cluster: EtcdCluster) -> None:
+    url = f"{cluster.url()}?rule=sequenced&prefix={secrets.token_hex(8)}"
+    run(check, lambda runtime: FailoverHarness(runtime, url, cluster.leader().kill), "blocking")

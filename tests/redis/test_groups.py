@@ -7,9 +7,11 @@ however long they take.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
@@ -27,7 +29,14 @@ from fenced.guards.redis.values import RedisValues
 from fenced.model import Ask, Ended, Granted, Kept, Released, Stamp, Waiting
 from fenced.redis import RedisGuard
 from fenced.runtime.blocking import BlockingRuntime, step
-from fenced.testing import AuthorityHarness, Check, Colour, run
+from fenced.testing import (
+    GUARD_FAILOVER_CHECKS,
+    AuthorityHarness,
+    Check,
+    Colour,
+    GuardFailoverHarness,
+    run,
+)
 from fenced.testing.kit import asking
 from fenced.testing.servers import RedisCluster, RedisGroup, RedisSentinels, RedisServer
 from fenced.testing.servers.redis import node_id
@@ -36,6 +45,7 @@ from fenced.wire.redis.routes import redirection, slot_of
 from fenced.wire.resp import ErrorReply
 from tests.colours import CHANNEL_CHECKS, alternating
 from tests.conformance.authorities.test_redis import Harness
+from tests.guard_outage_harness import FailoverHarness
 
 pytestmark = pytest.mark.xdist_group("redis-groups")
 
@@ -222,6 +232,10 @@ def test_a_guard_has_one_slot_of_a_cluster(cluster: RedisCluster) -> None:
 
     async def asynchronous() -> None:
         async with redis.asyncio.cluster.RedisCluster(host=host, port=port) as client:
+            for _ in range(60):
+                with contextlib.suppress(Indeterminate):  # no replica has confirmed it yet
+                    await guard.announce(client, two)
+                    break
             async with guard.transaction(client, two) as tx:
                 tx.incr(f"{{{tag}}}:counter")
             with stale:
@@ -231,7 +245,9 @@ def test_a_guard_has_one_slot_of_a_cluster(cluster: RedisCluster) -> None:
                     tx.set("elsewhere", 1)
 
     with redis.cluster.RedisCluster(host=host, port=port) as client:
-        with guard.transaction(client, one) as tx:
+        for each in (one, two):
+            eventually(lambda each=each: guard.announce(client, each))  # type: ignore[misc]
+        with guard.transaction(client, two) as tx:
             tx.set(f"{{{tag}}}:counter", 1)
         asyncio.run(asynchronous())
         slots = client.nodes_manager.slots_cache
@@ -258,12 +274,55 @@ def test_a_guard_behind_sentinels(sentinels: RedisSentinels) -> None:
     with pytest.raises(Misconfigured, match="may promote a replica that lacks the last marks"):
         step(values.open())
     step(values.close())
-    named: Any = redis.sentinel.Sentinel([(each.host, each.port) for each in sentinels.sentinels])  # type: ignore[no-untyped-call]
-    with named.master_for(sentinels.set_name) as client:
+    with own_client(sentinels) as client:
         guard = RedisGuard(tag=tag, guarantee="best-effort")
-        guard.announce(client, Stamp("00000000000000aa", ("a",), 2, 1, f"{2:032x}"))
+        eventually(lambda: guard.announce(client, Stamp("00000000000000aa", ("a",), 2, 1, f"{2:032x}")))
         with pytest.raises(StaleToken):
             guard.announce(client, Stamp("00000000000000aa", ("a",), 1, 1, f"{1:032x}"))
+
+
+# proves guard redis: failover-loses
+@pytest.mark.parametrize("check", GUARD_FAILOVER_CHECKS, ids=lambda check: check.name)
+def test_a_promotion_under_live_guards(check: Check[GuardFailoverHarness], group: RedisGroup) -> None:
+    """The kit on our own connections, and the program's own client, which is in use all the time."""
+    tag, first = fresh_namespace(), group.primary()
+    guard = RedisGuard(tag=tag, guarantee="best-effort")
+    older, newer = (Stamp("00000000000000aa", ("a",), token, 1, f"{token:032x}") for token in (1, 2))
+
+    def lose() -> None:
+        group.replicas_catch_up(first)  # one replica has confirmed each mark; the promoted one may be another
+        first.kill()
+
+    with own_client(group) as client:
+
+        def transaction(stamp: Stamp, value: str) -> None:
+            with guard.transaction(client, stamp) as tx:
+                tx.set(f"{{{tag}}}", value)
+
+        eventually(lambda: transaction(older, "old"))
+        eventually(lambda: guard.announce(client, newer))
+        url = f"{group.url()}?tag={fresh_namespace()}&rule=sequenced&guarantee=best-effort"
+        colour: Colour = "asyncio" if isinstance(group, RedisSentinels) else "blocking"
+        run(check, lambda runtime: FailoverHarness(runtime, url, lose), colour)
+        first.start()
+        with pytest.raises(StaleToken):
+            eventually(lambda: transaction(older, "late"))
+        eventually(lambda: transaction(newer, "new"))
+        assert client.get(f"{{{tag}}}") == b"new"
+
+
+@contextmanager
+def own_client(group: RedisGroup) -> Iterator[Any]:
+    """A client as a program makes it."""
+    if isinstance(group, RedisCluster):
+        nodes: list[Any] = [redis.cluster.ClusterNode(each.host, each.port) for each in group.servers]  # type: ignore[no-untyped-call]
+        with redis.cluster.RedisCluster(startup_nodes=nodes) as client:
+            yield client
+        return
+    assert isinstance(group, RedisSentinels)
+    named: Any = redis.sentinel.Sentinel([(each.host, each.port) for each in group.sentinels])  # type: ignore[no-untyped-call]
+    with named.master_for(group.set_name) as client:
+        yield client
     for sentinel in named.sentinels:
         sentinel.close()
 

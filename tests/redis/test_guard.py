@@ -405,30 +405,6 @@ def test_settings_that_lose_marks_are_refused(tag: str) -> None:
             pass
 
 
-# proves guard redis: failover-loses
-@own_server
-def test_a_promoted_replica_refuses_what_it_knows_to_be_stale(tag: str) -> None:
-    """Marks are replicated with the data. What the replica has not received is lost, with the data."""
-    with RedisServer() as server, server.replica() as replica:
-        with redis.Redis.from_url(server.url()) as client:
-            with pytest.raises(Misconfigured, match="may lack the last marks"):
-                RedisGuard(tag=tag).announce(client, stamp(5))
-            guard = RedisGuard(tag=tag, guarantee="best-effort")
-            with guard.transaction(client, stamp(6)) as tx:
-                tx.set("key", "new")
-        replica.caught_up_with(server)
-        with redis.Redis.from_url(replica.url()) as client:
-            with pytest.raises(Unavailable, match="replica"):
-                guard.announce(client, stamp(7))
-            server.kill()
-            replica.promote()
-            with pytest.raises(StaleToken), guard.transaction(client, stamp(5)) as tx:
-                tx.set("key", "late")
-            with guard.transaction(client, stamp(7)) as tx:
-                tx.get("key")
-            assert tx.results == [b"new"]
-
-
 @own_server
 def test_a_crash_within_a_step_leaves_nothing_of_it(tag: str) -> None:
     """The append-only file ends within the step's writes, as after a power cut: none of them is there."""

@@ -16,10 +16,11 @@ from fenced.core.holding import GrantState, State
 from fenced.errors import Indeterminate, LeaseLost, Unavailable
 from fenced.model import Ended, Granted, Kept, Released, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing import GUARD_FAILOVER_CHECKS, Check, GuardFailoverHarness, run
 from fenced.testing.kit import asking, granted, lease_engine
 from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
 from fenced.wire import jute
-from tests.guard_outage_harness import loses_its_leader
+from tests.guard_outage_harness import FailoverHarness
 from tests.zookeeper.shifting import end_session
 
 pytestmark = [pytest.mark.xdist_group("zookeeper"), pytest.mark.timeout(180)]
@@ -98,9 +99,11 @@ def test_a_killed_leader_takes_no_token_and_no_lease_with_it(ensemble: ZooKeeper
             assert isinstance(answer, Granted) and tokens[0] < answer.token < tokens[1]
 
 
-def test_a_guard_whose_leader_dies(ensemble: ZooKeeperEnsemble) -> None:
+@pytest.mark.parametrize("check", GUARD_FAILOVER_CHECKS, ids=lambda check: check.name)
+def test_a_guard_whose_leader_dies(check: Check[GuardFailoverHarness], ensemble: ZooKeeperEnsemble) -> None:
     leader = ensemble.leader()
-    loses_its_leader(f"{ensemble.url()}/{secrets.token_hex(8)}?rule=sequenced", leader)
+    url = f"{ensemble.url()}/{secrets.token_hex(8)}?rule=sequenced"
+    run(check, lambda runtime: FailoverHarness(runtime, url, leader.kill), "asyncio")
     ensemble.start(leader)
 
 

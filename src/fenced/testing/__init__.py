@@ -8,7 +8,7 @@ checks on their backends.
 
 from fenced.contracts import Colour
 from fenced.testing import authorities, clients, guard_outages, guards, outages
-from fenced.testing.guard_outages import GuardOutageHarness
+from fenced.testing.guard_outages import GuardFailoverHarness, GuardOutageHarness
 from fenced.testing.kit import COLOURS, AuthorityHarness, Check, CheckFailed, GuardHarness, run
 from fenced.testing.outages import OutageHarness
 
@@ -16,17 +16,20 @@ AUTHORITY_CHECKS: list[Check[AuthorityHarness]] = [*authorities.CHECKS, *clients
 GUARD_CHECKS: list[Check[GuardHarness]] = [*guards.CHECKS]
 OUTAGE_CHECKS: list[Check[OutageHarness]] = [*outages.CHECKS]
 GUARD_OUTAGE_CHECKS: list[Check[GuardOutageHarness]] = [*guard_outages.CHECKS]
+GUARD_FAILOVER_CHECKS: list[Check[GuardFailoverHarness]] = [*guard_outages.FAILOVER_CHECKS]
 
 __all__ = [
     "AUTHORITY_CHECKS",
     "COLOURS",
     "GUARD_CHECKS",
+    "GUARD_FAILOVER_CHECKS",
     "GUARD_OUTAGE_CHECKS",
     "OUTAGE_CHECKS",
     "AuthorityHarness",
     "Check",
     "CheckFailed",
     "Colour",
+    "GuardFailoverHarness",
     "GuardHarness",
     "GuardOutageHarness",
     "OutageHarness",

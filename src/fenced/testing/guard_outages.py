@@ -6,7 +6,9 @@ or unknown (Indeterminate); never is a stale write applied, and under rule `sequ
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
 from fenced.contracts import NamedValues, Runtime
 from fenced.decision import Rule
@@ -16,6 +18,7 @@ from fenced.testing.faults import Fault, Proxy
 from fenced.testing.kit import NAME, Checks, by, ensure, is_at, raises
 from fenced.testing.servers import Server
 
+T = TypeVar("T")
 CUTS = (Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.LOSE_REPLY)
 TRIES = 20
 """How often an unknown write is repeated; each try may find the server still starting."""
@@ -39,8 +42,26 @@ class GuardOutageHarness(Protocol):
     async def close(self) -> None: ...
 
 
+class GuardFailoverHarness(Protocol):
+    """A group of servers of which one takes the place of another that fails."""
+
+    runtime: Runtime
+
+    async def guard(self) -> NamedValues:
+        """A guard with the rule `sequenced`, opened. All guards of a harness share their names."""
+
+    async def fail_over(self) -> None:
+        """Kill the server that the guards use. Another one takes its place, now or later."""
+
+    async def close(self) -> None: ...
+
+
 check: Checks[GuardOutageHarness] = Checks()
 CHECKS = check
+failover_check: Checks[GuardFailoverHarness] = Checks()
+FAILOVER_CHECKS = failover_check
+FAILOVER_SECONDS = 120.0
+OVERTAKEN = "overtaken"
 
 
 async def _settled(guard: NamedValues, carried: Credential, name: str, value: bytes) -> None:
@@ -134,3 +155,34 @@ async def a_killed_server(h: GuardOutageHarness) -> None:
     await is_at(guard, NAME, b"new", 6)
     error: FencedError = await raises(StaleToken, guard.write(by(5, 2), NAME, b"late"))
     ensure(error.retry == "no", "a refusal is not to be repeated")
+
+
+@failover_check()
+async def a_successor_knows_every_mark(h: GuardFailoverHarness) -> None:
+    """A holder that was overtaken before the failover or after it is refused; acknowledged writes happened once."""
+    one, other = await h.guard(), await h.guard()
+    with suppress(AlreadyApplied):
+        await _answered(h, lambda: one.write(by(5, 1), NAME, b"first"))
+    await _answered(h, lambda: other.announce(by(7, 0, OVERTAKEN)))
+    await _answered(h, lambda: one.announce(by(8, 0, OVERTAKEN)))
+    await h.fail_over()
+    await raises(
+        StaleToken, _answered(h, lambda: other.write(by(7, 1, OVERTAKEN), OVERTAKEN, b"overtaken before"))
+    )
+    with suppress(AlreadyApplied):
+        await _answered(h, lambda: one.write(by(5, 2), NAME, b"second"))
+    await _answered(h, lambda: other.announce(by(6, 0)))
+    await raises(StaleToken, _answered(h, lambda: one.write(by(5, 3), NAME, b"overtaken after")))
+    found = await _answered(h, lambda: other.read(by(6, 0), NAME))
+    ensure((found.value, found.version) == (b"second", 2), f"each write was applied once: {found}")
+
+
+async def _answered(h: GuardFailoverHarness, work: Callable[[], Awaitable[T]]) -> T:
+    """Repeat the same operation until its outcome is known, as a program does under rule `sequenced`."""
+    limit = h.runtime.now() + FAILOVER_SECONDS
+    while True:
+        try:
+            return await work()
+        except (Unavailable, Indeterminate):
+            ensure(h.runtime.now() < limit, f"an answer within {FAILOVER_SECONDS:g} s")
+            await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.05)

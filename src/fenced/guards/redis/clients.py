@@ -18,7 +18,7 @@ import redis.cluster
 from redis import exceptions
 
 from fenced.errors import Indeterminate, Misuse, Unavailable, Unsupported, shown
-from fenced.guards.redis.fence import RIGHTS, Word
+from fenced.guards.redis.fence import RIGHTS, WAIT, Word, unconfirmed
 from fenced.guards.redis.scripts import GuardScript
 from fenced.wire.redis import refusals
 from fenced.wire.redis.routes import REDIRECTS_MAX
@@ -27,6 +27,7 @@ from fenced.wire.resp import ErrorReply, command
 RedisClient = redis.Redis | redis.cluster.RedisCluster
 AsyncRedisClient = redis.asyncio.Redis | redis.asyncio.cluster.RedisCluster
 _MOVED = ("MOVED", "ASK")
+_WAIT = command(*WAIT)
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.NoScriptError, "NOSCRIPT"),
     (exceptions.ReadOnlyError, "READONLY"),
@@ -85,6 +86,17 @@ class _ClientChannel:
             raise Indeterminate(unknown) from error
         raise error
 
+    @property
+    def promotes(self) -> bool:
+        pool = getattr(self.client, "connection_pool", None)
+        return pool is None or hasattr(pool, "service_name")
+
+    def confirmed(self, reply: Any, confirmations: Any) -> Any:
+        """The reply. Indeterminate if no replica has what was written."""
+        if error := unconfirmed(self.where, reply, confirmations):
+            raise error
+        return reply
+
     def refused(self, error: ErrorReply) -> Exception:
         """An error for what the server cannot do now, or may not do; otherwise redis-py's own."""
         known = refusals.refused(error, self.where, RIGHTS)
@@ -107,12 +119,18 @@ class ClientChannel(_ClientChannel):
         return [self._reply(words, key) for words in questions]
 
     async def run(
-        self, script: GuardScript, keys: Sequence[str], arguments: Sequence[Word], *, again: bool
+        self,
+        script: GuardScript,
+        keys: Sequence[str],
+        arguments: Sequence[Word],
+        *,
+        again: bool,
+        confirm: bool = False,
     ) -> Any:
         tail = (len(keys), *keys, *arguments)
-        reply = self._reply((*script.words, *tail), keys[0])
+        reply = self._reply((*script.words, *tail), keys[0], confirm)
         if type(reply) is ErrorReply and reply.code == "NOSCRIPT":
-            reply = self._reply(("EVAL", script.source, *tail), keys[0])
+            reply = self._reply(("EVAL", script.source, *tail), keys[0], confirm)
         return reply
 
     async def slots(self, commands: Sequence[tuple[Word, ...]]) -> list[int | None]:
@@ -124,16 +142,16 @@ class ClientChannel(_ClientChannel):
                 found.append(cluster.determine_slot(*words))
         return found
 
-    def _reply(self, words: tuple[Word, ...], key: str) -> Any:
+    def _reply(self, words: tuple[Word, ...], key: str, confirm: bool = False) -> Any:
         client: Any = self.client
         if not self.in_cluster:
-            return self._sent(client, words)
+            return self._sent(client, words, confirm)
         for _ in range(REDIRECTS_MAX):
             try:
                 node = client.get_redis_connection(client.get_node_from_key(key))
             except _LOST as error:
                 raise self.unreachable(error) from error
-            reply = self._sent(node, words)
+            reply = self._sent(node, words, confirm)
             if type(reply) is not ErrorReply or reply.code not in _MOVED:
                 break
             # The node did nothing. The client follows the same redirection with another command, and remembers it.
@@ -143,29 +161,37 @@ class ClientChannel(_ClientChannel):
                 raise self.unreachable(error) from error
         return reply
 
-    def _sent(self, client: Any, words: tuple[Word, ...]) -> Any:
+    def _sent(self, client: Any, words: tuple[Word, ...], confirm: bool) -> Any:
         if client.connection is not None:  # a client that has only one connection
             with client.single_connection_lock:
-                return self._exchanged(client.connection, words)
+                return self._exchanged(client.connection, words, confirm)
         pool = client.connection_pool
         try:
             connection = pool.get_connection()
         except _LOST as error:
             raise self.unreachable(error) from error
         try:
-            return self._exchanged(connection, words)
+            return self._exchanged(connection, words, confirm)
         finally:
             pool.release(connection)
 
-    def _exchanged(self, connection: Any, words: tuple[Word, ...]) -> Any:
+    def _exchanged(self, connection: Any, words: tuple[Word, ...], confirm: bool) -> Any:
         try:
-            connection.send_packed_command(_packed(connection, words))
-            return connection.read_response()
+            connection.send_packed_command(_packed(connection, words, confirm))
+            reply = self._read(connection)
+            confirmations = self._read(connection) if confirm else 0
         except exceptions.RedisError as error:
             return self.replied(error)
         except BaseException:
-            connection.disconnect()  # its reply may still come
+            connection.disconnect()  # a reply may still come
             raise
+        return self.confirmed(reply, confirmations) if confirm else reply
+
+    def _read(self, connection: Any) -> Any:
+        try:
+            return connection.read_response()
+        except exceptions.RedisError as error:
+            return self.replied(error)
 
 
 class AsyncClientChannel(_ClientChannel):
@@ -179,12 +205,18 @@ class AsyncClientChannel(_ClientChannel):
         return [await self._reply(words, key) for words in questions]
 
     async def run(
-        self, script: GuardScript, keys: Sequence[str], arguments: Sequence[Word], *, again: bool
+        self,
+        script: GuardScript,
+        keys: Sequence[str],
+        arguments: Sequence[Word],
+        *,
+        again: bool,
+        confirm: bool = False,
     ) -> Any:
         tail = (len(keys), *keys, *arguments)
-        reply = await self._reply((*script.words, *tail), keys[0])
+        reply = await self._reply((*script.words, *tail), keys[0], confirm)
         if type(reply) is ErrorReply and reply.code == "NOSCRIPT":
-            reply = await self._reply(("EVAL", script.source, *tail), keys[0])
+            reply = await self._reply(("EVAL", script.source, *tail), keys[0], confirm)
         return reply
 
     async def slots(self, commands: Sequence[tuple[Word, ...]]) -> list[int | None]:
@@ -196,19 +228,21 @@ class AsyncClientChannel(_ClientChannel):
                 found.append(await cluster._determine_slot(*words))
         return found
 
-    async def _reply(self, words: tuple[Word, ...], key: str) -> Any:
+    async def _reply(self, words: tuple[Word, ...], key: str, confirm: bool = False) -> Any:
         client: Any = self.client
         if not self.in_cluster:
-            return await self._sent(client, words)
+            return await self._sent(client, words, confirm)
         for _ in range(REDIRECTS_MAX):
             try:
                 await client.initialize()
+                node = client.get_node_from_key(key)
+                connection = node.acquire_connection()
             except _LOST as error:
                 raise self.unreachable(error) from error
             try:
-                reply = await client.get_node_from_key(key).execute_command(*words)
-            except exceptions.RedisError as error:
-                reply = self.replied(error)
+                reply = await self._exchanged(connection, words, confirm)
+            finally:
+                node.release(connection)
             if type(reply) is not ErrorReply or reply.code not in _MOVED:
                 break
             # The node did nothing. The client follows the same redirection with another command, and remembers it.
@@ -218,30 +252,38 @@ class AsyncClientChannel(_ClientChannel):
                 raise self.unreachable(error) from error
         return reply
 
-    async def _sent(self, client: Any, words: tuple[Word, ...]) -> Any:
+    async def _sent(self, client: Any, words: tuple[Word, ...], confirm: bool) -> Any:
         pool = client.connection_pool
         try:
             await client.initialize()
             if client.connection is not None:  # a client that has only one connection
                 async with client._single_conn_lock:
-                    return await self._exchanged(client.connection, words)
+                    return await self._exchanged(client.connection, words, confirm)
             connection = await pool.get_connection()
         except _LOST as error:
             raise self.unreachable(error) from error
         try:
-            return await self._exchanged(connection, words)
+            return await self._exchanged(connection, words, confirm)
         finally:
             await pool.release(connection)
 
-    async def _exchanged(self, connection: Any, words: tuple[Word, ...]) -> Any:
+    async def _exchanged(self, connection: Any, words: tuple[Word, ...], confirm: bool) -> Any:
         try:
-            await connection.send_packed_command(_packed(connection, words))
-            return await connection.read_response()
+            await connection.send_packed_command(_packed(connection, words, confirm))
+            reply = await self._read(connection)
+            confirmations = await self._read(connection) if confirm else 0
         except exceptions.RedisError as error:
             return self.replied(error)
         except BaseException:
-            await connection.disconnect(nowait=True)  # cancelled: its reply may still come
+            await connection.disconnect(nowait=True)  # cancelled, perhaps: a reply may still come
             raise
+        return self.confirmed(reply, confirmations) if confirm else reply
+
+    async def _read(self, connection: Any) -> Any:
+        try:
+            return await connection.read_response()
+        except exceptions.RedisError as error:
+            return self.replied(error)
 
 
 @contextlib.contextmanager
@@ -275,10 +317,11 @@ def _kind_of(client: type) -> tuple[type[ClientChannel] | type[AsyncClientChanne
     return None, False
 
 
-def _packed(connection: Any, words: tuple[Word, ...]) -> list[bytes]:
-    """A request, with the words encoded as the client encodes them."""
+def _packed(connection: Any, words: tuple[Word, ...], confirm: bool) -> list[bytes]:
+    """A request, with the words encoded as the client encodes them; and WAIT, which belongs to the same connection."""
     encode = connection.encoder.encode
-    return [command(*[word if type(word) is bytes else bytes(encode(word)) for word in words])]
+    request = command(*[word if type(word) is bytes else bytes(encode(word)) for word in words])
+    return [request + _WAIT] if confirm else [request]
 
 
 def words_of(line: Sequence[Word]) -> tuple[Word, ...]:

@@ -5,6 +5,6 @@ if not decided then
     redis.call('SET', KEYS[index], asked.mark)
     redis.call('ZADD', KEYS[names + 2], asked.token, asked.names[index][1])
   end
-  if admitted and asked.trusting ~= '' then redis.call('SET', KEYS[names + 1], asked.trusting) end
   note()
+  if admitted and asked.trusting ~= '' then redis.call('SET', KEYS[names + 1], asked.trusting) end
 end

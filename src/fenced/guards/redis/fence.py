@@ -13,6 +13,7 @@ from fenced.errors import (
     Conflict,
     Contended,
     FencedError,
+    Indeterminate,
     Misconfigured,
     Misuse,
     Unsupported,
@@ -33,12 +34,15 @@ KIND = "a guard in Redis"
 TAG = "guard"
 TRIES = 50
 """How often an operation is tried while others change the configuration."""
+CONFIRM_SECONDS = 1.0
+"""How long a replica has for confirming a mark."""
+WAIT = ("WAIT", 1, int(1000 * CONFIRM_SECONDS))
 WORDS_MAX = 7000
 """Of one command: Lua passes no more arguments to a function than about 8,000."""
 REMEMBERED_MAX = 10_000
 RIGHTS = (
     "~fenced:* +evalsha +eval +get +set +zscore +zadd +zcard +zrange +hincrby +hset +hgetall +hget +hmget +xadd "
-    "+xrevrange +time +info +config|get"
+    "+xrevrange +time +info +wait +config|get"
 )
 """What an ACL user needs beyond its own commands and keys, as ACL SETUSER takes it."""
 
@@ -55,13 +59,26 @@ class RedisChannel(Protocol):
     doubts: tuple[str, ...]
     """Why marks could be lost, whatever the settings of the server are."""
 
+    @property
+    def promotes(self) -> bool:
+        """Whether it follows a promotion to another server, by sentinels or in a cluster."""
+
     async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
         """The replies to several commands that change nothing, of the server that has `key`."""
 
     async def run(
-        self, script: GuardScript, keys: Sequence[str], arguments: Sequence[Word], *, again: bool
+        self,
+        script: GuardScript,
+        keys: Sequence[str],
+        arguments: Sequence[Word],
+        *,
+        again: bool,
+        confirm: bool = False,
     ) -> Any:
-        """The reply of a script. `again`: it may be sent twice if its reply is lost."""
+        """The reply of a script. `again`: it may be sent twice if its reply is lost.
+
+        `confirm`: Indeterminate unless a replica has what the script wrote.
+        """
 
     def refused(self, error: ErrorReply) -> Exception:
         """The exception for an error of the server, or of the caller's own commands."""
@@ -103,6 +120,8 @@ class FenceCache:
     """What was last seen of a guard. The script checks all of it."""
 
     known: tuple[bytes, Config] | None = None
+    replicated: bool = False
+    """Whether a replica may take the server's place. Then one confirms every mark that is raised."""
     marks: dict[str, tuple[str, int, str]] = field(default_factory=dict)
     """Whose mark each name had: realm, token and grant of a lease that was admitted."""
 
@@ -137,6 +156,7 @@ class RedisFence:
                 f"{where}: {settings.evicts} may evict marks, and an older holder would be admitted again "
                 "(redis.conf: maxmemory-policy noeviction, or volatile-*, which spares keys that do not expire)"
             )
+        self.cache.replicated = self.channel.promotes or settings.has_replicas
         if doubts := self._doubts(settings):
             raise Misconfigured(
                 f"{where}: marks could be lost, and an older holder would be admitted again: {'; '.join(doubts)}. "
@@ -264,9 +284,14 @@ class RedisFence:
                     script, [*marks, *keys], [own, len(names), "", *tail], again=again
                 )
             else:
-                details = _details(blob, config, stamp, names, announce)
+                confirm = self.cache.replicated and stamp is not None
+                details = _details(blob, config, stamp, names, announce, confirm)
                 reply = await self.channel.run(
-                    script, [*marks, *others, *keys], ["", len(names), details, *tail], again=again
+                    script,
+                    [*marks, *others, *keys],
+                    ["", len(names), details, *tail],
+                    again=again,
+                    confirm=confirm,
                 )
             if not isinstance(reply, ErrorReply):
                 self._remember(config, stamp, names)
@@ -408,7 +433,21 @@ def _settled_mark(stamp: Stamp) -> str:
     return f"{stamp.token}:{stamp.grant}:-"
 
 
-def _details(blob: bytes, config: Config, stamp: Stamp | None, names: Sequence[str], announce: bool) -> bytes:
+def unconfirmed(where: str, reply: Any, confirmations: Any) -> Indeterminate | None:
+    """The error, if WAIT found no replica that has what an operation wrote. A refused one wrote no mark."""
+    if isinstance(reply, ErrorReply) and not reply.startswith("FENCED applied"):
+        return None
+    if isinstance(confirmations, int) and confirmations >= 1:
+        return None
+    return Indeterminate(
+        f"{where}: no replica confirmed the mark, so a promotion could lose it; repeat the operation as after a lost "
+        f"reply ({confirmations} replicas within {CONFIRM_SECONDS:g} s)"
+    )
+
+
+def _details(
+    blob: bytes, config: Config, stamp: Stamp | None, names: Sequence[str], announce: bool, confirm: bool
+) -> bytes:
     """What the script needs to decide. What a stamp is by itself, and what each mode does, is found here."""
     seq = (stamp.seq or 0) if stamp else 0
     rows = []
@@ -428,6 +467,7 @@ def _details(blob: bytes, config: Config, stamp: Stamp | None, names: Sequence[s
         "config": blob.decode(),
         "rule": config.rule,
         "announce": announce,
+        "confirm": confirm,
         "token": str(stamp.token) if stamp else "",
         "grant": stamp.grant if stamp else "",
         "seq": str(seq),

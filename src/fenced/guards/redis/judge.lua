@@ -69,8 +69,11 @@ if not decided then
     end
   end
 
-  -- Count what was not simply admitted, and record it if its mode asks for that.
+  -- Count what was not simply admitted, and record it if its mode asks for that. If a replica is to confirm the marks,
+  -- write something in any case: WAIT waits for the last write of its connection, and a mark may have been raised, and not
+  -- confirmed, on another one.
   note = function()
+    if asked.confirm then redis.call('SET', KEYS[names + 1], asked.config) end
     for _, each in ipairs(notes) do
       local kind = each[3] .. ' ' .. each[4] .. ' ' .. each[5]
       redis.call('HINCRBY', KEYS[names + 4], kind, 1)

@@ -13,7 +13,18 @@ from fenced import timing
 from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Ruling, Verdict
 from fenced.errors import Conflict, FencedError, Misuse
-from fenced.guards.redis.fence import KIND, RIGHTS, TAG, Compared, FenceOptions, RedisFence, Word, mark_in
+from fenced.guards.redis.fence import (
+    KIND,
+    RIGHTS,
+    TAG,
+    WAIT,
+    Compared,
+    FenceOptions,
+    RedisFence,
+    Word,
+    mark_in,
+    unconfirmed,
+)
 from fenced.guards.redis.scripts import GuardScript
 from fenced.guards.shared.answers import check_pattern, check_value, one_stamp
 from fenced.guards.shared.options import split_options
@@ -47,7 +58,10 @@ TRAITS = (
         "synced-marks",
         "With appendfsync always a mark is on the disk before a write returns; other settings are best-effort.",
     ),
-    Trait("failover-loses", "A promoted replica may lack the newest marks: replicas are best-effort."),
+    Trait(
+        "failover-loses",
+        "One replica confirms every mark that is raised; another one that is promoted may lack it: best-effort.",
+    ),
     Trait("no-eviction", "A server that may evict any key is refused: marks must stay."),
     Trait("deleted-marks", "Tokens are stored twice: a name whose mark was deleted admits no older token."),
     Trait("not-undone", "A command that fails (a wrong type) does not undo the commands before it."),
@@ -55,6 +69,7 @@ TRAITS = (
     Trait("cooperative", "Anyone who may write to the keys can do it without the guard."),
 )
 CONNECTIONS_MAX = 8
+_WAIT = command(*WAIT)
 _inherited: list[RedisWire] = []
 """The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
 
@@ -95,8 +110,18 @@ class WireChannel:
         # One by one: `exchange` follows a cluster that sends us to another node.
         return await self._pool.request(lambda wire: _one_by_one(wire, requests, until), until)
 
+    @property
+    def promotes(self) -> bool:
+        return self._route.found
+
     async def run(
-        self, script: GuardScript, keys: Sequence[str], arguments: Sequence[Word], *, again: bool
+        self,
+        script: GuardScript,
+        keys: Sequence[str],
+        arguments: Sequence[Word],
+        *,
+        again: bool,
+        confirm: bool = False,
     ) -> Any:
         until = timing.call_until(self._runtime.now(), None)
         tail = (len(keys), *keys, *arguments)
@@ -109,6 +134,8 @@ class WireChannel:
                 reply = await wire.exchange(command("EVAL", script.source, *tail), until)
             if isinstance(reply, ErrorReply) and reply.code != "FENCED":
                 wire.close()  # a new connection may lead to another server, which does not refuse
+            elif confirm and (error := unconfirmed(self.where, reply, await wire.exchange(_WAIT, until))):
+                raise error
             return reply
 
         return await self._pool.request(work, until, repeatable=again)

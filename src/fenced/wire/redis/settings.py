@@ -42,6 +42,11 @@ class ServerSettings:
         return self._info.get("cluster_enabled") == "1"
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether replicas are connected now."""
+        return self._info.get("connected_slaves", "0") != "0"
+
+    @property
     def evicts(self) -> str | None:
         """The policy by which the server may evict any key; None if it does not."""
         policy = self._settings.get("maxmemory-policy", "")
@@ -75,9 +80,9 @@ class ServerSettings:
 
     def _copies(self, what: str) -> list[str]:
         found = []
-        if (replicas := self._info.get("connected_slaves", "0")) != "0":
+        if self.has_replicas:
             found.append(
-                f"it has {replicas} replicas, and one that is promoted may lack the last {what} "
+                f"it has {self._info['connected_slaves']} replicas, and one that is promoted may lack the last {what} "
                 "(run it without replicas)"
             )
         if self.is_cluster_node:
