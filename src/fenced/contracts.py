@@ -338,8 +338,11 @@ class Marks(Protocol):
 class UnitOfWork(Protocol):
     """A guard around the caller's own transaction, request or message."""
 
-    async def enter(self, credential: Credential) -> None:
-        """Begin, and announce before the caller reads or writes anything."""
+    async def enter(self, credential: Credential | None) -> None:
+        """Begin, and announce before the caller reads or writes anything.
+
+        None: the caller has no stamp. The mode of the guard decides about each write.
+        """
 
     async def leave(self, error: BaseException | None) -> None:
         """End it: commit, or undo if the caller's body raised `error`. Raises the typed refusal if there was one."""

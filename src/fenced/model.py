@@ -142,6 +142,11 @@ class Stamp(NamedTuple):
         """The text of this stamp without its seq: the same for all operations of one lease."""
         return str(self._replace(seq=None))
 
+    @property
+    def names_text(self) -> str:
+        """The names, encoded as in the text of this stamp."""
+        return _names_text(self.names)
+
     @classmethod
     def parse(cls, text: object) -> Stamp:
         """Read the one canonical text form; anything else is InvalidStamp."""

@@ -68,6 +68,11 @@ class _GuardBase:
         """The table that it protects."""
         return self._spec.table
 
+    @property
+    def rule(self) -> Rule:
+        """Which repeats it admits."""
+        return self._spec.rule
+
     def name_for(self, **values: object) -> str:
         """The name to lease for the row with these values of the template's columns."""
         return self._spec.name_for(**values)

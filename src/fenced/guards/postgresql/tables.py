@@ -208,10 +208,13 @@ class PostgresqlTable:
             ]
         )
 
-    async def enter(self, credential: Credential) -> None:
+    async def enter(self, credential: Credential | None) -> None:
         """Begin a transaction, with the announcement as its first statement."""
         if self._session.state() != "idle":
             raise Misuse("this connection is in a transaction already: commit it first, or use announce_on")
+        if credential is None:
+            await self._begin_unstamped()
+            return
         await self._repeated(self._begin, credential)
         self._credential = credential
 
@@ -219,6 +222,15 @@ class PostgresqlTable:
         await self._session.begin(
             _announce(credential, self.guard, exclusive=self._exclusive, repeats=repeats)
         )
+
+    async def _begin_unstamped(self) -> None:
+        try:
+            await self._session.begin("SELECT 1")
+        except BaseException as error:
+            await rollback_quietly(self._session)
+            if isinstance(error, Exception):
+                raise wrapped(error) from error
+            raise
 
     @property
     def _exclusive(self) -> bool:

@@ -51,9 +51,12 @@ class CellGuard(GuardedCells):
     """Values under names, in cells. A subclass names its traits, and how it is made from a URL."""
 
     async def announce(self, credential: Credential) -> None:
-        names = credential.names or one_stamp(credential, self.kind).names
+        stamp = one_stamp(credential, self.kind)
+        names = credential.names or stamp.names
         if self._many:
-            await self._operate(credential, dict.fromkeys(names), announce=True)
+            done, sent = await self._compare_only(stamp, names, announce=True)
+            if not done:
+                await self._operate(credential, dict.fromkeys(names), announce=True, sent=sent)
             return
         for name in names:  # one swap each: a refusal leaves the marks that rose before it, which is harmless
             await self._operate(credential, {name: None}, announce=True)
@@ -91,29 +94,47 @@ class CellGuard(GuardedCells):
 
     async def write_with(self, credential: Credential, names: tuple[str, ...], writes: Any) -> None:
         """Judge, and let the caller's own `writes` happen in the same step, for guards whose `_commit` takes them."""
-        sent: Mapping[str, tuple[Any, bytes | None]] = {}
-        if (known := self._known) is not None:
-            stamp = one_stamp(credential, self.kind)
-            compares = self._compares_alone(known.config, stamp, names)
-            if compares is not None:  # nearly always: a further write of the same holder
-                swapped = await self._commit([*compares, (CONFIG, known.version, None)], writes)
-                if swapped:
-                    return
-                self._forget(names)
-                self._known, sent = None, swapped.found
-        values: dict[str, bytes | None] = {check_name(name): None for name in names}
-        await self._operate(credential, values, writes=writes, sent=sent)
+        done, sent = await self._compare_only(one_stamp(credential, self.kind), names, writes=writes)
+        if not done:
+            values: dict[str, bytes | None] = {check_name(name): None for name in names}
+            await self._operate(credential, values, writes=writes, sent=sent)
 
-    def _compares_alone(
-        self, config: Config, stamp: Stamp, names: tuple[str, ...]
+    async def _compare_only(
+        self, stamp: Stamp, names: tuple[str, ...], *, announce: bool = False, writes: Any = None
+    ) -> tuple[bool, Mapping[str, tuple[Any, bytes | None]]]:
+        """Nearly always: a further operation of the same holder. The remembered cells admit it, and it changes none.
+
+        Then one swap that only compares decides it. Returns whether it did; otherwise the cells that the store sent.
+        """
+        if (known := self._known) is None:
+            return False, {}
+        compares = self._compares(known.config, stamp, names, announce)
+        if compares is None:
+            return False, {}
+        try:
+            swapped = await self._commit([*compares, (CONFIG, known.version, None)], writes)
+        except Indeterminate:
+            if writes is not None:
+                raise
+            swapped = Swapped(None)  # a comparison changes nothing, so it may be repeated
+        if swapped:
+            return True, {}
+        self._forget(names)
+        self._known = None
+        return False, swapped.found
+
+    def _compares(
+        self, config: Config, stamp: Stamp, names: tuple[str, ...], announce: bool
     ) -> list[tuple[str, Any, bytes | None]] | None:
-        """The remembered cells to compare, if a write is admitted by them and changes none; otherwise None."""
+        """The remembered cells to compare, if they admit the operation and it changes none; otherwise None."""
         compares: list[tuple[str, Any, bytes | None]] = []
         for name in names:
             if (seen := self._seen.get(name)) is None or config.realm is None:
                 return None
             version, cell = seen
-            judged = judge(cell.mark, stamp, name=name, rule=config.rule, realm=config.realm)
+            judged = judge(
+                cell.mark, stamp, name=name, rule=config.rule, realm=config.realm, announce=announce
+            )
             if judged.verdict is not Verdict.ADMIT or judged.mark is not cell.mark:
                 return None
             compares.append((key_of(name), version, None))

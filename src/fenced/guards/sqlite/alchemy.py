@@ -60,7 +60,7 @@ class SqliteAlchemySession:
 class SqliteAlchemyTable(SqliteTable):
     """A guard on a table, as far as migrations need it."""
 
-    async def enter(self, credential: Credential) -> None:
+    async def enter(self, credential: Credential | None) -> None:
         raise _no_writes()
 
     async def announce(self, credential: Credential) -> None:

@@ -95,8 +95,8 @@ class SqliteTable:
             raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
         return mark
 
-    async def enter(self, credential: Credential) -> None:
-        stamp, names = _one(credential)
+    async def enter(self, credential: Credential | None) -> None:
+        stamp, names = _one(credential) if credential is not None else (None, ())
         self._guarded = GuardedConnection(self._fence, self._session, stamp, names)
         await self._guarded.enter()
 

@@ -1,0 +1,220 @@
+"""Receivers for ASGI: Starlette, FastAPI, Litestar, Quart, Django over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+from fenced import registry
+from fenced.decision import Rule
+from fenced.errors import Refused
+from fenced.guarding import AsyncValues
+from fenced.http.door import PATIENCE_SECONDS, Door, Visit
+from fenced.http.protocol import SAFE_METHODS, Problem
+from fenced.http.receiving import ANSWERED, SCOPE_KEY, answer, read_request
+from fenced.http.replies import REPLY_BYTES_MAX, KeptReply
+from fenced.http.routes import NOT_GUARDED, Names, namer
+from fenced.proofs import VerifyingKey
+from fenced.runtime.aio import AioRuntime
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Receiver:
+    """Reads the stamp of each request for `fenced.http.atomic`, and answers refusals with problem documents.
+
+        app.add_middleware(fenced.http.Receiver)
+
+    With `keys`, each stamp needs a proof by one of them; otherwise a proof is passed on to the guard. In Starlette and
+    FastAPI use `add_middleware`: around the whole app, their own error page would come first.
+    """
+
+    def __init__(self, app: App, *, keys: Sequence[VerifyingKey] = ()) -> None:
+        self._app = app
+        self._keys = tuple(keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            scope[SCOPE_KEY] = read_request(scope["method"], _path(scope), scope["headers"], self._keys)
+            await self._app(scope, receive, sending)
+        except ANSWERED as error:
+            if started:
+                raise  # the client has a part of another answer already
+            await _send(send, answer(error))
+
+
+class Before:
+    """Judges each request by a store of marks *before* the program runs.
+
+        app.add_middleware(fenced.http.Before, store="redis://cache", names={"/orders/{id:int}": "orders/{id}"})
+
+    The requests of this process are kept in order until the program has answered; those of other processes are not. The
+    mark and the effect are two steps: after a crash in between, the effect may be missing.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        store: str | AsyncValues,
+        names: Names,
+        rule: Rule = "retry",
+        keys: Sequence[VerifyingKey] = (),
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._app = app
+        self._store = store
+        self._names = namer(names)
+        self._keys = tuple(keys)
+        self._rule: Rule = rule
+        self._patience = patience
+        self._door: Door | None = None
+        self._runtime: AioRuntime | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def door(self) -> Door | None:
+        """What it has counted and recorded; None before the first request."""
+        return self._door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._live(scope, receive, send)
+        elif kind != "http" or scope["method"] in SAFE_METHODS:
+            await self._app(scope, receive, send)
+        else:
+            await self._judge(scope, receive, send)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if self._door is not None and self._runtime is not None:
+                await self._door.store.close()
+                self._runtime.close()
+
+    async def _judge(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = _path(scope)
+        names = self._names(scope, path)
+        if names == NOT_GUARDED:
+            await self._app(scope, receive, send)
+            return
+        responding = _Responding(send)
+        try:
+            try:
+                received: Any = read_request(scope["method"], path, scope["headers"], self._keys)
+                scope[SCOPE_KEY] = received
+            except Refused as error:
+                received = error
+            door = self._door
+            if door is None or self._loop is not asyncio.get_running_loop():
+                door = await self._open()
+            visit = await door.enter(received, names, about=path)
+            try:
+                if visit.last is None:
+                    await self._app(scope, receive, responding.send)
+                else:
+                    await self._app(scope, receive, _Keeping(responding, door, visit).send)
+            finally:
+                door.leave(visit)
+        except ANSWERED as error:
+            if responding.started:
+                raise  # the client has a part of another answer already
+            await _send(send, answer(error))
+
+    async def _open(self) -> Door:
+        """The door of this event loop. Test clients start a new loop for each request."""
+        async with self._opening:  # the first requests wait here until one of them has opened the store
+            loop = asyncio.get_running_loop()
+            if self._door is None or self._loop is not loop:
+                if isinstance(self._store, AsyncValues):
+                    guard, runtime = self._store._guard, self._store._runtime
+                else:
+                    if self._runtime is not None:
+                        self._runtime.close()
+                    self._runtime = runtime = AioRuntime()
+                    guard = registry.guard(self._store, runtime)
+                door = Door(guard, runtime, rule=self._rule, patience=self._patience)
+                await door.open()
+                self._door, self._loop = door, loop
+            return self._door
+
+
+class _Responding:
+    """Notes whether the program has begun to answer."""
+
+    __slots__ = ("_send", "started")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def send(self, message: Message) -> None:
+        self.started = True
+        await self._send(message)
+
+
+class _Keeping:
+    """Keeps the reply before its end is sent, if its Content-Length says that it is short enough."""
+
+    def __init__(self, responding: _Responding, door: Door, visit: Visit) -> None:
+        self._responding = responding
+        self._door = door
+        self._visit = visit
+        self._start: Message = {}
+        self._keeps = False
+        self._body = bytearray()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            lengths = [
+                value for name, value in message.get("headers", ()) if name.lower() == b"content-length"
+            ]
+            self._keeps = len(lengths) == 1 and lengths[0].isdigit() and int(lengths[0]) <= REPLY_BYTES_MAX
+        elif message["type"] == "http.response.body":
+            if self._keeps:
+                self._body += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._door.keep(self._visit, self._reply())
+        await self._responding.send(message)
+
+    def _reply(self) -> KeptReply | None:
+        if not self._keeps:
+            return None
+        headers = [
+            (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
+            for name, value in self._start.get("headers", ())
+        ]
+        return KeptReply.of(self._start["status"], headers, bytes(self._body))
+
+
+def _path(scope: Scope) -> str:
+    """The path below the place where the app is mounted, as routers see it."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path.removeprefix(root) if root and path.startswith(root + "/") else path
+
+
+async def _send(send: Send, answered: Problem) -> None:
+    """Send an answer. The body of the request is not read, however long it is."""
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answered.headers]
+    await send({"type": "http.response.start", "status": answered.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answered.body})

@@ -1,0 +1,225 @@
+"""The door: a store of marks judges each request before the program runs.
+
+Written once for both colours. The program's effect is not part of the store's step, so the door also keeps the requests
+of this process in order (`running.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from fenced.contracts import NamedValues, Runtime, Versioned
+from fenced.decision import RULES, Mark, Mode, Rule, Ruling, Verdict, judge, mode_of, rule_on
+from fenced.errors import (
+    REFUSALS,
+    AlreadyApplied,
+    Conflict,
+    Contended,
+    FencedError,
+    Indeterminate,
+    Misconfigured,
+    Misuse,
+    Refused,
+    shown,
+)
+from fenced.guards.shared.answers import RECORDS_MAX, error_for
+from fenced.http.receiving import Received, Replayed
+from fenced.http.replies import KeptReply, LastOperation
+from fenced.http.running import RunningRequest, RunningRequests
+from fenced.model import Credential, Stamp
+from fenced.rollout import Decision
+
+PATIENCE_SECONDS = 30.0
+"""How long a request waits for older ones of the same name that still run."""
+MODE_SECONDS = 1.0
+"""How old the modes may be by which the door rules on requests that the store does not see."""
+TRIES = 10
+
+
+@dataclass(slots=True)
+class Visit:
+    """A request that was let in. `running` None: it has no stamp to be ordered by."""
+
+    running: RunningRequest | None = None
+    credential: Credential | None = None
+    last: LastOperation | None = None
+    """Under rules `once` and `sequenced`: the note in the store that this operation has begun."""
+    version: int = 0
+
+
+class Door:
+    """Judges requests by a store, and keeps those that it lets in in order."""
+
+    def __init__(
+        self,
+        store: NamedValues,
+        runtime: Runtime,
+        *,
+        rule: Rule = "retry",
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        if rule not in RULES:
+            raise Misuse(f"a rule is {', '.join(RULES)}, not {shown(rule)}")
+        self.store = store
+        self.rule: Rule = rule
+        self.records: deque[Decision] = deque(maxlen=RECORDS_MAX)
+        self.counted: Counter[tuple[str, str, str]] = Counter()
+        self.running = RunningRequests(runtime, one_at_a_time=rule != "retry")
+        self._runtime = runtime
+        self._patience = patience
+        self._opened = False
+        self._modes: tuple[float, list[tuple[str, Mode]]] | None = None
+
+    async def open(self) -> None:
+        """Safe to run twice at the same time: opening a store again changes nothing."""
+        await self.store.open()
+        if self.rule != "retry":
+            status = await self.store.operate(lambda operator: operator.status())
+            if any(guard.rule != "retry" for guard in status.guards):
+                raise Misconfigured(
+                    f"{self.store.url}: the receiver applies rule {self.rule} itself; its store needs rule retry"
+                )
+        self._opened = True
+
+    async def enter(
+        self, received: Received | Refused, names: tuple[str, ...] | None, *, about: str
+    ) -> Visit:
+        """Let a request in, or raise its refusal. `about`: the path, for requests whose names are not known."""
+        if not self._opened:
+            await self.open()
+        if isinstance(received, Refused):
+            verdict = Verdict(received.kind)
+            await self._rule(verdict, received, names, None, about)
+            return Visit()
+        stamp = received.stamp
+        if names is None:
+            says = "no name is known for this path, so no stamp covers it"
+            error = REFUSALS["uncovered"](f"{shown(about)}: {says}", stamp=stamp)
+            await self._rule(Verdict.UNCOVERED, error, None, stamp, about)
+            return Visit()
+        credential = received.credential(names)
+        if stamp is None or credential is None:
+            missing = REFUSALS["missing"](
+                f"{names[0]}: the request carries no stamp, and the mode is require", name=names[0]
+            )
+            await self._rule(Verdict.MISSING, missing, names, None, about)
+            return Visit()
+        running = self.running.begin(names, stamp.token)
+        try:
+            return await self._admit(Visit(running, credential), running, stamp, received.request)
+        except BaseException:
+            self.running.end(running)
+            raise
+
+    async def _admit(self, visit: Visit, running: RunningRequest, stamp: Stamp, request: str) -> Visit:
+        """Raise the mark, let older requests end, and judge by the rule. The order matters: see `wait_for_older`."""
+        assert visit.credential is not None
+        if self.rule == "retry":
+            await self.store.announce(visit.credential)
+            await self.running.wait_for_older(running, self._patience)
+            return visit
+        if len(running.names) != 1:
+            raise Misuse(f"rule {self.rule} takes one name for each request; names= has returned several")
+        found = await self.store.read(visit.credential, running.names[0])
+        await self.running.wait_for_older(running, self._patience)
+        return await self._begin(visit, stamp, request, found)
+
+    def leave(self, visit: Visit) -> None:
+        """The program has answered, or has failed."""
+        if visit.running is not None:
+            self.running.end(visit.running)
+
+    async def keep(self, visit: Visit, reply: KeptReply | None) -> None:
+        """Note that the program has answered, with its reply if that can be kept.
+
+        If the note cannot be written, the answer goes out all the same: the effect has happened. A repeat then gets
+        Indeterminate, which is true for whoever missed the answer.
+        """
+        if visit.last is None or visit.credential is None:
+            return
+        done = replace(visit.last, done=True, reply=reply)
+        try:
+            await self.store.write(
+                visit.credential, visit.credential.names[0], done.packed(), expect=visit.version
+            )
+        except FencedError:
+            return
+
+    async def _begin(self, visit: Visit, stamp: Stamp, request: str, found: Versioned) -> Visit:
+        """Judge by the rule, and note that the operation begins. One step, because the note replaces what was read."""
+        assert visit.credential is not None
+        name, current = visit.credential.names[0], False
+        for _ in range(TRIES):
+            last = LastOperation.unpacked(found.value) if found.value is not None else None
+            mark = last.mark if last else None
+            repeats = last is not None and last.is_of(stamp)
+            judged = judge(mark, stamp, name=name, rule=self.rule, realm=None)
+            if not repeats and judged.verdict is Verdict.ADMIT and judged.mark is not None:
+                begun = LastOperation(judged.mark, request)
+                with suppress(Conflict):  # another process has written meanwhile: judge again
+                    visit.version = await self.store.write(
+                        visit.credential, name, begun.packed(), expect=found.version
+                    )
+                    visit.last = begun
+                    return visit
+            elif current:
+                if last is not None and repeats:
+                    raise _repeated(last, name, request)
+                await self._rule_on_write(judged.verdict, name, stamp, mark)
+                return visit
+            # What was read may be older than the end of a request that this one has waited for.
+            found, current = await self.store.read(visit.credential, name), True
+        raise Contended(f"{name}: other processes were quicker {TRIES} times; try again")
+
+    async def _rule_on_write(self, verdict: Verdict, name: str, stamp: Stamp, mark: Mark | None) -> None:
+        if verdict not in (
+            Verdict.STALE,
+            Verdict.REUSED,
+        ):  # the store has ruled on those, and let them through
+            error = error_for(verdict, name=name, stamp=stamp, mark=mark)
+            await self._rule(verdict, error, (name,), stamp, name, mark)
+
+    async def _rule(
+        self,
+        verdict: Verdict,
+        error: FencedError,
+        names: tuple[str, ...] | None,
+        stamp: Stamp | None,
+        about: str,
+        mark: Mark | None = None,
+    ) -> None:
+        """Raise the error if the mode refuses it; count and record it as every guard does."""
+        name = names[0] if names else None
+        mode = mode_of(name or about, await self._current_modes())
+        ruling = rule_on(verdict, mode, name or about)
+        self.counted[verdict.value, ruling.value, str(mode)] += 1
+        if ruling is not Ruling.COUNT:
+            at = datetime.fromtimestamp(time.time(), UTC)  # noqa: TID251 - for people who read the record
+            self.records.append(
+                Decision.about(at, self.store.url, name, stamp, mark, verdict, ruling, str(mode))
+            )
+        if ruling is Ruling.REFUSE:
+            raise error
+
+    async def _current_modes(self) -> list[tuple[str, Mode]]:
+        now = self._runtime.now()
+        if self._modes is None or now - self._modes[0] > MODE_SECONDS:
+            found = await self.store.modes()
+            self._modes = now, [(pattern, Mode.parse(mode)) for pattern, mode in found.items()]
+        return self._modes[1]
+
+
+def _repeated(last: LastOperation, name: str, request: str) -> FencedError:
+    last.check_request(request)
+    if last.reply is not None:
+        return Replayed(last.reply)
+    if last.done:
+        return AlreadyApplied(f"{name}: this operation was applied before; its reply was not kept")
+    return Indeterminate(
+        f"{name}: this operation was begun before, and has not been answered: it may have happened or not; "
+        "look at the resource before you begin another operation"
+    )

@@ -1,0 +1,139 @@
+"""What a receiver knows about a request, and how it answers errors. No I/O, no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from fenced.errors import (
+    AlreadyApplied,
+    Conflict,
+    Contended,
+    FencedError,
+    ForgedStamp,
+    Indeterminate,
+    LeaseLost,
+    Misuse,
+    Refused,
+    Unavailable,
+    Unsupported,
+    shown,
+)
+from fenced.http.protocol import KEY_HEADER, PROOF_HEADER, STAMP_HEADER, Problem, problem, read_fence
+from fenced.http.replies import KeptReply
+from fenced.model import Credential, Stamp
+from fenced.proofs import Proof, VerifyingKey, verify
+
+SCOPE_KEY = "fenced"
+"""Where a receiver puts what it has read: a key of the ASGI scope and of the WSGI environment."""
+ANSWERED = (
+    Refused,
+    AlreadyApplied,
+    Conflict,
+    Contended,
+    Unavailable,
+    Indeterminate,
+    LeaseLost,
+    Unsupported,
+)
+"""The errors that a receiver answers. Others, such as Misuse, are bugs of the program: its framework handles them."""
+
+
+class Replayed(AlreadyApplied):
+    """This same operation was applied before, and its reply was kept."""
+
+    def __init__(self, reply: KeptReply) -> None:
+        super().__init__("this operation was applied before; its reply is sent again")
+        self.reply = reply
+
+
+def answer(error: FencedError) -> Problem:
+    """The status, the headers and the body for an error. Raises it again if it is not about the request."""
+    if isinstance(error, Replayed):
+        return Problem(*error.reply.replayed())
+    if not isinstance(error, ANSWERED):
+        raise error
+    return problem(error)
+
+
+def flask_answer(error: FencedError) -> tuple[bytes, int, list[tuple[str, str]]]:
+    """`app.register_error_handler(fenced.FencedError, fenced.http.flask_answer)`"""
+    answered = answer(error)
+    return answered.body, answered.status, answered.headers
+
+
+class Received(NamedTuple):
+    """What a request carries: its stamp or proof, and what tells this request from another one."""
+
+    fence: Stamp | Proof | None
+    method: str
+    path: str
+    key: str = ""
+    """Its Idempotency-Key."""
+
+    @property
+    def stamp(self) -> Stamp | None:
+        return self.fence.stamp if isinstance(self.fence, Proof) else self.fence
+
+    @property
+    def request(self) -> str:
+        """A stamp that comes again with another one of these is not a repeat."""
+        return f"{self.method} {self.path} {self.key}"
+
+    def credential(self, names: tuple[str, ...] = ()) -> Credential | None:
+        """What the request is fenced with; None if it has no stamp."""
+        if self.fence is None:
+            return None
+        if isinstance(self.fence, Proof):
+            return Credential((self.fence.stamp,), names, proofs=(self.fence.text,))
+        return Credential((self.fence,), names)
+
+
+OUR_HEADERS = frozenset(name.lower().encode() for name in (STAMP_HEADER, PROOF_HEADER, KEY_HEADER))
+
+
+def read_request(
+    method: str,
+    path: str,
+    headers: Iterable[tuple[bytes, bytes]],
+    keys: tuple[VerifyingKey, ...] = (),
+) -> Received:
+    """Read the stamp of a request. InvalidStamp if it is none; with `keys`, ForgedStamp if it is not proven.
+
+    The names of the headers are in lower case. A proof that was checked here is not passed on: the guard need not know
+    the keys.
+    """
+    ours = [pair for pair in headers if pair[0] in OUR_HEADERS]
+    if not ours:
+        return Received(None, method, path)
+    fence = read_fence(ours)
+    if keys and fence is not None:
+        fence = _proven(fence, keys)
+    return Received(
+        fence, method, path, next((value.decode("latin-1") for name, value in ours if name == _KEY), "")
+    )
+
+
+def _proven(fence: Stamp | Proof, keys: tuple[VerifyingKey, ...]) -> Stamp:
+    if isinstance(fence, Stamp):
+        raise ForgedStamp("the stamp needs a proof, and has none", stamp=fence)
+    if not verify(fence, keys):
+        raise ForgedStamp("the proof does not verify", stamp=fence.stamp)
+    return fence.stamp
+
+
+_KEY = KEY_HEADER.lower().encode()
+
+
+def received_by(request: Any) -> Received:
+    """What the receiver has read of a request: an ASGI scope, a WSGI environment, or a framework's request.
+
+    Starlette, FastAPI and Django over ASGI have `request.scope`, Flask and Django over WSGI have `request.environ`.
+    """
+    for place in (request, getattr(request, "scope", None), getattr(request, "environ", None)):
+        found = place.get(SCOPE_KEY) if isinstance(place, Mapping) else None
+        if isinstance(found, Received):
+            return found
+    raise Misuse(
+        f"no receiver has read this request: add fenced.http.Receiver or WsgiReceiver, not {shown(type(request))}"
+    )

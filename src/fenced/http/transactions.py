@@ -1,0 +1,145 @@
+"""Atomic: the mark rises in the program's own database transaction, by the guard of its table."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Generic, TypeVar, overload
+
+from fenced.decision import Mark
+from fenced.errors import MissingStamp, Misuse
+from fenced.guards.shared.engine import TableGuard
+from fenced.guards.shared.replies import ReplyTable
+from fenced.http.receiving import Received, Replayed, received_by
+from fenced.http.replies import LastOperation, reply_in
+from fenced.model import Stamp
+from fenced.runtime.blocking import step
+from fenced.sql import AsyncGuard, Guard
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+@overload
+def atomic(
+    guard: Guard, connection: C, request: Any, *names: str, replies: str | None = None
+) -> Atomic[C]: ...
+@overload
+def atomic(
+    guard: AsyncGuard, connection: C, request: Any, *names: str, replies: str | None = None
+) -> AsyncAtomic[C]: ...
+def atomic(
+    guard: Guard | AsyncGuard, connection: Any, request: Any, *names: str, replies: str | None = None
+) -> Any:
+    """`with atomic(guard, connection, request):` announce the stamp of the request, run the block, commit.
+
+    The database refuses a stale stamp at the announcement, at a statement or at COMMIT. A request without a stamp runs
+    in a plain transaction, and the mode of the guard decides about its writes. Commit before you answer: in FastAPI a
+    dependency that does this needs `Depends(..., scope="function")`.
+
+    `replies`: the table in which `keep(response)` keeps replies (`replies_table` creates it), for rules `once` and
+    `sequenced`. If the same operation comes again, the block raises Replayed before it begins.
+    """
+    kind = AsyncAtomic if isinstance(guard, AsyncGuard) else Atomic
+    if replies is not None and guard.rule == "retry":
+        raise Misuse("rule retry admits a repeat, so it has no replies to keep; use once or sequenced")
+    received = received_by(request)
+    if received.fence is None and not guard._mandatory:
+        # Without triggers nothing in the database would notice a write without a stamp.
+        raise MissingStamp(f"a request that writes to {guard.table} needs a stamp")
+    return kind(connection, _Work(guard._on(connection), received, names, replies))
+
+
+def replies_table(table: str = "fenced_replies") -> str:
+    """The statement that creates a table for kept replies, for the program's own migration."""
+    return ReplyTable(table).creation
+
+
+class _Work:
+    """One request: begins, announces, looks for a kept reply, and commits or rolls back."""
+
+    def __init__(
+        self, table: TableGuard, received: Received, names: tuple[str, ...], replies: str | None
+    ) -> None:
+        self._table = table
+        self._received = received
+        self._credential = received.credential(names)
+        stamp = received.stamp
+        # An announcement and a bare stamp name no operation, so there is nothing that could be repeated.
+        self._stamp = stamp if stamp is not None and stamp.seq else None
+        self._replies = ReplyTable(replies) if replies is not None else None
+
+    async def enter(self) -> None:
+        await self._table.enter(self._credential)
+        if self._replies is None or self._stamp is None:
+            return
+        try:
+            # Safe: under these rules the announcement has locked the names, so the operation that is looked for has
+            # been committed or never will be.
+            await self._look(self._replies, self._stamp)
+        except BaseException as error:
+            await self._table.leave(error)
+            raise
+
+    async def _look(self, replies: ReplyTable, stamp: Stamp) -> None:
+        found = await replies.find(self._table.run, stamp.names_text)
+        if found is None:
+            return
+        last = LastOperation.unpacked(found)
+        if last.is_of(stamp) and last.reply is not None:
+            last.check_request(self._received.request)
+            raise Replayed(last.reply)
+
+    async def leave(self, error: BaseException | None) -> None:
+        await self._table.leave(error)
+
+    async def keep(self, response: Any) -> None:
+        if self._replies is None:
+            raise Misuse("atomic(..., replies=TABLE) says where replies are kept")
+        reply = reply_in(response)
+        if reply is None or (stamp := self._stamp) is None:
+            return
+        mark = Mark(stamp.token, stamp.grant, stamp.seq or 0)
+        last = LastOperation(mark, self._received.request, done=True, reply=reply)
+        await self._replies.keep(self._table.run, stamp.names_text, last.packed())
+
+
+class _AtomicBase(Generic[C]):
+    def __init__(self, connection: C, work: _Work) -> None:
+        self.connection = connection
+        self._work = work
+
+
+class Atomic(_AtomicBase[C]):
+    """A request in its own transaction: `with atomic(guard, connection, request) as operation:`."""
+
+    def __enter__(self) -> Atomic[C]:
+        step(self._work.enter())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        step(self._work.leave(exc))
+
+    def keep(self, response: R) -> R:
+        """Keep the reply in this transaction, and return it. A streamed reply, or one over 64 KB, is not kept."""
+        step(self._work.keep(response))
+        return response
+
+
+class AsyncAtomic(_AtomicBase[C]):
+    """A request in its own transaction: `async with atomic(guard, connection, request) as operation:`."""
+
+    async def __aenter__(self) -> AsyncAtomic[C]:
+        await self._work.enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._work.leave(exc)
+
+    async def keep(self, response: R) -> R:
+        """Keep the reply in this transaction, and return it. A streamed reply, or one over 64 KB, is not kept."""
+        await self._work.keep(response)
+        return response

@@ -1,0 +1,203 @@
+"""Receivers for WSGI: Flask, Django, and other frameworks of this kind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any
+
+from fenced import registry
+from fenced.decision import Rule
+from fenced.errors import Refused
+from fenced.guarding import Values
+from fenced.http.door import PATIENCE_SECONDS, Door, Visit
+from fenced.http.protocol import SAFE_METHODS, Problem
+from fenced.http.receiving import ANSWERED, OUR_HEADERS, SCOPE_KEY, Received, answer, read_request
+from fenced.http.replies import REPLY_BYTES_MAX, KeptReply
+from fenced.http.routes import NOT_GUARDED, Names, namer
+from fenced.proofs import VerifyingKey
+from fenced.runtime.blocking import BlockingRuntime, step
+
+Environ = dict[str, Any]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
+StartResponse = Callable[..., Callable[[bytes], object]]
+WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+_HEADERS = [(f"HTTP_{name.decode().upper().replace('-', '_')}", name) for name in sorted(OUR_HEADERS)]
+_STATUSES = frozenset(HTTPStatus)
+
+
+class WsgiReceiver:
+    """Reads the stamp of each request for `fenced.http.atomic`, and answers what is not a stamp.
+
+        app.wsgi_app = fenced.http.WsgiReceiver(app.wsgi_app)  # Flask
+
+    Flask and Django answer the errors of their views themselves: register `fenced.http.flask_answer` as an error
+    handler, or use `fenced.django.RefusalMiddleware`. With `keys`, each stamp needs a proof by one of them.
+    """
+
+    def __init__(self, app: WsgiApp, *, keys: Sequence[VerifyingKey] = ()) -> None:
+        self._app = app
+        self._keys = tuple(keys)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            environ[SCOPE_KEY] = _read(environ, self._keys)
+            return self._app(environ, start_response)
+        except ANSWERED as error:
+            return _respond(start_response, answer(error))
+
+
+class WsgiBefore:
+    """Judges each request by a store of marks *before* the program runs. See `Before`.
+
+    app.wsgi_app = fenced.http.WsgiBefore(app.wsgi_app, store=URL, names={"/orders/{id:int}": "orders/{id}"})
+    """
+
+    def __init__(
+        self,
+        app: WsgiApp,
+        *,
+        store: str | Values,
+        names: Names,
+        rule: Rule = "retry",
+        keys: Sequence[VerifyingKey] = (),
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._app = app
+        self._store = store
+        self._names = namer(names)
+        self._keys = tuple(keys)
+        self._rule: Rule = rule
+        self._patience = patience
+        self._door: Door | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def door(self) -> Door | None:
+        """What it has counted and recorded; None before the first request."""
+        return self._door
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] in SAFE_METHODS:
+            return self._app(environ, start_response)
+        path = _path(environ)
+        names = self._names(environ, path)
+        if names == NOT_GUARDED:
+            return self._app(environ, start_response)
+        try:
+            try:
+                received: Any = _read(environ, self._keys)
+                environ[SCOPE_KEY] = received
+            except Refused as error:
+                received = error
+            door = self._door or self._open()
+            visit = step(door.enter(received, names, about=path))
+        except ANSWERED as error:
+            return _respond(start_response, answer(error))
+        return self._run(door, visit, environ, start_response)
+
+    def _run(
+        self, door: Door, visit: Visit, environ: Environ, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        responding = _WsgiResponding(door, visit, start_response)
+        try:
+            responding.body = self._app(environ, responding.start)
+            return responding
+        except ANSWERED as error:
+            door.leave(visit)
+            if responding.status:
+                raise  # the program has begun another answer
+            return _respond(start_response, answer(error))
+        except BaseException:
+            door.leave(visit)
+            raise
+
+    def _open(self) -> Door:
+        with self._opening:  # the first requests wait here until one of them has opened the store
+            if self._door is None:
+                store = self._store
+                guard = (
+                    store._guard if isinstance(store, Values) else registry.guard(store, BlockingRuntime())
+                )
+                door = Door(guard, BlockingRuntime(), rule=self._rule, patience=self._patience)
+                step(door.open())
+                self._door = door
+            return self._door
+
+
+class _WsgiResponding:
+    """The answer of the program. The request has ended when the server calls `close`."""
+
+    def __init__(self, door: Door, visit: Visit, start_response: StartResponse) -> None:
+        self.body: Iterable[bytes] = ()
+        self.status = 0
+        self._door = door
+        self._visit = visit
+        self._start_response = start_response
+        self._headers: list[tuple[str, str]] = []
+        self._left = False
+
+    def start(
+        self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
+    ) -> Callable[[bytes], object]:
+        self.status, self._headers = int(status.split(" ", 1)[0]), list(headers)
+        if exc_info is None:
+            return self._start_response(status, headers)
+        return self._start_response(status, headers, exc_info)
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._visit.last is None:
+            yield from self.body
+            return
+        kept = bytearray()
+        held: bytes | None = None
+        for part in self.body:
+            if held is not None:
+                yield held
+            if len(kept) <= REPLY_BYTES_MAX:
+                kept += part
+            held = part
+        # The whole reply is there: keep it before its end is sent.
+        step(self._door.keep(self._visit, self._reply(bytes(kept))))
+        if held is not None:
+            yield held
+
+    def _reply(self, body: bytes) -> KeptReply | None:
+        lengths = [value for name, value in self._headers if name.lower() == "content-length"]
+        if lengths != [str(len(body))]:
+            return None  # streamed, or longer than what was collected
+        return KeptReply.of(self.status, self._headers, body)
+
+    def close(self) -> None:
+        try:
+            if hasattr(self.body, "close"):
+                self.body.close()
+        finally:
+            if not self._left:
+                self._left = True
+                self._door.leave(self._visit)
+
+
+def _read(environ: Environ, keys: tuple[VerifyingKey, ...]) -> Received:
+    """A server joins repeated headers with commas. A stamp has one only between its names, so two are not a stamp."""
+    headers = [(name, environ[key].encode("latin-1", "replace")) for key, name in _HEADERS if key in environ]
+    return read_request(environ["REQUEST_METHOD"], _path(environ), headers, keys)
+
+
+def _path(environ: Environ) -> str:
+    """PEP 3333: bytes as Latin-1, decoded as UTF-8 by every framework."""
+    path: str = environ.get("PATH_INFO", "")
+    return path.encode("latin-1", "replace").decode("utf-8", "replace") or "/"
+
+
+def _respond(start_response: StartResponse, answered: Problem) -> Iterable[bytes]:
+    """Answer. The body of the request is not read, however long it is."""
+    known = answered.status in _STATUSES
+    phrase = (
+        HTTPStatus(answered.status).phrase if known else "Unknown"
+    )  # a kept reply may have one of its own
+    start_response(f"{answered.status} {phrase}", list(answered.headers))
+    return [answered.body]

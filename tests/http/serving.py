@@ -1,0 +1,94 @@
+"""Real servers around the apps of the tests, and a client that shows what they answer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from fenced.http.protocol import TYPE_PREFIX, fence_headers
+from fenced.model import Stamp
+from fenced.proofs import Proof
+
+ROOT = Path(__file__).parents[2]
+REALM = "ab" * 8
+START_SECONDS = 100.0
+
+
+def stamp(token: int, seq: int | None, *names: str) -> Stamp:
+    return Stamp(REALM, names, token, seq, f"{token:032x}")
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def kind(self) -> str | None:
+        """Which problem it is; None if it is none."""
+        if self.headers.get("content-type") != "application/problem+json":
+            return None
+        return str(json.loads(self.body)["type"]).removeprefix(TYPE_PREFIX)
+
+    @property
+    def replayed(self) -> bool:
+        return self.headers.get("fenced-replayed") == "?1"
+
+
+class Browser:
+    """One connection to a server, kept open."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=100)
+
+    def send(self, method: str, path: str, fence: Stamp | Proof | None = None, **headers: str) -> Reply:
+        fenced = fence_headers(fence) if fence is not None else {}
+        self._connection.request(method, path, headers={**fenced, **_dashed(headers)})
+        found = self._connection.getresponse()
+        return Reply(found.status, {k.lower(): v for k, v in found.getheaders()}, found.read())
+
+    def post(self, path: str, fence: Stamp | Proof | None = None, **headers: str) -> Reply:
+        return self.send("POST", path, fence, **headers)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _dashed(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+@contextmanager
+def serving(*command: str, port: int, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A server in a process of its own; it accepts connections when the block begins."""
+    path = f"{ROOT}:{ROOT / 'src'}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command], env={**os.environ, "PYTHONPATH": path, **environment}
+    )
+    try:
+        until = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=10).close()
+                break
+            except OSError:
+                assert process.poll() is None and time.monotonic() < until, "the server did not start"
+                time.sleep(0.02)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(100)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
