@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import fenced
-from evidence import authority_storms, power_cut, server_cut
+from evidence import authority_storms, message_storm, power_cut, server_cut
 from fenced.testing.servers import (
     EtcdServer,
     PostgresqlServer,
@@ -152,6 +152,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "storms": lambda _: storms(),
     "authority_storms": on_authorities,
     "guard_storms": lambda _: guard_storms(),
+    "message_storm": lambda _: message_storm.run(),
     "worlds": lambda _: worlds(),
     "bench": lambda _: bench(),
 }

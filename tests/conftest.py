@@ -17,8 +17,10 @@ import pytest
 
 from fenced.testing.servers import (
     EtcdServer,
+    NatsServer,
     Pgbouncer,
     PostgresqlServer,
+    RabbitmqServer,
     RedisServer,
     SeaweedServer,
     ZooKeeperServer,
@@ -62,6 +64,19 @@ def pgbouncer(postgresql_server: PostgresqlServer) -> Iterator[Pgbouncer]:
 
 
 @pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[RabbitmqServer]:
+    """Starting it takes four seconds of CPU: only tests of the group "rabbitmq" use it."""
+    with RabbitmqServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server
@@ -97,6 +112,12 @@ def postgresql_url(postgresql_server: PostgresqlServer) -> Iterator[str]:
     database = postgresql_server.create_database()
     yield postgresql_server.url(database)
     postgresql_server.discard_database(database)
+
+
+@pytest.fixture
+def rabbitmq_url(rabbitmq_server: RabbitmqServer) -> str:
+    """The shared server: a test keeps to queues of its own."""
+    return rabbitmq_server.url()
 
 
 @pytest.fixture

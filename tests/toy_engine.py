@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fenced.contracts import Colour
-from fenced.errors import FencedError, Misconfigured
+from fenced.errors import FencedError, Misconfigured, Unsupported
 from fenced.guards.shared.engine import ConnectionClass, Driver, Engine
 from fenced.guards.sqlite.operator import SqliteOperator
 from fenced.guards.sqlite.refusals import refusal_in
@@ -66,6 +66,9 @@ class ToyEngine:
     def refusal(self, error: BaseException) -> FencedError | None:
         cause = error.__cause__
         return refusal_in(cause) if isinstance(error, ToyError) and cause is not None else None
+
+    def outbox(self) -> Mapping[str, str]:
+        raise Unsupported("a toy has no outbox")
 
     def connect(self, dsn: str) -> ToyConnection:
         path = Path(dsn.removeprefix("toy://"))

@@ -27,6 +27,7 @@ MODULES = (
     "fenced",
     "fenced.errors",
     "fenced.events",
+    "fenced.messages",
     "fenced.sql",
     "fenced.http",
     "fenced.http.aiohttp",

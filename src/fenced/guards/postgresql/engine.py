@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fenced.contracts import Colour
 from fenced.errors import FencedError, Misuse, redacted, shown
 from fenced.guards.shared.engine import ConnectionClass, Driver, Engine
+from fenced.sqlfile import load
 
 if TYPE_CHECKING:
     import psycopg
@@ -82,6 +84,9 @@ class PostgresqlEngine:
         from fenced.guards.postgresql.refusals import refusal_in
 
         return refusal_in(error)
+
+    def outbox(self) -> Mapping[str, str]:
+        return load(Path(__file__).with_name("outbox.sql"))
 
     def connect(self, dsn: str) -> psycopg.Connection:
         import psycopg

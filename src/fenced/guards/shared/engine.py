@@ -122,6 +122,9 @@ class Engine(Protocol):
     def refusal(self, error: BaseException) -> FencedError | None:
         """The typed error for a refusal of this engine's guards; None for other errors."""
 
+    def outbox(self) -> Mapping[str, str]:
+        """The statements of an outbox: create, put, take, remove, with fields in braces; Unsupported without one."""
+
     def connect(self, dsn: str) -> Any:
         """A blocking connection, for an operator. Creates nothing: Misconfigured if there is no such database."""
 

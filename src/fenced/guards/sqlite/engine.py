@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fenced.contracts import Colour
 from fenced.errors import FencedError
 from fenced.guards.shared.engine import ConnectionClass, Driver, Engine
+from fenced.sqlfile import load
 
 if TYPE_CHECKING:
     import sqlite3
@@ -51,6 +53,9 @@ class SqliteEngine:
         from fenced.guards.sqlite.refusals import refusal_in
 
         return refusal_in(error)
+
+    def outbox(self) -> Mapping[str, str]:
+        return load(Path(__file__).with_name("outbox.sql"))
 
     def connect(self, dsn: str) -> sqlite3.Connection:
         from fenced.guards.sqlite.operator import connect

@@ -7,8 +7,10 @@ install one that is missing.
 
 from fenced.testing.servers.base import Endpoint, MissingProgram, Server, ServerFailed
 from fenced.testing.servers.etcd import EtcdCluster, EtcdServer
+from fenced.testing.servers.nats import NatsServer
 from fenced.testing.servers.pgbouncer import Pgbouncer
 from fenced.testing.servers.postgresql import PostgresqlServer
+from fenced.testing.servers.rabbitmq import RabbitmqServer
 from fenced.testing.servers.redis import RedisCluster, RedisGroup, RedisSentinels, RedisServer, ValkeyServer
 from fenced.testing.servers.seaweedfs import SeaweedServer
 from fenced.testing.servers.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
@@ -18,8 +20,10 @@ __all__ = [
     "EtcdCluster",
     "EtcdServer",
     "MissingProgram",
+    "NatsServer",
     "Pgbouncer",
     "PostgresqlServer",
+    "RabbitmqServer",
     "RedisCluster",
     "RedisGroup",
     "RedisSentinels",

@@ -23,7 +23,7 @@ from typing import Protocol, Self
 from fenced.testing.servers import supervisor
 
 HOST = "127.0.0.1"
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 90.0
 """How long a server may take to start, to stop, or to catch up."""
 POLL_SECONDS = 0.01
 PORTS = range(12000, 32000)
