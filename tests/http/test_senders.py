@@ -216,7 +216,7 @@ def test_a_redirect_within_the_listed_origins_is_a_new_operation(
 def test_nothing_is_sent_without_enough_time(call: Call, origin: Origin, lease: fenced.Lease) -> None:
     url = f"{origin.url}/apply/orders/42"
     with stamping(lease):
-        with pytest.raises(fenced.NotEnoughTime) as late:
+        with pytest.raises(fenced.NotEnoughTime, match="a shorter timeout") as late:
             call("POST", url, timeout=1000)
         assert late.value.need == 1000
         with pytest.raises(fenced.Misuse, match="timeout"):
@@ -326,6 +326,14 @@ def test_only_listed_origins_get_stamps(
     with stamping(lease):
         Stamper(("https://a.b/", "http://[::1]:8080")).stamp(origin, "POST", headers, 1.0)
     assert ("Fenced-Stamp" in headers) == due
+
+
+def test_a_stamp_of_the_caller_goes_as_it_is(lease: fenced.Lease) -> None:
+    """Without the proof and the key of another one."""
+    headers = {"Fenced-Stamp": '"of the caller"'}
+    with stamping(lease, key=HmacKey("shop-1", b"k" * 32)):
+        Stamper(("https://a.b",)).stamp(("https", "a.b", None), "POST", headers, 1.0)
+    assert headers == {"Fenced-Stamp": '"of the caller"'}
 
 
 def test_misuse_is_named(lease: fenced.Lease) -> None:

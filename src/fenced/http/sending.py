@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from fenced import timing
 from fenced.client import AsyncLease, Lease
-from fenced.errors import Misuse, Refused, shown
+from fenced.errors import Misuse, NotEnoughTime, Refused, shown
 from fenced.http.protocol import (
     PROBLEM_MEDIA_TYPE,
     PROOF_HEADER,
@@ -58,12 +58,23 @@ class _Scope:
                 raise Misuse(
                     "a call without a timeout can outlive the lease: give it a timeout, or pass need= to stamping()"
                 )
-            self.lease.check(need)
+            _check(self.lease, need)
         if self.fixed is not None:
             return self.fixed
         assert self.lease is not None
         stamp = self.lease.announcement() if method in SAFE_METHODS else self.lease.next_stamp()
         return stamp if self.key is None else self.key.sign(stamp)
+
+
+def _check(lease: Lease | AsyncLease, need: float) -> None:
+    try:
+        lease.check(need)
+    except NotEnoughTime as error:
+        raise NotEnoughTime(
+            f"{error}, since the call may take that long: give it a shorter timeout, or the lease a longer ttl",
+            remaining=error.remaining,
+            need=error.need,
+        ) from None
 
 
 _SCOPE: ContextVar[_Scope | None] = ContextVar("fenced.http scope", default=None)
