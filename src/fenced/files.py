@@ -11,22 +11,16 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 from fenced.decision import Rule
-from fenced.errors import Misuse, shown
+from fenced.errors import FencedError, Indeterminate, Misuse, shown
 from fenced.guarding import Fences, credential, names_of
-from fenced.guards.files.folder import (
-    PRIVATE,
-    GuardedFolder,
-    Marked,
-    Place,
-    create,
-    full_disk,
-    lock_folder,
-    size_of,
-    sync_tree,
-)
+from fenced.guards.files import disk
+from fenced.guards.files.disk import translated, translating
+from fenced.guards.files.folder import PRIVATE, GuardedFolder, Marked, Place
 from fenced.guards.files.values import TRAITS, FileCells
+from fenced.guards.shared.answers import one_stamp
 from fenced.guards.shared.cellguard import CellGuard
-from fenced.guards.shared.cells import key_of
+from fenced.guards.shared.cells import key_of, mark_in
+from fenced.guards.shared.guardedcells import LAG_SECONDS
 from fenced.model import Credential, check_name
 from fenced.runtime.blocking import BlockingRuntime, step
 
@@ -37,7 +31,9 @@ class _Target(NamedTuple):
     """A file or folder of the caller."""
 
     relative: str
-    path: Path
+    path: str
+    status: os.stat_result | None
+    """None: there is none yet."""
     name: str
     """The name of its lease."""
     key: str
@@ -79,29 +75,19 @@ class FileGuard:
 
         The new one gets the mode and, if this process may do that, the owner of the old one.
         """
-        target, operation = self._target(path, "file"), self._new_id()
-        new = self._folder.new_path(target.key, operation)
-        with self._folder.translated(new):
-            _copy_rights(target.path, descriptor := create(new))
-        file = os.fdopen(descriptor, "wb", closefd=False)
-        try:
-            with full_disk(target.path):
+        with _Replacing(self, fence, path) as descriptor:
+            file = os.fdopen(descriptor, "wb", closefd=False)
+            try:
                 yield file
                 file.flush()
-                os.fsync(descriptor)
-            self._write(fence, target, operation)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
-        finally:
-            with contextlib.suppress(OSError):
-                file.close()  # after an error it may have a rest that cannot be written
-            os.close(descriptor)  # this unlocks it; until now no other process took it for a dead writer's
+            finally:
+                with contextlib.suppress(OSError):
+                    file.close()  # after an error it may have a rest that cannot be written
 
     def write(self, fence: Fences | None, path: FilePath, contents: bytes) -> None:
         """Replace a file by these contents."""
-        with self.replace(fence, path) as file:
-            file.write(contents)
+        with _Replacing(self, fence, path) as descriptor:
+            disk.write_all(descriptor, contents, 0)
 
     def append(self, fence: Fences | None, path: FilePath, contents: bytes) -> None:
         """Append to a file, all of `contents` or nothing.
@@ -110,10 +96,9 @@ class FileGuard:
         """
         target, operation = self._target(path, "file"), self._new_id()
         with self._folder.locked(target.key):
-            offset = size_of(target.path)
-            self._judge(fence, target, operation, Place(target.relative, offset), contents)
-            marked = self._folder.marked(target.key)
-            if marked is None or marked.operation != operation:  # the mark stays: nothing was written yet
+            place = Place(target.relative, disk.size_of(target.path))
+            self._judge(fence, target, operation, place, contents)
+            if not self._has_happened(target, operation, place):
                 self._folder.append(target.key, target.relative, contents)
 
     @contextlib.contextmanager
@@ -123,31 +108,34 @@ class FileGuard:
         The folder before it is kept until the next one has replaced this one, for programs that read it meanwhile.
         """
         target, operation = self._target(path, "folder"), self._new_id()
-        tree = self._folder.file("trees", target.key) / operation
-        with self._folder.translated(tree):
-            tree.mkdir(parents=True)
-            descriptor = lock_folder(tree)
+        tree = f"{self._folder.file('trees', target.key)}/{operation}"
+        with translating(tree):
+            os.makedirs(tree)
+            descriptor = disk.lock_folder(tree)
+        link, committing = self._folder.new_path(target.key, operation), False
         try:
-            with full_disk(tree):
-                yield tree
-                sync_tree(tree)
+            try:
+                yield Path(tree)
+                disk.sync_tree(tree)
+            except OSError as error:
+                disk.raise_if_full(error, tree)
+                raise
             with self._folder.locked(target.key):
                 before = os.path.realpath(target.path)
-                link = self._folder.new_path(target.key, operation)
-                with self._folder.translated(link):
-                    link.parent.mkdir(parents=True, exist_ok=True)
-                    os.symlink(os.path.relpath(tree, target.path.parent), link)
-                try:
-                    self._write(fence, target, operation)
-                finally:
-                    link.unlink(missing_ok=True)
+                with translating(link):
+                    os.makedirs(os.path.dirname(link), exist_ok=True)
+                    os.symlink(os.path.relpath(tree, os.path.dirname(target.path)), link)
+                committing = True
+                self._write(fence, target, operation)
                 self._folder.keep_previous(target.key, os.path.basename(before))
                 self._folder.sweep_trees(target.key)
-        except BaseException:
-            if os.path.realpath(target.path) != str(tree):
-                shutil.rmtree(tree, ignore_errors=True)
+        except FencedError as failure:
+            committing = committing and isinstance(failure, Indeterminate)
             raise
         finally:
+            if not committing:  # as for a file: an interrupted commit may have happened
+                disk.remove(link)
+                shutil.rmtree(tree, ignore_errors=True)
             os.close(descriptor)
 
     def read(self, fence: Fences, path: FilePath) -> bytes:
@@ -179,19 +167,36 @@ class FileGuard:
     def _write(self, fence: Fences | None, target: _Target, operation: str) -> None:
         """Judge, and move the new contents to their place, while no other process can do either."""
         place = Place(target.relative)
-        with self._folder.locked(target.key, operation):
+        outermost = self._folder.lock(target.key, operation)
+        try:
             self._judge(fence, target, operation, place, None)
-            with self._folder.translated(target.path):
-                # Does nothing if that was done when the mark was raised.
+            if not self._has_happened(target, operation, place):
                 self._folder.finish(target.key, operation, place)
+        except OSError as error:
+            raise translated(error, target.path) from error
+        finally:
+            if outermost:
+                self._folder.unlock(target.key)
 
     def _judge(
         self, fence: Fences | None, target: _Target, operation: str, place: Place, contents: bytes | None
     ) -> None:
         """Raise the refusal, if the write is refused. If the mark rises, the write is carried out with it."""
-        self._cells.plans[target.key] = place, contents  # no other thread uses it: the name is locked
         carried = None if fence is None else credential(fence, (target.name,))
-        step(self._marks.write_step(carried, target.name, operation))
+        marked = self._folder.marked(target.key)
+        if carried is None or marked is None or not self._marks.stays(marked.header, carried, target.name):
+            self._cells.plans[target.key] = place, contents  # no other thread uses it: the name is locked
+            step(self._marks.write_step(carried, target.name, operation))
+
+    def _has_happened(self, target: _Target, operation: str, place: Place) -> bool:
+        """Whether the write was committed when the mark rose. The caller has the lock."""
+        marked = self._folder.marked(target.key)
+        if marked is None or marked.operation != operation:
+            return False
+        if self._folder.is_pending(target.key):  # an error came between the mark and the contents
+            with translating(target.path, unknown=True):
+                self._folder.finish(target.key, operation, place)
+        return True
 
     def _target(self, path: FilePath, wanted: Literal["file", "folder", None] = None) -> _Target:
         """Where a path leads, links resolved, except for the links that lead to folders of ours."""
@@ -199,22 +204,72 @@ class FileGuard:
             self._folder.open()
             step(self._marks.open())
             self._opened = True
-        top = str(self._folder.path)
-        given = os.path.join(top, path)
-        found = os.path.join(os.path.realpath(os.path.dirname(given)), os.path.basename(given))
-        if os.path.islink(found) and not os.path.realpath(found).startswith(f"{top}/{PRIVATE}/trees/"):
-            found = os.path.realpath(found)
+        top, given = self._folder.top, os.fspath(path)
+        found, status = _without_links(top, given) or self._resolved(given)
         relative = found.removeprefix(top + "/")
         if relative == found or os.path.basename(given) in ("", ".", ".."):
-            raise Misuse(f"a guarded file lies in {top}, and {shown(os.fspath(path))} does not")
+            raise Misuse(f"a guarded file lies in {top}, and {shown(given)} does not")
         if relative.split("/")[0] == PRIVATE:
             raise Misuse(f"{PRIVATE} belongs to the guard")
-        if wanted == "folder" and os.path.lexists(found) and not os.path.islink(found):
-            raise Misuse(f"{found} was not made by replace_folder(); move it away first")
-        if wanted == "file" and os.path.isdir(found):
-            raise Misuse(f"{found} is a folder; replace_folder() replaces it")
+        if status is not None and wanted is not None:
+            if wanted == "folder" and not stat.S_ISLNK(status.st_mode):
+                raise Misuse(f"{found} was not made by replace_folder(); move it away first")
+            if wanted == "file" and not stat.S_ISREG(status.st_mode) and os.path.isdir(found):
+                raise Misuse(f"{found} is a folder; replace_folder() replaces it")
         name = check_name(self._prefix + relative)
-        return _Target(relative, Path(found), name, key_of(name))
+        return _Target(relative, found, status, name, key_of(name))
+
+    def _resolved(self, given: str) -> tuple[str, os.stat_result | None]:
+        """Where a path leads, and its status."""
+        top = self._folder.top
+        path = os.path.join(top, given)
+        found = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        if os.path.islink(found) and not os.path.realpath(found).startswith(f"{top}/{PRIVATE}/trees/"):
+            found = os.path.realpath(found)
+        return found, _status(found)
+
+
+class _Replacing:
+    """A `with` block with the descriptor of a new file. The file replaces the old one at the end, or not at all."""
+
+    __slots__ = ("_descriptor", "_fence", "_guard", "_new", "_operation", "_target")
+
+    def __init__(self, guard: FileGuard, fence: Fences | None, path: FilePath) -> None:
+        self._guard = guard
+        self._fence = fence
+        self._target = guard._target(path, "file")
+        self._operation = guard._new_id()
+        self._new = guard._folder.new_path(self._target.key, self._operation)
+
+    def __enter__(self) -> int:
+        try:
+            self._descriptor = disk.create(self._new, self._target.status)
+        except OSError as error:
+            raise translated(error, self._new) from error
+        return self._descriptor
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        committing = False
+        try:
+            if error is None:
+                os.fsync(self._descriptor)
+                committing = True
+                self._guard._write(self._fence, self._target, self._operation)
+            else:
+                disk.raise_if_full(error, self._target.path)
+        except OSError as failure:
+            disk.raise_if_full(failure, self._target.path)
+            raise
+        except FencedError as failure:
+            committing = committing and isinstance(failure, Indeterminate)
+            raise
+        finally:
+            # An interrupted commit may have happened: the next process that takes the lock completes or removes it.
+            if not committing:
+                disk.remove(self._new)
+            os.close(
+                self._descriptor
+            )  # this unlocks it; until now no other process took it for a dead writer's
 
 
 class _PlannedCells(FileCells):
@@ -240,16 +295,30 @@ class _FileMarks(CellGuard):
     traits = TRAITS
     kind = "a guard over files"
 
+    def stays(self, header: bytes, carried: Credential, name: str) -> bool:
+        """Whether a mark admits a write and stays as it is, nearly always. False: `write_step` judges in full."""
+        known = self._known
+        if known is None or known.config.realm is None or self._runtime.now() - known.at > LAG_SECONDS:
+            return False
+        return self._admits(known.config, mark_in(header), one_stamp(carried, self.kind), name)
+
     async def write_step(self, carried: Credential | None, name: str, operation: str) -> None:
         await self._operate(carried, {name: None}, operation=operation)
 
 
-def _copy_rights(source: Path, descriptor: int) -> None:
-    """Give a new file the mode of the file that it replaces, and its owner if this process may do that."""
+def _without_links(top: str, given: str) -> tuple[str, os.stat_result | None] | None:
+    """The path of a file and its status, if nothing on the way from the folder is a link, as nearly always."""
+    found, status = top, None
+    for part in given.split("/"):
+        found = f"{found}/{part}"
+        status = _status(found)
+        if part in ("", ".", "..") or (status is not None and stat.S_ISLNK(status.st_mode)):
+            return None
+    return found, status
+
+
+def _status(path: str) -> os.stat_result | None:
     try:
-        status = source.stat()
-    except FileNotFoundError:
-        return
-    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
-    with contextlib.suppress(OSError):
-        os.fchown(descriptor, status.st_uid, status.st_gid)
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import resource
@@ -11,19 +10,24 @@ import signal
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fenced
+from fenced import files
 from fenced.errors import Contended, Misconfigured, Misuse, StaleToken, Unavailable, Uncovered
 from fenced.files import FileGuard
+from fenced.guards.files import disk, pages
 from fenced.guards.files import folder as folders
+from fenced.guards.files.folder import GuardedFolder
 from fenced.model import Stamp
 from fenced.runtime import machine
 
 REALM = "00000000000000aa"
 NAME = "daily.csv"
 LINE = b"a new line, too long for one write"
+WRITE_PAGE, EXIT = pages.write, files._Replacing.__exit__
 
 
 def stamp(token: int, seq: int = 1, name: str = NAME) -> Stamp:
@@ -31,11 +35,10 @@ def stamp(token: int, seq: int = 1, name: str = NAME) -> Stamp:
 
 
 def contents(folder: Path) -> dict[str, bytes | str]:
-    """Every file and link below a folder, except for locks, whose files stay."""
-    found = (path for path in sorted(folder.rglob("*")) if ".fenced/locks" not in str(path))
+    """Every file and link below a folder."""
     return {
         str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
-        for path in found
+        for path in sorted(folder.rglob("*"))
         if path.is_symlink() or path.is_file()
     }
 
@@ -96,7 +99,7 @@ def test_a_thousand_late_writes(tmp_path: Path) -> None:
 
 def test_tokens_of_eight_processes_never_fall(tmp_path: Path) -> None:
     """Each appends under ever newer tokens, of which the others have drawn higher ones meanwhile."""
-    tokens = multiprocessing.Value("q", 0)
+    tokens, done = multiprocessing.Value("q", 0), multiprocessing.Array("b", 201)
     guard = FileGuard(tmp_path)
     guard.write(stamp(1), NAME, b"")
 
@@ -108,11 +111,12 @@ def test_tokens_of_eight_processes_never_fall(tmp_path: Path) -> None:
             with contextlib.suppress(StaleToken):
                 guard.read(mine, NAME)
                 guard.append(mine, NAME, b"%d\n" % mine.token)
+                done[mine.token] = 1
 
     holders = [fork(holder) for _ in range(8)]
     assert [os.waitpid(pid, 0)[1] for pid in holders] == [0] * 8
     admitted = [int(line) for line in (tmp_path / NAME).read_bytes().split()]
-    assert admitted == sorted(admitted) and admitted[-1] == 200
+    assert admitted == [token for token in range(201) if done[token]] and admitted[-1] == 200
 
 
 def test_an_error_in_the_block_changes_nothing(tmp_path: Path) -> None:
@@ -237,33 +241,47 @@ def forked(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(fork(work), 0)[1])
 
 
-def dies_at(count: int, work: Callable[[], None]) -> bool:
+def kill() -> None:
+    os._exit(9)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def dies_at(count: int, work: Callable[[], None], death: Callable[[], None] = kill) -> bool:
     """Run `work` in a process that dies before the system call with this number; False if it made fewer calls."""
 
     def child() -> None:
-        calls, pwrite = iter(range(1, count)), os.pwrite
+        calls, pwrite = iter(range(count)), os.pwrite
 
         def deadly(call: Callable[..., object]) -> Callable[..., object]:
             def counted(*args: object, **kwargs: object) -> object:
-                if next(calls, None) is None:
-                    os._exit(9)
-                if call is pwrite:  # in small parts, as a kernel may do it
+                if next(calls, None) == count - 1:
+                    death()
+                if call is pwrite:  # in parts, as a kernel may do it
                     descriptor, body, offset = args
-                    return pwrite(descriptor, body[:20], offset)  # type: ignore[arg-type,index]
+                    part = body[: max(20, len(body) // 2)]  # type: ignore[arg-type,index]
+                    return pwrite(descriptor, part, offset)  # type: ignore[arg-type]
                 return call(*args, **kwargs)
 
             return counted
 
         for name in DEADLY:
             setattr(os, name, deadly(getattr(os, name)))
-        work()
+        try:
+            work()
+        except KeyboardInterrupt:
+            os._exit(9)
 
     status = forked(child)
     assert status in (0, 9), "the write failed in another way"
     return status == 9
 
 
-def deaths(folder: Path, write: Callable[[FileGuard], None]) -> Iterator[FileGuard]:
+def deaths(
+    folder: Path, write: Callable[[FileGuard], None], death: Callable[[], None] = kill
+) -> Iterator[FileGuard]:
     """Yields a guard after each death of a writer."""
     count = 1
     while True:
@@ -273,7 +291,7 @@ def deaths(folder: Path, write: Callable[[FileGuard], None]) -> Iterator[FileGua
         guard.write(stamp(5, 1), NAME, b"old")
         with guard.replace_folder(stamp(5, 1, "site"), "site") as new:
             (new / "index.html").write_bytes(b"old")
-        if not dies_at(count, lambda guard=guard: write(guard)):  # type: ignore[misc]
+        if not dies_at(count, lambda guard=guard: write(guard), death):  # type: ignore[misc]
             assert count > 8, "it died at every step of the way"
             return
         yield guard
@@ -288,10 +306,13 @@ def is_at(guard: FileGuard, name: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("newer", [stamp(5, 2), stamp(6, 1)], ids=["same token", "new token"])
 @pytest.mark.parametrize("how", ["write", "append"])
-def test_a_writer_that_dies_leaves_all_or_nothing(tmp_path: Path, how: str, newer: Stamp) -> None:
+@pytest.mark.parametrize("death", [kill, interrupt], ids=["killed", "interrupted"])
+def test_a_writer_that_dies_leaves_all_or_nothing(
+    tmp_path: Path, how: str, newer: Stamp, death: Callable[[], None]
+) -> None:
     after = LINE if how == "write" else b"old" + LINE
     outcomes = set()
-    for guard in deaths(tmp_path, lambda guard: getattr(guard, how)(newer, NAME, LINE)):
+    for guard in deaths(tmp_path, lambda guard: getattr(guard, how)(newer, NAME, LINE), death):
         folder = guard._folder.path
         other = FileGuard(folder)
         other.announce(stamp(5, 0), NAME) if is_at(other, NAME)[0] == 5 else None  # takes the lock
@@ -302,6 +323,33 @@ def test_a_writer_that_dies_leaves_all_or_nothing(tmp_path: Path, how: str, newe
         other.write(stamp(7), NAME, b"last")
         assert (folder / NAME).read_bytes() == b"last"
     assert outcomes == {(5, 1), (newer.token, newer.seq)}, "some died before the commit point, some after it"
+
+
+def test_the_first_writer_of_a_name_dies(tmp_path: Path) -> None:
+    """Its mark file has no page yet that is whole."""
+    name, outcomes = "new.csv", set()
+    for guard in deaths(tmp_path, lambda guard: guard.write(stamp(6, 1, name), name, LINE)):
+        other = FileGuard(guard._folder.path)
+        path = guard._folder.path / name
+        marked = fenced.runtime.blocking.step(other._marks.mark(name)) is not None
+        assert path.exists() == marked and (not marked or path.read_bytes() == LINE)
+        assert unfinished(guard._folder.path) == []
+        outcomes.add(marked)
+        other.write(stamp(7, 1, name), name, b"last")
+    assert outcomes == {False, True}
+
+
+def test_a_damaged_mark_is_not_taken_for_none(tmp_path: Path) -> None:
+    guard = FileGuard(tmp_path)
+    for token in (5, 6):
+        guard.write(stamp(token), NAME, b"one")
+    mark = Path(guard._folder.file("marks", guard._target(NAME).key, ".mark"))
+    whole = mark.read_bytes()
+    mark.write_bytes(whole[:50] + b"x" + whole[51 : pages.SIZE + 50] + b"x" + whole[pages.SIZE + 51 :])
+    with pytest.raises(Misconfigured, match="restore it"):
+        guard.write(stamp(7), NAME, b"two")
+    mark.write_bytes(whole)
+    guard.write(stamp(7), NAME, b"two")
 
 
 def test_a_writer_of_a_folder_that_dies_leaves_all_or_nothing(tmp_path: Path) -> None:
@@ -325,7 +373,10 @@ def test_a_writer_of_a_folder_that_dies_leaves_all_or_nothing(tmp_path: Path) ->
     assert outcomes == {(5, 1), (6, 1)}
 
 
-def test_an_append_under_rule_retry_is_undone_if_its_writer_dies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("death", [kill, interrupt], ids=["killed", "interrupted"])
+def test_an_append_under_rule_retry_is_undone_if_its_writer_dies(
+    tmp_path: Path, death: Callable[[], None]
+) -> None:
     """The mark stays as it is, so nothing but the note in the lock file says that the append is not complete."""
     seen = set()
     for count in range(1, 40):
@@ -333,7 +384,7 @@ def test_an_append_under_rule_retry_is_undone_if_its_writer_dies(tmp_path: Path)
         here.mkdir()
         guard = FileGuard(here)
         guard.write(stamp(5), NAME, b"old")
-        died = dies_at(count, lambda guard=guard: guard.append(stamp(5), NAME, LINE))  # type: ignore[misc]
+        died = dies_at(count, lambda guard=guard: guard.append(stamp(5), NAME, LINE), death)  # type: ignore[misc]
         FileGuard(here).announce(stamp(6, 0), NAME)
         found = (here / NAME).read_bytes()
         seen.add(found)
@@ -346,66 +397,87 @@ def test_an_append_under_rule_retry_is_undone_if_its_writer_dies(tmp_path: Path)
 # The checks can fail.
 
 
-def _no_recovery(self: folders.GuardedFolder, key: str, lock: int, mine: str) -> None:
+def _no_recovery(self: GuardedFolder, key: str, marked: folders.Marked | None, mine: str) -> None:
     """Whoever locks next does not complete what a dead writer has committed."""
 
 
-def _no_undo(self: folders.GuardedFolder, lock: int) -> None:
+def _no_undo(self: GuardedFolder, lock: int, noted: bytes) -> None:
     """An append that was not complete stays."""
 
 
 def _mark_before_contents(
-    self: folders.GuardedFolder, key: str, marked: folders.Marked, contents: bytes | None = None
+    self: GuardedFolder, key: str, marked: folders.Marked, contents: bytes | None = None
 ) -> None:
     """The mark says that the write has happened before its contents are on the disk."""
-    folders.write_synced(
-        new := self.new_path(key, "mark"), marked.header + b"\n" + json.dumps(["", *marked.place]).encode()
-    )
-    os.replace(new, self.file("marks", key, ".mark"))
+    self._write_page(self.file("marks", key, ".mark"), self._locks.__dict__[key], marked)
     if contents is not None:
-        folders.write_synced(self.new_path(key, marked.operation), contents)
+        disk.write_synced(self.new_path(key, marked.operation), contents)
     self.finish(key, marked.operation, marked.place)
 
 
-@contextlib.contextmanager
-def _no_lock(self: folders.GuardedFolder, key: str, mine: str = "") -> Iterator[None]:
+def _no_lock(self: GuardedFolder, key: str) -> int:
     """Two processes judge by the same mark."""
-    held = self._held.__dict__
-    if key in held:
-        yield
-        return
-    held[key] = os.open("/dev/null", os.O_RDWR)
+    return os.open(self.file("marks", key, ".mark"), os.O_RDWR | os.O_CREAT)
+
+
+def _one_page(path: str, after: pages.Page | None, body: bytes) -> pages.Page:
+    """A mark is written over the mark before it, which is lost if the writer dies."""
+    return WRITE_PAGE(path, after and after._replace(number=after.number + 1), body)
+
+
+def _no_checksum(body: bytes, number: int) -> int:
+    """A mark that was written in part counts."""
+    return 0
+
+
+def _removes_what_is_committed(self: files._Replacing, *error: Any) -> None:
+    """An interrupted writer cleans up, although its mark has risen."""
     try:
-        yield
-    finally:
-        os.close(held.pop(key))
+        EXIT(self, *error)
+    except BaseException:
+        disk.remove(self._new)
+        raise
+
+
+def _new_token_dies(path: Path) -> None:
+    test_a_writer_that_dies_leaves_all_or_nothing(path, "write", stamp(6), kill)
+
+
+def _new_token_is_interrupted(path: Path) -> None:
+    test_a_writer_that_dies_leaves_all_or_nothing(path, "write", stamp(6), interrupt)
 
 
 @pytest.mark.parametrize(
-    ("method", "bug", "check"),
+    ("owner", "function", "bug", "check"),
     [
+        (GuardedFolder, "_recover", _no_recovery, _new_token_dies),
         (
-            "_recover",
-            _no_recovery,
-            lambda path: test_a_writer_that_dies_leaves_all_or_nothing(path, "write", stamp(6)),
+            GuardedFolder,
+            "_undo_append",
+            _no_undo,
+            lambda path: test_an_append_under_rule_retry_is_undone_if_its_writer_dies(path, kill),
         ),
-        ("_undo_append", _no_undo, test_an_append_under_rule_retry_is_undone_if_its_writer_dies),
         (
+            GuardedFolder,
             "commit",
             _mark_before_contents,
-            lambda path: test_a_writer_that_dies_leaves_all_or_nothing(path, "append", stamp(6)),
+            lambda path: test_a_writer_that_dies_leaves_all_or_nothing(path, "append", stamp(6), kill),
         ),
-        ("locked", _no_lock, test_tokens_of_eight_processes_never_fall),
+        (GuardedFolder, "_lock", _no_lock, test_tokens_of_eight_processes_never_fall),
+        (pages, "write", _one_page, _new_token_dies),
+        (pages, "crc32", _no_checksum, _new_token_dies),
+        (files._Replacing, "__exit__", _removes_what_is_committed, _new_token_is_interrupted),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_the_checks_can_fail(
-    method: str,
+    owner: object,
+    function: str,
     bug: Callable[..., object],
     check: Callable[[Path], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(folders.GuardedFolder, method, bug)
-    with pytest.raises((AssertionError, OSError)):
+    monkeypatch.setattr(owner, function, bug)
+    with pytest.raises((AssertionError, OSError, Misconfigured)):
         check(tmp_path)

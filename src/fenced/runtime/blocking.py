@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import random
-import secrets
 import select
 import threading
 import warnings
@@ -85,7 +85,7 @@ class BlockingRuntime:
     whoami = staticmethod(threading.current_thread)  # an ident may be reused
 
     def secret(self) -> str:
-        return secrets.token_hex(16)
+        return os.urandom(16).hex()
 
     def wakeup(self) -> Flag:
         return Flag()

@@ -28,18 +28,19 @@ class _Gate:
     """Counts the threads that use one of our SQLite connections; a fork waits until there are none."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # used without the condition's methods where every write passes
+        self._changed = threading.Condition(self._lock)
         self._inside = 0
         self._shut = False
 
     def enter(self) -> None:
-        with self._changed:
+        with self._lock:
             while self._shut:
                 self._changed.wait()
             self._inside += 1
 
     def leave(self) -> None:
-        with self._changed:
+        with self._lock:
             self._inside -= 1
             if self._shut:
                 self._changed.notify_all()

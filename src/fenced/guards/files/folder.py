@@ -1,27 +1,24 @@
 """A guarded folder: marks, locks and new contents of its files, all below `.fenced` in that folder.
 
     .fenced/config          rule, modes and realm
-    .fenced/marks/KEY.mark  the mark of a name; the second line says where its contents are
-    .fenced/locks/KEY.lock  locked while a mark or its file changes; never replaced, never deleted
+    .fenced/marks/KEY.mark  the mark of a name, and where its contents are (see pages.py). The file is locked while
+                            the mark or the contents change; it is never replaced, never deleted
     .fenced/new/KEY/ID      new contents, before they are renamed to their place
     .fenced/trees/KEY/ID    folders, to which a symbolic link at their place leads
 
 A write is fenced by the lock of its name: while a process has it, no other can read the mark, judge or rename. The
-lock is the kernel's (`flock`), so it ends with its process. If a write raises a mark, the new mark file is the commit
-point: its rename decides. What the write still has to do after that (the rename of the contents) is done by the next
-process that takes the lock, if the writer has died. A write that leaves the mark as it is has one commit point, the
-rename of its contents.
+lock is the kernel's (`flock`), so it ends with its process. If a write raises a mark, the new page of the mark file is
+the commit point. What the write still has to do after that (the rename of the contents) is done by the next process
+that takes the lock, if the writer has died. A write that leaves the mark as it is has one commit point, the rename of
+its contents.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from fenced.errors import Contended, FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.errors import Contended, Misconfigured
+from fenced.guards.files import disk, pages
+from fenced.guards.files.disk import sync_folder, translated, translating
 from fenced.runtime import forking
 from fenced.runtime.machine import NETWORK, boot_id, mount_of
 
@@ -40,9 +39,7 @@ LOCK_SECONDS = 10.0
 _POLL_SECONDS = 0.002
 _PART = 200
 """How many characters of a key one file name has: file systems allow 255."""
-_PREVIOUS = "previous"
 _OPERATION = re.compile("[0-9a-f]{32}")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Place(NamedTuple):
@@ -62,13 +59,27 @@ class Marked(NamedTuple):
     place: Place
 
 
+class _Held:
+    """The lock of a name that a thread has, and what the mark file says meanwhile: no other can change it."""
+
+    __slots__ = ("descriptor", "marked", "page", "pending")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.pending = False
+        self.page: pages.Page | None = None
+        self.marked: Marked | None = None
+
+
 class GuardedFolder:
     """The files below `.fenced`. Every method blocks; one object may be used by many threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._private = path / PRIVATE
-        self._held = threading.local()
+        self.top = str(path)
+        self._private = f"{path}/{PRIVATE}"
+        self._config = f"{self._private}/config"
+        self._locks = threading.local()
         self.file = lru_cache(maxsize=4096)(self._file)
 
     def open(self) -> None:
@@ -81,21 +92,21 @@ class GuardedFolder:
                 f"{self.path} lies on a network file system ({kind}), whose locks do not always exclude other "
                 "machines: guard a folder on a local disk"
             )
-        with self.translated(self._private):
-            for part in ("marks", "locks", "new", "trees"):
-                (self._private / part).mkdir(parents=True, exist_ok=True)
+        with translating(self._private):
+            for part in ("marks", "new", "trees"):
+                os.makedirs(f"{self._private}/{part}", exist_ok=True)
         for key in {*self.keys("new"), *self.keys("trees")}:
             with self.locked(key):  # this finishes or removes what a dead writer left
                 self.sweep_trees(key)
 
     # Keys and their files.
 
-    def _file(self, part: str, key: str, suffix: str = "") -> Path:
+    def _file(self, part: str, key: str, suffix: str = "") -> str:
         """A key's file. Long keys are split into folders, whose names have no suffix: no key is another's folder."""
-        return self._private / part / (_file_name(key) + suffix)
+        return f"{self._private}/{part}/{_file_name(key)}{suffix}"
 
     def keys(self, part: str = "marks") -> list[str]:
-        top = self._private / part
+        top = Path(self._private, part)
         if part == "marks":
             found = set(top.rglob("*.mark"))
         else:  # a folder for each key, with files or trees that are named by operations
@@ -105,40 +116,52 @@ class GuardedFolder:
     # The lock of a name.
 
     @contextlib.contextmanager
-    def locked(self, key: str, mine: str = "") -> Iterator[None]:
-        """Exclude every other process and thread from this key, then complete what a dead writer has begun.
-
-        `mine` is the operation of the caller, whose new contents are left as they are.
-
-        Taking it again in the same thread does nothing. `forking.enter` delays a fork until the lock is released: a
-        child would inherit the descriptor, and with it the lock.
-        """
-        held: dict[str, int] = self._held.__dict__
-        if key in held:
-            yield
-            return
-        outermost = not held
-        if outermost:
-            forking.enter()
+    def locked(self, key: str) -> Iterator[None]:
+        """A `with` block that has the lock of a name."""
+        outermost = self.lock(key)
         try:
-            with self.translated(self._private):
-                held[key] = self._lock(key)
-            try:
-                with self.translated(self._private):
-                    self._recover(key, held[key], mine)
-                yield
-            finally:
-                os.close(held.pop(key))  # this also unlocks it
+            yield
         finally:
             if outermost:
-                forking.leave()
+                self.unlock(key)
+
+    def lock(self, key: str, mine: str = "") -> bool:
+        """Exclude every other process and thread from this key, then complete what a dead writer has begun.
+
+        `mine` is the operation of the caller, whose new contents are left as they are. False: this thread has the
+        lock already, and the caller does not release it.
+        """
+        locks: dict[str, _Held] = self._locks.__dict__
+        if key in locks:
+            return False
+        if not locks:
+            # This delays a fork until the lock is released: a child would inherit the descriptor, and with it the lock.
+            forking.enter()
+        try:
+            held = locks[key] = _Held(self._lock(key))
+            self._read(key, held)
+            self._recover(key, held.marked, mine)
+        except BaseException as error:
+            self.unlock(key)
+            if isinstance(error, OSError):
+                raise translated(error, self._private) from error
+            raise
+        return True
+
+    def unlock(self, key: str) -> None:
+        locks: dict[str, _Held] = self._locks.__dict__
+        if (held := locks.pop(key, None)) is not None:
+            os.close(held.descriptor)  # this also unlocks it
+        if not locks:
+            forking.leave()
 
     def _lock(self, key: str) -> int:
-        path = self.file("locks", key, ".lock")
-        descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
+        path = self.file("marks", key, ".mark")
+        descriptor = disk.opened(path, os.O_RDWR | os.O_CREAT)
         try:
-            until = time.monotonic() + LOCK_SECONDS
-            while not _try_lock(descriptor):
+            until = 0.0
+            while not disk.try_lock(descriptor):
+                until = until or time.monotonic() + LOCK_SECONDS
                 if time.monotonic() >= until:
                     raise Contended(
                         f"another process has had {path} locked for {LOCK_SECONDS:g} s; a process that is stopped "
@@ -150,146 +173,160 @@ class GuardedFolder:
             raise
         return descriptor
 
-    def _recover(self, key: str, lock: int, mine: str) -> None:
-        """Complete the write that was committed, undo an append that was not, and remove what dead writers left."""
-        self._undo_append(lock)
-        names = _listed(self.file("new", key))
+    def _read(self, key: str, held: _Held) -> None:
+        """Read the mark, and undo an append that was not complete."""
+        text = os.pread(held.descriptor, pages.END + pages.SIZE, 0)
+        try:
+            held.page = pages.newest(text)
+            held.marked = held.page and _parsed(held.page.body)
+        except (ValueError, TypeError) as error:
+            path = self.file("marks", key, ".mark")
+            raise Misconfigured(f"{path} is not a mark file: restore it") from error
+        if len(text) > pages.END:
+            self._undo_append(held.descriptor, text[pages.END :])
+
+    def _recover(self, key: str, marked: Marked | None, mine: str) -> None:
+        """Complete the write that was committed, and remove what dead writers left."""
+        names = disk.listed(self.file("new", key))
         if names in ([], [mine]):
             return
-        marked = self.marked(key)
         if marked is not None and marked.operation in names:
             self.finish(key, marked.operation, marked.place)
         for name in names:
-            remove_if_dead(self.new_path(key, name))
+            disk.remove_if_dead(self.new_path(key, name))
 
     def sweep_trees(self, key: str) -> None:
         """Remove the trees of a folder, except for the current one and the one before it. The caller has the lock."""
         marked = self.marked(key)
         current = os.path.basename(os.path.realpath(self.path / marked.place.path)) if marked else ""
         trees = self.file("trees", key)
-        for name in _listed(trees):
+        for name in disk.listed(trees):
             if name not in (current, self._previous(key)):
-                remove_if_dead(trees / name)
+                disk.remove_if_dead(f"{trees}/{name}")
 
     def _previous(self, key: str) -> str:
         with contextlib.suppress(OSError):
-            return os.readlink(self.file("trees", key) / _PREVIOUS)
+            return os.readlink(f"{self.file('trees', key)}/{disk.PREVIOUS}")
         return ""
 
     def keep_previous(self, key: str, tree: str) -> None:
         """Keep a tree that was replaced until the next one is, for programs that read it. The caller has the lock."""
-        link = self.file("trees", key) / _PREVIOUS
-        link.unlink(missing_ok=True)
+        link = f"{self.file('trees', key)}/{disk.PREVIOUS}"
+        disk.remove(link)
         os.symlink(tree, link)
+
+    # The configuration.
+
+    def configuration(self) -> bytes | None:
+        """The configuration needs no lock to be read: it is one file, which is replaced by a rename."""
+        with translating(self._config):
+            return disk.read(self._config)
+
+    def configure(self, body: bytes) -> None:
+        """Replace the configuration. The caller has its lock."""
+        with translating(self._config):
+            disk.write_synced(new := f"{self._config}.new", body)
+        with translating(self._config, unknown=True):
+            os.replace(new, self._config)
+            sync_folder(self._private)
 
     # Marks.
 
     def marked(self, key: str) -> Marked | None:
-        path = self.file("marks", key, ".mark")
-        try:
-            return _parsed(_read(path))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError) as error:
-            raise Misconfigured(f"{path} is not a mark file: restore it") from error
+        """What the mark file says. The caller has the lock."""
+        held: _Held = self._locks.__dict__[key]
+        return held.marked
 
     def commit(self, key: str, marked: Marked, contents: bytes | None = None) -> None:
-        """Replace the mark file, and write the contents of its operation. The caller has the lock.
+        """Raise the mark, and write the contents of its operation. The caller has the lock.
 
-        The rename of the mark file is the commit point. Contents that another call has prepared in `new_path` are
+        The page of the mark file is the commit point. Contents that another call has prepared in `new_path` are
         moved to their place, too.
         """
         path = self.file("marks", key, ".mark")
-        prepared = self.new_path(key, marked.operation)
-        with self.translated(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if contents is not None:
-                (self.path / marked.place.path).parent.mkdir(parents=True, exist_ok=True)
-                write_synced(prepared, contents)
-            new = self.new_path(key, "mark")  # one name is enough: the lock excludes other writers
-            write_synced(new, marked.header + b"\n" + json.dumps([marked.operation, *marked.place]).encode())
-        with self.translated(path, unknown=True):
-            os.replace(new, path)
-            sync_folder(path.parent)
+        if contents is not None:
+            with translating(path):
+                os.makedirs(os.path.dirname(f"{self.top}/{marked.place.path}"), exist_ok=True)
+                disk.write_synced(self.new_path(key, marked.operation), contents)
+        self._write_page(path, self._locks.__dict__[key], marked)
+        with translating(path, unknown=True):
             self.finish(key, marked.operation, marked.place)
+
+    def _write_page(self, path: str, held: _Held, marked: Marked) -> None:
+        body = marked.header + b"\n" + json.dumps([marked.operation, *marked.place]).encode()
+        if held.page is None:
+            with translating(path):
+                sync_folder(os.path.dirname(path))  # before the first page: a mark lies in a file that stays
+        try:
+            held.page = pages.write(path, held.page, body)
+        except OSError as error:
+            found = pages.newest(os.pread(held.descriptor, pages.END, 0))
+            raise translated(error, path, unknown=found is not None and found.body == body) from error
+        held.marked, held.pending = marked, True
+
+    def is_pending(self, key: str) -> bool:
+        """Whether the mark has risen, and its contents are not at their place yet. The caller has the lock."""
+        held: _Held = self._locks.__dict__[key]
+        return held.pending
 
     # Contents.
 
-    def new_path(self, key: str, operation: str) -> Path:
-        return self.file("new", key) / operation
+    def new_path(self, key: str, operation: str) -> str:
+        return f"{self.file('new', key)}/{operation}"
 
     def finish(self, key: str, operation: str, place: Place) -> None:
         """Move the new contents of an operation to their place, if they are still waiting. The caller has the lock."""
-        if not operation:
-            return  # the configuration has no contents
         new = self.new_path(key, operation)
-        target = self.path / place.path
+        target = f"{self.top}/{place.path}"
         try:
-            if place.offset is not None:
-                _append(target, new.read_bytes(), place.offset)
-                new.unlink()
-                # If `new` were found again after a power cut, it would cut off what was appended later.
-                sync_folder(new.parent)
-            else:
+            if place.offset is None:
                 os.replace(new, target)
-                sync_folder(target.parent)
+                _sync_folder_of(target)
+            elif (body := disk.read(new)) is not None:
+                disk.append_synced(target, body, place.offset)
+                os.unlink(new)
+                # If `new` were found again after a power cut, it would cut off what was appended later.
+                sync_folder(os.path.dirname(new))
         except FileNotFoundError:
             if os.path.lexists(new):
                 raise  # the folder of the target has gone
+        self._locks.__dict__[key].pending = False
 
     def append(self, key: str, path: str, body: bytes) -> None:
         """Append under a mark that stays as it is. The caller has the lock.
 
-        The offset is noted in the lock file first: if this process dies, the next one cuts off what it has written.
+        The offset is noted in the mark file first, behind the pages: if this process dies, the next one cuts off
+        what it has written.
         """
-        lock: int = self._held.__dict__[key]
-        target = self.path / path
-        offset = size_of(target)
-        with self.translated(target):
-            _write_all(lock, json.dumps([boot_id(), path, offset]).encode(), 0)
+        lock = self._locks.__dict__[key].descriptor
+        target = f"{self.top}/{path}"
+        offset = disk.size_of(target)
+        note = json.dumps([boot_id(), path, offset]).encode()
+        with translating(target):
+            disk.write_all(lock, note, pages.END)
             try:
-                _append(target, body, offset)
-            except OSError:
-                if target.exists():
-                    os.truncate(target, offset)
+                disk.append_synced(target, body, offset)
+            except BaseException:
+                self._undo_append(lock, note)
                 raise
-            finally:
-                os.ftruncate(lock, 0)
+            os.ftruncate(lock, pages.END)
 
-    def _undo_append(self, lock: int) -> None:
-        noted = os.pread(lock, 65536, 0)
-        if not noted:
-            return
-        with contextlib.suppress(
-            ValueError, FileNotFoundError
-        ):  # the note itself was cut: nothing was written yet
+    def _undo_append(self, lock: int, noted: bytes) -> None:
+        # ValueError: the note itself was cut, so nothing was written yet.
+        with contextlib.suppress(ValueError, FileNotFoundError):
             boot, path, offset = json.loads(noted)
             # A note of another boot is not believed: the append may have been acknowledged before the power failed.
             if boot == boot_id():
-                os.truncate(self.path / path, offset)
-        os.ftruncate(lock, 0)
-
-    @contextlib.contextmanager
-    def translated(self, path: Path, *, unknown: bool = False) -> Iterator[None]:
-        """Turn an error of the operating system into ours. `unknown`: the write may have happened."""
-        try:
-            yield
-        except FencedError:
-            raise
-        except OSError as error:
-            raise _translated(error, path, unknown) from error
+                os.truncate(f"{self.top}/{path}", offset)
+        os.ftruncate(lock, pages.END)
 
 
-def _translated(error: OSError, path: Path, unknown: bool) -> FencedError:
-    if unknown:
-        return Indeterminate(f"{path}: whether the write has happened is unknown: {error}")
-    if error.errno in _FULL:
-        return Unavailable(
-            f"the disk under {path} is full ({error}); nothing was changed: free some space and try again"
-        )
-    if error.errno == errno.EIO:
-        return Unavailable(f"the disk under {path} failed: {error}; nothing was changed")
-    return Misconfigured(f"{path} cannot be used: {error}")
+def _sync_folder_of(target: str) -> None:
+    """After a rename: if the folder cannot be synced, the write has happened, but may not survive a power cut."""
+    try:
+        sync_folder(os.path.dirname(target))
+    except OSError as error:
+        raise translated(error, target, unknown=True) from error
 
 
 def _file_name(key: str) -> str:
@@ -297,152 +334,9 @@ def _file_name(key: str) -> str:
     return "/".join(text[at : at + _PART] for at in range(0, len(text), _PART))
 
 
-@contextlib.contextmanager
-def full_disk(path: Path) -> Iterator[None]:
-    """Around the caller's own writes: a full disk is reported as everywhere, other errors are the caller's."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise _translated(error, path, unknown=False) from error
-
-
 @lru_cache(maxsize=256)
-def _parsed(text: bytes) -> Marked:
+def _parsed(body: bytes) -> Marked:
     """What a mark file says; the same ones are read again and again."""
-    header, _, rest = text.partition(b"\n")
+    header, _, rest = body.partition(b"\n")
     operation, *place = json.loads(rest)
     return Marked(header, operation, Place(*place))
-
-
-def _read(path: Path) -> bytes:
-    """A whole file, as `Path.read_bytes` does it, in fewer steps."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        body = os.read(descriptor, 65536)
-        while len(body) % 65536 == 0 and (more := os.read(descriptor, 65536)):
-            body += more
-        return body
-    finally:
-        os.close(descriptor)
-
-
-def size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _opened(path: Path, flags: int) -> int:
-    """Open a file; its folders are made if they are missing."""
-    try:
-        return os.open(path, flags | os.O_CLOEXEC, 0o666)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags | os.O_CLOEXEC, 0o666)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def create(path: Path) -> int:
-    """A new file that is locked while its writer lives, so that others can tell whether it is dead."""
-    while True:
-        descriptor = _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        # Another process may have removed it between these two lines, since it was not locked yet: create it again.
-        if _try_lock(descriptor) and os.fstat(descriptor).st_nlink:
-            return descriptor
-        os.close(descriptor)
-
-
-def lock_folder(path: Path) -> int:
-    """Lock a new folder while its writer lives."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
-
-
-def remove_if_dead(path: Path) -> None:
-    """Remove a writer's file or tree, unless the writer still has it locked."""
-    if path.is_symlink():
-        if path.name != _PREVIOUS:
-            path.unlink(missing_ok=True)  # made under the lock that we have: its writer is dead
-        return
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        if _try_lock(descriptor):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-def write_synced(path: Path, body: bytes) -> None:
-    descriptor = _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        _write_all(descriptor, body, 0)
-        os.fsync(descriptor)
-    except OSError:
-        path.unlink()
-        raise
-    finally:
-        os.close(descriptor)
-
-
-def _append(target: Path, body: bytes, offset: int) -> None:
-    """Write at an offset, in place of whatever follows it."""
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        os.ftruncate(descriptor, offset)
-        _write_all(descriptor, body, offset)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    if offset == 0:
-        sync_folder(target.parent)  # the file may be new
-
-
-def _write_all(descriptor: int, body: bytes, offset: int) -> None:
-    view = memoryview(body)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
-
-
-def sync_folder(path: Path) -> None:
-    """Sync a folder, so that a rename in it survives a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_tree(tree: Path) -> None:
-    """Sync every file and folder below."""
-    for folder, _, names in os.walk(tree):
-        for name in names:
-            path = Path(folder, name)
-            if not path.is_symlink():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        sync_folder(Path(folder))
-
-
-def _listed(path: Path) -> list[str]:
-    try:
-        return os.listdir(path)
-    except FileNotFoundError:
-        return []

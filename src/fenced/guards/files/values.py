@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from fenced.contracts import Runtime, Trait
 from fenced.errors import Misuse, redacted, shown
+from fenced.guards.files import disk
 from fenced.guards.files.folder import GuardedFolder, Marked, Place
 from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import CONFIG, Swapped
@@ -30,7 +30,7 @@ TRAITS = (
 
 
 class FileCells:
-    """Cells of a guarded folder. The version of a cell is the first line of its mark file."""
+    """Cells of a guarded folder. The version of a cell is its header; that of the configuration, the whole of it."""
 
     def __init__(self, folder: GuardedFolder, runtime: Runtime) -> None:
         self.folder = folder
@@ -40,8 +40,10 @@ class FileCells:
         return await self._runtime.call(self._get, key)
 
     def _get(self, key: str) -> tuple[bytes | None, bytes | None]:
-        # The configuration needs no lock: it is one file, which is replaced by a rename.
-        with contextlib.nullcontext() if key == CONFIG else self.folder.locked(key):
+        if key == CONFIG:
+            config = self.folder.configuration()
+            return config, config
+        with self.folder.locked(key):
             marked = self.folder.marked(key)
             if marked is None:
                 return None, None
@@ -53,31 +55,32 @@ class FileCells:
         return await self._runtime.call(self._swap, key, version, blob)
 
     def _swap(self, key: str, version: bytes | None, blob: bytes) -> Swapped:
-        header, _, value = blob.partition(b"\n")
         with self.folder.locked(key):
+            if key == CONFIG:
+                if self.folder.configuration() != version:
+                    return Swapped(None)
+                self.folder.configure(blob)
+                return Swapped((blob,))
+            header, _, value = blob.partition(b"\n")
             before = self.folder.marked(key)
             if (before and before.header) != version:
                 return Swapped(None)
-            operation, place, contents = "", Place(""), None
-            if key != CONFIG:
-                operation = json.loads(header)[3][-1]
-                place, contents = self._planned(key, version, header, value)
-            self.folder.commit(key, Marked(header, operation, place), contents)
+            place, contents = self._planned(key, version, header, value)
+            self.folder.commit(key, Marked(header, json.loads(header)[3][-1], place), contents)
             return Swapped((header,))
 
     # What FileGuard does in another way.
 
     def _contents(self, marked: Marked) -> bytes:
-        path = self.folder.path / marked.place.path
-        return path.read_bytes() if marked.place.path and path.exists() else b""
+        return disk.read(f"{self.folder.top}/{marked.place.path}") or b""
 
     def _planned(
         self, key: str, version: bytes | None, header: bytes, value: bytes
     ) -> tuple[Place, bytes | None]:
         """Where the contents of a name are, and what is written there; None leaves them as they are."""
-        path = self.folder.file("values", key)
+        path = self.folder.file("values", key).removeprefix(f"{self.folder.top}/")
         changed = version is None or json.loads(version)[0] != json.loads(header)[0]
-        return Place(str(path.relative_to(self.folder.path))), value if changed else None
+        return Place(path), value if changed else None
 
     async def keys(self) -> list[str]:
         return await self._runtime.call(self.folder.keys)

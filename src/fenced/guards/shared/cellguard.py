@@ -132,13 +132,17 @@ class CellGuard(GuardedCells):
             if (seen := self._seen.get(name)) is None or config.realm is None:
                 return None
             version, cell = seen
-            judged = judge(
-                cell.mark, stamp, name=name, rule=config.rule, realm=config.realm, announce=announce
-            )
-            if judged.verdict is not Verdict.ADMIT or judged.mark is not cell.mark:
+            if not self._admits(config, cell.mark, stamp, name, announce):
                 return None
             compares.append((key_of(name), version, None))
         return compares
+
+    def _admits(
+        self, config: Config, mark: Mark | None, stamp: Stamp, name: str, announce: bool = False
+    ) -> bool:
+        """Whether a mark admits an operation and stays as it is."""
+        judged = judge(mark, stamp, name=name, rule=config.rule, realm=config.realm, announce=announce)
+        return judged.verdict is Verdict.ADMIT and judged.mark is mark
 
     async def _operate(
         self,

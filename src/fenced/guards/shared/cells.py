@@ -106,6 +106,11 @@ class Cell:
         return {"swaps": self.swaps + 1, "written": (*self.written, operation)[-KEPT:]}
 
 
+def mark_in(header: bytes) -> Mark | None:
+    """The mark of a cell, of which only the header is known."""
+    return _header(header)[0]
+
+
 @lru_cache(maxsize=256)
 def _header(text: bytes) -> tuple[Mark | None, int, int, tuple[str, ...], bool]:
     """A cell without its value; the same ones are read again and again."""
