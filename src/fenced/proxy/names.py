@@ -1,0 +1,142 @@
+"""Which name a request is about: templates over its path, headers and query. Pure.
+
+    orders/{path.id}                      POST /orders/42, and whatever is below it
+    /v1/shops/{shop}/orders/{id} = orders/{path.shop}/{path.id}
+    carts/{header.x-cart}                 every path
+
+A template has `{path.x}`, `{header.x}` and `{query.x}`. The route before ` = ` says which paths it is for, and names
+their segments; without a route, the path looks like the name. `{id:int}` in a route is a number without leading zeros,
+because an upstream may read 042 as 42.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from fenced.errors import Misuse, shown
+from fenced.model import check_name
+
+_FIELD = re.compile(r"\{(path|header|query)\.([A-Za-z0-9_-]+)\}")
+_SEGMENT = re.compile(r"\{([A-Za-z0-9_-]+)(:int)?\}")
+_INTEGER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
+
+
+class NoName(Misuse):
+    """A request whose path, headers or query do not say clearly which name it is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameTemplate:
+    """A route and a name with fields in it."""
+
+    route: tuple[str, ...]
+    """Segments of a path; `{x}` stands for any one, `{x:int}` for a number."""
+    parts: tuple[str | tuple[str, str], ...]
+    """Texts, and fields such as ("path", "id")."""
+
+    @classmethod
+    def parse(cls, text: str) -> NameTemplate:
+        """Read `NAME` or `/ROUTE = NAME`."""
+        route, equals, name = text.partition(" = ")
+        if not text.startswith("/"):
+            route, name = "/" + _looks_like(text), text
+        elif not equals:
+            raise Misuse(f"a route and its name are '/orders/{{id}} = orders/{{path.id}}', not {shown(text)}")
+        pieces = _FIELD.split(name)
+        parts: list[str | tuple[str, str]] = [pieces[0]]
+        for source, field, rest in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+            parts += [(source, field.lower() if source == "header" else field), rest]
+        if "{" in "".join(part for part in parts if isinstance(part, str)):
+            raise Misuse(f"the fields of a name are {{path.x}}, {{header.x}} and {{query.x}}: {shown(text)}")
+        segments = tuple(segment for segment in route.strip().split("/")[1:] if segment)
+        known = {found[1] for segment in segments if (found := _SEGMENT.fullmatch(segment))}
+        for part in parts:
+            if isinstance(part, tuple) and part[0] == "path" and part[1] not in known:
+                raise Misuse(f"the route of {shown(text)} has no segment {{{part[1]}}}")
+        return cls(segments, tuple(part for part in parts if part))
+
+    def matched(self, segments: Sequence[str]) -> dict[str, str] | None:
+        """The named segments of a path that begins with the route; None if it does not."""
+        if len(segments) < len(self.route):
+            return None
+        found = {}
+        for wanted, segment in zip(self.route, segments, strict=False):
+            if named := _SEGMENT.fullmatch(wanted):
+                if named[2] and not _INTEGER.fullmatch(segment):
+                    return None
+                found[named[1]] = segment
+            elif wanted != segment:
+                return None
+        return found
+
+    def name(self, path: dict[str, str], headers: Iterable[tuple[bytes, bytes]], query: str) -> str:
+        """The name. NoName unless every field has exactly one value, which is not empty and has no slash."""
+        texts = []
+        for part in self.parts:
+            if isinstance(part, str):
+                texts.append(part)
+                continue
+            source, field = part
+            if source == "path":
+                values = [path[field]]
+            elif source == "header":
+                values = [_text(value) for name, value in headers if name.lower() == field.encode()]
+            else:
+                values = [value for name, value in parse_qsl(query, keep_blank_values=True) if name == field]
+            if len(values) != 1 or not values[0] or "/" in values[0]:
+                raise NoName(
+                    f"{{{source}.{field}}} needs one value without a slash; the request has {len(values)}"
+                )
+            texts.append(values[0])
+        try:
+            return check_name("".join(texts))
+        except Misuse as error:
+            raise NoName(str(error)) from None
+
+
+def segments_of(path: str) -> tuple[str, ...]:
+    """The segments of a path, decoded. NoName if another program could read the path in another way."""
+    segments = [_text(unquote_to_bytes(segment)) for segment in path.split("/")[1:]]
+    if segments and segments[-1] == "":
+        segments.pop()  # /orders/42/ is /orders/42
+    for segment in segments:
+        if segment in ("", ".", "..") or any(sign in segment for sign in "/\\;\0"):
+            raise NoName(f"the path {shown(path)} can be read in more than one way")
+    return tuple(segments)
+
+
+def name_of(
+    templates: Sequence[NameTemplate], target: bytes, headers: Iterable[tuple[bytes, bytes]]
+) -> str | None:
+    """The name of a request by the first template whose route matches; None if none does."""
+    path, _, query = _text(target).partition("?")
+    segments = segments_of(path)
+    for template in templates:
+        if (found := template.matched(segments)) is not None:
+            return template.name(found, headers, query)
+    return None
+
+
+def _looks_like(name: str) -> str:
+    """The route of a name that has none: its segments up to the first field that is not of the path."""
+    segments = []
+    for segment in name.split("/"):
+        if not (found := _FIELD.fullmatch(segment)):
+            if "{" in segment:
+                break
+            segments.append(segment)
+        elif found[1] == "path":
+            segments.append(f"{{{found[2]}}}")
+        else:
+            break
+    return "/".join(segments) if any("{" in segment for segment in segments) else ""
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise NoName(f"not UTF-8: {shown(value)}") from None

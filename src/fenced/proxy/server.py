@@ -1,0 +1,232 @@
+"""The proxy as a whole: listening, sweeping, metrics, and an end that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import ssl
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from fenced import registry
+from fenced.errors import FencedError, Misconfigured, Misuse, Refused, redacted, shown
+from fenced.proxy.front import Front
+from fenced.proxy.gate import Gate
+from fenced.proxy.names import NameTemplate
+from fenced.proxy.upstream import UpstreamPool
+from fenced.runtime.aio import AioRuntime
+
+SWEEP_SECONDS = 0.5
+IDLE_UPSTREAM_SECONDS = 1.0
+"""How long a connection to the upstream is kept: upstreams close idle ones, and a request may cross that."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyOptions:
+    """What an operator chooses. Times are in seconds."""
+
+    upstream: str
+    names: tuple[str, ...]
+    store: str
+    listen: tuple[str, int] = ("127.0.0.1", 8080)
+    settle: float = 30.0
+    """When the outcome of a request is unknown, newer tokens wait for so long: the upstream has ended it by then."""
+    timeout: float = 20.0
+    """How long the upstream may stay silent."""
+    wait: float = 30.0
+    """How long a newer request waits for older ones, before it is answered 503."""
+    alone: bool = False
+    unnamed: Literal["refuse", "pass"] = "refuse"
+    mode: str | None = None
+    """Set this mode at the store when the proxy starts."""
+    head_bytes_max: int = 32_768
+    body_bytes_max: int = -1
+    connections_max: int = 1000
+    idle: float = 60.0
+    """How long the connection of a client is kept between requests."""
+    slow: float = 20.0
+    """How long a client may take to send a head, and to send or take the next part of a body."""
+    grace: float = 30.0
+    """How long requests may take to finish when the proxy is stopped."""
+    certificate: tuple[str, str] | None = None
+    """Files: the chain of certificates, and the key."""
+    upstream_ca: str | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened since the proxy was started."""
+
+    requests: int = 0
+    answers: Counter[int] = field(default_factory=Counter)
+    """Of the upstream, by the first digit of their status."""
+    own: Counter[int] = field(default_factory=Counter)
+    """Of the proxy itself, by status."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """By kind."""
+
+
+class FencingProxy:
+    """A proxy in front of one upstream."""
+
+    def __init__(self, options: ProxyOptions, report: Callable[[str], None] = lambda _: None) -> None:
+        if not options.names:
+            raise Misuse("a proxy needs at least one --name, such as 'orders/{path.id}'")
+        if options.settle < options.timeout:
+            raise Misuse(
+                f"--settle ({options.settle:g} s) is shorter than --timeout ({options.timeout:g} s): a request that "
+                "the proxy gave up would not be over at the upstream"
+            )
+        self.options = options
+        self.report = report
+        self.templates = [NameTemplate.parse(text) for text in options.names]
+        self.counts = Counts()
+        self.fronts: set[Front] = set()
+        self.stopping = False
+        self.runtime = AioRuntime()
+        self.gate = Gate(
+            registry.guard(options.store, self.runtime),
+            self.runtime,
+            settle=options.settle,
+            alone=options.alone,
+            report=report,
+        )
+        self.pool = _pool(options)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: asyncio.Server | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Open the store and listen; returns the address."""
+        await self.gate.open()
+        if self.options.mode is not None:
+            await self.gate.store.set_mode(self.options.mode)
+        host, port = self.options.listen
+        context = _server_context(self.options.certificate)
+        loop = asyncio.get_running_loop()
+        try:
+            self._listening = await loop.create_server(
+                lambda: Front(self), host, port, ssl=context, backlog=1024
+            )
+        except OSError as error:
+            raise Misconfigured(f"cannot listen on {host}:{port}: {error}") from error
+        self.spawn(self._sweeping)
+        found = self._listening.sockets[0].getsockname()
+        return found[0], found[1]
+
+    async def _sweeping(self) -> None:
+        """One timer for everything: a timer for each request would cost more than the request."""
+        options = self.options
+        seconds = min(SWEEP_SECONDS, options.timeout / 4, options.idle / 4, options.slow / 4)
+        idle, slow, timeout, upstream_idle = (
+            math.ceil(limit / seconds)
+            for limit in (options.idle, options.slow, options.timeout, IDLE_UPSTREAM_SECONDS)
+        )
+        while True:
+            await asyncio.sleep(seconds)
+            for front in list(self.fronts):
+                front.sweep(idle, slow)
+            self.pool.sweep(upstream_idle, timeout)
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = asyncio.get_running_loop().create_task(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Accept nothing more, finish what is in flight, and give the permits back."""
+        self.stopping = True
+        if self._listening is not None:
+            self._listening.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.options.grace):
+                # Once in the life of a proxy, so it need not be notified.
+                while any(front.busy for front in self.fronts) or self.pool.busy:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        for front in list(self.fronts):
+            front.abort()
+        self.pool.close()
+        await asyncio.sleep(0)
+        await self.gate.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.runtime.close()
+
+    async def ready(self) -> str | None:
+        """None if requests can be decided; otherwise why not."""
+        if self.stopping:
+            return "stopping"
+        try:
+            await self.gate.store.modes()
+        except FencedError as error:
+            return str(error)
+        return None
+
+    def note_refusal(self, error: FencedError) -> None:
+        """Count it. The store records refusals; a line for each could fill a disk."""
+        self.counts.refused[error.kind if isinstance(error, Refused) else type(error).__name__.lower()] += 1
+
+    def note_unknown(self, name: str, why: str) -> None:
+        self.report(f"{name}: the outcome of a request is unknown: {why}")
+
+    def metrics(self) -> str:
+        """The counts, for Prometheus. Names are no labels: there may be any number of them."""
+        counts = self.counts
+        return "".join(
+            (
+                _metric("requests_total", "counter", {"": counts.requests}),
+                _metric("upstream_answers_total", "counter", _by("class", counts.answers, "xx")),
+                _metric("own_answers_total", "counter", _by("status", counts.own)),
+                _metric("refused_total", "counter", _by("kind", counts.refused)),
+                _metric("unknown_total", "counter", {"": self.gate.unknown}),
+                _metric("waiting", "gauge", {"": self.gate.waiting}),
+                _metric("connections", "gauge", {"": len(self.fronts)}),
+                _metric("upstream_connections", "gauge", {"": len(self.pool.open)}),
+            )
+        )
+
+
+def _by(label: str, counted: Counter[Any], suffix: str = "") -> dict[str, int]:
+    return {f'{{{label}="{key}{suffix}"}}': count for key, count in sorted(counted.items())}
+
+
+def _metric(name: str, kind: str, values: dict[str, int]) -> str:
+    lines = "".join(f"fenced_proxy_{name}{labels} {value}\n" for labels, value in values.items())
+    return f"# TYPE fenced_proxy_{name} {kind}\n{lines}"
+
+
+def _pool(options: ProxyOptions) -> UpstreamPool:
+    parts = urlsplit(options.upstream)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    plain = parts.path in ("", "/") and not parts.query and not parts.fragment and parts.username is None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or not plain:
+        raise Misuse(
+            f"an upstream is http://host:port or https://host:port, not {shown(redacted(options.upstream))}"
+        )
+    if parts.scheme == "http":
+        return UpstreamPool(parts.hostname, port or 80, None, options.timeout)
+    try:
+        context = ssl.create_default_context(cafile=options.upstream_ca)
+    except OSError as error:
+        raise Misconfigured(f"{options.upstream_ca}: {error}") from error
+    context.set_alpn_protocols(["http/1.1"])
+    return UpstreamPool(parts.hostname, port or 443, context, options.timeout)
+
+
+def _server_context(files: tuple[str, str] | None) -> ssl.SSLContext | None:
+    if files is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(*files)
+    except OSError as error:
+        raise Misconfigured(f"the certificate {files[0]} with the key {files[1]}: {error}") from error
+    context.set_alpn_protocols(["http/1.1"])
+    return context

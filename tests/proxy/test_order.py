@@ -1,0 +1,133 @@
+"""The order of tokens, in seeded worlds; and that the worlds can find a proxy that does not keep it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fenced.errors import Misconfigured, Misuse
+from fenced.proxy import order
+from fenced.proxy.gate import Gate
+from fenced.proxy.names import NameTemplate, NoName, name_of
+from fenced.proxy.order import InFlight, Permit
+from tests.proxy.worlds import ProxyWorld, stamp_of
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_nothing_stale_reaches_the_upstream_and_every_name_comes_free(alone: bool) -> None:
+    arrived = unknown = refused = 0
+    for seed in range(60):
+        found = ProxyWorld(seed, alone=alone).run()
+        assert not found.stale, f"seed {seed}: {found.stale}"
+        assert found.final, f"seed {seed}: the last holder did not get through"
+        arrived, unknown, refused = arrived + found.arrived, unknown + found.unknown, refused + found.refused
+    assert min(arrived, unknown, refused) > 50  # they did happen
+
+
+def _never_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "_blocking", lambda *_: [])
+
+
+def _does_not_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order.Watch, "over_at", lambda self, permit: self._first_seen[permit])
+
+
+def _sends_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "may_send", lambda *_: True)
+
+
+def _leaves_the_line_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "_close_to_older", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    "bug, alone",
+    [
+        (_never_blocked, False),
+        (_does_not_settle, False),
+        (_does_not_settle, True),
+        (_sends_after_a_pause, False),
+        (_leaves_the_line_open, True),
+    ],
+)
+def test_the_worlds_find_planted_bugs(bug: Any, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    for seed in range(300):
+        found = ProxyWorld(seed, alone=alone).run()
+        if found.stale or not found.final:
+            return
+    pytest.fail("300 worlds found nothing")
+
+
+permits = st.lists(
+    unique_by=lambda permit: (permit.proxy, permit.token, permit.unknown),
+    elements=st.builds(Permit, st.sampled_from("ab"), st.integers(1, 4), st.integers(0, 3), st.booleans()),
+)
+
+
+@given(permits, st.integers(1, 5), st.sampled_from("ab"))
+def test_permits(found: list[Permit], token: int, proxy: str) -> None:
+    before = InFlight(None, tuple(dict.fromkeys(found)))
+    after = before.admitted(stamp_of(token), proxy)
+    assert InFlight.unpacked("a", after.packed()) == after
+    ours, earlier = after.permit(proxy, token), before.permit(proxy, token)
+    assert ours is not None and (earlier is None or ours.beat == earlier.beat + 1)
+    assert set(after.others(token)) == set(before.others(token))  # others' permits are never touched
+    doubted = after.doubted(proxy, token)
+    assert doubted.permit(proxy, token) == ours  # what is in flight stays in flight
+    (doubt,) = (p for p in doubted.permits if p.proxy == proxy and p.token == token and p.unknown)
+    assert doubt not in after.permits  # it is a new one, so everybody waits from now on
+
+
+def test_a_value_of_another_program_is_not_taken_for_ours() -> None:
+    for value in (b"", b"7", b"[1, 2]", b'["1:x", []]', b"\xff"):
+        with pytest.raises(Misconfigured):
+            InFlight.unpacked("orders/42", value)
+
+
+@pytest.mark.parametrize(
+    "template, target, name",
+    [
+        ("orders/{path.id}", "/orders/42", "orders/42"),
+        ("orders/{path.id}", "/orders/42/items/7?x=1", "orders/42"),
+        ("orders/{path.id}", "/orders/%34%32/", "orders/42"),
+        ("orders/{path.id}", "/customers/42", None),
+        ("orders/{path.id}", "/orders", None),
+        ("/v1/{shop}/orders/{id} = orders/{path.shop}-{path.id}", "/v1/eu/orders/7", "orders/eu-7"),
+        ("/orders/{id:int} = orders/{path.id}", "/orders/7", "orders/7"),
+        ("/orders/{id:int} = orders/{path.id}", "/orders/07", None),
+        ("carts/{header.X-Cart}", "/anything", "carts/c1"),
+        ("carts/{query.cart}", "/buy?cart=9", "carts/9"),
+        ("everything", "/a/b", "everything"),
+    ],
+)
+def test_names(template: str, target: str, name: str | None) -> None:
+    assert name_of([NameTemplate.parse(template)], target.encode(), [(b"x-cart", b"c1")]) == name
+
+
+@pytest.mark.parametrize(
+    "target",
+    "//orders/42 /./orders/42 /x/../orders/42 /orders/%2e%2e/42 /orders/a%2Fb /orders;v=1/42 /orders\\42 "
+    "/orders/%00 /orders/%ff /orders/%20".split(),
+)
+def test_a_path_that_can_be_read_in_two_ways_has_no_name(target: str) -> None:
+    with pytest.raises(NoName):
+        name_of([NameTemplate.parse("orders/{path.id}")], target.encode(), [])
+
+
+def test_a_field_has_one_value() -> None:
+    carts = [NameTemplate.parse("carts/{query.cart}")]
+    for target in (b"/buy", b"/buy?cart=", b"/buy?cart=1&cart=2", b"/buy?cart=1%2F2", b"/buy?cart=.."):
+        with pytest.raises(NoName):
+            name_of(carts, target, [])
+
+
+@pytest.mark.parametrize(
+    "text", ["/orders/{id}", "{path.id}-x", "a/{b}", "/a/{b} = a/{path.c}", "a/{cookie.b}"]
+)
+def test_a_template_that_is_none(text: str) -> None:
+    with pytest.raises(Misuse):
+        NameTemplate.parse(text)
