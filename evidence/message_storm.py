@@ -105,30 +105,32 @@ class Storm(NamedTuple):
     ) -> Callable[..., None]:
         def apply(fence: Stamp, method: Any, properties: Any, body: bytes) -> None:
             chosen = dice.choice(self.points) if dice.random() < self.stop_share else None
-            outcome = "committed"
+            outcome, stopped = "committed", False
+
+            def stop_if(point: Point) -> None:
+                nonlocal stopped
+                if point == chosen:
+                    stopped = True
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
             try:
-                self._stop("before", chosen)
+                stop_if("before")
                 with self.guard.transaction(db, fence) if self.guarded else db.transaction():
                     order = int(body) // PER_LEASE % ORDERS
                     db.execute("UPDATE orders SET applied = applied + 1 WHERE id = %s", (order,))
                     db.execute(
                         "INSERT INTO ledger (message, consumer) VALUES (%s, %s)", (int(body), consumer)
                     )
-                    self._stop("inside", chosen)
-                self._stop("after", chosen)
+                    stop_if("inside")
+                stop_if("after")
             except Exception as error:
                 outcome = type(error).__name__
                 raise
             finally:
-                if chosen:
+                if stopped:
                     say(f"{chosen}: {outcome}")
 
         return apply
-
-    @staticmethod
-    def _stop(point: Point, chosen: Point | None) -> None:
-        if point == chosen:
-            os.kill(os.getpid(), signal.SIGSTOP)
 
     def run(self, count: int) -> dict[str, Any]:
         """Publish that many messages, and return what was found when all are applied."""
@@ -161,7 +163,9 @@ class Storm(NamedTuple):
                     if stopped and (overtaken or done or len(stopped) == CONSUMERS):
                         os.kill(stopped.pop(0), signal.SIGCONT)
                     for pid in consumers.keys() - {*stopped}:
-                        if os.waitpid(pid, os.WNOHANG | os.WUNTRACED) != (0, 0):
+                        found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+                        if found:
+                            assert os.WIFSTOPPED(status), "a consumer has ended; its error is above"
                             stopped.append(pid)
                             stops += 1
                             consumers[pid].cut()  # as the broker does after a while without heartbeats
@@ -201,8 +205,9 @@ def _forked(work: Callable[..., None], *arguments: Any) -> Iterator[int]:
     try:
         yield pid
     finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _events(reader: int) -> Iterator[tuple[int, str]]:

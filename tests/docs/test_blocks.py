@@ -4,7 +4,7 @@ The blocks of one page run in the order of the page, in one temporary folder: ``
 ```sh with `bash -e`, ```console command by command (`$ `), each followed by exactly what it prints. In Python,
 a comment two spaces behind a `print(...)` is the line that it prints.
 
-A page that names DATABASE_URL, ETCD_URL, REDIS_URL or ZOOKEEPER_URL finds a real server behind it.
+A page that names AMQP_URL, DATABASE_URL, ETCD_URL, REDIS_URL or ZOOKEEPER_URL finds a real server behind it.
 
 What must not run is marked by `<!-- not run: why -->` directly before the block, or is no program at all
 (```text, ```mermaid and the like).
@@ -41,6 +41,7 @@ PAGES = [
 RUN = ("python", "sh", "console")
 SHOWN = ("text", "mermaid", "sql", "json", "toml", "yaml", "ini", "make")
 SERVERS = {
+    "AMQP_URL": "rabbitmq_url",
     "DATABASE_URL": "postgresql_url",
     "ETCD_URL": "etcd_url",
     "REDIS_URL": "redis_url",
@@ -106,7 +107,16 @@ def plan_of(page: Path) -> str:
 WALKED = [page for page in PAGES if WALK.search(page.read_text())]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page) and page not in WALKED], ids=shown)
+def played(page: Path) -> object:
+    """In the group of RabbitMQ's tests, if it needs one: starting a second one takes long."""
+    return pytest.param(
+        page, marks=[pytest.mark.xdist_group("rabbitmq")] if "AMQP_URL" in page.read_text() else []
+    )
+
+
+@pytest.mark.parametrize(
+    "page", [played(page) for page in PAGES if runnable(page) and page not in WALKED], ids=shown
+)
 def test_blocks_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FENCED_")}
     environment |= servers_of(page.read_text(), request)

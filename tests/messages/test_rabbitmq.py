@@ -20,10 +20,11 @@ import pytest
 import fenced
 from evidence.message_storm import Storm
 from fenced import messages, sql
-from fenced.errors import Contended, FencedError, StaleToken
+from fenced.errors import Contended, FencedError, LeaseLost, StaleToken
 from fenced.messages import consumers
 from fenced.messages.outcomes import Settlement
 from fenced.model import Stamp
+from fenced.runtime.blocking import step
 from fenced.testing.faults import Proxy
 from fenced.testing.servers import RabbitmqServer
 
@@ -168,6 +169,49 @@ def check_every_outcome(shop: Shop, play: Play) -> None:
 @pytest.mark.parametrize("play", [by_pika, by_aio_pika])
 def test_every_outcome(shop: Shop, play: Play) -> None:
     check_every_outcome(shop, play)
+
+
+@pytest.mark.parametrize("play", [by_pika, by_aio_pika])
+def test_a_bug_of_the_program_loses_no_message(shop: Shop, play: Play) -> None:
+    """It is raised, so that the program stops, and the next consumer gets the message."""
+    shop.publish(".", messages.headers(stamp(5, 1)))
+
+    def broken(fence: object, body: str) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        play(shop, broken)
+    play(shop, shop.apply)
+    assert (shop.applied(), shop.dead()) == (".", "")
+
+
+def test_what_a_late_relay_publishes_is_harmless(shop: Shop, tmp_path: Path) -> None:
+    """Two relays publish the same messages; the one that was overtaken publishes the last ones after the other."""
+    sales = sqlite3.connect(tmp_path / "sales.db", isolation_level=None)
+    outbox = messages.Outbox()
+    outbox.install(sales)
+
+    def publish(message: messages.OutboxMessage) -> None:
+        shop.publish(message.body.decode(), dict(message.headers))
+
+    def overtaken_after_one(message: messages.OutboxMessage) -> None:
+        publish(message)
+        if message.body == b"1":
+            step(client._authority.force_release(outbox.name))
+            with fenced.Client("memory:").hold(outbox.name) as newer:
+                assert outbox.relay(sales, newer, publish) == 3
+
+    with fenced.Client("memory:") as client, client.hold(NAME) as lease:
+        for body in (b"1", b"2", b"3"):
+            outbox.put(sales, lease, shop.queue, body)
+        late = client.acquire(outbox.name)
+        with pytest.raises((StaleToken, LeaseLost)):
+            outbox.relay(sales, late, overtaken_after_one)
+        shop.publish(".", messages.headers(lease))
+    sales.close()
+    by_pika(shop, shop.apply)
+    assert shop.applied() == "123."
+    assert set(shop.dead()) <= {"1", "2", "3"}
 
 
 def _requeue(monkeypatch: pytest.MonkeyPatch, shop: Shop) -> None:
