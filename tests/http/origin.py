@@ -16,7 +16,7 @@ from fenced.proofs import Proof
 Answer = tuple[int, list[tuple[str, str]], bytes]
 
 
-class Received(NamedTuple):
+class SeenRequest(NamedTuple):
     method: str
     path: str
     headers: dict[str, str]
@@ -26,15 +26,13 @@ class Origin:
     """Serves on a free port of the loopback, from `with` on. `received` are its requests so far.
 
     /apply/NAME     rule `sequenced` on NAME, in mode `require`
-    /parsed         what the headers of the request contain
-    /verdict/KIND   the answer to this verdict
     /to/STATUS?URL  a redirect
     /drop           breaks the connection of the first request, after it was received
     /other          a problem document of somebody else
     """
 
     def __init__(self) -> None:
-        self.received: list[Received] = []
+        self.received: list[SeenRequest] = []
         self.marks: dict[str, Mark] = {}
         self.lock = threading.Lock()
         origin = self
@@ -45,7 +43,7 @@ class Origin:
 
             def answer(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                origin.received.append(Received(self.command, self.path, dict(self.headers.items())))
+                origin.received.append(SeenRequest(self.command, self.path, dict(self.headers.items())))
                 answer = origin.answered(self.command, self.path, list(self.headers.items()))
                 if answer is None:
                     self.close_connection = True
@@ -78,15 +76,11 @@ class Origin:
 
     def answered(self, method: str, path: str, headers: list[tuple[str, str]]) -> Answer | None:
         route, _, rest = path[1:].partition("/")
-        try:
-            if route == "apply":
+        if route == "apply":
+            try:
                 return self.applied(method, rest, headers)
-            if route == "parsed":
-                return _json(_parsed(headers))
-            if route == "verdict" and rest != "admit":
-                raise AlreadyApplied("") if rest == "applied" else REFUSALS[rest]("")
-        except FencedError as error:
-            return problem(error)
+            except FencedError as error:
+                return problem(error)
         if route == "to":
             status, query = int(rest.partition("?")[0]), parse_qs(urlsplit(path).query)
             return status, [("Location", query["to"][0]), ("Content-Length", "0")], b""
@@ -121,12 +115,6 @@ class Origin:
         raise REFUSALS[judged.verdict.value](
             f"{name}: {judged.verdict} ({stamp})", name=name, mark=mark, stamp=stamp
         )
-
-
-def _parsed(headers: list[tuple[str, str]]) -> dict[str, str | None]:
-    fence = read_fence(headers)
-    stamp, proof = (fence.stamp, fence.text) if isinstance(fence, Proof) else (fence, None)
-    return {"stamp": None if stamp is None else str(stamp), "proof": proof}
 
 
 def _json(value: object) -> Answer:

@@ -59,10 +59,11 @@ class _Scope:
                     "a call without a timeout can outlive the lease: give it a timeout, or pass need= to stamping()"
                 )
             _check(self.lease, need)
-        if self.fixed is not None:
+        is_safe = method in SAFE_METHODS
+        if self.lease is None or (self.fixed is not None and not is_safe):
+            assert self.fixed is not None
             return self.fixed
-        assert self.lease is not None
-        stamp = self.lease.announcement() if method in SAFE_METHODS else self.lease.next_stamp()
+        stamp = self.lease.announcement() if is_safe else self.lease.next_stamp()
         return stamp if self.key is None else self.key.sign(stamp)
 
 
@@ -105,7 +106,10 @@ def stamping(
 def operation(
     lease: Lease | AsyncLease, *, need: Seconds | None = None, key: SigningKey | None = None
 ) -> Iterator[Stamp]:
-    """Give all calls in the body the same stamp, since all are one operation: the first attempt and its retries."""
+    """Give all calls that change something the same stamp: they are one operation, its first attempt and its retries.
+
+    The rest is as with `stamping`.
+    """
     if not isinstance(lease, Lease | AsyncLease):
         raise Misuse(f"an operation belongs to a lease, not to {shown(lease)}")
     stamp = lease.next_stamp()
