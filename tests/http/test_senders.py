@@ -27,7 +27,7 @@ from tests.http.origin import Origin, SeenRequest
 
 Call = Callable[..., Any]
 """`call(method, url, timeout=, headers=)`: the status and the body of the answer."""
-SECONDS = 20.0
+SECONDS = 100.0
 """The timeout of every call; leases last longer."""
 
 
@@ -122,7 +122,7 @@ def lease() -> Iterator[fenced.Lease]:
     with (
         contextlib.suppress(fenced.LeaseLost),  # which a test may bring about
         fenced.Client("memory:") as client,
-        client.hold("orders/42", ttl=60) as lease,
+        client.hold("orders/42", ttl=600) as lease,
     ):
         yield lease
 
@@ -258,7 +258,7 @@ def test_a_key_proves_each_stamp(origin: Origin, lease: fenced.Lease) -> None:
 
 def test_a_lease_stamps_the_calls_of_its_own_task_and_thread(origin: Origin) -> None:
     async def ship(client: fenced.AsyncClient, api: httpx.AsyncClient, name: str) -> None:
-        async with client.hold(name, ttl=60) as lease:
+        async with client.hold(name, ttl=600) as lease:
             with stamping(lease):
                 for _ in range(3):
                     await api.post(f"{origin.url}/apply/{name}", timeout=SECONDS)
@@ -280,7 +280,7 @@ def test_a_lease_stamps_the_calls_of_its_own_task_and_thread(origin: Origin) -> 
         )
     assert len(origin.received) == 12
 
-    with fenced.Client("memory:") as client, client.hold("orders/42", ttl=60) as lease, stamping(lease):
+    with fenced.Client("memory:") as client, client.hold("orders/42", ttl=600) as lease, stamping(lease):
         for call in _by_requests(origin.url):
             thread = threading.Thread(target=call, args=("GET", f"{origin.url}/apply/orders/42", SECONDS, {}))
             thread.start()
