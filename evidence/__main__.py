@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import os
 import platform
 import sqlite3
 import subprocess
@@ -21,12 +22,14 @@ from typing import Any
 import fenced
 from evidence import authority_storms, message_storm, power_cut, server_cut
 from fenced.testing.servers import (
+    DynamoServer,
     EtcdServer,
     PostgresqlServer,
     RedisServer,
     SeaweedServer,
     ZooKeeperServer,
 )
+from fenced.testing.servers.dynamodb import KEYS
 from fenced.testing.simulation import simulate, site_of
 
 FOLDER = Path(__file__).parents[1] / "docs" / "evidence"
@@ -89,12 +92,15 @@ def guard_storms() -> dict[str, Any]:
         start = stack.enter_context
         postgresql, redis = start(PostgresqlServer()), start(RedisServer())
         etcd, zookeeper, objects = start(EtcdServer()), start(ZooKeeperServer()), start(SeaweedServer())
+        dynamodb = start(DynamoServer())
+        os.environ.update(KEYS)
         guards: dict[str, Callable[[str], str]] = {
             "postgresql": lambda _: postgresql.url(postgresql.create_database()),
             "redis": lambda place: f"{redis.url()}?tag={place}",
             "etcd": lambda place: f"{etcd.url()}?prefix={place}",
             "zookeeper": lambda place: f"{zookeeper.url()}/{place}",
             "objects": objects.url,
+            "dynamodb": dynamodb.url,
             "files": lambda place: Path(tempfile.mkdtemp(prefix=place, dir=folder)).as_uri(),
         }
         for kind, address in guards.items():

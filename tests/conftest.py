@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from fenced.testing.servers import (
+    DynamoServer,
     EtcdServer,
     NatsServer,
     Pgbouncer,
@@ -25,6 +26,7 @@ from fenced.testing.servers import (
     SeaweedServer,
     ZooKeeperServer,
 )
+from fenced.testing.servers.dynamodb import KEYS
 from tests.walk.traveller import Traveller
 
 
@@ -42,6 +44,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items if grouped else ():
         if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
             raise pytest.UsageError(f"pytest-xdist does not know that {item.nodeid} belongs to a group")
+
+
+@pytest.fixture(scope="session")
+def shared_dynamo_server() -> Iterator[DynamoServer]:
+    with DynamoServer() as server:
+        yield server
+
+
+@pytest.fixture
+def dynamo_server(shared_dynamo_server: DynamoServer, monkeypatch: pytest.MonkeyPatch) -> DynamoServer:
+    """With the keys in the environment."""
+    for variable, value in KEYS.items():
+        monkeypatch.setenv(variable, value)
+    return shared_dynamo_server
 
 
 @pytest.fixture(scope="session")
@@ -98,6 +114,11 @@ def zookeeper_server() -> Iterator[ZooKeeperServer]:
 def zookeeper_url(zookeeper_server: ZooKeeperServer) -> str:
     """The shared server: a test keeps to a namespace of its own."""
     return zookeeper_server.url()
+
+
+@pytest.fixture
+def dynamodb_endpoint(shared_dynamo_server: DynamoServer) -> str:
+    return shared_dynamo_server.endpoint()
 
 
 @pytest.fixture

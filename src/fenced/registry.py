@@ -33,6 +33,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "zookeepers": "fenced.authorities.zookeeper.authority:ZooKeeperAuthority",
     },
     "fenced.guards": {
+        "dynamodb": "fenced.guards.dynamodb.values:DynamoValues",
         "etcd": "fenced.guards.etcd.values:EtcdValues",
         "etcds": "fenced.guards.etcd.values:EtcdValues",
         "file": "fenced.guards.files.values:FileValues",
@@ -64,6 +65,7 @@ ALIASES = {"postgres": "postgresql"}
 """Other spellings of a scheme."""
 
 DRIVERS = {
+    "dynamodb": "pip install boto3",
     "etcd": "pip install hpack",
     "objects": "pip install obstore",
     "postgresql": "pip install 'psycopg[binary]', which includes libpq",

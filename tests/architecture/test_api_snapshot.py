@@ -34,6 +34,7 @@ MODULES = (
     "fenced.http.httpx",
     "fenced.http.requests",
     "fenced.objects",
+    "fenced.dynamodb",
     "fenced.proofs",
     "fenced.django",
     "fenced.alembic",

@@ -4,7 +4,7 @@ The blocks of one page run in the order of the page, in one temporary folder: ``
 ```sh with `bash -e`, ```console command by command (`$ `), each followed by exactly what it prints. In Python,
 a comment two spaces behind a `print(...)` is the line that it prints.
 
-A page that names AMQP_URL, DATABASE_URL, ETCD_URL, REDIS_URL or ZOOKEEPER_URL finds a real server behind it.
+A page that names one of SERVERS finds a server there.
 
 What must not run is marked by `<!-- not run: why -->` directly before the block, or is no program at all
 (```text, ```mermaid and the like).
@@ -31,6 +31,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from fenced.testing.servers.dynamodb import KEYS
 from tests.walk.traveller import Traveller
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,7 @@ RUN = ("python", "sh", "console")
 SHOWN = ("text", "mermaid", "sql", "json", "toml", "yaml", "ini", "make")
 SERVERS = {
     "AMQP_URL": "rabbitmq_url",
+    "AWS_ENDPOINT_URL_DYNAMODB": "dynamodb_endpoint",
     "DATABASE_URL": "postgresql_url",
     "ETCD_URL": "etcd_url",
     "REDIS_URL": "redis_url",
@@ -93,11 +95,12 @@ def shown(page: Path) -> str:
 
 def servers_of(text: str, request: pytest.FixtureRequest) -> dict[str, str]:
     """The addresses of the servers that a text names."""
-    return {
+    found = {
         variable: request.getfixturevalue(fixture)
         for variable, fixture in SERVERS.items()
         if variable in text
     }
+    return {**KEYS, **found} if "AWS_ENDPOINT_URL_DYNAMODB" in found else found
 
 
 def plan_of(page: Path) -> str:

@@ -9,6 +9,7 @@ from fenced.authorities.redis.authority import RedisAuthority
 from fenced.authorities.sqlite.authority import SqliteAuthority
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.contracts import Authority, NamedValues, Runtime
+from fenced.guards.dynamodb.values import DynamoValues
 from fenced.guards.etcd.values import EtcdValues
 from fenced.guards.memory import MemoryGuard
 from fenced.guards.postgresql.values import PostgresqlGuard
@@ -27,7 +28,14 @@ AUTHORITIES: list[type[Authority]] = [
     SqliteAuthority,
     ZooKeeperAuthority,
 ]
-GUARDS: list[type[NamedValues]] = [EtcdValues, MemoryGuard, PostgresqlGuard, SqliteGuard, ZooKeeperValues]
+GUARDS: list[type[NamedValues]] = [
+    DynamoValues,
+    EtcdValues,
+    MemoryGuard,
+    PostgresqlGuard,
+    SqliteGuard,
+    ZooKeeperValues,
+]
 RUNTIMES: list[type[Runtime]] = [AioRuntime, BlockingRuntime, SimulatedRuntime]
 
 AUTHORITY_TYPES: list[AuthorityType] = [
@@ -38,4 +46,11 @@ AUTHORITY_TYPES: list[AuthorityType] = [
     SqliteAuthority,
     ZooKeeperAuthority,
 ]
-GUARD_TYPES: list[GuardType] = [EtcdValues, MemoryGuard, PostgresqlGuard, SqliteGuard, ZooKeeperValues]
+GUARD_TYPES: list[GuardType] = [
+    DynamoValues,
+    EtcdValues,
+    MemoryGuard,
+    PostgresqlGuard,
+    SqliteGuard,
+    ZooKeeperValues,
+]

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any, BinaryIO, NoReturn
 
 from fenced.contracts import Runtime
-from fenced.errors import FencedError, Indeterminate, Misconfigured, Misuse, Unavailable
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.guards.objects.buckets import PART_BYTES, part_bytes
+from fenced.guards.shared.boto import BotoClient, answer_in
 
 _MISSING = ("NoSuchKey", "404")
 _WRONG = {
@@ -24,27 +25,18 @@ class BotoBucket:
     """A bucket, through a client of boto3, or of aiobotocore or aioboto3 in an asyncio program."""
 
     def __init__(self, client: Any, bucket: str, prefix: str, runtime: Runtime) -> None:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        self._failures: tuple[type[Exception], ...] = (BotoCoreError, ClientError)
-        self._client = client
+        self._boto = BotoClient(client, runtime, "AsyncObjectGuard")
+        self._failures = self._boto.failures
         self._bucket = bucket
         self._prefix = prefix
         self._runtime = runtime
-        self._suspends = hasattr(type(client), "__aenter__")
-        if self._suspends and runtime.colour == "blocking":
-            raise Misuse("this client is for asyncio; use AsyncObjectGuard, or a client of boto3")
-        if self._suspends:
-            from aiohttp import ClientError as ConnectionFailed
-
-            self._failures += (ConnectionFailed,)
 
     async def get(self, key: str) -> tuple[Any, bytes] | None:
         try:
             reply = await self._send("get_object", Key=self._prefix + key)
             return reply["ETag"], await self._read(reply["Body"])
         except self._failures as error:
-            if _answer(error)[1] in _MISSING:
+            if answer_in(error).code in _MISSING:
                 return None
             _fail(error, Unavailable)
 
@@ -53,7 +45,7 @@ class BotoBucket:
         try:
             reply = await self._send("put_object", Key=self._prefix + key, Body=body, **condition)
         except self._failures as error:
-            status, code, sent_once = _answer(error)
+            status, code, sent_once = answer_in(error)
             if (
                 status and not sent_once
             ):  # this is the answer to a retry by boto3: the first try may have happened
@@ -93,7 +85,7 @@ class BotoBucket:
             while part := await self._read(stream, PART_BYTES):
                 yield part
         except self._failures as error:
-            if _answer(error)[1] in _MISSING:
+            if answer_in(error).code in _MISSING:
                 raise KeyError(key) from error
             _fail(error, Unavailable)
 
@@ -131,32 +123,17 @@ class BotoBucket:
             _fail(error, Unavailable)
 
     async def _send(self, method: str, **arguments: Any) -> Any:
-        call = getattr(self._client, method)
-        if self._suspends:
-            return await call(Bucket=self._bucket, **arguments)
-        return await self._runtime.call(lambda: call(Bucket=self._bucket, **arguments))
+        return await self._boto.send(method, Bucket=self._bucket, **arguments)
 
     async def _read(self, stream: Any, *size: int) -> bytes:
         data: bytes = (
-            await stream.read(*size) if self._suspends else await self._runtime.call(stream.read, *size)
+            await stream.read(*size) if self._boto.suspends else await self._runtime.call(stream.read, *size)
         )
         return data
 
 
-def _answer(error: Exception) -> tuple[int, str, bool]:
-    """The status, the code, and whether the client has sent the request only once; 0 if there was no answer."""
-    response = getattr(error, "response", None) or {}
-    about = response.get("ResponseMetadata", {})
-    return (
-        about.get("HTTPStatusCode", 0),
-        response.get("Error", {}).get("Code", ""),
-        about.get("RetryAttempts") == 0,
-    )
-
-
 def _fail(error: Exception, kind: type[FencedError]) -> NoReturn:
-    status, code, _ = _answer(error)
-    code = code or type(error).__name__
+    status, code, _ = answer_in(error)
     if code in _WRONG:
         raise Misconfigured(f"{_WRONG[code]} ({error})") from error
     if 400 <= status < 500 and status not in (408, 429):

@@ -38,13 +38,7 @@ class ObjectCells:
     async def swap(self, changes: Sequence[tuple[str, Any, bytes | None]]) -> Swapped:
         ((key, version, blob),) = changes
         assert blob is not None
-        try:
-            new = await self.bucket.put(path_of(key), blob, version)
-        except Indeterminate:
-            # The caller reads the configuration again, and may repeat a change of it.
-            if key == CONFIG and await self.bucket.get(path_of(key)) is not None:
-                return Swapped(None)
-            raise
+        new = await self.bucket.put(path_of(key), blob, version)
         return Swapped(None if new is None else (new,))
 
     async def keys(self) -> list[str]:

@@ -46,6 +46,12 @@ class _Try:
             return []
         return [name for name, (_, cell) in self.found.items() if self.after[name] is not cell]
 
+    def record(self, operation: str) -> None:
+        """Put the operation's id also into the cells that it would leave unchanged."""
+        for name in self.found if self.refusal is None else ():
+            if self.after[name] is self.found[name][1]:
+                self.after[name] = self.after[name].recorded(operation)
+
 
 class CellGuard(GuardedCells):
     """Values under names, in cells. A subclass names its traits, and how it is made from a URL."""
@@ -106,7 +112,7 @@ class CellGuard(GuardedCells):
 
         Then one swap that only compares decides it. Returns whether it did; otherwise the cells that the store sent.
         """
-        if (known := self._known) is None:
+        if (known := self._known) is None or not self._one_step:
             return False, {}
         compares = self._compares(known.config, stamp, names, announce)
         if compares is None:
@@ -177,6 +183,8 @@ class CellGuard(GuardedCells):
                 if not _may_still_happen(this, unsettled):
                     unsettled = None
             self._judge(this, known.config, stamp, operation, values, announce, expect)
+            if writes and self.records_writes:
+                this.record(operation)
             if (lacking := self._lacking(this, trust)) is not None:
                 trust = lacking
                 continue
@@ -223,13 +231,13 @@ class CellGuard(GuardedCells):
             cells = await self._get([key_of(name) for name in unknown])
             found.update({name: read_cell(name, cell) for name, cell in zip(unknown, cells, strict=True)})
         this = _Try(found)
-        # A store with many names compares whatever was read in the swap that decides, also in order to refuse.
-        this.current = not self._many and len(unknown) == len(this.found)
+        # A store that decides in one step compares whatever was read in its swap, also in order to refuse.
+        this.current = not self._one_step and len(unknown) == len(this.found)
         return known, this
 
     def _lacking(self, this: _Try, trust: _Trust) -> _Trust | None:
         """What must be read again before a store decides without a swap; None: nothing."""
-        if self._many:
+        if self._one_step:
             return None
         if this.refusal is not None and trust is not _Trust.NOTHING:
             # No swap compares the configuration, so it is read again before it is believed.
@@ -307,11 +315,11 @@ class CellGuard(GuardedCells):
             for name, (version, _) in this.found.items()
             if self._many or name in changed
         ]
-        if self._many:
+        if self._one_step:
             changes.append((CONFIG, known.version, config.packed() if config else None))
         elif config is not None:
             self._known = None
-            if not await self.cells.swap([(CONFIG, known.version, config.packed())]):
+            if not await self._swap_config(known.version, config):
                 return Swapped(None)
         try:
             swapped = await self._commit(changes, None if this.refusal else writes)
@@ -321,7 +329,7 @@ class CellGuard(GuardedCells):
         if swapped.versions is None:
             self._forget(this.found)
             return swapped
-        if self._many and config is not None:
+        if self._one_step and config is not None:
             self._known = known._replace(version=swapped.versions[-1], config=config)
         cells = [name for name in this.found if self._many or name in changed]
         # The version of the configuration is the last, if it was compared.

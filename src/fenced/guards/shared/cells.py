@@ -51,7 +51,7 @@ class Cells(Protocol):
         """Replace each blob if every version is still that, all or none; None compares and writes nothing.
 
         Indeterminate: it is unknown whether that happened. Only a guard with the trait `many-names` passes more than
-        one change, or a change that writes nothing.
+        one change, or a change that writes nothing; with `mode-lag` the configuration is never among them.
         """
 
     async def keys(self) -> list[str]:
@@ -101,6 +101,10 @@ class Cell:
                 return self
             return replace(self, mark=mark, **self._swapped(operation))
         return replace(self, mark=mark, value=value, version=self.version + 1, **self._swapped(operation))
+
+    def recorded(self, operation: str) -> Cell:
+        """The cell after an operation that changes neither its mark nor its value."""
+        return replace(self, **self._swapped(operation))
 
     def _swapped(self, operation: str) -> dict[str, Any]:
         return {"swaps": self.swaps + 1, "written": (*self.written, operation)[-KEPT:]}

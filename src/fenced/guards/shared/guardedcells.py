@@ -46,6 +46,8 @@ class GuardedCells:
     kind = "this guard"
     remembers = False
     """Whether an operation first uses the cells that this object saw last, because a read costs a round trip."""
+    records_writes = False
+    """Whether a caller's own writes leave the operation's id in the cells, so that a lost reply can be settled."""
 
     def __init__(
         self,
@@ -70,11 +72,15 @@ class GuardedCells:
         self._seen: dict[str, tuple[Any, Cell]] = {}
         """By name, the cell that was seen last. It may be old: nothing is decided by it unless a swap compares it."""
         self._many = MANY_NAMES in self.traits
+        self._one_step = self._many and MODE_LAG not in self.traits
+        """Whether the swap that decides compares the configuration, too, and all that was read."""
 
     async def open(self) -> None:
-        version, blob = await self.cells.get(CONFIG)
-        if blob is None:
-            await self.cells.swap([(CONFIG, version, self._first.packed())])
+        for tried in range(TRIES):
+            version, blob = await self.cells.get(CONFIG)
+            if blob is not None or await self._swap_config(version, self._first):
+                break
+            await self._runtime.wait(self._runtime.wakeup(), self._soon(tried))
         await self._config(fresh=True)  # if another process was first, its configuration counts
 
     # The configuration.
@@ -82,7 +88,7 @@ class GuardedCells:
     async def _config(self, *, fresh: bool = False) -> KnownConfig:
         """The configuration. It is read again if the last reading is too old, or with `fresh`."""
         known = self._known
-        if known is None or fresh or (not self._many and self._runtime.now() - known.at > LAG_SECONDS):
+        if known is None or fresh or (not self._one_step and self._runtime.now() - known.at > LAG_SECONDS):
             at = self._runtime.now()
             known = self._known = self._configured(*await self.cells.get(CONFIG))._replace(at=at)
         return known
@@ -92,6 +98,13 @@ class GuardedCells:
             raise Misconfigured(f"{self.url}: there is no guard here; open() makes one")
         return KnownConfig(version, Config.unpacked(blob), self._runtime.now())
 
+    async def _swap_config(self, version: Any, config: Config) -> bool:
+        """False also if the outcome is unknown: the caller reads again and may repeat the change, which is harmless."""
+        try:
+            return bool(await self.cells.swap([(CONFIG, version, config.packed())]))
+        except Indeterminate:
+            return False
+
     async def _reconfigure(self, change: Callable[[Config], Config]) -> Config:
         """Change the configuration; returns the previous one."""
         for tried in range(TRIES):
@@ -99,12 +112,9 @@ class GuardedCells:
             wanted = change(known.config)
             if wanted == known.config:
                 return known.config
-            try:
-                if await self.cells.swap([(CONFIG, known.version, wanted.packed())]):
-                    self._known = None
-                    return known.config
-            except Indeterminate:
-                pass  # unknown outcome: read again, and repeat the change if it is missing, which is harmless
+            if await self._swap_config(known.version, wanted):
+                self._known = None
+                return known.config
             await self._runtime.wait(self._runtime.wakeup(), self._soon(tried))
         raise Contended(f"{self.url}: others changed the configuration {TRIES} times; try again")
 

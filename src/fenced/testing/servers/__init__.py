@@ -6,6 +6,7 @@ install one that is missing.
 """
 
 from fenced.testing.servers.base import Endpoint, MissingProgram, Server, ServerFailed
+from fenced.testing.servers.dynamodb import DynamoServer
 from fenced.testing.servers.etcd import EtcdCluster, EtcdServer
 from fenced.testing.servers.nats import NatsServer
 from fenced.testing.servers.pgbouncer import Pgbouncer
@@ -16,6 +17,7 @@ from fenced.testing.servers.seaweedfs import SeaweedServer
 from fenced.testing.servers.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [
+    "DynamoServer",
     "Endpoint",
     "EtcdCluster",
     "EtcdServer",

@@ -166,6 +166,7 @@ class Server(Startable):
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches only the tests, which then end their servers
                 cwd="/",
+                env=_environment(),
             )
         assert self._supervisor.stdout is not None
         with self._supervisor.stdout as output:
@@ -294,6 +295,11 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+
+
+def _environment() -> dict[str, str]:
+    """Without the keys of the user's AWS account, by which some servers would admit that user alone."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
 
 
 def find_program(program: str, package: str, *folders: Path) -> str:

@@ -1,0 +1,1 @@
+"""Values and items of DynamoDB and tables like it, guarded."""
