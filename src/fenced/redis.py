@@ -30,11 +30,11 @@ from fenced.guards.redis.fence import (
     FenceCache,
     FenceOptions,
     Guarantee,
-    RedisFence,
     Word,
 )
 from fenced.guards.redis.scripts import GuardLibrary, GuardScript, wrapped, wrapped_library
-from fenced.guards.redis.values import TRAITS
+from fenced.guards.redis.slots import RedisFences
+from fenced.guards.redis.values import SLOT_TRAITS, TRAITS
 from fenced.guards.shared.answers import one_stamp
 from fenced.model import Stamp
 from fenced.runtime.blocking import step
@@ -72,10 +72,12 @@ class _Collected:
     async def _commit(self) -> None:
         guard, channel, fence, names = self._guarded
         commands, compared = [words_of(args) for args, _ in self.command_stack], self._compared
-        if channel.in_cluster:
-            guard._check_slot(await channel.slots([*commands, *(each.words for each in compared)]))
         stamp, names = _stamped(fence, names)
-        opened = guard._known(channel) or await guard._open(channel)
+        fences = guard._fences(channel)
+        if channel.in_cluster:
+            slots = await channel.slots([*commands, *(each.words for each in compared)])
+            guard._check_slots(slots, fences.prefix_of(names))
+        opened = await fences.of(names, stamp)
         self._finish(await opened.step(stamp, names, commands=commands, compared=compared))
 
     def _finish(self, replies: Sequence[Any]) -> None:
@@ -146,9 +148,8 @@ class RedisGuard:
     stale holder raises StaleToken, and no command of it has run. Threads and tasks may share a guard.
 
     In a cluster the guard has one slot, that of its `tag`: the keys of its commands have this tag too, `{stock}:42`.
+    With `name="stock/{tag}"` each name has its own: the keys of stock/42 are like `{42}:left`.
     """
-
-    traits = TRAITS
 
     def __init__(
         self,
@@ -157,9 +158,11 @@ class RedisGuard:
         rule: Rule = "retry",
         mode: str = "enforce",
         guarantee: Guarantee = "strict",
+        name: str | None = None,
     ) -> None:
-        self._options = FenceOptions(tag, rule, mode, guarantee)
-        self._caches: WeakKeyDictionary[object, FenceCache] = WeakKeyDictionary()
+        self._options = FenceOptions(tag, rule, mode, guarantee, name)
+        self.traits = TRAITS if name is None else SLOT_TRAITS
+        self._caches: WeakKeyDictionary[object, dict[str, FenceCache]] = WeakKeyDictionary()
 
     @overload
     def transaction(self, client: RedisClient, fence: Fences | None, *names: str) -> RedisTransaction: ...
@@ -193,8 +196,10 @@ class RedisGuard:
         self, channel: ClientChannel | AsyncClientChannel, fence: Fences, names: tuple[str, ...]
     ) -> None:
         stamp, names = _stamped(fence, names, announcing=True)
-        opened = self._known(channel) or await self._open(channel)
-        await opened.step(stamp, names, announce=True)
+        fences = self._fences(channel)
+        for group in fences.groups(names):
+            opened = await fences.of(group, stamp)
+            await opened.step(stamp, group, announce=True)
 
     def on(self, client: RedisClient | AsyncRedisClient) -> GuardOn:
         """This guard on this client, for `hold(guards=[guard.on(client)])`, which announces each new lease."""
@@ -220,10 +225,11 @@ class RedisGuard:
         keys: Sequence[str],
         arguments: Sequence[Word],
     ) -> Any:
-        if channel.in_cluster:
-            self._check_slot([slot_of(key) for key in keys])
         stamp, names = _stamped(fence, names)
-        opened = self._known(channel) or await self._open(channel)
+        fences = self._fences(channel)
+        if channel.in_cluster:
+            self._check_slots([slot_of(key) for key in keys], fences.prefix_of(names))
+        opened = await fences.of(names, stamp)
         try:
             return await opened.run(script, stamp, names, arguments, keys)
         except redis.ResponseError as error:
@@ -234,26 +240,27 @@ class RedisGuard:
                 "version of fenced"
             ) from error
 
-    def _known(self, channel: ClientChannel | AsyncClientChannel) -> RedisFence | None:
-        """The fence on a client that was used before."""
-        cache = self._caches.get(channel.client)
-        return None if cache is None else RedisFence(channel, self._options, cache)
+    def _fences(self, channel: ClientChannel | AsyncClientChannel) -> RedisFences:
+        """The fences on a client. Its server's settings are checked once."""
+        caches = self._caches.get(channel.client)
+        if caches is None:
+            caches = self._caches.setdefault(channel.client, {})
+        return RedisFences(channel, self._options, caches)
 
-    async def _open(self, channel: ClientChannel | AsyncClientChannel) -> RedisFence:
-        """The fence on a new client. Its server's settings are checked once."""
-        opened = RedisFence(channel, self._options)
-        await opened.open()
-        self._caches[channel.client] = opened.cache
-        return opened
-
-    def _check_slot(self, slots: Sequence[int | None]) -> None:
+    def _check_slots(self, slots: Sequence[int | None], prefix: str) -> None:
         """A script runs on one node, and would fail in the middle at a key of another one."""
-        tag = self._options.tag
-        if any(slot != slot_of(f"{{{tag}}}") for slot in slots):
+        if all(slot == slot_of(prefix) for slot in slots):
+            return
+        tag, name = self._options.tag, self._options.name
+        if name is None:
             raise Unsupported(
                 f"in a cluster the keys of a guarded operation have the guard's tag {tag!r}, so that they are in "
                 f"the slot of its marks: name them {{{tag}}}:..., or give the guard the tag of the keys"
             )
+        raise Unsupported(
+            f"in a cluster the keys of a guarded operation have the tag of its name, which is {name}: the keys of "
+            f"{name.replace('{tag}', '42')} are named {{42}}:..."
+        )
 
 
 class GuardedScript:

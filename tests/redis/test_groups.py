@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +54,7 @@ T = TypeVar("T")
 RUNTIME = BlockingRuntime()
 FIRST = range(5461)
 """The slots of a cluster's first primary."""
+SECOND = range(5461, 10923)
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +267,61 @@ def test_a_guard_has_one_slot_of_a_cluster(cluster: RedisCluster) -> None:
     values = RedisValues.at(f"{cluster.url()}?tag={tag}&guarantee=best-effort", RUNTIME)
     step(values.open())
     assert step(values.highest()) == 2
+    step(values.close())
+
+
+def test_a_slot_for_each_name(cluster: RedisCluster) -> None:
+    """Names on two nodes: each is decided where its keys are, and operators reach both nodes."""
+    home = fresh_namespace()
+    tags = [
+        next(tag for tag in map(str, itertools.count()) if slot_of(tag) in part) for part in (FIRST, SECOND)
+    ]
+    names = [f"stock/{tag}" for tag in tags]
+    guard = RedisGuard(tag=home, name="stock/{tag}", guarantee="best-effort")
+    older, newer = (Stamp("00000000000000aa", tuple(names), token, 1, f"{token:032x}") for token in (1, 2))
+    values = RedisValues.at(f"{cluster.url()}?tag={home}&guarantee=best-effort&name=stock/{{tag}}", RUNTIME)
+    eventually(lambda: step(values.open()))
+
+    async def asynchronous() -> None:
+        host, port = cluster.servers[0].host, cluster.servers[0].port
+        async with redis.asyncio.cluster.RedisCluster(host=host, port=port) as client:
+            with pytest.raises(StaleToken):
+                await guard.announce(client, older)
+            for _ in range(60):
+                with contextlib.suppress(Indeterminate):  # no replica has confirmed it yet
+                    await guard.announce(client, newer)
+                    break
+            for name, tag in zip(names, tags, strict=True):
+                async with guard.transaction(client, newer, name) as tx:
+                    tx.incr(f"{{{tag}}}:left")
+
+    with own_client(cluster) as client:
+        eventually(lambda: guard.announce(client, older))
+        for name, tag in zip(names, tags, strict=True):
+            with guard.transaction(client, older, name) as tx:
+                tx.set(f"{{{tag}}}:left", 1)
+        eventually(lambda: guard.announce(client, newer))
+        asyncio.run(asynchronous())
+        for name, tag in zip(names, tags, strict=True):
+            with pytest.raises(StaleToken), guard.transaction(client, older, name) as tx:
+                tx.set(f"{{{tag}}}:left", 9)
+            assert client.get(f"{{{tag}}}:left") == b"2"
+        with pytest.raises(Unsupported, match="are in several slots"), guard.transaction(client, newer) as tx:
+            tx.get(f"{{{tags[0]}}}:left")
+        with (
+            pytest.raises(Unsupported, match=r"the keys of stock/42 are named \{42\}"),
+            guard.transaction(client, newer, names[0]) as tx,
+        ):
+            tx.set(f"{{{tags[1]}}}:left", 9)
+        eventually(lambda: step(values.set_mode("shadow")))
+        for name, tag in zip(names, tags, strict=True):
+            with guard.transaction(client, older, name) as tx:
+                tx.incr(f"{{{tag}}}:left")
+            assert tx.results == [3]
+    status = eventually(lambda: step(values.operate(lambda operator: operator.status()))).guards[0]
+    assert (status.marks, status.highest, status.wrong) == (2, 2, ())
+    records = eventually(lambda: step(values.operate(lambda operator: operator.records())))
+    assert {record.name for record in records} == set(names)
     step(values.close())
 
 

@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 
-from fenced.contracts import NamedValues, Runtime
+from fenced.contracts import NamedValues, Runtime, Trait
 from fenced.decision import Rule
 from fenced.guards.redis.values import TRAITS, RedisValues
 from fenced.testing import COLOURS, GUARD_CHECKS, Check, Colour, GuardHarness, run
@@ -20,7 +20,7 @@ class Harness:
 
     def __init__(self, runtime: Runtime, server: RedisServer) -> None:
         self.runtime = runtime
-        self.traits = TRAITS
+        self.traits: tuple[Trait, ...] = TRAITS
         self._server = server
         self._prefix = secrets.token_hex(8)
         self._rule: Rule = "retry"

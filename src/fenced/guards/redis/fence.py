@@ -23,6 +23,7 @@ from fenced.guards.redis.scripts import COMMANDS, ONE, SWAP, GuardScript
 from fenced.guards.shared.answers import RECORDS_MAX, error_for
 from fenced.guards.shared.cells import Config
 from fenced.model import Stamp, check_name
+from fenced.wire.redis.routes import slot_of
 from fenced.wire.redis.settings import QUESTIONS, ServerSettings
 from fenced.wire.resp import ErrorReply
 
@@ -41,8 +42,8 @@ WORDS_MAX = 7000
 """Of one command: Lua passes no more arguments to a function than about 8,000."""
 REMEMBERED_MAX = 10_000
 RIGHTS = (
-    "~fenced:* +evalsha +eval +get +set +zscore +zadd +zcard +zrange +hincrby +hset +hgetall +hget +hmget +xadd "
-    "+xrevrange +time +info +wait +config|get"
+    "~fenced:* +evalsha +eval +get +set +sadd +smembers +zscore +zadd +zcard +zrange +hincrby +hset +hgetall "
+    "+hget +hmget +xadd +xrevrange +time +info +wait +config|get"
 )
 """What an ACL user needs beyond its own commands and keys, as ACL SETUSER takes it."""
 
@@ -99,8 +100,12 @@ class FenceOptions:
     rule: Rule = "retry"
     mode: str = "enforce"
     guarantee: Guarantee = "strict"
+    name: str | None = None
+    """How a name follows from the tag of its keys, such as `stock/{tag}`. Then each name is in the slot of that tag."""
     prefix: str = field(init=False)
     """With which all keys of the guard begin. The tag in its braces decides their slot in a cluster."""
+    header: bytes = field(init=False)
+    """The first line of the configuration of a guard with `name`, so that nobody takes it for one without."""
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -109,6 +114,33 @@ class FenceOptions:
             raise Misuse(f"a guarantee is strict or best-effort, not {shown(self.guarantee)}")
         Mode.parse(self.mode)
         object.__setattr__(self, "prefix", f"fenced:{{{_check_tag(self.tag)}}}:")
+        if self.name is not None and (
+            not isinstance(self.name, str)
+            or self.name.count("{tag}") != 1
+            or set(self.name.replace("{tag}", "")) & set("{}")
+        ):
+            raise Misuse(f"name is a pattern with one {{tag}}, such as stock/{{tag}}, not {shown(self.name)}")
+        object.__setattr__(self, "header", b"" if self.name is None else f"name {self.name}\n".encode())
+
+    def slot_of_names(self, names: Sequence[str]) -> int:
+        """The slot of the tag of these names. Unsupported if there are several."""
+        slots = {slot_of(f"{{{self.tag_of(name)}}}") for name in names}
+        if len(slots) != 1:
+            raise Unsupported(
+                f"{', '.join(names)} are in several slots of a cluster, and an operation happens in one: use "
+                "one operation for each, or a guard without `name`, which has one slot for all names"
+            )
+        return slots.pop()
+
+    def tag_of(self, name: str) -> str:
+        """The tag of the keys that a name is about."""
+        before, _, after = (self.name or "").partition("{tag}")
+        tag = check_name(name)[len(before) : len(name) - len(after)]
+        if not tag or before + tag + after != name or tag.startswith("}"):  # Redis ignores {} in a key
+            raise Unsupported(
+                f"{shown(name)} is not a name of this guard: they are like {self.name}, for keys with this {{tag}}"
+            )
+        return tag
 
     @property
     def config(self) -> Config:
@@ -129,11 +161,19 @@ class FenceCache:
 class RedisFence:
     """Checks operations in the same step as their commands. Threads and tasks may share its cache."""
 
-    def __init__(self, channel: RedisChannel, options: FenceOptions, cache: FenceCache | None = None) -> None:
+    def __init__(
+        self,
+        channel: RedisChannel,
+        options: FenceOptions,
+        cache: FenceCache | None = None,
+        prefix: str | None = None,
+        header: bytes | None = b"",
+    ) -> None:
         self.channel = channel
         self.cache = cache or FenceCache()
-        self.prefix = options.prefix
+        self.prefix = prefix or options.prefix
         self._options = options
+        self._header = header
 
     def key(self, kind: str, name: str = "") -> str:
         return f"{self.prefix}{kind}:{name}" if name else f"{self.prefix}{kind}"
@@ -179,14 +219,29 @@ class RedisFence:
 
     async def config(self) -> tuple[bytes, Config]:
         """The configuration as it is now."""
-        (blob,) = await self._ask(("GET", self.key("config")))
-        if blob is None:
+        blob, config = await self.stored_config()
+        if config is None:
             raise Misconfigured(
                 f"{self.channel.where}: there is no guard with the tag {self._options.tag!r} here"
             )
-        blob = _bytes(blob)
-        known = self.cache.known = blob, Config.unpacked(blob)
+        known = self.cache.known = blob, config
         return known
+
+    async def stored_config(self) -> tuple[bytes, Config | None]:
+        """The configuration, or None if there is none."""
+        (blob,) = await self._ask(("GET", self.key("config")))
+        return (b"", None) if blob is None else (_bytes(blob), self.unpacked(_bytes(blob)))
+
+    def unpacked(self, blob: bytes) -> Config:
+        """The configuration in a blob. Misconfigured if it is that of a guard with another `name`."""
+        name = blob[: blob.index(b"\n") + 1] if blob.startswith(b"name ") else b""
+        if self._header not in (None, name):
+            says = f"name={name.decode()[5:-1]!r}" if name else "no name"
+            raise Misconfigured(
+                f"{self.channel.where}: the guard with the tag {self._options.tag!r} has {says}: use the same, or "
+                "another tag"
+            )
+        return Config.unpacked(blob.rpartition(b"\n")[2])
 
     async def reconfigure(self, change: Callable[[Config], Config]) -> Config:
         """Change the configuration; returns the previous one."""
@@ -199,10 +254,19 @@ class RedisFence:
                 return config
         raise Contended(f"{self.channel.where}: others changed the configuration {TRIES} times; try again")
 
-    async def _swap(self, known: bytes, wanted: Config, *, touch: bool = False) -> bool:
+    async def renumber(self, known: bytes, version: int) -> None:
+        """Give the known configuration a higher version, so that slots accept it. If it is another one, do nothing."""
+        await self._swap(known, self.unpacked(known), version=version)
+
+    async def _swap(
+        self, known: bytes, wanted: Config, *, touch: bool = False, version: int | None = None
+    ) -> bool:
         """Replace the known configuration; False if it is another one. Sent twice, it is replaced once."""
+        packed = wanted.packed()
+        if self._header:  # the slots get copies, which must not replace later ones
+            packed = b"%s%d\n%s" % (self._header, version or version_in(known) + 1, packed)
         keys = [self.key("config"), self.key("tokens")]
-        arguments = [known, wanted.packed(), self.key("mark:") if touch else ""]
+        arguments = [known, packed, self.key("mark:") if touch else ""]
         reply = await self.channel.run(SWAP, keys, arguments, again=True)
         if isinstance(reply, ErrorReply):
             raise self.channel.refused(reply)
@@ -285,7 +349,10 @@ class RedisFence:
                 )
             else:
                 confirm = self.cache.replicated and stamp is not None
-                details = _details(blob, config, stamp, names, announce, confirm)
+                trusts = (
+                    self._header is not None
+                )  # a slot among several gets its realm with its configuration
+                details = _details(blob, config, stamp, names, announce, confirm, trusts)
                 reply = await self.channel.run(
                     script,
                     [*marks, *others, *keys],
@@ -328,7 +395,7 @@ class RedisFence:
         """What is probably so after this operation; the script checks it."""
         if stamp is None:
             return
-        if config.realm is None:
+        if config.realm is None and self._header is not None:
             config = replace(config, realm=stamp.realm)
             self.cache.known = config.packed(), config
         if config.rule == "retry" and config.realm == stamp.realm:
@@ -378,9 +445,13 @@ class RedisFence:
             raise Contended(f"{name}: token {at_least} has not been seen here yet; look again")
         return reply
 
+    async def slots(self) -> list[int]:
+        """The slots in use, if this is the guard's own slot and others have the marks."""
+        (found,) = await self._ask(("SMEMBERS", self.key("slots")))
+        return [int(slot) for slot in found]
+
     async def tokens(self) -> tuple[int, int]:
         """How many names have a mark, and the highest token among them."""
-        await self.config()  # Misconfigured where there is no guard
         key = self.key("tokens")
         count, highest = await self._ask(("ZCARD", key), ("ZRANGE", key, -1, -1, "WITHSCORES"))
         while highest and isinstance(highest[0], list):  # RESP3 nests pairs
@@ -423,6 +494,11 @@ def _check_tag(tag: object) -> str:
     return tag
 
 
+def version_in(blob: bytes) -> int:
+    """How often the configuration of a guard with `name` was changed; 0 if there is none."""
+    return int(blob.split(b"\n")[-2]) if blob else 0
+
+
 def mark_in(text: str) -> Mark:
     token, grant, seq = text.rstrip("~").split(":")
     return Mark(int(token), grant, 0 if seq == "-" else int(seq))
@@ -446,7 +522,13 @@ def unconfirmed(where: str, reply: Any, confirmations: Any) -> Indeterminate | N
 
 
 def _details(
-    blob: bytes, config: Config, stamp: Stamp | None, names: Sequence[str], announce: bool, confirm: bool
+    blob: bytes,
+    config: Config,
+    stamp: Stamp | None,
+    names: Sequence[str],
+    announce: bool,
+    confirm: bool,
+    trusts: bool,
 ) -> bytes:
     """What the script needs to decide. What a stamp is by itself, and what each mode does, is found here."""
     seq = (stamp.seq or 0) if stamp else 0
@@ -462,7 +544,7 @@ def _details(
     if stamp is not None:
         counted = f"{stamp.token}:{stamp.grant}:{0 if announce else seq}"
         mark = _settled_mark(stamp) if config.rule == "retry" else counted
-    trusting = stamp is not None and config.realm is None
+    trusting = trusts and stamp is not None and config.realm is None
     details = {
         "config": blob.decode(),
         "rule": config.rule,

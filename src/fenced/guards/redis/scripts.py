@@ -45,6 +45,8 @@ COMMANDS = GuardScript(_read("judge", "compare", "commit", "commands"))
 ONE = GuardScript(_read("one"))
 """The same for one command on one name, if there is nothing to decide and nothing to compare."""
 SWAP = GuardScript(_read("swap"))
+REGISTER = GuardScript(_read("register"))
+COPY = GuardScript(_read("copy"))
 
 _SHIFT = """
 local guard_keys, guard_arguments = tonumber(ARGV[2]) + (ARGV[3] == '' and 0 or 4), 3

@@ -20,12 +20,12 @@ from fenced.guards.redis.fence import (
     WAIT,
     Compared,
     FenceOptions,
-    RedisFence,
     Word,
     mark_in,
     unconfirmed,
 )
 from fenced.guards.redis.scripts import GuardScript
+from fenced.guards.redis.slots import RedisFences
 from fenced.guards.shared.answers import check_pattern, check_value, one_stamp
 from fenced.guards.shared.options import split_options
 from fenced.model import Credential, check_name, check_realm
@@ -65,9 +65,14 @@ TRAITS = (
     Trait("no-eviction", "A server that may evict any key is refused: marks must stay."),
     Trait("deleted-marks", "Tokens are stored twice: a name whose mark was deleted admits no older token."),
     Trait("not-undone", "A command that fails (a wrong type) does not undo the commands before it."),
-    Trait("one-slot", "In a cluster a guard's marks and data are in one slot, which its tag chooses."),
+    Trait(
+        "one-slot",
+        "In a cluster a guard's marks and data are in the slot of its tag; with `name`, in a slot for each name.",
+    ),
     Trait("cooperative", "Anyone who may write to the keys can do it without the guard."),
 )
+SLOT_TRAITS = tuple(trait for trait in TRAITS if trait is not MANY_NAMES)
+"""Of a guard with a slot for each name: several names are written together only if they are in one slot."""
 CONNECTIONS_MAX = 8
 _WAIT = command(*WAIT)
 _inherited: list[RedisWire] = []
@@ -156,42 +161,51 @@ async def _one_by_one(wire: RedisWire, requests: Sequence[bytes], until: float) 
 class RedisValues:
     """Values under names: each is a hash with the value and its version."""
 
-    traits = TRAITS
+    traits: tuple[Trait, ...] = TRAITS
 
     def __init__(self, url: str, runtime: Runtime, **options: Any) -> None:
         address, chosen = redis_address(url), FenceOptions(**options)
+        shown_options = {} if chosen.tag == TAG else {"tag": chosen.tag}
+        if chosen.name is not None:
+            shown_options["name"] = chosen.name
+            self.traits = SLOT_TRAITS
         join = "&" if "?" in address.url else "?"
         self.url = (
-            address.url if chosen.tag == TAG else f"{address.url}{join}{urlencode({'tag': chosen.tag})}"
+            f"{address.url}{join}{urlencode(shown_options, safe='{}/')}" if shown_options else address.url
         )
         self._channel = WireChannel(address, runtime, chosen.prefix)
-        self.fence = RedisFence(self._channel, chosen)
+        self.fences = RedisFences(self._channel, chosen)
 
     @classmethod
     def at(cls, url: str, runtime: Runtime) -> RedisValues:
-        plain, options = split_options(url, "tag", "guarantee")
+        plain, options = split_options(url, "tag", "guarantee", "name")
         return cls(plain, runtime, **options)
 
     async def open(self) -> None:
-        await self.fence.open()
+        await self.fences.open()
 
     async def announce(self, credential: Credential) -> None:
         stamp = one_stamp(credential, KIND)
-        await self.fence.step(stamp, credential.names or stamp.names, announce=True, again=True)
+        for names in self.fences.groups(credential.names or stamp.names):
+            fence = await self.fences.of(names, stamp)
+            await fence.step(stamp, names, announce=True, again=True)
 
     async def read(self, credential: Credential, name: str) -> Versioned:
-        commands = [("HMGET", self._key(name), "value", "version")]
         stamp = one_stamp(credential, KIND)
-        replies = await self.fence.step(stamp, [name], commands=commands, announce=True, again=True)
+        fence = await self.fences.of([name], stamp)
+        commands = [("HMGET", fence.key("value", check_name(name)), "value", "version")]
+        replies = await fence.step(stamp, [name], commands=commands, announce=True, again=True)
         return _versioned(self._checked(replies)[0])
 
     async def peek(self, name: str, at_least: int = 0) -> Versioned:
-        return _versioned(await self.fence.read(name, at_least, "HMGET", self._key(name), "value", "version"))
+        fence = self.fences.at([name])
+        key = fence.key("value", check_name(name))
+        return _versioned(await fence.read(name, at_least, "HMGET", key, "value", "version"))
 
     async def write(
         self, credential: Credential | None, name: str, value: bytes, *, expect: int | None = None
     ) -> int:
-        version = ("HGET", self._key(name), "version")
+        version = ("HGET", self.fences.at([name]).key("value", check_name(name)), "version")
         compared = [] if expect is None else [Compared(version, str(expect) if expect else None)]
         try:
             replies = await self._write(credential, {name: value}, compared)
@@ -205,15 +219,14 @@ class RedisValues:
     async def _write(
         self, credential: Credential | None, values: dict[str, bytes], compared: Sequence[Compared] = ()
     ) -> list[Any]:
+        stamp = None if credential is None else one_stamp(credential, KIND)
+        fence = await self.fences.of(list(values), stamp)
         commands: list[tuple[Word, ...]] = []
         for name, value in values.items():
-            commands.append(("HSET", self._key(name), "value", check_value(value)))
-            commands.append(("HINCRBY", self._key(name), "version", 1))
-        stamp = None if credential is None else one_stamp(credential, KIND)
-        return self._checked(await self.fence.step(stamp, list(values), commands=commands, compared=compared))
-
-    def _key(self, name: str) -> str:
-        return self.fence.key("value", check_name(name))
+            key = fence.key("value", check_name(name))
+            commands.append(("HSET", key, "value", check_value(value)))
+            commands.append(("HINCRBY", key, "version", 1))
+        return self._checked(await fence.step(stamp, list(values), commands=commands, compared=compared))
 
     def _checked(self, replies: list[Any]) -> list[Any]:
         if replies and isinstance(replies[-1], ErrorReply):
@@ -221,21 +234,21 @@ class RedisValues:
         return replies
 
     async def mark(self, name: str) -> Mark | None:
-        return await self.fence.mark(name)
+        return await self.fences.at([name]).mark(name)
 
     async def highest(self) -> int:
-        return (await self.fence.tokens())[1]
+        return (await self.fences.tokens())[1]
 
     async def modes(self) -> dict[str, str]:
-        return dict((await self.fence.config())[1].modes)
+        return dict((await self.fences.home.config())[1].modes)
 
     async def set_mode(self, mode: str, pattern: str = "*") -> None:
         new = {check_pattern(pattern): str(Mode.parse(mode))}
-        await self.fence.reconfigure(lambda config: replace(config, modes={**config.modes, **new}))
+        await self.fences.reconfigure(lambda config: replace(config, modes={**config.modes, **new}))
 
     async def adopt(self, realm: str) -> None:
         check_realm(realm)
-        await self.fence.reconfigure(lambda config: replace(config, realm=realm))
+        await self.fences.reconfigure(lambda config: replace(config, realm=realm))
 
     async def operate(self, work: Callable[[Operator], Awaitable[T]]) -> T:
         return await work(RedisOperator(self))
@@ -256,11 +269,11 @@ class RedisOperator(Operator):
 
     def __init__(self, values: RedisValues) -> None:
         self._values = values
-        self._fence = values.fence
+        self._fences = values.fences
 
     async def status(self, table: str | None = None, quiet_for: float = QUIET_SECONDS) -> DatabaseStatus:
-        _, config = await self._fence.config()
-        marks, highest = await self._fence.tokens()
+        _, config = await self._fences.home.config()
+        marks, highest = await self._fences.tokens()
         now = datetime.now(UTC)
         found = GuardStatus(
             self._values.url,
@@ -272,20 +285,19 @@ class RedisOperator(Operator):
             marks=marks,
             highest=highest,
             counts=tuple([count async for count in self._counts(now, quiet_for)]),
-            wrong=await self._fence.doubts(),
+            wrong=await self._fences.doubts(),
         )
         return DatabaseStatus(now, config.realm, (advised(found, now, quiet_for),))
 
     async def _counts(self, now: datetime, quiet_for: float) -> AsyncIterator[DecisionCount]:
-        for kind, (count, last) in (await self._fence.counts()).items():
+        for kind, (count, last) in (await self._fences.counts()).items():
             verdict, ruling, mode = kind.split(" ")
             recent = count if (now - last).total_seconds() < quiet_for else 0
             yield DecisionCount(verdict, ruling, mode, count, recent, last)
 
     async def records(self, table: str | None = None, limit: int = 100) -> list[Decision]:
-        await self._fence.config()  # Misconfigured where there is no guard
         found = []
-        for at, record in await self._fence.records(limit):
+        for at, record in await self._fences.records(limit):
             mark = mark_in(record["mark"]) if record["mark"] != "-" else None
             verdict, ruling = Verdict(record["verdict"]), Ruling(record["ruling"])
             made = Decision.about(
@@ -306,7 +318,7 @@ class RedisOperator(Operator):
     async def unset_mode(self, table: str | None, pattern: str) -> bool:
         if check_pattern(pattern) == "*":
             raise Misuse("the mode of * is the guard's own: set another one")
-        before = await self._fence.reconfigure(
+        before = await self._fences.reconfigure(
             lambda config: replace(config, modes={p: m for p, m in config.modes.items() if p != pattern})
         )
         return pattern in before.modes
