@@ -13,7 +13,7 @@ from bench.interleaved import Effort, medians
 from fenced.files import FileGuard
 from fenced.model import Stamp
 
-ROUNDS = 300
+ROUNDS = 1000
 BODY = b"x" * 4096
 PLAIN = "temporary file, fsync, rename, fsync of the folder"
 

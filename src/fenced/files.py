@@ -97,8 +97,7 @@ class FileGuard:
         target, operation = self._target(path, "file"), self._new_id()
         with self._folder.locked(target.key):
             place = Place(target.relative, disk.size_of(target.path))
-            self._judge(fence, target, operation, place, contents)
-            if not self._has_happened(target, operation, place):
+            if self._judge(fence, target, operation, place, contents):
                 self._folder.append(target.key, target.relative, contents)
 
     @contextlib.contextmanager
@@ -169,8 +168,7 @@ class FileGuard:
         place = Place(target.relative)
         outermost = self._folder.lock(target.key, operation)
         try:
-            self._judge(fence, target, operation, place, None)
-            if not self._has_happened(target, operation, place):
+            if self._judge(fence, target, operation, place, None):
                 self._folder.finish(target.key, operation, place)
         except OSError as error:
             raise translated(error, target.path) from error
@@ -180,23 +178,23 @@ class FileGuard:
 
     def _judge(
         self, fence: Fences | None, target: _Target, operation: str, place: Place, contents: bytes | None
-    ) -> None:
-        """Raise the refusal, if the write is refused. If the mark rises, the write is carried out with it."""
-        carried = None if fence is None else credential(fence, (target.name,))
-        marked = self._folder.marked(target.key)
-        if carried is None or marked is None or not self._marks.stays(marked.header, carried, target.name):
-            self._cells.plans[target.key] = place, contents  # no other thread uses it: the name is locked
-            step(self._marks.write_step(carried, target.name, operation))
+    ) -> bool:
+        """Raise the refusal, if the write is refused. If the mark rises, the write is carried out with it.
 
-    def _has_happened(self, target: _Target, operation: str, place: Place) -> bool:
-        """Whether the write was committed when the mark rose. The caller has the lock."""
+        Returns whether the mark stays as it is, and the write is still to be carried out. The caller has the lock.
+        """
+        carried = None if fence is None else credential(fence, (target.name,))
+        if self._marks.stays(self._folder.marked(target.key), carried, target.name):
+            return True
+        self._cells.plans[target.key] = place, contents  # no other thread uses it: the name is locked
+        step(self._marks.write_step(carried, target.name, operation))
         marked = self._folder.marked(target.key)
         if marked is None or marked.operation != operation:
-            return False
+            return True
         if self._folder.is_pending(target.key):  # an error came between the mark and the contents
             with translating(target.path, unknown=True):
                 self._folder.finish(target.key, operation, place)
-        return True
+        return False
 
     def _target(self, path: FilePath, wanted: Literal["file", "folder", None] = None) -> _Target:
         """Where a path leads, links resolved, except for the links that lead to folders of ours."""
@@ -206,10 +204,10 @@ class FileGuard:
             self._opened = True
         top, given = self._folder.top, os.fspath(path)
         found, status = _without_links(top, given) or self._resolved(given)
-        relative = found.removeprefix(top + "/")
-        if relative == found or os.path.basename(given) in ("", ".", ".."):
-            raise Misuse(f"a guarded file lies in {top}, and {shown(given)} does not")
-        if relative.split("/")[0] == PRIVATE:
+        relative = found.removeprefix(f"{top}/")
+        if relative == found:
+            raise self._elsewhere(given)
+        if relative.partition("/")[0] == PRIVATE:
             raise Misuse(f"{PRIVATE} belongs to the guard")
         if status is not None and wanted is not None:
             if wanted == "folder" and not stat.S_ISLNK(status.st_mode):
@@ -222,11 +220,16 @@ class FileGuard:
     def _resolved(self, given: str) -> tuple[str, os.stat_result | None]:
         """Where a path leads, and its status."""
         top = self._folder.top
-        path = os.path.join(top, given)
-        found = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        folder, name = os.path.split(os.path.join(top, given))
+        if name in ("", ".", ".."):
+            raise self._elsewhere(given)
+        found = os.path.join(os.path.realpath(folder), name)
         if os.path.islink(found) and not os.path.realpath(found).startswith(f"{top}/{PRIVATE}/trees/"):
             found = os.path.realpath(found)
         return found, _status(found)
+
+    def _elsewhere(self, given: str) -> Misuse:
+        return Misuse(f"a guarded file lies in {self._folder.top}, and {shown(given)} does not")
 
 
 class _Replacing:
@@ -267,9 +270,8 @@ class _Replacing:
             # An interrupted commit may have happened: the next process that takes the lock completes or removes it.
             if not committing:
                 disk.remove(self._new)
-            os.close(
-                self._descriptor
-            )  # this unlocks it; until now no other process took it for a dead writer's
+            # This unlocks the file: until now no other process took it for a dead writer's.
+            os.close(self._descriptor)
 
 
 class _PlannedCells(FileCells):
@@ -295,12 +297,14 @@ class _FileMarks(CellGuard):
     traits = TRAITS
     kind = "a guard over files"
 
-    def stays(self, header: bytes, carried: Credential, name: str) -> bool:
+    def stays(self, marked: Marked | None, carried: Credential | None, name: str) -> bool:
         """Whether a mark admits a write and stays as it is, nearly always. False: `write_step` judges in full."""
         known = self._known
-        if known is None or known.config.realm is None or self._runtime.now() - known.at > LAG_SECONDS:
+        if marked is None or carried is None or known is None:
             return False
-        return self._admits(known.config, mark_in(header), one_stamp(carried, self.kind), name)
+        if known.config.realm is None or self._runtime.now() - known.at > LAG_SECONDS:
+            return False
+        return self._admits(known.config, mark_in(marked.header), one_stamp(carried, self.kind), name)
 
     async def write_step(self, carried: Credential | None, name: str, operation: str) -> None:
         await self._operate(carried, {name: None}, operation=operation)

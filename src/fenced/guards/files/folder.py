@@ -281,7 +281,7 @@ class GuardedFolder:
         try:
             if place.offset is None:
                 os.replace(new, target)
-                _sync_folder_of(target)
+                self._sync(target.rpartition("/")[0])
             elif (body := disk.read(new)) is not None:
                 disk.append_synced(target, body, place.offset)
                 os.unlink(new)
@@ -291,6 +291,14 @@ class GuardedFolder:
             if os.path.lexists(new):
                 raise  # the folder of the target has gone
         self._locks.__dict__[key].pending = False
+
+    @staticmethod
+    def _sync(folder: str) -> None:
+        """Sync a folder after a rename. If that fails, the write has happened, but may not survive a power cut."""
+        try:
+            sync_folder(folder)
+        except OSError as error:
+            raise translated(error, folder, unknown=True) from error
 
     def append(self, key: str, path: str, body: bytes) -> None:
         """Append under a mark that stays as it is. The caller has the lock.
@@ -319,14 +327,6 @@ class GuardedFolder:
             if boot == boot_id():
                 os.truncate(f"{self.top}/{path}", offset)
         os.ftruncate(lock, pages.END)
-
-
-def _sync_folder_of(target: str) -> None:
-    """After a rename: if the folder cannot be synced, the write has happened, but may not survive a power cut."""
-    try:
-        sync_folder(os.path.dirname(target))
-    except OSError as error:
-        raise translated(error, target, unknown=True) from error
 
 
 def _file_name(key: str) -> str:
