@@ -50,10 +50,20 @@ class GuardedHarness(ServerAndProxy):
 def run_outage(
     check: Check[GuardOutageHarness], make: Callable[[Runtime], GuardOutageHarness], colour: Colour
 ) -> None:
-    """Run one check. A frozen server never answers, so a guard waits for it for one second only."""
+    """Run one check. While a server is frozen, and only then, guards wait one second for an answer."""
+    freeze, thaw, patience = Server.freeze, Server.thaw, timing.CALL_SECONDS
+
+    def freeze_and_hurry(server: Server) -> None:
+        freeze(server)
+        patch.setattr(timing, "CALL_SECONDS", 1.0)
+
+    def thaw_and_wait(server: Server) -> None:
+        thaw(server)
+        patch.setattr(timing, "CALL_SECONDS", patience)
+
     with pytest.MonkeyPatch.context() as patch:
-        if check.name == "a_frozen_server":
-            patch.setattr(timing, "CALL_SECONDS", 1.0)
+        patch.setattr(Server, "freeze", freeze_and_hurry)
+        patch.setattr(Server, "thaw", thaw_and_wait)
         run(check, make, colour)
 
 

@@ -28,7 +28,7 @@ from fenced.guards.objects import contents
 from fenced.guards.objects.buckets import ObstoreBucket, _version
 from fenced.guards.objects.cells import ObjectCells, ObjectMarks, path_of
 from fenced.guards.objects.contents import GuardedObjects
-from fenced.guards.shared.cells import Swapped
+from fenced.guards.shared.cells import Swapped, key_of
 from fenced.model import Credential, Stamp
 from fenced.objects import AsyncObjectGuard, ObjectGuard, bucket_policy
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -286,6 +286,29 @@ def test_a_thousand_late_writes() -> None:
         with pytest.raises(StaleToken):
             guard.write(stamp(5, seq), NAME, b"late")
     assert guard.peek(NAME) == b"new"
+
+
+def test_a_thousand_late_puts(seaweed_server: SeaweedServer) -> None:
+    """A holder judges its writes, pauses, is overtaken, and sends them at once: the store refuses every one."""
+
+    async def story() -> None:
+        store, prefix = s3_store(seaweed_server.endpoint()), next(_prefixes)
+        async with (
+            AsyncObjectGuard(store, prefix=prefix) as paused,
+            AsyncObjectGuard(store, prefix=prefix) as newer,
+        ):
+            await paused.write(stamp(5), NAME, b"old")
+            cells = paused._objects.marks.cells
+            version, blob = await cells.get(key_of(NAME))
+            assert blob is not None
+            await newer.announce(stamp(6), NAME)
+            late = [cells.swap([(key_of(NAME), version, blob + b"%d" % number)]) for number in range(1000)]
+            assert not any(await asyncio.gather(*late))
+            with pytest.raises(StaleToken):
+                await paused.write(stamp(5), NAME, b"late")
+            assert await newer.peek(NAME) == b"old"
+
+    asyncio.run(story())
 
 
 def eight_holders(guards: Callable[[], ObjectGuard]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 
 import fenced
+from fenced import timing
 from fenced.errors import (
     AlreadyApplied,
     Conflict,
@@ -119,6 +121,23 @@ def test_a_lost_reply_is_unknown_or_settled(kazoo: Any, zookeeper_server: ZooKee
                 with pytest.raises(AlreadyApplied), guard.transaction(client, stamp(5, 1)) as tx:
                     tx.create("/log/entry-", b"", sequence=True)
             _end(client)
+
+
+def test_a_thousand_late_writes(zookeeper_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queued by a holder that was overtaken, and sent at once on one connection: none is admitted."""
+
+    async def story() -> None:
+        url = f"{zookeeper_url}/{secrets.token_hex(8)}"
+        async with fenced.AsyncValues(url) as guard, fenced.AsyncValues(url) as newer:
+            await guard.write(stamp(5), NAME, b"old")
+            await newer.write(stamp(6), NAME, b"new")
+            late = [guard.write(stamp(5), NAME, b"late") for _ in range(1000)]
+            found = await asyncio.gather(*late, return_exceptions=True)
+            assert {type(each) for each in found} == {StaleToken}
+            assert (await newer.peek(NAME)).value == b"new"
+
+    monkeypatch.setattr(timing, "CALL_SECONDS", 300.0)  # the last of them waits for all the others
+    asyncio.run(story())
 
 
 def test_one_retry_loop_loses_nothing(kazoo: Any, zookeeper_server: ZooKeeperServer) -> None:
