@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import random
 import select
 import threading
@@ -46,13 +45,20 @@ def expect_interrupts() -> None:
 
 
 class Flag:
-    """Like threading.Event, but holds no Python-level lock, so Ctrl-C cannot leave one locked."""
+    """Like threading.Event, but Ctrl-C in one of its methods cannot make a later call wait without an end.
 
-    __slots__ = ("_on", "_signals")
+    The gate is a lock that is free while the flag is set. `_on` decides: if an interrupt or two threads
+    leave the gate in the other state, a waiter notices that after SLICE_SECONDS. A lock, and not a
+    `queue.SimpleQueue`, because `get(timeout=...)` of that never returns if its time is over before it begins to wait
+    (CPython 3.11: the remaining time is then negative, which means no limit).
+    """
+
+    __slots__ = ("_gate", "_on")
 
     def __init__(self) -> None:
         self._on = False
-        self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._gate.acquire()
 
     def is_set(self) -> bool:
         return self._on
@@ -60,20 +66,20 @@ class Flag:
     def set(self) -> None:
         if not self._on:
             self._on = True
-            self._signals.put(None)
+            self._open()
 
     def clear(self) -> None:
         self._on = False
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._signals.get_nowait()
+        self._gate.acquire(blocking=False)
 
     def wait(self, timeout: float) -> None:
         """Return when it may be set, or after `timeout` seconds."""
-        with contextlib.suppress(queue.Empty):
-            self._signals.get(timeout=timeout)
-            if self._on:
-                self._signals.put(None)  # for the next waiter
+        if self._gate.acquire(timeout=timeout) and self._on:
+            self._open()  # for the next waiter
+
+    def _open(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is open already
+            self._gate.release()
 
 
 class BlockingRuntime:
