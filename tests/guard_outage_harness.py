@@ -15,8 +15,8 @@ from fenced.registry import guard
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import COLOURS, GUARD_OUTAGE_CHECKS, Check, Colour, GuardOutageHarness, run
 from fenced.testing.kit import NAME, by
-from fenced.testing.servers.base import Endpoint
-from tests.outage_harness import ServerAndProxy
+from fenced.testing.servers.base import Endpoint, Server
+from tests.outage_harness import Opening, ServerAndProxy
 
 every_guard_outage = pytest.mark.parametrize(
     ("check", "colour"),
@@ -67,27 +67,19 @@ def run_outage(
         run(check, make, colour)
 
 
-class FailoverHarness:
+class FailoverHarness(Opening):
     """`lose` kills the server that guards at `url` use, a guard's address with the rule `sequenced`."""
 
     def __init__(self, runtime: Runtime, url: str, lose: Callable[[], object]) -> None:
-        self.runtime = runtime
+        super().__init__(runtime)
         self._url = url
         self._lose = lose
-        self._opened: list[NamedValues] = []
 
     async def guard(self) -> NamedValues:
-        opened = guard(self._url, self.runtime)
-        self._opened.append(opened)
-        await opened.open()
-        return opened
+        return await self._open(guard(self._url, self.runtime))
 
     async def fail_over(self) -> None:
         await self.runtime.call(self._lose)
-
-    async def close(self) -> None:
-        for opened in self._opened:
-            await opened.close()
 
 
 def is_used_after_a_fork(url: str) -> None:

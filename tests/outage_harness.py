@@ -45,14 +45,11 @@ every_outage = pytest.mark.parametrize(
 )
 
 
-class ServerAndProxy:
-    """One server, a proxy in front of it, and what a check has opened on both ways."""
+class Opening:
+    """Closes at the end what a check has opened."""
 
-    def __init__(self, runtime: Runtime, server: Server, proxy: Proxy | None = None) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.server = server
-        self.proxy = proxy or Proxy(server.host, server.port)
-        self._place = secrets.token_hex(8)
         self._opened: list[Authority | NamedValues] = []
 
     async def _open(self, made: T) -> T:
@@ -63,6 +60,19 @@ class ServerAndProxy:
     async def close(self) -> None:
         for opened in self._opened:
             await opened.close()
+
+
+class ServerAndProxy(Opening):
+    """One server, and a proxy in front of it."""
+
+    def __init__(self, runtime: Runtime, server: Server, proxy: Proxy | None = None) -> None:
+        super().__init__(runtime)
+        self.server = server
+        self.proxy = proxy or Proxy(server.host, server.port)
+        self._place = secrets.token_hex(8)
+
+    async def close(self) -> None:
+        await super().close()
         self.proxy.stop()
 
 
