@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from fenced.proxy.server import FencingProxy, ProxyOptions
 from tests.proxy.worlds import NAME, stamp_of
 
 PATIENCE = 60.0
+_NUMBERS = itertools.count()
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
@@ -174,7 +176,7 @@ async def upstream_server(
 async def proxied(
     behave: Callable[[Arrived], Awaitable[bytes]] | None = None,
     *,
-    store: str = "memory:",
+    store: str | None = None,
     upstream: Upstream | None = None,
     upstream_url: str | None = None,
     **options: Any,
@@ -194,8 +196,8 @@ async def proxied(
             "grace": PATIENCE,
             **options,
         }
-        if store == "memory:":
-            store = f"memory:{id(reports)}"
+        if store is None:
+            store = f"memory:{next(_NUMBERS)}"  # of its own
         proxy = FencingProxy(ProxyOptions(store=store, **chosen), reports.append)
         _, port = await proxy.start()
         stage = Stage(proxy, upstream, port, reports)

@@ -63,6 +63,10 @@ def test_requests_pass_as_they_are() -> None:
             )
             assert [(await caller.answer()).status, (await caller.answer()).status] == [200, 200]
             assert [arrived.body for arrived in stage.upstream.arrived[-2:]] == [b"1", b"2"]
+            # What follows a request and is none is answered after it.
+            odd_end = await stage.caller()
+            got = await odd_end.raw(request("POST", "/orders/42", 1) + b"\x06\r\n\r\n")
+            assert got.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 400" in got
             # A client that closes its side after the request still gets its answer.
             caller.writer.write(request("GET", "/last"))
             caller.writer.write_eof()

@@ -367,8 +367,7 @@ class Front(asyncio.Protocol):
         refused = Exchange(self, NOTHING, "1.1", keep=False)
         refused.refusal = error
         self._exchanges.append(refused)
-        if self._exchanges[0] is refused:
-            refused.start()
+        self._go_on()
 
     # Called by the parser
 
