@@ -38,6 +38,7 @@ GROUPS = {
     "zookeeper": "bench.on_zookeeper",
     "guards_etcd": "bench.guards_etcd",
     "guards_zookeeper": "bench.guards_zookeeper",
+    "http_receivers": "bench.http_receivers",
 }
 PACKAGES = {
     "guards_redis": "redis",

@@ -5,7 +5,7 @@
     with client.hold("orders/42") as lease, fenced.django.atomic(orders, lease):
         Order.objects.filter(id=42).update(qty=F("qty") + 1)
 
-`RefusalMiddleware` turns refusals that leave a view into responses; `InstallGuard` is a migration operation.
+`ReceiverMiddleware` reads stamps of requests and answers refusals; `InstallGuard` is a migration operation.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from django.db.migrations.operations.base import (
     Operation,
     OperationCategory,
 )
-from django.http import HttpRequest, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.utils.deprecation import MiddlewareMixin
 
 from fenced.decision import Mode, Rule
-from fenced.errors import Conflict, Contended, Misconfigured, Overtaken, Refused, Unavailable
+from fenced.errors import FencedError, Misconfigured, Refused
 from fenced.guarding import Fences
 from fenced.guards.shared.engine import TableGuard
 from fenced.guards.shared.spec import Spec
+from fenced.http.receiving import ANSWERED, SCOPE_KEY, answer, read_request
+from fenced.proofs import VerifyingKey
 from fenced.runtime.blocking import step
 from fenced.sql import Guard, refusal
 from fenced.sql.engines import on
 
-__all__ = ["InstallGuard", "RefusalMiddleware", "atomic"]
+__all__ = ["InstallGuard", "ReceiverMiddleware", "atomic"]
 
 
 @contextmanager
@@ -52,22 +54,34 @@ def atomic(
         yield
 
 
-class RefusalMiddleware(MiddlewareMixin):  # type: ignore[misc]
-    """Turns errors that leave a view into responses: 409 for a refusal, which the client must not retry; 503 for
-    errors that it may retry."""
+class ReceiverMiddleware(MiddlewareMixin):  # type: ignore[misc]
+    """Reads the stamp of each request for `fenced.http.atomic`, and answers errors that leave a view.
 
-    def process_exception(self, request: HttpRequest, exception: Exception) -> JsonResponse | None:
-        error = refusal(exception) if isinstance(exception, DatabaseError) else exception
-        if isinstance(error, Overtaken | Refused):
-            return _answer(409, getattr(error, "kind", "lost"), getattr(error, "name", None))
-        if isinstance(error, Contended | Conflict | Unavailable):
-            return _answer(503, type(error).__name__.lower(), None)
+    The answers are those of the protocol: 412 for a stale token, which a client must not retry, 503 for what it may
+    retry. With `keys`, set in a subclass, each stamp needs a proof by one of them.
+    """
+
+    keys: tuple[VerifyingKey, ...] = ()
+
+    def process_request(self, request: HttpRequest) -> HttpResponse | None:
+        pairs = [
+            (name.lower().encode(), value.encode("latin-1", "replace"))
+            for name, value in request.headers.items()
+        ]
+        try:
+            request.META[SCOPE_KEY] = read_request(request.method or "", request.path, pairs, self.keys)
+        except Refused as error:
+            return _answer(error)
         return None
 
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
+        error = refusal(exception) if isinstance(exception, DatabaseError) else exception
+        return _answer(error) if isinstance(error, ANSWERED) else None
 
-def _answer(status: int, kind: str, name: str | None) -> JsonResponse:
-    headers = {"Retry-After": "1"} if status == 503 else {}
-    return JsonResponse({"kind": kind, "name": name}, status=status, headers=headers)
+
+def _answer(error: FencedError) -> HttpResponse:
+    status, headers, body = answer(error)
+    return HttpResponse(body, status=status, headers=dict(headers))
 
 
 class InstallGuard(Operation):  # type: ignore[misc]

@@ -124,6 +124,11 @@ def _names_text(names: tuple[str, ...]) -> str:
     return ",".join(quote(name, safe="/") for name in names)
 
 
+@lru_cache(maxsize=1024)
+def _names_in(text: str) -> tuple[str, ...]:
+    return check_names([unquote_to_bytes(name).decode() for name in text.split(",")])
+
+
 class Stamp(NamedTuple):
     """What an operation carries to a guard. `seq` 0 announces; rule `retry` alone accepts None."""
 
@@ -157,13 +162,13 @@ class Stamp(NamedTuple):
             raise InvalidStamp(f"not a stamp: {shown(text)}")
         seq = None if found["seq"] == "-" else int(found["seq"])
         try:
-            encoded = found["names"].split(",")
-            names = check_names([unquote_to_bytes(name).decode() for name in encoded])
+            names = _names_in(found["names"])
         except (Misuse, UnicodeDecodeError):
             raise InvalidStamp(f"not a stamp, its names are not names: {shown(text)}") from None
         stamp = cls(found["realm"], names, int(found["token"]), seq, found["grant"])
         in_range = stamp.token <= TOKEN_MAX and (seq is None or seq <= SEQ_MAX)
-        if not in_range or str(stamp) != text:
+        # The pattern leaves one way to write each of the other parts.
+        if not in_range or _names_text(names) != found["names"]:
             raise InvalidStamp(f"not a stamp in its canonical form: {shown(text)}")
         return stamp
 

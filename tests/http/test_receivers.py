@@ -140,12 +140,12 @@ def test_the_receiver_is_killed_between_the_mark_and_the_effect(receivers: Recei
 def test_a_thousand_late_requests_and_none_is_admitted(receivers: Receivers) -> None:
     number = next(NUMBERS)
     path, name = f"/atomic/retry/{number}", name_of("atomic", "retry", number)
-    browser, stale = receivers.browsers["uvicorn"], stamp(5, 1, name)
-    assert browser.post(path, stale).status == 201
-    assert browser.post(path, stamp(6, 1, name)).status == 201
-    replies = Counter(browser.post(path, stale).kind for _ in range(1000))
+    browsers, stale = list(receivers.browsers.values()), stamp(5, 1, name)
+    assert browsers[0].post(path, stale).status == 201
+    assert browsers[1].post(path, stamp(6, 1, name)).status == 201
+    replies = Counter(browser.post(path, stale).kind for _ in range(500) for browser in browsers)
     assert replies == {"stale": 1000}
-    assert browser.send("GET", path).body == b"2"
+    assert browsers[0].send("GET", path).body == b"2"
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -17,6 +17,7 @@ from django.db import DatabaseError, IntegrityError, connection, connections, mo
 from django.db.migrations import CreateModel, Migration, RunPython
 from django.db.migrations.state import ProjectState
 from django.db.migrations.writer import MigrationWriter
+from django.db.models import F
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, TestCase
 from django.urls import path
@@ -24,6 +25,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 import fenced
 import fenced.django
+import fenced.http
 from fenced import sql
 from fenced.decision import Rule
 from fenced.model import Stamp
@@ -33,7 +35,8 @@ ERRORS = {
     "lost": fenced.LeaseLost("x", reason="expired"),
     "contended": fenced.Contended("x"),
     "unavailable": fenced.Unavailable("x"),
-    "unknown": fenced.Indeterminate("x"),
+    "indeterminate": fenced.Indeterminate("x"),
+    "bug": fenced.Misuse("x"),
 }
 
 
@@ -55,6 +58,13 @@ def unstamped_view(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
+def receiving_view(request: HttpRequest) -> HttpResponse:
+    guard = sql.Guard(table="shop_order", name="orders/{id}", rule="sequenced")
+    with fenced.http.atomic(guard, connection, request, replies="fenced_replies") as operation:
+        Order.objects.filter(id=42).update(qty=F("qty") - 1)
+        return operation.keep(HttpResponse("sold", status=201))
+
+
 settings.configure(
     ALLOWED_HOSTS=["testserver"],
     DATABASES={
@@ -62,12 +72,13 @@ settings.configure(
         "lite": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
     },
     LOGGING_CONFIG=None,
-    MIDDLEWARE=["fenced.django.RefusalMiddleware"],
+    MIDDLEWARE=["fenced.django.ReceiverMiddleware"],
     ROOT_URLCONF=(
         path("plain/<what>", view),
         path("suspending/<what>", suspending_view),
         path("late", late_view),
         path("unstamped", unstamped_view),
+        path("received", receiving_view),
     ),
 )
 django.setup()
@@ -277,10 +288,11 @@ def test_the_middleware_answers_for_refusals(database: dict[str, Any]) -> None:
     raise_mark(5)
     client = Client(raise_request_exception=False)
     expected = {
-        "stale": (409, {"kind": "stale", "name": "orders/42"}, None),
-        "lost": (409, {"kind": "lost", "name": None}, None),
-        "contended": (503, {"kind": "contended", "name": None}, "1"),
-        "unavailable": (503, {"kind": "unavailable", "name": None}, "1"),
+        "stale": (412, None),
+        "lost": (412, None),
+        "contended": (503, "1"),
+        "unavailable": (503, "1"),
+        "indeterminate": (504, None),
     }
 
     async def suspended(what: str) -> HttpResponse:
@@ -288,11 +300,26 @@ def test_the_middleware_answers_for_refusals(database: dict[str, Any]) -> None:
 
     for what, answer in expected.items():
         for got in (client.get(f"/plain/{what}"), asyncio.run(suspended(what))):
-            assert (got.status_code, got.json(), got.headers.get("Retry-After")) == answer
-    assert client.get("/plain/unknown").status_code == 500
+            assert (got.status_code, got.headers.get("Retry-After")) == answer
+            assert got.json()["type"] == f"urn:fenced:problem:{what}"
+    assert client.get("/plain/bug").status_code == 500
     late, unstamped = client.get("/late"), client.get("/unstamped")
-    assert (late.status_code, late.json()["kind"]) == (409, "stale")
-    assert (unstamped.status_code, unstamped.json()) == (409, {"kind": "missing", "name": "orders/42"})
+    assert (late.status_code, late.json()["type"]) == (412, "urn:fenced:problem:stale")
+    assert (unstamped.status_code, unstamped.json()["name"]) == (428, "orders/42")
+
+
+def test_a_request_writes_under_its_own_stamp(database: dict[str, Any]) -> None:
+    migrate("sequenced")
+    connection.cursor().execute(fenced.http.replies_table())
+    client = Client(raise_request_exception=False)
+    answers = [
+        client.post("/received", headers=fenced.http.fence_headers(stamp(token))) for token in (5, 5, 4)
+    ]
+    assert [got.status_code for got in answers] == [201, 201, 412]
+    assert [got.headers.get("Fenced-Replayed") for got in answers] == [None, "?1", None]
+    assert client.post("/received").status_code == 428
+    assert client.post("/received", headers={"Fenced-Stamp": "nonsense"}).status_code == 400
+    assert Order.objects.get(id=42).qty == 9
 
 
 def test_a_migration_installs_and_uninstalls(database: dict[str, Any]) -> None:

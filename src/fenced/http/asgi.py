@@ -12,7 +12,7 @@ from fenced.errors import Refused
 from fenced.guarding import AsyncValues
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit
 from fenced.http.protocol import SAFE_METHODS, Problem
-from fenced.http.receiving import ANSWERED, SCOPE_KEY, answer, read_request
+from fenced.http.receiving import ANSWERED, SCOPE_KEY, Received, answer, is_stamped, read_request
 from fenced.http.replies import REPLY_BYTES_MAX, KeptReply
 from fenced.http.routes import NOT_GUARDED, Names, namer
 from fenced.proofs import VerifyingKey
@@ -97,7 +97,7 @@ class Before:
         kind = scope["type"]
         if kind == "lifespan":
             await self._live(scope, receive, send)
-        elif kind != "http" or scope["method"] in SAFE_METHODS:
+        elif kind != "http" or (scope["method"] in SAFE_METHODS and not is_stamped(scope["headers"])):
             await self._app(scope, receive, send)
         else:
             await self._judge(scope, receive, send)
@@ -111,7 +111,7 @@ class Before:
                 self._runtime.close()
 
     async def _judge(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = _path(scope)
+        path, method = _path(scope), scope["method"]
         names = self._names(scope, path)
         if names == NOT_GUARDED:
             await self._app(scope, receive, send)
@@ -119,14 +119,14 @@ class Before:
         responding = _Responding(send)
         try:
             try:
-                received: Any = read_request(scope["method"], path, scope["headers"], self._keys)
+                received: Received | Refused = read_request(method, path, scope["headers"], self._keys)
                 scope[SCOPE_KEY] = received
             except Refused as error:
                 received = error
             door = self._door
             if door is None or self._loop is not asyncio.get_running_loop():
                 door = await self._open()
-            visit = await door.enter(received, names, about=path)
+            visit = await door.enter(received, names, about=path, reads=method in SAFE_METHODS)
             try:
                 if visit.last is None:
                     await self._app(scope, receive, responding.send)
@@ -153,6 +153,8 @@ class Before:
                     guard = registry.guard(self._store, runtime)
                 door = Door(guard, runtime, rule=self._rule, patience=self._patience)
                 await door.open()
+                if self._door is not None:
+                    door.records, door.counted = self._door.records, self._door.counted
                 self._door, self._loop = door, loop
             return self._door
 

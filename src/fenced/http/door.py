@@ -15,15 +15,16 @@ from datetime import UTC, datetime
 from fenced.contracts import NamedValues, Runtime, Versioned
 from fenced.decision import RULES, Mark, Mode, Rule, Ruling, Verdict, judge, mode_of, rule_on
 from fenced.errors import (
-    REFUSALS,
     AlreadyApplied,
     Conflict,
     Contended,
     FencedError,
     Indeterminate,
     Misconfigured,
+    MissingStamp,
     Misuse,
     Refused,
+    Uncovered,
     shown,
 )
 from fenced.guards.shared.answers import RECORDS_MAX, error_for
@@ -71,11 +72,10 @@ class Door:
         self.running = RunningRequests(runtime, one_at_a_time=rule != "retry")
         self._runtime = runtime
         self._patience = patience
-        self._opened = False
         self._modes: tuple[float, list[tuple[str, Mode]]] | None = None
 
     async def open(self) -> None:
-        """Safe to run twice at the same time: opening a store again changes nothing."""
+        """Open the store. Misconfigured if the receiver cannot use it."""
         await self.store.open()
         if self.rule != "retry":
             status = await self.store.operate(lambda operator: operator.status())
@@ -83,50 +83,50 @@ class Door:
                 raise Misconfigured(
                     f"{self.store.url}: the receiver applies rule {self.rule} itself; its store needs rule retry"
                 )
-        self._opened = True
 
     async def enter(
-        self, received: Received | Refused, names: tuple[str, ...] | None, *, about: str
+        self, received: Received | Refused, names: tuple[str, ...] | None, *, about: str, reads: bool = False
     ) -> Visit:
-        """Let a request in, or raise its refusal. `about`: the path, for requests whose names are not known."""
-        if not self._opened:
-            await self.open()
+        """Let a request in, or raise its refusal. `about`: the path, for requests whose names are not known.
+
+        `reads`: the method is safe. The request announces its stamp, and then sees the effects of all older requests.
+        """
         if isinstance(received, Refused):
-            verdict = Verdict(received.kind)
-            await self._rule(verdict, received, names, None, about)
+            await self._rule(Verdict(received.kind), received, names, None, about)
             return Visit()
         stamp = received.stamp
         if names is None:
-            says = "no name is known for this path, so no stamp covers it"
-            error = REFUSALS["uncovered"](f"{shown(about)}: {says}", stamp=stamp)
-            await self._rule(Verdict.UNCOVERED, error, None, stamp, about)
+            if not reads:
+                says = "no name is known for this path, so no stamp covers it"
+                error = Uncovered(f"{shown(about)}: {says}", stamp=stamp)
+                await self._rule(Verdict.UNCOVERED, error, None, stamp, about)
             return Visit()
         credential = received.credential(names)
         if stamp is None or credential is None:
-            missing = REFUSALS["missing"](
-                f"{names[0]}: the request carries no stamp, and the mode is require", name=names[0]
-            )
+            says = "the request carries no stamp, and the mode is require"
+            missing = MissingStamp(f"{names[0]}: {says}", name=names[0])
             await self._rule(Verdict.MISSING, missing, names, None, about)
             return Visit()
         running = self.running.begin(names, stamp.token)
         try:
-            return await self._admit(Visit(running, credential), running, stamp, received.request)
+            if reads or self.rule == "retry":
+                await self.store.announce(credential)
+                await self.running.wait_for_older(running, self._patience)
+                return Visit(running, credential)
+            return await self._admit(running, credential, stamp, received.request)
         except BaseException:
             self.running.end(running)
             raise
 
-    async def _admit(self, visit: Visit, running: RunningRequest, stamp: Stamp, request: str) -> Visit:
-        """Raise the mark, let older requests end, and judge by the rule. The order matters: see `wait_for_older`."""
-        assert visit.credential is not None
-        if self.rule == "retry":
-            await self.store.announce(visit.credential)
-            await self.running.wait_for_older(running, self._patience)
-            return visit
+    async def _admit(
+        self, running: RunningRequest, credential: Credential, stamp: Stamp, request: str
+    ) -> Visit:
+        """Let an operation in under rule `once` or `sequenced`."""
         if len(running.names) != 1:
             raise Misuse(f"rule {self.rule} takes one name for each request; names= has returned several")
-        found = await self.store.read(visit.credential, running.names[0])
+        found = await self.store.read(credential, running.names[0])  # this announces
         await self.running.wait_for_older(running, self._patience)
-        return await self._begin(visit, stamp, request, found)
+        return await self._begin(Visit(running, credential), stamp, request, found)
 
     def leave(self, visit: Visit) -> None:
         """The program has answered, or has failed."""

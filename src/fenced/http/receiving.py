@@ -19,7 +19,7 @@ from fenced.errors import (
     Unsupported,
     shown,
 )
-from fenced.http.protocol import KEY_HEADER, PROOF_HEADER, STAMP_HEADER, Problem, problem, read_fence
+from fenced.http.protocol import PROOF_HEADER, STAMP_HEADER, Problem, problem, read_fence
 from fenced.http.replies import KeptReply
 from fenced.model import Credential, Stamp
 from fenced.proofs import Proof, VerifyingKey, verify
@@ -68,8 +68,6 @@ class Received(NamedTuple):
     fence: Stamp | Proof | None
     method: str
     path: str
-    key: str = ""
-    """Its Idempotency-Key."""
 
     @property
     def stamp(self) -> Stamp | None:
@@ -78,7 +76,7 @@ class Received(NamedTuple):
     @property
     def request(self) -> str:
         """A stamp that comes again with another one of these is not a repeat."""
-        return f"{self.method} {self.path} {self.key}"
+        return f"{self.method} {self.path}"
 
     def credential(self, names: tuple[str, ...] = ()) -> Credential | None:
         """What the request is fenced with; None if it has no stamp."""
@@ -89,7 +87,12 @@ class Received(NamedTuple):
         return Credential((self.fence,), names)
 
 
-OUR_HEADERS = frozenset(name.lower().encode() for name in (STAMP_HEADER, PROOF_HEADER, KEY_HEADER))
+OUR_HEADERS = frozenset(name.lower().encode() for name in (STAMP_HEADER, PROOF_HEADER))
+
+
+def is_stamped(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request carries a stamp, or what should be one."""
+    return any(name in OUR_HEADERS for name, _ in headers)
 
 
 def read_request(
@@ -109,9 +112,7 @@ def read_request(
     fence = read_fence(ours)
     if keys and fence is not None:
         fence = _proven(fence, keys)
-    return Received(
-        fence, method, path, next((value.decode("latin-1") for name, value in ours if name == _KEY), "")
-    )
+    return Received(fence, method, path)
 
 
 def _proven(fence: Stamp | Proof, keys: tuple[VerifyingKey, ...]) -> Stamp:
@@ -122,18 +123,17 @@ def _proven(fence: Stamp | Proof, keys: tuple[VerifyingKey, ...]) -> Stamp:
     return fence.stamp
 
 
-_KEY = KEY_HEADER.lower().encode()
-
-
 def received_by(request: Any) -> Received:
     """What the receiver has read of a request: an ASGI scope, a WSGI environment, or a framework's request.
 
-    Starlette, FastAPI and Django over ASGI have `request.scope`, Flask and Django over WSGI have `request.environ`.
+    Starlette and FastAPI have `request.scope`, Flask has `request.environ`, Django has `request.META`.
     """
-    for place in (request, getattr(request, "scope", None), getattr(request, "environ", None)):
+    places = (request, *(getattr(request, name, None) for name in ("scope", "environ", "META")))
+    for place in places:
         found = place.get(SCOPE_KEY) if isinstance(place, Mapping) else None
         if isinstance(found, Received):
             return found
     raise Misuse(
-        f"no receiver has read this request: add fenced.http.Receiver or WsgiReceiver, not {shown(type(request))}"
+        "no receiver has read this request; add the middleware fenced.http.Receiver, fenced.http.WsgiReceiver or "
+        f"fenced.django.ReceiverMiddleware (this is {shown(type(request))})"
     )

@@ -35,7 +35,7 @@ class WsgiReceiver:
         app.wsgi_app = fenced.http.WsgiReceiver(app.wsgi_app)  # Flask
 
     Flask and Django answer the errors of their views themselves: register `fenced.http.flask_answer` as an error
-    handler, or use `fenced.django.RefusalMiddleware`. With `keys`, each stamp needs a proof by one of them.
+    handler, or use `fenced.django.ReceiverMiddleware`. With `keys`, each stamp needs a proof by one of them.
     """
 
     def __init__(self, app: WsgiApp, *, keys: Sequence[VerifyingKey] = ()) -> None:
@@ -81,20 +81,19 @@ class WsgiBefore:
         return self._door
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] in SAFE_METHODS:
-            return self._app(environ, start_response)
+        reads = environ["REQUEST_METHOD"] in SAFE_METHODS
         path = _path(environ)
-        names = self._names(environ, path)
+        names = NOT_GUARDED if reads and not _headers(environ) else self._names(environ, path)
         if names == NOT_GUARDED:
             return self._app(environ, start_response)
         try:
             try:
-                received: Any = _read(environ, self._keys)
+                received: Received | Refused = _read(environ, self._keys)
                 environ[SCOPE_KEY] = received
             except Refused as error:
                 received = error
             door = self._door or self._open()
-            visit = step(door.enter(received, names, about=path))
+            visit = step(door.enter(received, names, about=path, reads=reads))
         except ANSWERED as error:
             return _respond(start_response, answer(error))
         return self._run(door, visit, environ, start_response)
@@ -181,10 +180,13 @@ class _WsgiResponding:
                 self._door.leave(self._visit)
 
 
+def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
+    """A server joins repeated headers with commas. Two strings in quotation marks are not one, so that is refused."""
+    return [(name, environ[key].encode("latin-1", "replace")) for key, name in _HEADERS if key in environ]
+
+
 def _read(environ: Environ, keys: tuple[VerifyingKey, ...]) -> Received:
-    """A server joins repeated headers with commas. A stamp has one only between its names, so two are not a stamp."""
-    headers = [(name, environ[key].encode("latin-1", "replace")) for key, name in _HEADERS if key in environ]
-    return read_request(environ["REQUEST_METHOD"], _path(environ), headers, keys)
+    return read_request(environ["REQUEST_METHOD"], _path(environ), _headers(environ), keys)
 
 
 def _path(environ: Environ) -> str:

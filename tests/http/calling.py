@@ -1,0 +1,70 @@
+"""Calls of ASGI and WSGI apps within this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fenced.http.asgi import App
+from fenced.http.protocol import fence_headers
+from fenced.http.wsgi import WsgiApp
+from fenced.model import Stamp
+from fenced.proofs import Proof
+from tests.http.serving import Reply
+
+Pairs = Iterable[tuple[bytes, bytes]]
+
+
+def pairs_of(fence: Stamp | Proof | None) -> list[tuple[bytes, bytes]]:
+    if fence is None:
+        return []
+    return [(name.lower().encode(), value.encode()) for name, value in fence_headers(fence).items()]
+
+
+async def call_asgi(
+    app: App, method: str, path: str, headers: Pairs = (), statuses: list[int] | None = None
+) -> Reply:
+    """`statuses`: gets the status of the answer even if the app fails after it."""
+    sent: list[Any] = []
+
+    bodies = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> Any:
+        return bodies.pop() if bodies else await asyncio.Event().wait()  # the client stays connected
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if statuses is not None and "status" in message:
+            statuses.append(message["status"])
+
+    scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
+    await app(scope, receive, send)
+    start, *rest = sent
+    found = {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}
+    return Reply(start["status"], found, b"".join(message.get("body", b"") for message in rest))
+
+
+def call_wsgi(app: WsgiApp, method: str, path: str, headers: Pairs = ()) -> Reply:
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": method,
+        "PATH_INFO": path.encode("utf-8", "surrogateescape").decode("latin-1"),
+    }
+    for name, value in headers:  # as servers do it: repeated headers are joined
+        key = "HTTP_" + name.decode("latin-1").upper().replace("-", "_")
+        text = value.decode("latin-1")
+        environ[key] = f"{environ[key]},{text}" if key in environ else text
+    started: list[Any] = []
+
+    def start_response(status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], object]:
+        started[:] = status, headers
+        return lambda _: None
+
+    body = app(environ, start_response)
+    try:
+        content = b"".join(body)
+    finally:
+        if hasattr(body, "close"):
+            body.close()
+    status, found = started
+    return Reply(int(status.split()[0]), {name.lower(): value for name, value in found}, content)

@@ -1,0 +1,344 @@
+"""Before: the door, its order within the process, its modes, proofs and kept replies; within this process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fenced
+from fenced.http import Before, Receiver, WsgiBefore, WsgiReceiver
+from fenced.http.protocol import PROBLEM_TYPES
+from fenced.http.replies import REPLY_BYTES_MAX
+from fenced.http.running import RunningRequest, RunningRequests
+from fenced.proofs import HmacKey
+from tests.http.calling import Pairs, call_asgi, call_wsgi, pairs_of
+from tests.http.serving import Reply, stamp
+
+NAMES = {"/orders/{id:int}": "orders/{id}", "/open/{x}": None, "/{kind}/{id}": "{kind}/{id}"}
+STORES = itertools.count()
+Call = Callable[..., Reply]
+
+
+def new_store(mode: str = "enforce") -> str:
+    return f"memory:before-{next(STORES)}?mode={mode}"
+
+
+async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with as many bytes as the path says, in one piece or streamed."""
+    size = int(scope["path"].rpartition("/")[2])
+    streams = scope["path"].startswith("/streamed")
+    headers = [] if streams else [(b"content-length", b"%d" % size)]
+    start = {"status": 201, "headers": [*headers, (b"set-cookie", b"secret"), (b"x-own", b"kept")]}
+    await send({"type": "http.response.start", **start})
+    if streams:
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
+    await send({"type": "http.response.body", "body": b"x" * size})
+
+
+def wsgi_app(environ: Any, start_response: Any) -> Any:
+    size = int(environ["PATH_INFO"].rpartition("/")[2])
+    streams = environ["PATH_INFO"].startswith("/streamed")
+    headers = [] if streams else [("Content-Length", str(size))]
+    start_response("201 Created", [*headers, ("Set-Cookie", "secret"), ("X-Own", "kept")])
+    return iter([b"x", b"x" * size]) if streams else [b"x" * size]
+
+
+class Asgi:
+    """A receiver for ASGI, called from blocking code. Each call has an event loop of its own, as in test clients."""
+
+    def __init__(self, **options: Any) -> None:
+        self.app = Before(asgi_app, **{"names": NAMES, **options})
+
+    def __call__(self, method: str, path: str, headers: Pairs = ()) -> Reply:
+        return asyncio.run(call_asgi(self.app, method, path, headers))
+
+
+class Wsgi:
+    def __init__(self, **options: Any) -> None:
+        self.app = WsgiBefore(wsgi_app, **{"names": NAMES, **options})
+
+    def __call__(self, method: str, path: str, headers: Pairs = ()) -> Reply:
+        return call_wsgi(self.app, method, path, headers)
+
+
+both = pytest.mark.parametrize("receiver", [Asgi, Wsgi])
+
+
+@both
+def test_a_mode_that_does_not_refuse_counts(receiver: Any) -> None:
+    url = new_store("observe")
+    call = receiver(store=url)
+    current, late = pairs_of(stamp(2, 1, "orders/1")), pairs_of(stamp(1, 1, "orders/1"))
+    requests = [
+        ("/orders/1", current),
+        ("/orders/1", late),
+        ("/orders/1", []),
+        ("/orders/1", [(b"fenced-stamp", b"nonsense")]),
+        ("/nowhere/else/1", current),
+    ]
+    assert [call("POST", path, headers).status for path, headers in requests] == [201] * 5
+    counted = sorted(verdict for verdict, *_ in call.app.door.counted)
+    assert counted == ["invalid", "missing", "uncovered"], "the stale one was counted by the store"
+    fenced.Values(url).set_mode("shadow")
+    call = receiver(store=url)
+    assert call("POST", "/orders/1").status == 201
+    (record,) = call.app.door.records
+    assert (record.name, record.verdict, record.ruling) == ("orders/1", "missing", "record")
+    fenced.Values(url).set_mode("require")
+    call = receiver(store=url)
+    assert [call("POST", path, headers).status for path, headers in requests] == [201, 412, 428, 400, 403]
+
+
+@both
+def test_names_come_from_the_path_and_never_from_the_stamp(receiver: Any) -> None:
+    call = receiver(store=new_store("require"))
+    for path in ("/orders/01", "/orders/1/", "/orders//1", "/other"):
+        reply = call("POST", path, pairs_of(stamp(1, 1, "orders/1")))
+        assert reply.kind == "uncovered", path
+    assert call("POST", "/open/1").status == 201, "a route without a name"
+    assert call("GET", "/other/1/1").status == 201, "a safe method needs no stamp"
+
+    by_function = receiver(store=new_store("require"), names=lambda request: ("orders/1", "orders/2"))
+    assert by_function("POST", "/1", pairs_of(stamp(1, 1, "orders/1"))).kind == "uncovered"
+    assert by_function("POST", "/1", pairs_of(stamp(1, 1, "orders/1", "orders/2"))).status == 201
+
+
+@pytest.mark.parametrize(
+    "names", [{}, None, {"orders": "x"}, {"/{a}": "{b}"}, {"/{a}": ""}, {"/{a": "x"}, {"/{a}/{a}": "{a}"}]
+)
+def test_wrong_names_are_refused_at_the_start(names: Any) -> None:
+    with pytest.raises(fenced.Misuse):
+        Before(asgi_app, store="memory:", names=names)
+
+
+@both
+def test_a_safe_request_with_a_stamp_announces(receiver: Any) -> None:
+    call = receiver(store=new_store(), rule="sequenced")
+    assert call("GET", "/orders/1", pairs_of(stamp(5, 0, "orders/1"))).status == 201
+    assert call("POST", "/orders/1", pairs_of(stamp(4, 1, "orders/1"))).kind == "stale"
+    assert call("GET", "/orders/1", pairs_of(stamp(4, 0, "orders/1"))).kind == "stale"
+    assert call("POST", "/orders/1", pairs_of(stamp(5, 1, "orders/1"))).status == 201
+
+
+@both
+def test_stamps_need_proofs_if_there_are_keys(receiver: Any) -> None:
+    key, other = HmacKey("ours", b"k" * 32), HmacKey("ours", b"o" * 32)
+    call = receiver(store=new_store(), keys=[key])
+    mine = stamp(1, 1, "orders/1")
+    assert call("POST", "/orders/1", pairs_of(key.sign(mine))).status == 201
+    assert call("POST", "/orders/1", pairs_of(other.sign(mine))).kind == "forged"
+    assert call("POST", "/orders/1", pairs_of(mine)).kind == "forged"
+    assert receiver(store=new_store())("POST", "/orders/1", pairs_of(key.sign(mine))).kind == "unsupported"
+
+
+@both
+def test_what_is_kept_of_a_reply(receiver: Any) -> None:
+    call = receiver(store=new_store(), rule="sequenced")
+    for kind, size, again in (
+        ("orders", REPLY_BYTES_MAX, "replayed"),
+        ("orders", REPLY_BYTES_MAX + 1, "applied"),
+        ("streamed", 9, "applied"),
+    ):
+        path, mine = f"/{kind}/{size}", pairs_of(stamp(1, 1, f"{kind}/{size}"))
+        first, second = call("POST", path, mine), call("POST", path, mine)
+        assert first.status == 201 and not first.replayed
+        assert ("replayed" if second.replayed else second.kind) == again
+        assert second.headers.get("x-own") == ("kept" if again == "replayed" else None)
+        assert "set-cookie" not in second.headers, "cookies are secrets"
+        assert call("PUT", path, mine).kind == "invalid", "the same stamp with another request"
+
+
+def test_a_store_whose_own_rule_would_interfere_is_refused() -> None:
+    call = Wsgi(store="memory:own-rule?rule=once", rule="once")
+    with pytest.raises(fenced.Misconfigured, match="rule retry"):
+        call("POST", "/orders/1")
+
+
+class Blind(RunningRequests):
+    """Planted: a newer request does not wait for older ones."""
+
+    async def wait_for_older(self, request: RunningRequest, patience: float) -> None:
+        return
+
+
+STORY = [
+    ("old begins", "old ends", "new begins", "new ends"),
+    ("old begins", "new begins", "new ends", "old ends"),
+]
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_newer_request_waits_for_an_older_one_in_asyncio(planted: bool) -> None:
+    log: list[str] = []
+
+    async def story() -> None:
+        release = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            who = dict(scope["headers"])[b"x-who"].decode()
+            log.append(f"{who} begins")
+            if who == "old":
+                await release.wait()
+            log.append(f"{who} ends")
+            await asgi_app(scope, receive, send)
+
+        before = Before(app, store=new_store(), names=NAMES)
+        door = await before._open()
+        if planted:
+            door.running = Blind(door._runtime)
+
+        async def post(who: str, token: int) -> Reply:
+            headers = [*pairs_of(stamp(token, 1, "orders/1")), (b"x-who", who.encode())]
+            return await call_asgi(before, "POST", "/orders/1", headers)
+
+        old = asyncio.create_task(post("old", 1))
+        while log != ["old begins"]:
+            await asyncio.sleep(0)
+        (running,) = door.running._by_name["orders/1"]
+        new = asyncio.create_task(post("new", 2))
+        while running.ended is None and "new ends" not in log:  # until it waits, or does not
+            await asyncio.sleep(0)
+        assert (await post("late", 1)).kind == "stale", "nothing older enters any more"
+        release.set()
+        assert [(await task).status for task in (old, new)] == [201, 201]
+        assert len(door.running) == 0, "nothing is remembered of names that nobody uses"
+
+    asyncio.run(story())
+    assert tuple(log) == STORY[planted]
+
+
+@pytest.mark.parametrize("rule", ["retry", "sequenced"])
+def test_a_newer_request_waits_for_an_older_one_in_threads(rule: Any) -> None:
+    log: list[str] = []
+    begun, release = threading.Event(), threading.Event()
+
+    def app(environ: Any, start_response: Any) -> Any:
+        who = environ["HTTP_X_WHO"]
+        log.append(f"{who} begins")
+        if who == "old":
+            begun.set()
+            assert release.wait(100)
+        log.append(f"{who} ends")
+        return wsgi_app(environ, start_response)
+
+    before = WsgiBefore(app, store=new_store(), names=NAMES, rule=rule)
+
+    def post(who: str, token: int, seq: int = 1) -> Reply:
+        headers = [*pairs_of(stamp(token, seq, "orders/1")), (b"x-who", who.encode())]
+        return call_wsgi(before, "POST", "/orders/1", headers)
+
+    with ThreadPoolExecutor(3) as threads:
+        old = threads.submit(post, "old", 1)
+        assert begun.wait(100)
+        assert before.door is not None
+        (running,) = before.door.running._by_name["orders/1"]
+        new = threads.submit(post, "new", 2)
+        repeat = threads.submit(post, "old", 1) if rule == "sequenced" else None
+        while running.ended is None and not new.done():
+            threading.Event().wait(0.005)
+        release.set()
+        assert [old.result().status, new.result().status] == [201, 201]
+        if repeat is not None:
+            # It waited for the answer and got it again, or came after the newer request.
+            assert repeat.result().replayed or repeat.result().kind == "stale"
+    assert tuple(log) == STORY[0]
+
+
+def test_patience_is_bounded() -> None:
+    before = WsgiBefore(wsgi_app, store=new_store(), names=NAMES, patience=0.01)
+    call_wsgi(before, "POST", "/orders/1", pairs_of(stamp(1, 1, "orders/1")))
+    assert before.door is not None
+    before.door.running.begin(("orders/1",), 1)  # a request that never ends
+    reply = call_wsgi(before, "POST", "/orders/1", pairs_of(stamp(2, 1, "orders/1")))
+    assert (reply.kind, reply.headers["retry-after"]) == ("contended", "1")
+
+
+MINE = stamp(3, 1, "orders/1")
+TEXT = f'"{MINE}"'.encode()
+VALUES = st.one_of(
+    st.just(TEXT),
+    st.binary(max_size=60),
+    st.builds(
+        lambda at, byte: TEXT[:at] + byte + TEXT[at + 1 :], st.integers(0, len(TEXT)), st.binary(max_size=2)
+    ),
+    st.sampled_from([b'""', b'"', TEXT + b"," + TEXT, TEXT[1:-1], b'"k:' + b"0" * 64 + b'"', b"x" * 5000]),
+)
+HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from([b"fenced-stamp", b"fenced-proof", b"idempotency-key", b"content-length", b"x", b""]),
+        VALUES,
+    ),
+    max_size=4,
+)
+PATHS = st.one_of(
+    st.sampled_from(
+        ["/orders/1", "/orders/01", "/open/1", "/", "//", "/orders/%31", "/orders/\u202e1", "/ /\x00"]
+    ),
+    st.text(max_size=20).map(lambda text: "/" + text),
+)
+METHODS = st.sampled_from(["POST", "GET", "DELETE", "post", "QUERY", ""])
+STATUSES = {201, *(row.status for row in PROBLEM_TYPES)} - {500}
+
+
+async def constant_asgi(scope: Any, receive: Any, send: Any) -> None:
+    await asgi_app({**scope, "path": "/1"}, receive, send)
+
+
+def constant_wsgi(environ: Any, start_response: Any) -> Any:
+    return wsgi_app({**environ, "PATH_INFO": "/1"}, start_response)
+
+
+@pytest.fixture(scope="module")
+def asgi_receivers() -> dict[str, Any]:
+    key = HmacKey("k", b"k" * 32)
+    return {
+        "receiver": Receiver(constant_asgi),
+        **{
+            rule: Before(constant_asgi, store=new_store(), names=NAMES, rule=rule)
+            for rule in ("retry", "once")
+        },
+        "proven": Before(constant_asgi, store=new_store("require"), names=NAMES, keys=[key]),
+    }
+
+
+@pytest.fixture(scope="module")
+def wsgi_receivers() -> dict[str, Any]:
+    return {
+        "receiver": WsgiReceiver(constant_wsgi),
+        "sequenced": WsgiBefore(constant_wsgi, store=new_store("require"), names=NAMES, rule="sequenced"),
+    }
+
+
+@settings(max_examples=80, deadline=None)
+@given(requests=st.lists(st.tuples(METHODS, PATHS, HEADERS), min_size=1, max_size=6))
+def test_whatever_is_sent_is_answered(
+    asgi_receivers: dict[str, Any], wsgi_receivers: dict[str, Any], requests: list[Any]
+) -> None:
+    """No error page, no hang, and no stamp in a log or an answer."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        replies = [call_wsgi(app, *one) for app in wsgi_receivers.values() for one in requests]
+
+        async def call_all() -> list[Reply]:
+            return [await call_asgi(app, *one) for app in asgi_receivers.values() for one in requests]
+
+        replies += asyncio.run(call_all())
+    finally:
+        logging.getLogger().removeHandler(handler)
+    for reply in replies:
+        assert reply.status in STATUSES, reply
+        assert MINE.grant.encode() not in reply.body
+        assert reply.status == 201 or reply.kind is not None
+    assert not logged
