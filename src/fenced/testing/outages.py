@@ -286,8 +286,8 @@ async def a_frozen_server_frees_its_holders_in_time(h: OutageHarness) -> None:
     ttl = 1.0
     client = lease_engine(await h.direct(), h.runtime)
     lease = await client.acquire(LeaseRequest.checked(["orders"], ttl=ttl))
-    frozen = h.runtime.now()
     h.server.freeze()
+    frozen = h.runtime.now()  # after it: until it stood still, the server answered renewals
     try:
         await until(h.runtime, lambda: lease.state is State.LOST, 30.0, "the holder knows")
         ensure(lease.deadline < frozen + ttl, "in time by its own clock")
