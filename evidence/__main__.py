@@ -15,12 +15,12 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fenced
-from evidence import authority_storms, message_storm, power_cut, server_cut
+from evidence import authority_storms, guard_holders, message_storm, power_cut, server_cut
 from fenced.testing.servers import (
     DynamoServer,
     EtcdServer,
@@ -80,21 +80,16 @@ def _storm_and_control(*options: str) -> dict[str, Any]:
     return {"guarded": guarded, "none": none, "lost_without_guard": round(lost, 4)}
 
 
-def guard_storms() -> dict[str, Any]:
-    """Each guard with leases from SQLite and from PostgreSQL, and the control: the same guard in observe, which refuses
-    nothing."""
-    found: dict[str, Any] = {}
-    with (
-        PostgresqlServer() as leases,
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.ExitStack() as stack,
-    ):
+@contextlib.contextmanager
+def _guards() -> Iterator[dict[str, Callable[[str], str]]]:
+    """By kind, the address of a guard at a place of this name."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         start = stack.enter_context
         postgresql, redis = start(PostgresqlServer()), start(RedisServer())
         etcd, zookeeper, objects = start(EtcdServer()), start(ZooKeeperServer()), start(SeaweedServer())
         dynamodb = start(DynamoServer())
         os.environ.update(KEYS)
-        guards: dict[str, Callable[[str], str]] = {
+        yield {
             "postgresql": lambda _: postgresql.url(postgresql.create_database()),
             "redis": lambda place: f"{redis.url()}?tag={place}",
             "etcd": lambda place: f"{etcd.url()}?prefix={place}",
@@ -103,6 +98,13 @@ def guard_storms() -> dict[str, Any]:
             "dynamodb": dynamodb.url,
             "files": lambda place: Path(tempfile.mkdtemp(prefix=place, dir=folder)).as_uri(),
         }
+
+
+def guard_storms() -> dict[str, Any]:
+    """Each guard with leases from SQLite and from PostgreSQL, and the control: the same guard in observe, which refuses
+    nothing."""
+    found: dict[str, Any] = {}
+    with PostgresqlServer() as leases, _guards() as guards:
         for kind, address in guards.items():
             by_postgresql = ("--authority", leases.url(leases.create_database()))
             observed = address("observed")
@@ -118,6 +120,11 @@ def guard_storms() -> dict[str, Any]:
                 "lost_in_observe": round(control["lost_updates"] / control["acknowledged"], 4),
             }
     return {**found, "seconds_each": GUARD_STORM_SECONDS}
+
+
+def holders() -> dict[str, Any]:
+    with _guards() as guards:
+        return guard_holders.run(guards)
 
 
 def worlds() -> dict[str, Any]:
@@ -158,6 +165,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "storms": lambda _: storms(),
     "authority_storms": on_authorities,
     "guard_storms": lambda _: guard_storms(),
+    "guard_holders": lambda _: holders(),
     "message_storm": lambda _: message_storm.run(),
     "worlds": lambda _: worlds(),
     "bench": lambda _: bench(),
