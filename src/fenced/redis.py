@@ -258,7 +258,7 @@ class RedisGuard:
                 f"the slot of its marks: name them {{{tag}}}:..., or give the guard the tag of the keys"
             )
         raise Unsupported(
-            f"in a cluster the keys of a guarded operation have the tag of its name, which is {name}: the keys of "
+            f"in a cluster the keys of a guarded operation have the tag of its name: with name={name!r} the keys of "
             f"{name.replace('{tag}', '42')} are named {{42}}:..."
         )
 

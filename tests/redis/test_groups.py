@@ -55,6 +55,9 @@ RUNTIME = BlockingRuntime()
 FIRST = range(5461)
 """The slots of a cluster's first primary."""
 SECOND = range(5461, 10923)
+LEFT = """#!lua name=groups
+redis.register_function('left', function(keys) return redis.call('GET', keys[1]) end)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +282,7 @@ def test_a_slot_for_each_name(cluster: RedisCluster) -> None:
     names = [f"stock/{tag}" for tag in tags]
     guard = RedisGuard(tag=home, name="stock/{tag}", guarantee="best-effort")
     older, newer = (Stamp("00000000000000aa", tuple(names), token, 1, f"{token:032x}") for token in (1, 2))
+    library = guard.wrap_library(LEFT)
     values = RedisValues.at(f"{cluster.url()}?tag={home}&guarantee=best-effort&name=stock/{{tag}}", RUNTIME)
     eventually(lambda: step(values.open()))
 
@@ -294,6 +298,10 @@ def test_a_slot_for_each_name(cluster: RedisCluster) -> None:
             for name, tag in zip(names, tags, strict=True):
                 async with guard.transaction(client, newer, name) as tx:
                     tx.incr(f"{{{tag}}}:left")
+            await library.load(client)
+            assert (
+                await library.function("left")(client, newer, names[1], keys=[f"{{{tags[1]}}}:left"]) == b"2"
+            )
 
     with own_client(cluster) as client:
         eventually(lambda: guard.announce(client, older))
@@ -306,6 +314,11 @@ def test_a_slot_for_each_name(cluster: RedisCluster) -> None:
             with pytest.raises(StaleToken), guard.transaction(client, older, name) as tx:
                 tx.set(f"{{{tag}}}:left", 9)
             assert client.get(f"{{{tag}}}:left") == b"2"
+        library.load(client)  # on every primary
+        for name, tag in zip(names, tags, strict=True):
+            assert library.function("left")(client, newer, name, keys=[f"{{{tag}}}:left"]) == b"2"
+            with pytest.raises(StaleToken):
+                library.function("left")(client, older, name, keys=[f"{{{tag}}}:left"])
         with pytest.raises(Unsupported, match="are in several slots"), guard.transaction(client, newer) as tx:
             tx.get(f"{{{tags[0]}}}:left")
         with (
