@@ -377,7 +377,7 @@ def test_a_writer_of_a_folder_that_dies_leaves_all_or_nothing(tmp_path: Path) ->
 def test_an_append_under_rule_retry_is_undone_if_its_writer_dies(
     tmp_path: Path, death: Callable[[], None]
 ) -> None:
-    """The mark stays as it is, so nothing but the note in the lock file says that the append is not complete."""
+    """The mark stays as it is, so nothing but the note in the mark file says that the append is not complete."""
     seen = set()
     for count in range(1, 40):
         here = tmp_path / str(count)
