@@ -30,6 +30,7 @@ GROUPS = {
     "guards_redis": "bench.guards_redis",
     "guards_objects": "bench.guards_objects",
     "guards_dynamodb": "bench.guards_dynamodb",
+    "proxy": "bench.proxy",
     "startup": "bench.startup",
     "redis": "bench.on_redis",
     "postgresql": "bench.on_postgresql",

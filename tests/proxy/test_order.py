@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fenced.errors import Misconfigured, Misuse
 from fenced.proxy import order
 from fenced.proxy.gate import Gate
-from fenced.proxy.names import NameTemplate, NoName, name_of
+from fenced.proxy.names import Naming, NoName
 from fenced.proxy.order import InFlight, Permit
 from tests.proxy.worlds import ProxyWorld, stamp_of
 
@@ -105,7 +105,7 @@ def test_a_value_of_another_program_is_not_taken_for_ours() -> None:
     ],
 )
 def test_names(template: str, target: str, name: str | None) -> None:
-    assert name_of([NameTemplate.parse(template)], target.encode(), [(b"x-cart", b"c1")]) == name
+    assert Naming([template]).name_of(target.encode(), [(b"x-cart", b"c1")]) == name
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_names(template: str, target: str, name: str | None) -> None:
 )
 def test_a_path_that_can_be_read_in_two_ways_has_no_name(target: str) -> None:
     with pytest.raises(NoName):
-        name_of([NameTemplate.parse("orders/{path.id}")], target.encode(), [])
+        Naming(["orders/{path.id}"]).name_of(target.encode(), [])
 
 
 def test_a_field_has_one_value() -> None:
-    carts = [NameTemplate.parse("carts/{query.cart}")]
+    carts = Naming(["carts/{query.cart}"])
     for target in (b"/buy", b"/buy?cart=", b"/buy?cart=1&cart=2", b"/buy?cart=1%2F2", b"/buy?cart=.."):
         with pytest.raises(NoName):
-            name_of(carts, target, [])
+            carts.name_of(target, [])
 
 
 @pytest.mark.parametrize(
@@ -130,4 +130,4 @@ def test_a_field_has_one_value() -> None:
 )
 def test_a_template_that_is_none(text: str) -> None:
     with pytest.raises(Misuse):
-        NameTemplate.parse(text)
+        Naming([text])

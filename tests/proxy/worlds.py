@@ -140,7 +140,8 @@ class ProxyWorld:
     ) -> None:
         rng = self.world.rng
         stamp = stamp_of(token)
-        line = gate.enter_at_once(NAME, stamp)
+        entered = gate.enter_by_text(NAME, (b"fenced-stamp", f'"{stamp}"'.encode()))
+        line = entered and entered[0]
         try:
             if line is None:
                 line = await gate.enter(NAME, stamp, runtime.now() + 30)

@@ -15,6 +15,7 @@ from fenced.model import Stamp
 from fenced.proxy.messages import (
     CHUNKED,
     CONTINUE,
+    RECEIVED,
     UNTIL_CLOSE,
     BadMessage,
     Headers,
@@ -25,7 +26,7 @@ from fenced.proxy.messages import (
     chunk,
     request_head,
 )
-from fenced.proxy.names import NoName, name_of
+from fenced.proxy.names import NoName
 
 if TYPE_CHECKING:
     from fenced.proxy.gate import Line
@@ -98,26 +99,31 @@ class Exchange:
         if self.refusal is not None:
             self.refuse(self.refusal)
             return
+        head = self.head
+        if head.safe and not head.fence:
+            self._connect()
+            return
         try:
-            fence = read_fence(self.head.fence) if self.head.fence else None
-            if fence is None and self.head.safe:
-                self._connect()
-                return
+            name = proxy.naming.name_of(head.target, head.headers)
+            if (
+                len(head.fence) == 1 and name is not None
+            ):  # nearly always: a further request of the same holder
+                entered = proxy.gate.enter_by_text(name, head.fence[0])
+                if entered is not None:
+                    self._line, self._token = entered
+                    self._connect()
+                    return
+            fence = read_fence(head.fence)
             if fence is not None and not isinstance(fence, Stamp):
                 raise Unsupported("this proxy cannot check a proof, and does not ignore it")
-            name = name_of(proxy.templates, self.head.target, self.head.headers)
         except FencedError as error:
             self.refuse(error)
             return
         if name is None:
-            if self.head.safe or proxy.options.unnamed == "pass":
+            if head.safe or proxy.options.unnamed == "pass":
                 self._connect()
             else:
                 self.refuse(NoName("no --name of this proxy is for this path, so it is not passed on"))
-            return
-        if fence is not None and (line := proxy.gate.enter_at_once(name, fence)) is not None:
-            self._line, self._token = line, fence.token
-            self._connect()
             return
         proxy.spawn(partial(self._enter, name, fence))
 
@@ -188,12 +194,12 @@ class Exchange:
             # This proxy was stopped for so long that others may have let newer requests through.
             upstream.abort("this proxy was stopped, or could not reach its store, for too long")
             return
-        parts, self._body = [head, *self._body], []
+        parts, self._body = [head, *self._body] if head else self._body, []
         if self.received_all and not self.sent_all:
             self.sent_all = True
             if self.head.length == CHUNKED:
                 parts.append(b"0\r\n\r\n")
-        upstream.send(b"".join(parts))
+        upstream.send(b"".join(parts))  # of one part this is no copy
 
     # The answer
 
@@ -283,7 +289,7 @@ class Exchange:
             self._line = None
 
 
-class Front(asyncio.Protocol):
+class Front(asyncio.BufferedProtocol):
     """One connection of a client. Its requests are answered one after the other."""
 
     def __init__(self, proxy: FencingProxy) -> None:
@@ -315,7 +321,13 @@ class Front(asyncio.Protocol):
             self.write(answer(busy, keep=False, to_head=False))
             self._end()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return RECEIVED
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received(RECEIVED[:nbytes])
+
+    def _received(self, data: memoryview) -> None:
         self.quiet = 0
         if self._closing:
             return  # a body that nobody reads
@@ -345,12 +357,12 @@ class Front(asyncio.Protocol):
         if len(self._exchanges) > 1:
             self.pause("pipeline")
 
-    def _after_upgrade(self, rest: bytes) -> None:
+    def _after_upgrade(self, rest: memoryview) -> None:
         """A client that offered another protocol goes on with HTTP/1.1."""
         self._parser = httptools.HttpRequestParser(self)
         self._go_on()
         if rest and not self._closing:
-            self.data_received(rest)
+            self._received(rest)
 
     def _malformed(self, error: Exception) -> None:
         """Answer what cannot be read, after the requests before it."""

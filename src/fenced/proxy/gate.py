@@ -25,6 +25,9 @@ POLL_SECONDS_MAX = 0.1
 """How often a waiter looks whether the permits of other proxies have gone: seldom after a while."""
 UNSTAMPED_SECONDS = 1.0
 """How often the store is asked what it does about requests without a stamp on one name."""
+STAMP = b"fenced-stamp"
+SEQ_DIGITS = 15
+ZERO = ord("0")
 LINES_MAX = 50_000
 """How many idle names are remembered."""
 
@@ -38,6 +41,7 @@ class Line:
         "locked",
         "name",
         "open",
+        "open_text",
         "queue",
         "tended",
         "verified",
@@ -54,6 +58,8 @@ class Line:
         """Of the value that `in_flight` was read from; None: it must be read first."""
         self.open: Stamp | None = None
         """Requests with this token enter at once, until `fresh_until`."""
+        self.open_text = (b"", b"")
+        """The header of such a request, without the seq in its middle."""
         self.fresh_until = -math.inf
         self.verified: dict[int, float] = {}
         """By token: when the last step that renewed our permit began."""
@@ -116,17 +122,25 @@ class Gate:
                     "it needs a store with the rule retry"
                 )
 
-    def enter_at_once(self, name: str, stamp: Stamp) -> Line | None:
-        """Let a request with the newest token through, if no step is needed; otherwise None, and `enter` decides."""
+    def enter_by_text(self, name: str, header: tuple[bytes, bytes]) -> tuple[Line, int] | None:
+        """Let a request with the newest stamp through, if no step is needed; otherwise None, and `enter` decides.
+
+        The stamp is compared as a text, whose parts before and after its seq are those of the newest: a stamp has one
+        way to be written.
+        """
         line = self._lines.get(name)
-        if line is None or (newest := line.open) is None:
+        if line is None or (newest := line.open) is None or header[0] != STAMP:
             return None
-        if stamp.token != newest.token or stamp.grant != newest.grant or name not in stamp.names:
+        (before, after), text = line.open_text, header[1]
+        if not text.startswith(before) or not text.endswith(after):
+            return None
+        seq = text[len(before) : -len(after)]
+        if not (seq.isdigit() and len(seq) <= SEQ_DIGITS and seq[0] != ZERO) and seq != b"0" and seq != b"-":
             return None
         if not self.alone and self._runtime.now() >= line.fresh_until:
             return None
-        line.wanted[stamp.token] += 1
-        return line
+        line.wanted[newest.token] += 1
+        return line, newest.token
 
     async def enter(self, name: str, stamp: Stamp, until: float) -> Line | None:
         """Wait until a request may go to the upstream. The caller then calls `answered` or `doubt` once.
@@ -190,6 +204,7 @@ class Gate:
             if self._blocking(line, stamp.token):
                 return None
             line.open = stamp
+            line.open_text = _around_seq(stamp)
             line.fresh_until = math.inf if self.alone else line.verified[stamp.token] + LINGER_SECONDS
             return True
 
@@ -436,3 +451,8 @@ class Gate:
         line.waiters.add(mine)
         await self._runtime.wait(mine, until)
         line.waiters.discard(mine)
+
+
+def _around_seq(stamp: Stamp) -> tuple[bytes, bytes]:
+    before, _, after = f'"{stamp._replace(seq=None)}"'.encode().partition(b":-:")
+    return before + b":", b":" + after

@@ -21,6 +21,8 @@ OVERRIDES = frozenset(b"x-http-method x-http-method-override x-method-override".
 CHUNKED = -1
 UNTIL_CLOSE = -2
 """Lengths of bodies that are not known beforehand."""
+RECEIVED = memoryview(bytearray(262_144))
+"""Every connection receives into this buffer: what has come is parsed, and so copied, before anything else happens."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _LOOKED_AT = frozenset(
@@ -35,6 +37,7 @@ _LOOKED_AT = frozenset(
         *OVERRIDES,
     )
 )
+_DROPPED = HOP_BY_HOP | {b"expect"}
 _SAFE = frozenset(method.encode() for method in SAFE_METHODS)
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
@@ -80,43 +83,43 @@ def request_head(method: bytes, target: bytes, version: str, headers: Headers) -
     """Read the head of a request. BadMessage if it is ambiguous, or asks for what a proxy of this kind cannot do."""
     special: dict[bytes, list[bytes]] = {}
     fence: Headers = []
-    for name, value in headers:
-        lowered = name.lower()
+    lines: list[bytes] = []
+    for header in headers:
+        lowered = header[0].lower()
+        if lowered not in _DROPPED:
+            lines.append(b"%b: %b\r\n" % header)
         if lowered in _LOOKED_AT:
             if lowered in FENCE:
-                fence.append((lowered, value))
+                fence.append((lowered, header[1]))
             else:
-                special.setdefault(lowered, []).append(value)
-    if version not in ("1.0", "1.1"):
+                special.setdefault(lowered, []).append(header[1])
+    if version != "1.1" and version != "1.0":
         raise BadMessage(505, "HTTP/1.1 or 1.0")
     if version == "1.1" and len(special.get(b"host", ())) != 1:
         raise BadMessage(400, "a request has one Host header")
     if method == b"CONNECT" or not (target.startswith(b"/") or (target == b"*" and method == b"OPTIONS")):
         raise BadMessage(501 if method == b"CONNECT" else 400, "the target of a request is a path")
-    upgrade = special.get(b"upgrade")
+    upgrade, expects = special.get(b"upgrade"), special.get(b"expect")
     if upgrade and upgrade != [b"h2c"]:  # a client that offers h2c also speaks HTTP/1.1
         raise BadMessage(501, "this proxy passes on requests alone: no upgrade to another protocol")
-    expects = special.get(b"expect")
     if expects and (len(expects) > 1 or expects[0].lower() != b"100-continue"):
         raise BadMessage(417, "Expect is 100-continue or nothing")
     length = _length(special, version)
-    dropped = HOP_BY_HOP if b"connection" not in special else HOP_BY_HOP | _named(special[b"connection"])
-    lines = [
-        b"%b: %b\r\n" % header
-        for header in headers
-        if (lowered := header[0].lower()) not in dropped and lowered != b"expect"
-    ]
+    if b"connection" in special and (named := _named(special[b"connection"])):
+        lines = [
+            b"%b: %b\r\n" % h for h in headers if (low := h[0].lower()) not in _DROPPED and low not in named
+        ]
     if length == CHUNKED:
         lines.append(b"transfer-encoding: chunked\r\n")
     return PassedRequest(
         method,
         target,
         length,
-        safe=method in _SAFE and not (special.keys() & OVERRIDES),
-        expects=bool(expects) and length != 0,
-        fence=fence,
-        headers=headers,
-        passed_on=b"%b %b HTTP/1.1\r\n%bvia: 1.1 fenced\r\n\r\n" % (method, target, b"".join(lines)),
+        method in _SAFE and not (special.keys() & OVERRIDES),
+        bool(expects) and length != 0,
+        fence,
+        headers,
+        b"%b %b HTTP/1.1\r\n%bvia: 1.1 fenced\r\n\r\n" % (method, target, b"".join(lines)),
     )
 
 
@@ -139,7 +142,7 @@ def _length(special: dict[bytes, list[bytes]], version: str) -> int:
 def _named(values: list[bytes]) -> frozenset[bytes]:
     """The headers that a Connection header names, without those that say what the message is."""
     names = {name.strip().lower() for value in values for name in value.split(b",")}
-    return frozenset(names - {b"host", b"content-length", b"", *FENCE})
+    return frozenset(names - {b"host", b"content-length", b"", b"close", *HOP_BY_HOP, *FENCE})
 
 
 class PassedResponse(NamedTuple):
@@ -152,21 +155,24 @@ class PassedResponse(NamedTuple):
 
 def response_head(status: int, reason: bytes, headers: Headers, *, to_head: bool) -> PassedResponse:
     """Read the head of an upstream's response. `to_head`: it answers HEAD, so it has no body."""
-    length, lines, named = UNTIL_CLOSE, [], frozenset[bytes]()
-    for name, value in headers:
-        lowered = name.lower()
-        if lowered == b"transfer-encoding":
-            length = CHUNKED
-        elif lowered == b"content-length" and length != CHUNKED:
-            length = int(value)
-        elif lowered == b"connection" and value.lower() not in (b"close", b"keep-alive"):
-            named = _named([value])
+    length, lines = UNTIL_CLOSE, []
+    named: frozenset[bytes] = frozenset()
     for header in headers:
         lowered = header[0].lower()
-        if lowered not in HOP_BY_HOP and lowered not in named:
-            if lowered == b"content-length" and length == CHUNKED:
-                continue
+        if lowered == b"content-length":
+            length = int(header[1])
+        elif lowered == b"connection":
+            named |= _named([header[1]])
+        if lowered not in HOP_BY_HOP:
             lines.append(b"%b: %b\r\n" % header)
+        elif lowered == b"transfer-encoding":
+            length = CHUNKED
+            named |= {b"content-length"}
+    if named:
+        lines = [
+            b"%b: %b\r\n" % h for h in headers if (low := h[0].lower()) not in HOP_BY_HOP and low not in named
+        ]
+        length = CHUNKED if b"content-length" in named else length
     if to_head or status in (204, 304) or status < 200:
         length = 0
     return PassedResponse(status, length, b"HTTP/1.1 %d %b\r\n%b" % (status, reason, b"".join(lines)))

@@ -21,6 +21,7 @@ from fenced.model import check_name
 
 _FIELD = re.compile(r"\{(path|header|query)\.([A-Za-z0-9_-]+)\}")
 _SEGMENT = re.compile(r"\{([A-Za-z0-9_-]+)(:int)?\}")
+FOUND_MAX = 4096
 _INTEGER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 
 
@@ -108,16 +109,38 @@ def segments_of(path: str) -> tuple[str, ...]:
     return tuple(segments)
 
 
-def name_of(
-    templates: Sequence[NameTemplate], target: bytes, headers: Iterable[tuple[bytes, bytes]]
-) -> str | None:
-    """The name of a request by the first template whose route matches; None if none does."""
-    path, _, query = _text(target).partition("?")
-    segments = segments_of(path)
-    for template in templates:
-        if (found := template.matched(segments)) is not None:
-            return template.name(found, headers, query)
-    return None
+class Naming:
+    """Finds the name of a request by the first template whose route matches."""
+
+    def __init__(self, templates: Sequence[str]) -> None:
+        self._templates = [NameTemplate.parse(text) for text in templates]
+        self._by_path = all(
+            part[0] == "path"
+            for template in self._templates
+            for part in template.parts
+            if isinstance(part, tuple)
+        )
+        self._found: dict[bytes, str | None] = {}
+        """By target, if the path alone decides: the same paths come again and again."""
+
+    def name_of(self, target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """The name; None if no route matches. NoName if the request does not say clearly which one."""
+        if target in self._found:
+            return self._found[target]
+        name = self._look(target, headers)
+        if self._by_path:
+            if len(self._found) >= FOUND_MAX:
+                self._found.clear()
+            self._found[target] = name
+        return name
+
+    def _look(self, target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        path, _, query = _text(target).partition("?")
+        segments = segments_of(path)
+        for template in self._templates:
+            if (found := template.matched(segments)) is not None:
+                return template.name(found, headers, query)
+        return None
 
 
 def _looks_like(name: str) -> str:

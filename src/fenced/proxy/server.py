@@ -16,7 +16,7 @@ from fenced import registry
 from fenced.errors import FencedError, Misconfigured, Misuse, Refused, redacted, shown
 from fenced.proxy.front import Front
 from fenced.proxy.gate import Gate
-from fenced.proxy.names import NameTemplate
+from fenced.proxy.names import Naming
 from fenced.proxy.upstream import UpstreamPool
 from fenced.runtime.aio import AioRuntime
 
@@ -83,7 +83,7 @@ class FencingProxy:
             )
         self.options = options
         self.report = report
-        self.templates = [NameTemplate.parse(text) for text in options.names]
+        self.naming = Naming(options.names)
         self.counts = Counts()
         self.fronts: set[Front] = set()
         self.stopping = False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from fenced.proxy.messages import UNTIL_CLOSE, Headers, PassedResponse, chunk, response_head
+from fenced.proxy.messages import RECEIVED, UNTIL_CLOSE, Headers, PassedResponse, chunk, response_head
 
 if TYPE_CHECKING:
     from fenced.proxy.front import Exchange
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CLOSED = "the upstream closed the connection"
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection(asyncio.BufferedProtocol):
     """One connection to the upstream. Its exchange is notified of what comes; None while it is idle."""
 
     def __init__(self, pool: UpstreamPool) -> None:
@@ -49,14 +49,17 @@ class UpstreamConnection(asyncio.Protocol):
         self.quiet = 0
         self._transport.write(data)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return RECEIVED
+
+    def buffer_updated(self, nbytes: int) -> None:
         self.quiet = 0
         exchange = self.exchange
         if exchange is None:
             self.abort()  # nobody has asked for anything
             return
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(RECEIVED[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, ValueError):
             self._fail("the upstream's answer is not HTTP")
             return
