@@ -46,7 +46,7 @@ class DynamoTransaction:
 
     def get(self, **request: Any) -> dict[str, Any] | None:
         """Read an item now, consistently. The token was announced before. None: there is no such item."""
-        return step(self._marks.item(request))
+        return step(self._marks.cells.item(request))
 
     def put(self, **request: Any) -> None:
         """Put an item at the end of the block."""
@@ -88,7 +88,7 @@ class AsyncDynamoTransaction(DynamoTransaction):
 
     async def get(self, **request: Any) -> dict[str, Any] | None:  # type: ignore[override]
         """Read an item now, consistently. The token was announced before. None: there is no such item."""
-        return await self._marks.item(request)
+        return await self._marks.cells.item(request)
 
 
 class _Marks(DynamoMarks):
@@ -128,11 +128,6 @@ class _Marks(DynamoMarks):
     async def end(self, carried: Credential, writes: Writes) -> None:
         names = carried.names or carried.stamps[0].names
         await self._operate(carried, dict.fromkeys(names), writes=writes)
-
-    async def item(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        reply = await self.cells.reading("get_item", **{**request, "ConsistentRead": True})
-        item: dict[str, Any] | None = reply.get("Item")
-        return item
 
 
 class DynamoGuard:

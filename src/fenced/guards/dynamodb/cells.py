@@ -50,7 +50,15 @@ _NAMES = {"#version": _VERSION}
 _BUSY = {"ProvisionedThroughputExceededException", "RequestLimitExceeded", "ThrottlingException"}
 _BUSY_REASONS = {"ProvisionedThroughputExceeded", "ThrottlingError"}
 _UNKNOWN_OPERATION = {"UnknownOperationException", "UnknownOperation"}
+_COLLIDED = {
+    "ConditionalCheckFailedException",
+    "ReplicatedWriteConflictException",
+    "TransactionConflictException",
+}
+"""The item has changed, or another request on it is in progress: nothing was written."""
+_ANOTHER_KEY = re.compile("the schema|Missing the key|Type mismatch")
 _PROBE_TRIES = 5
+_PAUSE_SECONDS = 0.05
 
 Writes = list[dict[str, Any]]
 """What a caller writes in the same transaction, as TransactItems has it."""
@@ -74,12 +82,15 @@ class DynamoCells:
             return [await self.get(keys[0])]
         found: dict[str, Any] = {}
         left = [self._key(key) for key in keys]
-        while left:  # a reply has at most 16 MB, and names the keys that it lacks
+        while left:
             asked, left = left[:ITEMS_MAX], left[ITEMS_MAX:]
             wanted = {self.table: {"Keys": asked, "ConsistentRead": True}}
             reply = await self.reading("batch_get_item", RequestItems=wanted)
             found |= {item[_KEY]["S"]: item for item in reply["Responses"].get(self.table, ())}
-            left += reply.get("UnprocessedKeys", {}).get(self.table, {}).get("Keys", [])
+            if lacking := reply.get("UnprocessedKeys", {}).get(self.table, {}).get("Keys", []):
+                left += lacking
+                # The server is busy, or the reply was full.
+                await self._runtime.wait(self._runtime.wakeup(), self._runtime.now() + _PAUSE_SECONDS)
         return [_cell(found.get(self._prefix + key)) for key in keys]
 
     async def swap(
@@ -136,10 +147,8 @@ class DynamoCells:
             try:
                 done = await write(*arguments)
                 break
-            except (
-                Indeterminate
-            ) as error:  # a client that retries, or no answer: what the item says now decides
-                unknown = error
+            except Indeterminate as error:
+                unknown = error  # a client that retries, or no answer: what the item says now decides
                 if done := (await self.get(_PROBE))[0] == "ignored":
                     break
         else:
@@ -159,13 +168,21 @@ class DynamoCells:
         except self.boto.failures as error:
             self._fail(error, Unavailable)
 
+    async def item(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Read an item of the caller's, consistently."""
+        try:
+            reply = await self.boto.send("get_item", **{**request, "ConsistentRead": True})
+        except self.boto.failures as error:
+            _fail(error, Unavailable)
+        item: dict[str, Any] | None = reply.get("Item")
+        return item
+
     async def _put(self, request: dict[str, Any]) -> bool:
         try:
             await self.boto.send("put_item", **request)
         except self.boto.failures as error:
-            code = self._answered(error).code
-            if code in ("ConditionalCheckFailedException", "TransactionConflictException"):
-                return False  # of these, the second: a transaction on the same item was in progress
+            if self._answered(error).code in _COLLIDED:
+                return False
             self._fail(error, Indeterminate)
         return True
 
@@ -181,6 +198,8 @@ class DynamoCells:
                 ) from error
             if self._answered(error).code == "TransactionCanceledException":
                 return self._cancelled(error, len(cells))
+            if writes:
+                _fail(error, Indeterminate)
             self._fail(error, Indeterminate)
         return True
 
@@ -207,20 +226,13 @@ class DynamoCells:
         return answer
 
     def _fail(self, error: Exception, kind: type[FencedError]) -> NoReturn:
-        status, code, _ = answer_in(error)
+        """The error for a request about the guard's own table."""
+        code = answer_in(error).code
         if code == "ResourceNotFoundException":
             raise Misconfigured(f"there is no table {self.table}; {_create(self.table)}") from error
-        if code == "ValidationException" and re.search(
-            "the schema|Missing the key|Type mismatch", str(error)
-        ):
+        if code == "ValidationException" and _ANOTHER_KEY.search(str(error)):
             raise Misconfigured(f"{self.table} has another key; {_create(self.table)} ({error})") from error
-        if code in ("ValidationException", "ParamValidationError"):
-            raise Misuse(f"DynamoDB refuses the request: {error}") from error
-        if code in _BUSY:
-            raise Unavailable(f"DynamoDB is busy; nothing was written: {error}") from error
-        if 400 <= status < 500 or code in ("NoCredentialsError", "NoRegionError"):
-            raise Misconfigured(f"DynamoDB refuses the request: {error}") from error
-        raise kind(f"DynamoDB did not answer: {error}") from error
+        _fail(error, kind)
 
     def _key(self, key: str) -> dict[str, Any]:
         return {_KEY: {"S": self._prefix + key}}
@@ -266,6 +278,19 @@ def _cell(item: dict[str, Any] | None) -> tuple[str | None, bytes | None]:
         return item[_VERSION]["S"], item[_CELL]["B"]
     except (KeyError, TypeError) as error:
         raise Misconfigured("an item is not a guard's: something else wrote to its table") from error
+
+
+def _fail(error: Exception, kind: type[FencedError]) -> NoReturn:
+    status, code, _ = answer_in(error)
+    if code in ("ValidationException", "ParamValidationError", "ResourceNotFoundException"):
+        raise Misuse(f"DynamoDB refuses the request: {error}") from error
+    if code in _BUSY:
+        raise Unavailable(f"DynamoDB is busy; nothing was written: {error}") from error
+    if code in ("NoCredentialsError", "NoRegionError"):
+        raise Misconfigured(f"the client lacks its settings: {error}") from error
+    if 400 <= status < 500 and code != "TransactionInProgressException":
+        raise Misconfigured(f"DynamoDB refuses the request: {error}") from error
+    raise kind(f"DynamoDB did not answer: {error}") from error
 
 
 def _create(table: str) -> str:
