@@ -1,4 +1,7 @@
-"""Counters behind ASGI: FastAPI with SQLAlchemy's AsyncSession. `python -m tests.http.asgi_app DATABASE STORE PORT`"""
+"""Counters behind ASGI: FastAPI with SQLAlchemy's AsyncSession.
+
+`python -m tests.http.asgi_app DATABASE STORE DESCRIPTOR` serves on a socket that listens.
+"""
 
 import os
 import signal
@@ -103,13 +106,9 @@ async def _look(engine: Any, table: str, number: int) -> PlainTextResponse:
         return PlainTextResponse(str(found.scalar_one()))
 
 
-def serve_for_ever(app: App, port: int) -> None:
+def serve_for_ever(app: App, listening: int) -> None:
     """Serve in a child process, and in the next one if that is killed: importing everything takes a second."""
-    # With the protocol named, asyncio sets TCP_NODELAY: otherwise the second part of each answer is 40 ms late.
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen()
+    with socket.socket(fileno=listening) as listener:
         while True:
             child = os.fork()
             if child == 0:
@@ -128,5 +127,5 @@ def serve_for_ever(app: App, port: int) -> None:
 
 
 if __name__ == "__main__":
-    _, database, store, port = sys.argv
-    serve_for_ever(make_app(database, store), int(port))
+    _, database, store, descriptor = sys.argv
+    serve_for_ever(make_app(database, store), int(descriptor))

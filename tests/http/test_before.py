@@ -33,11 +33,14 @@ def new_store(mode: str = "enforce") -> str:
 
 
 async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with as many bytes as the path says, in one piece or streamed."""
+    """Answers with as many bytes as the path says, in one piece or streamed; 204 for 0."""
     size = int(scope["path"].rpartition("/")[2])
     streams = scope["path"].startswith("/streamed")
-    headers = [] if streams else [(b"content-length", b"%d" % size)]
-    start = {"status": 201, "headers": [*headers, (b"set-cookie", b"secret"), (b"x-own", b"kept")]}
+    headers = [] if streams or not size else [(b"content-length", b"%d" % size)]
+    start = {
+        "status": 201 if size else 204,
+        "headers": [*headers, (b"set-cookie", b"secret"), (b"x-own", b"kept")],
+    }
     await send({"type": "http.response.start", **start})
     if streams:
         await send({"type": "http.response.body", "body": b"x", "more_body": True})
@@ -47,8 +50,10 @@ async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
 def wsgi_app(environ: Any, start_response: Any) -> Any:
     size = int(environ["PATH_INFO"].rpartition("/")[2])
     streams = environ["PATH_INFO"].startswith("/streamed")
-    headers = [] if streams else [("Content-Length", str(size))]
-    start_response("201 Created", [*headers, ("Set-Cookie", "secret"), ("X-Own", "kept")])
+    headers = [] if streams or not size else [("Content-Length", str(size))]
+    start_response(
+        "201 Created" if size else "204 No Content", [*headers, ("Set-Cookie", "secret"), ("X-Own", "kept")]
+    )
     return iter([b"x", b"x" * size]) if streams else [b"x" * size]
 
 
@@ -96,6 +101,18 @@ def test_a_mode_that_does_not_refuse_counts(receiver: Any) -> None:
     fenced.Values(url).set_mode("require")
     call = receiver(store=url)
     assert [call("POST", path, headers).status for path, headers in requests] == [201, 412, 428, 400, 403]
+
+
+@both
+def test_a_store_that_cannot_be_reached(receiver: Any) -> None:
+    reply = receiver(store="redis://127.0.0.1:1")("POST", "/orders/1", pairs_of(stamp(1, 1, "orders/1")))
+    assert (reply.kind, reply.headers["retry-after"]) == ("unavailable", "1")
+
+
+@both
+def test_two_stamps_are_none(receiver: Any) -> None:
+    twice = [*pairs_of(stamp(1, 1, "orders/1")), *pairs_of(stamp(1, 1, "orders/1"))]
+    assert receiver(store=new_store())("POST", "/orders/1", twice).kind == "invalid"
 
 
 @both
@@ -147,10 +164,11 @@ def test_what_is_kept_of_a_reply(receiver: Any) -> None:
         ("orders", REPLY_BYTES_MAX, "replayed"),
         ("orders", REPLY_BYTES_MAX + 1, "applied"),
         ("streamed", 9, "applied"),
+        ("nothing", 0, "replayed"),
     ):
         path, mine = f"/{kind}/{size}", pairs_of(stamp(1, 1, f"{kind}/{size}"))
         first, second = call("POST", path, mine), call("POST", path, mine)
-        assert first.status == 201 and not first.replayed
+        assert first.status in (201, 204) and not first.replayed
         assert ("replayed" if second.replayed else second.kind) == again
         assert second.headers.get("x-own") == ("kept" if again == "replayed" else None)
         assert "set-cookie" not in second.headers, "cookies are secrets"
@@ -318,7 +336,7 @@ def wsgi_receivers() -> dict[str, Any]:
     }
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(requests=st.lists(st.tuples(METHODS, PATHS, HEADERS), min_size=1, max_size=6))
 def test_whatever_is_sent_is_answered(
     asgi_receivers: dict[str, Any], wsgi_receivers: dict[str, Any], requests: list[Any]

@@ -15,7 +15,7 @@ import pytest
 import fenced
 from fenced.testing.servers import PostgresqlServer
 from tests.http.counting import DEPTHS, RULES, create_tables, name_of
-from tests.http.serving import Browser, free_port, serving, stamp
+from tests.http.serving import Browser, serving, stamp
 
 pytestmark = pytest.mark.xdist_group("receivers")
 NUMBERS = itertools.count(1)
@@ -40,15 +40,16 @@ def receivers(
     for rule in RULES:
         with fenced.Values(f"{store}-{rule}") as values:
             values.set_mode("require")
-    ports = {server: free_port() for server in SERVERS}
-    options = f"--bind 127.0.0.1:{ports['gunicorn']} --threads 2 --preload --keep-alive 600 --log-level error"
+    options = "--bind fd://{fd} --threads 2 --preload --keep-alive 600 --timeout 600 --log-level error"
     commands = {
-        "uvicorn": ["tests.http.asgi_app", database, store, str(ports["uvicorn"])],
+        "uvicorn": ["tests.http.asgi_app", database, store, "{fd}"],
         "gunicorn": ["gunicorn", *options.split(), "tests.http.wsgi_app:app_from_environment()"],
     }
     with ExitStack() as stack:
-        for server, command in commands.items():
-            stack.enter_context(serving(*command, port=ports[server], DATABASE_URL=database, STORE_URL=store))
+        ports = {
+            server: stack.enter_context(serving(*command, DATABASE_URL=database, STORE_URL=store))
+            for server, command in commands.items()
+        }
         found = Receivers(ports)
         yield found
         for browser in found.browsers.values():

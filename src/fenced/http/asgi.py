@@ -1,4 +1,4 @@
-"""Receivers for ASGI: Starlette, FastAPI, Litestar, Quart, Django over ASGI."""
+"""Receivers for ASGI apps, such as those of FastAPI and Starlette."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fenced.guarding import AsyncValues
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit
 from fenced.http.protocol import SAFE_METHODS, Problem
 from fenced.http.receiving import ANSWERED, SCOPE_KEY, Received, answer, is_stamped, read_request
-from fenced.http.replies import REPLY_BYTES_MAX, KeptReply
+from fenced.http.replies import KeptReply
 from fenced.http.routes import NOT_GUARDED, Names, namer
 from fenced.proofs import VerifyingKey
 from fenced.runtime.aio import AioRuntime
@@ -188,9 +188,11 @@ class _Keeping:
         if message["type"] == "http.response.start":
             self._start = message
             lengths = [
-                value for name, value in message.get("headers", ()) if name.lower() == b"content-length"
+                value.decode("latin-1")
+                for name, value in message.get("headers", ())
+                if name.lower() == b"content-length"
             ]
-            self._keeps = len(lengths) == 1 and lengths[0].isdigit() and int(lengths[0]) <= REPLY_BYTES_MAX
+            self._keeps = KeptReply.is_short(message["status"], lengths)
         elif message["type"] == "http.response.body":
             if self._keeps:
                 self._body += message.get("body", b"")

@@ -43,7 +43,7 @@ TRIES = 10
 
 @dataclass(slots=True)
 class Visit:
-    """A request that was let in. `running` None: it has no stamp to be ordered by."""
+    """A request that was admitted, or that the mode lets through. `running` None: it has no stamp to be ordered by."""
 
     running: RunningRequest | None = None
     credential: Credential | None = None
@@ -53,7 +53,7 @@ class Visit:
 
 
 class Door:
-    """Judges requests by a store, and keeps those that it lets in in order."""
+    """Judges requests by a store, and keeps the order of the requests that it admits."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Door:
     async def enter(
         self, received: Received | Refused, names: tuple[str, ...] | None, *, about: str, reads: bool = False
     ) -> Visit:
-        """Let a request in, or raise its refusal. `about`: the path, for requests whose names are not known.
+        """Admit a request, or raise its refusal. `about`: the path, for requests whose names are not known.
 
         `reads`: the method is safe. The request announces its stamp, and then sees the effects of all older requests.
         """
@@ -121,7 +121,7 @@ class Door:
     async def _admit(
         self, running: RunningRequest, credential: Credential, stamp: Stamp, request: str
     ) -> Visit:
-        """Let an operation in under rule `once` or `sequenced`."""
+        """Admit an operation under rule `once` or `sequenced`."""
         if len(running.names) != 1:
             raise Misuse(f"rule {self.rule} takes one name for each request; names= has returned several")
         found = await self.store.read(credential, running.names[0])  # this announces
@@ -176,12 +176,10 @@ class Door:
         raise Contended(f"{name}: other processes were quicker {TRIES} times; try again")
 
     async def _rule_on_write(self, verdict: Verdict, name: str, stamp: Stamp, mark: Mark | None) -> None:
-        if verdict not in (
-            Verdict.STALE,
-            Verdict.REUSED,
-        ):  # the store has ruled on those, and let them through
-            error = error_for(verdict, name=name, stamp=stamp, mark=mark)
-            await self._rule(verdict, error, (name,), stamp, name, mark)
+        if verdict in (Verdict.STALE, Verdict.REUSED):
+            return  # the store has ruled on these, and let them through
+        error = error_for(verdict, name=name, stamp=stamp, mark=mark)
+        await self._rule(verdict, error, (name,), stamp, name, mark)
 
     async def _rule(
         self,

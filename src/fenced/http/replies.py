@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fenced.decision import Mark
-from fenced.errors import InvalidStamp, Misconfigured
+from fenced.errors import InvalidStamp, Misconfigured, Misuse, shown
 from fenced.model import Stamp
 
 REPLY_BYTES_MAX = 65_536
@@ -28,6 +28,13 @@ class KeptReply(NamedTuple):
     def replayed(self) -> tuple[int, list[tuple[str, str]], bytes]:
         """The same answer, with a header that says that it is a repeat."""
         return self.status, [*self.headers, (REPLAYED_HEADER, "?1")], self.body
+
+    @staticmethod
+    def is_short(status: int, lengths: Sequence[str]) -> bool:
+        """Whether a reply can be kept, by its status and its Content-Length. A streamed one has none."""
+        if status in (204, 205, 304):
+            return True
+        return len(lengths) == 1 and lengths[0].isdecimal() and int(lengths[0]) <= REPLY_BYTES_MAX
 
     @classmethod
     def of(cls, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> KeptReply | None:
@@ -80,9 +87,13 @@ def reply_in(response: Any) -> KeptReply | None:
     elif hasattr(response, "get_data"):  # Flask's
         pairs = list(response.headers.items())
         body = None if response.is_streamed else response.get_data()
-    else:  # Django's
+    elif hasattr(response, "streaming"):  # Django's
         pairs = list(response.items())
         body = None if response.streaming else response.content
+    else:
+        raise Misuse(
+            f"keep() takes a response of Starlette, FastAPI, Flask or Django, not {shown(type(response))}"
+        )
     if not isinstance(body, bytes):
         return None
     return KeptReply.of(response.status_code, pairs, body)

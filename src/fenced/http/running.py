@@ -67,9 +67,8 @@ class RunningRequests:
 
     def end(self, request: RunningRequest) -> None:
         """The request was refused, or the program has answered it. Wakes those that wait for it."""
-        with (
-            self._lock
-        ):  # a waiter makes `ended` under the same lock, so it is set here or the request is gone
+        # A waiter makes `ended` under the same lock, so it is set here or the request is gone.
+        with self._lock:
             for name in request.names:
                 others = self._by_name[name]
                 others.remove(request)

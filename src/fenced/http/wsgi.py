@@ -1,4 +1,4 @@
-"""Receivers for WSGI: Flask, Django, and other frameworks of this kind."""
+"""Receivers for WSGI apps, such as those of Flask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fenced.guarding import Values
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit
 from fenced.http.protocol import SAFE_METHODS, Problem
 from fenced.http.receiving import ANSWERED, OUR_HEADERS, SCOPE_KEY, Received, answer, read_request
-from fenced.http.replies import REPLY_BYTES_MAX, KeptReply
+from fenced.http.replies import KeptReply
 from fenced.http.routes import NOT_GUARDED, Names, namer
 from fenced.proofs import VerifyingKey
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -152,23 +152,24 @@ class _WsgiResponding:
             yield from self.body
             return
         kept = bytearray()
-        held: bytes | None = None
+        held = b""
         for part in self.body:
-            if held is not None:
+            if not self._is_short():  # not known before the first part is there
+                yield part  # streamed: at once
+                continue
+            if held:
                 yield held
-            if len(kept) <= REPLY_BYTES_MAX:
-                kept += part
+            kept += part
             held = part
         # The whole reply is there: keep it before its end is sent.
-        step(self._door.keep(self._visit, self._reply(bytes(kept))))
-        if held is not None:
+        reply = KeptReply.of(self.status, self._headers, bytes(kept)) if self._is_short() else None
+        step(self._door.keep(self._visit, reply))
+        if held:
             yield held
 
-    def _reply(self, body: bytes) -> KeptReply | None:
+    def _is_short(self) -> bool:
         lengths = [value for name, value in self._headers if name.lower() == "content-length"]
-        if lengths != [str(len(body))]:
-            return None  # streamed, or longer than what was collected
-        return KeptReply.of(self.status, self._headers, body)
+        return KeptReply.is_short(self.status, lengths)
 
     def close(self) -> None:
         try:
