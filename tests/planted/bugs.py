@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from fenced import timing
-from fenced.authorities.memory import MemoryRows, MemoryStore
+from fenced.authorities.memory import MemoryStore
+from fenced.authorities.shared.dictionaries import MemoryRows
 from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm, names_json
 from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState

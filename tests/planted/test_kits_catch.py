@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fenced.authorities.memory import MemoryRows
+from fenced.authorities.shared.dictionaries import MemoryRows
 from fenced.authorities.shared.rows import LeaseAlgorithm
 from fenced.authorities.sqlite.store import Store
 from fenced.contracts import Runtime

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fenced.authorities.memory import MemoryRows
+from fenced.authorities.shared.dictionaries import MemoryRows
 from fenced.authorities.shared.rows import LeaseAlgorithm
 from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState

@@ -310,7 +310,7 @@ def test_counting_state_cannot_be_deleted_or_lowered(store: Store) -> None:
 
 def test_a_disk_error_is_unknown(store: Store) -> None:
     """An I/O error at COMMIT may or may not have reached the disk."""
-    from fenced.authorities.sqlite.connecting import translate
+    from fenced.authorities.shared.sqlite import translate
 
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC

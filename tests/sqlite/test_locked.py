@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from fenced import timing
+from fenced.authorities.shared.filesystem import machine_clock
 from fenced.authorities.sqlite import connecting
-from fenced.authorities.sqlite.authority import SqliteAuthority, machine_clock
+from fenced.authorities.sqlite.authority import SqliteAuthority
 from fenced.authorities.sqlite.store import Store
 from fenced.contracts import Colour, Runtime
 from fenced.core.acquiring import LeaseRequest

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from fenced.authorities.sqlite.connecting import LeaseFile, _never_closed
+from fenced.authorities.shared.sqlite import _never_closed
+from fenced.authorities.sqlite.connecting import LeaseFile
 from fenced.authorities.sqlite.floor import Floor
 from fenced.authorities.sqlite.store import Store
 from fenced.errors import Misconfigured
@@ -110,7 +111,7 @@ def store(path: Path) -> Iterator[Store]:
     yield made
     made.close()
     while _never_closed:
-        _never_closed.pop().db.close()
+        _never_closed.pop().close()
 
 
 # proves authority sqlite: lost-log-noticed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import os
 import secrets
 import threading
@@ -12,12 +10,13 @@ from functools import partial
 from typing import ClassVar
 from urllib.parse import urlsplit
 
+from fenced.authorities.shared.dictionaries import MemoryRows
+from fenced.authorities.shared.local_wakeups import LocalWakeups
 from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm
 from fenced.authorities.shared.rules import NAMESPACE_ORDER
-from fenced.contracts import Runtime, Trait, Wakeup
+from fenced.contracts import Runtime, Trait
 from fenced.errors import Misuse, shown
 from fenced.model import (
-    TOKEN_MAX,
     Ask,
     AskAnswer,
     NameView,
@@ -28,91 +27,6 @@ from fenced.model import (
     grant_id,
 )
 from fenced.runtime import clocks
-
-
-class MemoryRows:
-    """The rows of one namespace. Callers hold the store's lock."""
-
-    namespace = 0
-
-    def __init__(self) -> None:
-        self.token = 0
-        self.ticket = 0
-        self._attempts: dict[str, AttemptRow] = {}
-        self._claims: dict[str, str] = {}
-        self._queues: dict[str, list[tuple[int, str]]] = {}
-
-    def mint(self) -> int | None:
-        if self.token >= TOKEN_MAX:
-            return None
-        self.token += 1
-        return self.token
-
-    def next_ticket(self) -> int:
-        self.ticket += 1
-        return self.ticket
-
-    def raise_floor(self, above: int) -> int:
-        self.token = max(self.token, above)
-        return self.token
-
-    def attempts(self, ids: Sequence[str]) -> dict[str, AttemptRow]:
-        return {public: self._attempts[public] for public in ids if public in self._attempts}
-
-    def put(self, row: AttemptRow) -> None:
-        self._attempts[row.id] = row
-
-    def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
-        for public in ids:
-            row = self._attempts[public]
-            self._attempts[public] = row._replace(state=state, expires=expires, forget=forget)
-
-    def forget(self, row: AttemptRow) -> None:
-        del self._attempts[row.id]
-
-    def overdue(self, now: int, near: str = "", limit: int = 0) -> list[AttemptRow]:
-        """The oldest rows come first, so those are sampled."""
-        rows = itertools.islice(self._attempts.values(), limit or None)
-        return [row for row in rows if row.forget <= now]
-
-    def claim(self, name: str) -> AttemptRow | None:
-        public = self._claims.get(name)
-        return None if public is None else self._attempts[public]
-
-    def take(self, row: AttemptRow) -> None:
-        self._claims.update(dict.fromkeys(row.names, row.id))
-
-    def free(self, row: AttemptRow) -> None:
-        for name in row.names:
-            if self._claims.get(name) == row.id:
-                del self._claims[name]
-
-    def enqueue(self, row: AttemptRow) -> None:
-        for name in row.names:
-            self._queues.setdefault(name, []).append((row.ticket, row.id))
-
-    def dequeue(self, row: AttemptRow) -> None:
-        for name in row.names:
-            queue = [entry for entry in self._queues.pop(name, ()) if entry[1] != row.id]
-            if queue:
-                self._queues[name] = queue
-
-    def before(self, name: str, ticket: int) -> AttemptRow | None:
-        place = self.ahead(name, ticket)
-        return self._attempts[self._queues[name][place - 1][1]] if place else None
-
-    def ahead(self, name: str, ticket: int) -> int:
-        return bisect.bisect_left(self._queues.get(name, ()), (ticket, ""))
-
-    def head(self, name: str, now: int) -> AttemptRow | None:
-        return next((row for row in self.queue(name) if row.expires > now), None)
-
-    def queue(self, name: str) -> list[AttemptRow]:
-        return [self._attempts[public] for _, public in self._queues.get(name, ())]
-
-    def names(self, after: str, limit: int) -> list[str]:
-        names = sorted({*self._claims, *self._queues}, key=str.encode)
-        return [name for name in names if name.encode() > after.encode()][:limit]
 
 
 class MemoryStore:
@@ -222,8 +136,7 @@ class MemoryAuthority:
         self._store = store
         self._runtime = runtime
         self._reopen = reopen or (lambda: type(store)(store.clock))
-        self._wakeups: dict[str, None] = {}
-        self._wakeup: Wakeup | None = None
+        self._wakeups = LocalWakeups(runtime)
         self._listens = False
 
     @classmethod
@@ -233,15 +146,9 @@ class MemoryAuthority:
         made.url = url
         return made
 
-    def _add_wakeup(self, public: str) -> None:
-        """Called from any thread. Stored before the event is set, so the waiting caller finds it when it wakes."""
-        self._wakeups[public] = None
-        if self._wakeup is not None:
-            self._wakeup.set()
-
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         if not self._listens:  # a client opens before it asks, so it misses no wake-up of its waiters
-            self._store.listeners.append(self._add_wakeup)
+            self._store.listeners.append(self._wakeups.add)
             self._listens = True
         return Standing(self._store.realm, self._store.rows.token)
 
@@ -258,19 +165,10 @@ class MemoryAuthority:
         return self._store.withdraw(secret)
 
     async def next_wakeups(self, until: float) -> list[str]:
-        if self._wakeup is None:
-            self._wakeup = self._runtime.wakeup()
-        if not self._wakeups:
-            await self._runtime.wait(self._wakeup, until)
-        self._wakeup.clear()
-        woken = list(self._wakeups)
-        for public in woken:
-            self._wakeups.pop(public, None)
-        return woken
+        return await self._wakeups.next(until)
 
     def interrupt(self) -> None:
-        if self._wakeup is not None:
-            self._wakeup.set()
+        self._wakeups.interrupt()
 
     async def survey(
         self, *, after: str = "", limit: int = 1000, until: float | None = None
@@ -293,8 +191,8 @@ class MemoryAuthority:
         self.abandon()
 
     def abandon(self) -> None:
-        if self._add_wakeup in self._store.listeners:
-            self._store.listeners.remove(self._add_wakeup)
+        if self._wakeups.add in self._store.listeners:
+            self._store.listeners.remove(self._wakeups.add)
         self._listens = False
 
     def before_fork(self) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from fenced import timing
+from fenced.authorities.shared.filesystem import machine_clock, path_of
 from fenced.authorities.shared.rules import NAMESPACE_ORDER
-from fenced.authorities.sqlite import filesystem
 from fenced.authorities.sqlite.connecting import Deadline
 from fenced.authorities.sqlite.store import Store, Wake
 from fenced.authorities.sqlite.wake import Wakes
 from fenced.contracts import Runtime, Trait
-from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable, redacted, shown
+from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -27,31 +25,10 @@ from fenced.model import (
     Waiting,
     check_name,
 )
-from fenced.runtime import clocks
 
 T = TypeVar("T")
 REPORT_SECONDS = 0.02
 """How long after its deadline a worker thread may still report its result."""
-
-_URL = re.compile(r"sqlite:///(?P<path>[^?#]+)")
-
-
-def path_of(url: str) -> Path:
-    """The absolute path behind `sqlite:///relative.db` or `sqlite:////absolute.db`, links resolved."""
-    found = _URL.fullmatch(url)
-    if found is None or "\0" in url or found["path"] == ":memory:":
-        raise Misuse(f"an SQLite address is sqlite:///path/to/file.db, not {shown(redacted(url))}")
-    try:
-        os.fsencode(url)
-    except UnicodeEncodeError:
-        raise Misuse(f"this is not a path of the file system: {shown(url)}") from None
-    return Path(os.path.realpath(found["path"]))
-
-
-def machine_clock() -> Callable[[], int]:
-    """Nanoseconds since boot, the same for all processes of this machine."""
-    offset = filesystem.clock_offset_ns()
-    return clocks.now_ns if offset == 0 else lambda: clocks.now_ns() - offset
 
 
 class SqliteAuthority:
@@ -97,7 +74,7 @@ class SqliteAuthority:
 
     @classmethod
     def at(cls, url: str, runtime: Runtime, namespace: str) -> SqliteAuthority:
-        return cls(path_of(url), runtime, namespace=namespace)
+        return cls(path_of(url, "sqlite", "an SQLite address"), runtime, namespace=namespace)
 
     async def _do(self, work: Callable[[Deadline], T], until: float | None, *, urgent: bool = False) -> T:
         """Run `work`, at most until the deadline.

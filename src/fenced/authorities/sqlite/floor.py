@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from fenced.authorities.sqlite.filesystem import share
+from fenced.authorities.shared.filesystem import share
 from fenced.errors import Indeterminate, Misconfigured
 
 _RECORD = struct.Struct(">8sQ")

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fenced import sqlfile, timing
+from fenced.authorities.shared import filesystem
 from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm
 from fenced.authorities.shared.rules import no_namespace
-from fenced.authorities.sqlite import filesystem
+from fenced.authorities.shared.sqlite import translate
 from fenced.authorities.sqlite.connecting import (
     Deadline,
     LeaseFile,
     retry_while_locked,
     switch_to_wal,
-    translate,
 )
 from fenced.authorities.sqlite.floor import Floor
 from fenced.authorities.sqlite.rows import HERE, SQL, SqliteRows

@@ -14,7 +14,7 @@ import socket
 import threading
 from pathlib import Path
 
-from fenced.authorities.sqlite.filesystem import share
+from fenced.authorities.shared.filesystem import share
 from fenced.errors import Misconfigured, Unavailable
 
 _DATAGRAM_MAX = 64

@@ -1,4 +1,4 @@
-"""Where a database file may be: not a mount point itself, not hard-linked, not on a network.
+"""Where a database file may be (not a mount point itself, not hard-linked, not on a network), and its clock.
 
 SQLite keeps its write-ahead log beside the file, by name. A file that is opened under two names gets two
 logs, and two processes mint the same tokens (seen with a single-file bind mount).
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
-from fenced.errors import Misconfigured
+from fenced.errors import Misconfigured, Misuse, redacted, shown
+from fenced.runtime import clocks
 from fenced.runtime.machine import NETWORK, mount_of
 
 FileId = tuple[int, int]
@@ -18,6 +21,19 @@ FileId = tuple[int, int]
 NO_FILE: FileId = (0, 0)
 
 _TIME_OFFSETS = Path("/proc/self/timens_offsets")
+_URL = re.compile(r"(?P<scheme>[a-z]+):///(?P<path>[^?#]+)")
+
+
+def path_of(url: str, scheme: str, what: str) -> Path:
+    """The absolute path behind `scheme:///relative.db` or `scheme:////absolute.db`, links resolved."""
+    found = _URL.fullmatch(url)
+    if found is None or found["scheme"] != scheme or "\0" in url or found["path"] == ":memory:":
+        raise Misuse(f"{what} is {scheme}:///path/to/file.db, not {shown(redacted(url))}")
+    try:
+        os.fsencode(url)
+    except UnicodeEncodeError:
+        raise Misuse(f"this is not a path of the file system: {shown(url)}") from None
+    return Path(os.path.realpath(found["path"]))
 
 
 def check_place(path: Path) -> None:
@@ -69,3 +85,9 @@ def clock_offset_ns() -> int:
         if clock in ("boottime", "7"):
             return int(seconds) * 10**9 + int(nanoseconds)
     return 0
+
+
+def machine_clock() -> Callable[[], int]:
+    """Nanoseconds since boot, the same for all processes of this machine."""
+    offset = clock_offset_ns()
+    return clocks.now_ns if offset == 0 else lambda: clocks.now_ns() - offset

@@ -1,0 +1,102 @@
+"""The rows of the lease algorithm in dictionaries: the memory authority and the ledger."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+
+from fenced.authorities.shared.rows import AttemptRow
+from fenced.model import TOKEN_MAX
+
+
+class MemoryRows:
+    """The rows of one namespace. Callers hold the store's lock.
+
+    Tickets rise, so each queue is sorted by them.
+    """
+
+    namespace = 0
+
+    def __init__(self) -> None:
+        self.token = 0
+        self.ticket = 0
+        self._attempts: dict[str, AttemptRow] = {}
+        self._claims: dict[str, str] = {}
+        self._queues: dict[str, list[tuple[int, str]]] = {}
+
+    def mint(self) -> int | None:
+        if self.token >= TOKEN_MAX:
+            return None
+        self.token += 1
+        return self.token
+
+    def next_ticket(self) -> int:
+        self.ticket += 1
+        return self.ticket
+
+    def raise_floor(self, above: int) -> int:
+        self.token = max(self.token, above)
+        return self.token
+
+    def attempts(self, ids: Sequence[str]) -> dict[str, AttemptRow]:
+        return {public: self._attempts[public] for public in ids if public in self._attempts}
+
+    def put(self, row: AttemptRow) -> None:
+        self._attempts[row.id] = row
+
+    def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
+        for public in ids:
+            row = self._attempts[public]
+            self._attempts[public] = row._replace(state=state, expires=expires, forget=forget)
+
+    def forget(self, row: AttemptRow) -> None:
+        del self._attempts[row.id]
+
+    def overdue(self, now: int, near: str = "", limit: int = 0) -> list[AttemptRow]:
+        """The oldest rows come first, so those are sampled."""
+        rows = itertools.islice(self._attempts.values(), limit or None)
+        return [row for row in rows if row.forget <= now]
+
+    def claim(self, name: str) -> AttemptRow | None:
+        public = self._claims.get(name)
+        return None if public is None else self._attempts[public]
+
+    def take(self, row: AttemptRow) -> None:
+        self._claims.update(dict.fromkeys(row.names, row.id))
+
+    def free(self, row: AttemptRow) -> None:
+        for name in row.names:
+            if self._claims.get(name) == row.id:
+                del self._claims[name]
+
+    def enqueue(self, row: AttemptRow) -> None:
+        for name in row.names:
+            self._queues.setdefault(name, []).append((row.ticket, row.id))
+
+    def dequeue(self, row: AttemptRow) -> None:
+        for name in row.names:
+            queue = self._queues.get(name, [])
+            place = bisect.bisect_left(queue, (row.ticket, ""))
+            if place < len(queue) and queue[place][1] == row.id:
+                del queue[place]
+            if not queue:
+                self._queues.pop(name, None)
+
+    def before(self, name: str, ticket: int) -> AttemptRow | None:
+        place = self.ahead(name, ticket)
+        return self._attempts[self._queues[name][place - 1][1]] if place else None
+
+    def ahead(self, name: str, ticket: int) -> int:
+        return bisect.bisect_left(self._queues.get(name, ()), (ticket, ""))
+
+    def head(self, name: str, now: int) -> AttemptRow | None:
+        rows = (self._attempts[public] for _, public in self._queues.get(name, ()))
+        return next((row for row in rows if row.expires > now), None)
+
+    def queue(self, name: str) -> list[AttemptRow]:
+        return [self._attempts[public] for _, public in self._queues.get(name, ())]
+
+    def names(self, after: str, limit: int) -> list[str]:
+        names = sorted({*self._claims, *self._queues}, key=str.encode)
+        return [name for name in names if name.encode() > after.encode()][:limit]
