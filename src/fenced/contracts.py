@@ -252,8 +252,12 @@ class Authority(Protocol):
     async def observe(self, name: str, until: float | None = None) -> NameView:
         """One name as it is now, whether anybody holds it or not."""
 
-    async def force_release(self, name: str, until: float | None = None) -> int | None:
-        """Take the name from its holder and mint a token above it; None when nobody held it."""
+    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
+        """Take the name from the holder that has this token, and mint a token above it.
+
+        None: that grant does not hold the name, so nothing was done. The name may be free, or have another holder,
+        whom the operator has not seen.
+        """
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
         """Make every later token greater than `above`; returns the floor that now holds."""

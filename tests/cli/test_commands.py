@@ -65,13 +65,16 @@ def test_looking_for_programs(held: Any) -> None:
     assert (mistyped.returncode, "has no namespace 'other'" in mistyped.stderr) == (78, True)
 
 
-def test_release_takes_only_by_force(held: Any) -> None:
+def test_release_takes_only_by_force_and_only_from_the_holder_that_was_seen(held: Any) -> None:
     refused = held("release", "orders/42")
     assert refused.returncode == 64
-    assert "released by its holder. --force takes" in refused.stderr
-    taken = held("release", "orders/42", "--force")
+    assert "is held by of orders/42 on" in refused.stderr
+    assert "take the name away: fenced release orders/42 --force 1" in refused.stderr
+    spared = held("release", "orders/42", "--force", "7")
+    assert (spared.returncode, "with token 1; nothing was done" in spared.stdout) == (0, True)
+    taken = held("release", "orders/42", "--force", "1")
     assert (taken.returncode, "token 3 was minted above" in taken.stdout) == (0, True)
-    again = held("release", "orders", "--force", "--json")
+    again = held("release", "orders", "--force", "1", "--json")
     assert json.loads(again.stdout) == {"name": "orders", "released": False, "token": None}
 
 
@@ -149,7 +152,8 @@ def test_what_cannot_be_done_is_said_in_one_line(
         ["guard", "override", "--names", "*", "--for", "0.5s", "--why", "x"],
         ["guard", "trust", "--patience", "2d"],
         ["authority", "raise", "--above", "9007199254740991"],
-        ["release", "a//b", "--force"],
+        ["release", "a//b", "--force", "1"],
+        ["release", "a", "--force", "1_000"],
     ],
 )
 def test_options_are_checked_before_anything_is_opened(args: list[str], tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ signal.pause()
 
 def test_a_lease_that_is_taken_away_ends_the_child_at_once(fenced: Any, alive: Callable[[int], bool]) -> None:
     process = fenced.run_script("x", NOTE_SIGNALS, "--ttl", "1.5")
-    taken = json.loads(fenced("release", "x", "--force", "--json").stdout)
+    taken = json.loads(fenced("release", "x", "--force", "1", "--json").stdout)
     assert taken == {"name": "x", "released": True, "token": 2}
     assert process.wait(timeout=10) == 76
     assert not alive(pid_of(fenced.folder))

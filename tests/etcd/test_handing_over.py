@@ -283,7 +283,7 @@ def test_with_other_names_a_waiter_helps_itself(
 
 def test_who_has_lost_the_name_hands_nothing_over(queue: Queue) -> None:
     waiter = queue.wait(queue.mine)
-    token = step(queue.other.force_release("orders"))
+    token = step(queue.other.force_release("orders", queue.first.token))
     assert token is not None
     assert queue.release(queue.holder) == Ended("revoked")
     queue.heard(waiter)

@@ -93,7 +93,7 @@ def test_loss_cancels_the_body(tmp_path: Path) -> None:
             with pytest.raises(fenced.LeaseLost) as caught:
                 async with one.hold("a", ttl=0.6) as lease:
                     await view(two, "a")
-                    await two._authority.force_release("a")
+                    await two._authority.force_release("a", lease.token)
                     try:
                         await asyncio.sleep(20)
                     finally:
@@ -158,11 +158,11 @@ def test_the_end_of_the_block_raises_when_the_lease_did_not_last(tmp_path: Path)
     async def story() -> None:
         async with fenced.AsyncClient(url(tmp_path)) as one:
             with pytest.raises(fenced.LeaseLost):
-                async with one.hold("a", ttl=5):
-                    await one._authority.force_release("a")
+                async with one.hold("a", ttl=5) as lease:
+                    await one._authority.force_release("a", lease.token)
             with pytest.raises(ZeroDivisionError):  # the body's own error comes first
-                async with one.hold("a", ttl=5):
-                    await one._authority.force_release("a")
+                async with one.hold("a", ttl=5) as lease:
+                    await one._authority.force_release("a", lease.token)
                     1 / 0  # noqa: B018
 
     run(story())

@@ -67,11 +67,11 @@ def test_holding(tmp_path: Path) -> None:
 def test_the_end_of_the_block_raises_when_the_lease_did_not_last(tmp_path: Path) -> None:
     seen: list[object] = []
     with fenced.Client(url(tmp_path), on_event=seen.append) as client:
-        with pytest.raises(fenced.LeaseLost) as caught, client.hold("a"):
-            step(client._authority.force_release("a"))
+        with pytest.raises(fenced.LeaseLost) as caught, client.hold("a") as lease:
+            step(client._authority.force_release("a", lease.token))
         assert caught.value.reason == "revoked"
-        with pytest.raises(ZeroDivisionError), client.hold("a"):
-            step(client._authority.force_release("a"))
+        with pytest.raises(ZeroDivisionError), client.hold("a") as lease:
+            step(client._authority.force_release("a", lease.token))
             1 / 0  # noqa: B018
     assert [type(event) for event in seen].count(events.LeaseEnded) == 2
     assert sum(isinstance(event, events.LeaseGranted) for event in seen) == 2
@@ -184,7 +184,7 @@ def test_errors_in_callbacks_are_the_programs_own(tmp_path: Path, monkeypatch: p
     with fenced.Client(url(tmp_path), on_event=broken) as client:
         first, second = client.acquire("a", ttl=0.4), client.acquire("b", ttl=0.4)
         first.on_lost(broken)
-        step(client._authority.force_release("a"))
+        step(client._authority.force_release("a", first.token))
         assert first.wait_lost(5)
         third = client.acquire("c", ttl=0.4)
         assert not third.wait_lost(1.0)

@@ -91,7 +91,7 @@ def test_a_relay_that_was_overtaken_removes_nothing(db: Any, orders: sql.Guard) 
         def publish(message: OutboxMessage) -> None:
             sent.append(message.body)
             if len(sent) == 1:  # somebody else takes over meanwhile, and its broker fails after one message
-                step(client._authority.force_release(outbox.name))
+                step(client._authority.force_release(outbox.name, overtaken.token))
                 with fenced.Client("memory:").hold(outbox.name) as newer, pytest.raises(ConnectionError):
                     outbox.relay(db, newer, publish)
             elif len(sent) == 3:

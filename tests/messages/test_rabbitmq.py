@@ -197,7 +197,7 @@ def test_what_a_late_relay_publishes_is_harmless(shop: Shop, tmp_path: Path) -> 
     def overtaken_after_one(message: messages.OutboxMessage) -> None:
         publish(message)
         if message.body == b"1":
-            step(client._authority.force_release(outbox.name))
+            step(client._authority.force_release(outbox.name, late.token))
             with fenced.Client("memory:").hold(outbox.name) as newer:
                 assert outbox.relay(sales, newer, publish) == 3
 

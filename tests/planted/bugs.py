@@ -107,6 +107,14 @@ class EveryAskIsNew(LeaseAlgorithm):
         return super().ask(ask, wake)
 
 
+class ForcedBlindly(LeaseAlgorithm):
+    """An operator takes the name from whoever holds it by now, not from the holder that it has seen."""
+
+    def force_release(self, name: str, token: int) -> tuple[int | None, list[AttemptRow]]:
+        claim = self.rows.claim(name)
+        return super().force_release(name, token if claim is None else claim.token)
+
+
 class NoTombstone(LeaseAlgorithm):
     """A withdrawal of an ask that has not arrived yet leaves nothing behind, and the ask makes a ghost."""
 
@@ -188,6 +196,7 @@ ALGORITHM_BUGS: tuple[type[LeaseAlgorithm], ...] = (
     AnybodyReleases,
     TokenAtTheQueue,
     EveryAskIsNew,
+    ForcedBlindly,
     NoTombstone,
     LapsedWaitersAreGranted,
     DeadWaitersBlock,

@@ -11,12 +11,14 @@ from fenced.authorities.sqlite.store import Store
 from fenced.contracts import Runtime
 from fenced.errors import FencedError
 from fenced.guards.memory import MemoryGuard
-from fenced.testing import authorities, guards, run
+from fenced.testing import authorities, guards, operating, run
 from fenced.testing.kit import Check, CheckFailed
 from tests.conformance.authorities.test_memory import Harness as AuthorityHarness
 from tests.conformance.authorities.test_sqlite import Harness as SqliteHarness
 from tests.conformance.guards.test_memory import Harness as GuardHarness
 from tests.planted.bugs import ALGORITHM_BUGS, AUTHORITY_BUGS, GUARD_BUGS, store_with
+
+CHECKS = [*authorities.CHECKS, *operating.CHECKS]
 
 
 def is_caught(check: Check, make: object) -> bool:  # type: ignore[type-arg]
@@ -30,8 +32,7 @@ def is_caught(check: Check, make: object) -> bool:  # type: ignore[type-arg]
 @pytest.mark.parametrize("bug", AUTHORITY_BUGS, ids=lambda bug: bug.__name__)
 def test_authority_bug_is_caught(bug: type[LeaseAlgorithm] | type[MemoryRows]) -> None:
     assert any(
-        is_caught(check, lambda runtime: AuthorityHarness(runtime, store_with(bug)))
-        for check in authorities.CHECKS
+        is_caught(check, lambda runtime: AuthorityHarness(runtime, store_with(bug))) for check in CHECKS
     )
 
 
@@ -41,10 +42,9 @@ def test_the_same_bug_in_sqlite_is_caught(
 ) -> None:
     """A bug in the algorithm is in every store that runs it, and the kit finds it there, too."""
     monkeypatch.setattr(Store, "algorithm", bug)
-    folders = (tmp_path / check.name for check in authorities.CHECKS)
+    folders = (tmp_path / check.name for check in CHECKS)
     assert any(
-        is_caught(check, partial(_sqlite, folder))
-        for check, folder in zip(authorities.CHECKS, folders, strict=True)
+        is_caught(check, partial(_sqlite, folder)) for check, folder in zip(CHECKS, folders, strict=True)
     )
 
 

@@ -173,7 +173,7 @@ def test_a_holder_needs_usage_of_the_schema_and_no_more(
     assert step(app.renew([ask.secret])) == [Kept(10.0)]
     assert step(app.observe("orders")).held_by is not None and len(step(app.survey())) == 1
     with pytest.raises(Misconfigured, match="EXECUTE"):
-        step(app.force_release("orders"))
+        step(app.force_release("orders", token))
     with pytest.raises(Misconfigured, match="EXECUTE"):
         step(app.raise_floor(10**6))
     with psycopg.connect(url, autocommit=True) as connection:

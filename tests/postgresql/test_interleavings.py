@@ -118,10 +118,12 @@ def withdraw(attempt: str) -> Call:
     return Call(f"withdraw {attempt}", "release", parameters, lambda model: model.withdraw(attempt), attempt)
 
 
-def force(name: str) -> Call:
-    parameters = (NAMESPACE, name, "600 s")
-    label = f"force {name}"
-    return Call(label, "force_release", parameters, lambda model: model.force_release(name), "", (name,))
+def force(name: str, token: int) -> Call:
+    parameters = (NAMESPACE, name, str(token), "600 s")
+    label = f"force {name} {token}"
+    return Call(
+        label, "force_release", parameters, lambda model: model.force_release(name, token), "", (name,)
+    )
 
 
 def raise_floor(above: int) -> Call:
@@ -186,7 +188,7 @@ LATE = passing(2)
 LONG_AGO = passing(3600)
 A, B, C = ask("a", "x"), ask("b", "x"), ask("c", "x")
 AXY, BXY, BY = ask("a", "x", "y"), ask("b", "x", "y"), ask("b", "y")
-RENEW, RELEASE, WITHDRAW, FORCE = renew("a"), release("a"), withdraw("a"), force("x")
+RENEW, RELEASE, WITHDRAW, FORCE = renew("a"), release("a"), withdraw("a"), force("x", 1)
 HELD = (ask("z", "x"),)
 IDLE = (*HELD, release("z"))
 TWO_IDLE = (ask("z", "x", "y"), release("z"))

@@ -92,9 +92,13 @@ class AgainstTheModel(RuleBasedStateMachine):
     def withdraw(self, secret: str) -> None:
         self.both(lambda: self.store.withdraw(secret)[0], lambda: self.model.withdraw(secret))
 
-    @rule(name=st.sampled_from(NAMES))
-    def force_release(self, name: str) -> None:
-        self.both(lambda: self.store.force_release(name)[0], lambda: self.model.force_release(name))
+    @rule(name=st.sampled_from(NAMES), behind=st.sampled_from([0, 0, 1]))
+    def force_release(self, name: str, behind: int) -> None:
+        held_by = self.model.observe(name).held_by
+        token = held_by.token - behind if held_by is not None else 1
+        self.both(
+            lambda: self.store.force_release(name, token)[0], lambda: self.model.force_release(name, token)
+        )
 
     @rule(above=st.integers(0, 40))
     def raise_floor(self, above: int) -> None:

@@ -131,9 +131,13 @@ class AgainstTheModel(RuleBasedStateMachine):
     def withdraw(self, who: str) -> None:
         self.both(self.real.withdraw(self.secret[who]), lambda: self.model.withdraw(self.secret[who]))
 
-    @rule(name=st.sampled_from(NAMES))
-    def force_release(self, name: str) -> None:
-        real, model = step(self.real.force_release(name)), self.model.force_release(name)
+    @rule(name=st.sampled_from(NAMES), behind=st.sampled_from([0, 0, 1]))
+    def force_release(self, name: str, behind: int) -> None:
+        held_by, held = step(self.real.observe(name)).held_by, self.model.observe(name).held_by
+        assert self.same_holder(held_by, held)
+        token, model_token = (each.token - behind if each is not None else 1 for each in (held_by, held))
+        real = step(self.real.force_release(name, token))
+        model = self.model.force_release(name, model_token)
         assert (real is None) == (model is None) and self.same_token(real or 0, model or 0)
 
     @rule(above=st.integers(0, 40))

@@ -56,13 +56,13 @@ def test_numbers_near_the_end_are_exact_on_every_way(
     (view,) = step(authority.survey())
     assert view.held_by is not None and view.held_by.token == TOKEN_MAX - 2
     assert view.ttl == 86_400 and len(view.waiters) == 1
-    assert step(authority.force_release("orders")) == TOKEN_MAX - 1
+    assert step(authority.force_release("orders", TOKEN_MAX - 2)) == TOKEN_MAX - 1
     assert step(granted(authority, waiter)).token == TOKEN_MAX
     for _ in range(2):
         with pytest.raises(Misconfigured, match="used up"):
             step(authority.ask(asking(RUNTIME, "another")))
         with pytest.raises(Misconfigured, match="used up"):
-            step(authority.force_release("orders"))
+            step(authority.force_release("orders", TOKEN_MAX))
     assert int(redis_server.execute("HGET", key(authority, "meta"), "token")) == TOKEN_MAX
 
 
@@ -233,7 +233,7 @@ def test_the_documented_rights_are_enough_and_others_are_told(redis_server: Redi
         step(client._authority.survey())
         step(client._authority.raise_floor(10))
         step(client._authority.tidy())
-        step(client._authority.force_release("orders"))
+        step(client._authority.force_release("orders", lease.token))
     for lacking in ("-hset", "-publish", "-evalsha"):
         redis_server.execute("ACL", "SETUSER", user, lacking)
         with fenced.Client(url, namespace=secrets.token_hex(4)) as client:

@@ -193,7 +193,7 @@ def test_settings_are_looked_at_again_on_each_new_connection(planted: bool) -> N
         with pytest.raises(Misconfigured, match="now they could: with appendfsync everysec"):
             step(authority.ask(other))
         with pytest.raises(Misconfigured, match="now they could"):
-            step(authority.force_release("held"))
+            step(authority.force_release("held", token))
         assert step(authority.renew([held.secret])) == [Kept(10.0)]
         knowing = RedisAuthority.at(server.url(), runtime, "any")
         assert step(knowing.open()).doubts

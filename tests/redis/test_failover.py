@@ -78,7 +78,7 @@ def test_a_promoted_replica_grants_nothing_until_the_floor_is_raised() -> None:
             assert step(after.renew([held.secret])) == [Kept(10.0)], "holders go on"
             assert isinstance(step(after.ask(held)), Granted), "and hear of their own grant again"
             with pytest.raises(Misconfigured):
-                step(after.force_release("held"))
+                step(after.force_release("held", token))
         replica.restart()  # which draws a new id and forgets the former one: the mark stays
         with opened(replica) as after:
             with pytest.raises(Misconfigured):
@@ -179,8 +179,8 @@ def test_every_operation_works_on_a_node_of_a_cluster() -> None:
             assert step(authority.observe("{a}")).waiters
             step(authority.release(holder.secret))
             assert step(authority.next_wakeups(RUNTIME.now() + 5))
-            step(granted(authority, waiter))
-            step(authority.force_release("{a}"))
+            token = step(granted(authority, waiter)).token
+            assert step(authority.force_release("{a}", token)) is not None
             step(authority.raise_floor(1000))
             step(authority.tidy())
         other = next(

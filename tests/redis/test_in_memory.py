@@ -64,6 +64,10 @@ class Both:
         source = source.replace("local clock = call('TIME')", pinned)
         return self.same("EVAL", source, len(self.keys), *self.keys, *arguments)
 
+    def token(self) -> int:
+        """The last token that was minted."""
+        return int(self.same("HGET", self.keys[0], "token") or 0)
+
     def same_data(self) -> None:
         """The same keys, to the last byte, except for the replication id."""
         for key in self.keys:
@@ -160,7 +164,7 @@ def test_the_shipped_scripts(both: Both, seed: int) -> None:
                 *[("ask", (*ask, replies.about(names, "channel", HOLDER), public))] * 4,
                 ("renew", (REALM, *rng.sample(publics, 4))),
                 *[("release", (public, rng.choice("rd")))] * 2,
-                ("force_release", (REALM, rng.choice("ab"))),
+                *[("force_release", (REALM, rng.choice("ab"), both.token() - rng.choice((0, 0, 1))))] * 2,
                 ("raise_floor", (REALM, rng.randint(0, 200))),
                 ("survey", ("", 10)),
                 ("survey", ("", 0, "a")),

@@ -96,14 +96,14 @@ def test_a_locked_file_keeps_no_call_beyond_its_deadline(path: Path, colour: Col
         one, other = authority(path, runtime), authority(path, runtime)
         await one.open()
         ask = asking(runtime, "orders")
-        await granted(one, ask)
+        token = (await granted(one, ask)).token
         calls: tuple[Callable[[float], Coroutine[Any, Any, object]], ...] = (
             lambda until: one.ask(asking(runtime, "more"), until),
             lambda until: one.renew([ask.secret], until),
             lambda until: one.release(ask.secret, until),
             lambda until: one.withdraw(ask.secret, until),
             lambda until: other.open(until=until),
-            lambda until: one.force_release("orders", until),
+            lambda until: one.force_release("orders", token, until),
             lambda until: one.raise_floor(10, until),
             one.tidy,
         )

@@ -139,7 +139,7 @@ def test_a_place_whose_attempt_somebody_deleted_can_be_taken_by_force(pair: Pair
     token = step(granted(one, ask)).token
     assert raw.delete(one._paths.attempt(grant_id(ask.secret))) == 0
     assert isinstance(step(two.ask(asking(RUNTIME, "orders"))), Busy)
-    minted = step(two.force_release("orders"))
+    minted = step(two.force_release("orders", token))
     assert minted is not None and minted > token
     assert step(one.renew([ask.secret])) == [Ended("revoked")]
     assert step(granted(two, asking(RUNTIME, "orders"))).token > minted

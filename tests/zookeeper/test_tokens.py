@@ -38,11 +38,11 @@ def test_a_waiter_behind_a_name_taken_by_force_is_granted_above_it(
     one, two = pair
     holder = asking(RUNTIME, "orders", ttl=ttl)
     waiters = [asking(RUNTIME, "orders", ttl=ttl, wait=True) for _ in range(3)]
-    step(granted(one, holder))
+    held = step(granted(one, holder)).token
     other = one if same_client else two
     for waiter in waiters:
         assert isinstance(step(other.ask(waiter)), Waiting)
-    minted = step(two.force_release("orders"))
+    minted = step(two.force_release("orders", held))
     assert minted is not None
     tokens = [minted]
     for waiter in waiters:
@@ -58,10 +58,10 @@ def test_a_newer_number_is_newer_than_those_behind(pair: Pair, same_client: bool
     """The first waiter takes a newer number. One that came between has an older one, and must not be granted it."""
     one, two = pair
     holder, early, late = (asking(RUNTIME, "orders", wait=True) for _ in range(3))
-    step(granted(one, holder))
+    held = step(granted(one, holder)).token
     assert isinstance(step(one.ask(early)), Waiting)
     if what == "force":
-        step(two.force_release("orders"))
+        step(two.force_release("orders", held))
     else:
         step(two.raise_floor(step(two.open()).last_token + 100))
     other = one if same_client else two
@@ -83,9 +83,9 @@ def test_a_newer_number_is_noticed_between_the_look_and_the_watch(
 ) -> None:
     one, two = pair
     holder, early, late = (asking(RUNTIME, "orders", wait=True) for _ in range(3))
-    step(granted(one, holder))
+    held = step(granted(one, holder)).token
     assert isinstance(step(one.ask(early)), Waiting)
-    step(one.force_release("orders"))
+    step(one.force_release("orders", held))
     other = one if same_client else two
     tokens: list[int] = []
     stand = other._stand
@@ -107,10 +107,10 @@ def test_a_newer_number_outlives_who_took_it(pair: Pair) -> None:
     """Between it and the last waiter stood one that left without being granted anything."""
     one, two = pair
     holder, early, middle, last = (asking(RUNTIME, "orders", wait=True) for _ in range(4))
-    step(granted(one, holder))
+    held = step(granted(one, holder)).token
     for client, ask in ((one, early), (one, middle), (two, last)):
         assert isinstance(step(client.ask(ask)), Waiting)
-    step(one.force_release("orders"))
+    step(one.force_release("orders", held))
     first = step(granted(one, early)).token
     assert step(one.release(early.secret)) == Released()
     assert isinstance(step(two.ask(last)), Waiting)

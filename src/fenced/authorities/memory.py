@@ -75,11 +75,11 @@ class MemoryStore:
         self._notify(heads)
         return answer
 
-    def force_release(self, name: str) -> int | None:
+    def force_release(self, name: str, token: int) -> int | None:
         with self._lock:
-            token, heads = self._begin().force_release(name)
+            minted, heads = self._begin().force_release(name, token)
         self._notify(heads)
-        return token
+        return minted
 
     def raise_floor(self, above: int) -> int:
         with self._lock:
@@ -178,8 +178,8 @@ class MemoryAuthority:
     async def observe(self, name: str, until: float | None = None) -> NameView:
         return self._store.observe(name)
 
-    async def force_release(self, name: str, until: float | None = None) -> int | None:
-        return self._store.force_release(check_name(name))
+    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
+        return self._store.force_release(check_name(name), token)
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
         return self._store.raise_floor(above)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import asdict
 
 import click
@@ -11,42 +12,74 @@ from fenced import registry
 from fenced.cli.moving import move
 from fenced.cli.options import authority_option, json_option, namespace_option, need_authority, opened
 from fenced.cli.output import plain, write_json
-from fenced.model import Standing, check_floor, check_name
+from fenced.model import HeldBy, Standing, check_floor, check_name
 from fenced.runtime.blocking import BlockingRuntime, step
 
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 
 
+def _token(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """Plain digits. `int()` would also take 1_000 and the digits of other scripts."""
+    if text is None:
+        return None
+    if not _DIGITS.fullmatch(text):
+        raise click.BadParameter("a token is a whole number, in digits")
+    return int(text)
+
+
+def _floor(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    if text is not None and not _DIGITS.fullmatch(text):
+        raise click.BadParameter("a floor is a whole number from 0 to 2**53 - 2, in digits")
+    return None if text is None else check_floor(int(text))
+
+
 @click.command()
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Confirm: take the name from its holder.")
+@click.option(
+    "--force",
+    "token",
+    callback=_token,
+    metavar="TOKEN",
+    help="Take the name from the holder that has this token; fenced show and fenced ls show it.",
+)
 @authority_option
 @namespace_option
 @json_option
-def release(name: str, force: bool, url: str, namespace: str, as_json: bool) -> None:
+def release(name: str, token: int | None, url: str, namespace: str, as_json: bool) -> None:
     """Take NAME from its holder by force, with all other names of the same lease.
 
-    Mints a token above the holder's. The holder detects the loss at its next renewal; until then only a guard
-    that has seen a newer token refuses its writes.
+    Only from the holder that has TOKEN: if somebody else holds the name by now, nothing is done. Mints a token above
+    the holder's. The holder detects the loss at its next renewal; until then only a guard that has seen a newer token
+    refuses its writes.
 
     \b
     Example:
-      fenced release orders/42 --force
+      fenced release orders/42 --force 81204
     """
-    if not force:
-        raise click.UsageError(
-            "a lease is released by its holder. --force takes the name away: the holder's lease is lost, "
-            "and a token above the holder's is minted"
-        )
     check_name(name)
     with opened(url, namespace) as authority:
-        token = step(authority.force_release(name))
+        minted = None if token is None else step(authority.force_release(name, token))
+        held_by = step(authority.observe(name)).held_by if minted is None else None
+    if token is None:
+        command = f"fenced release {shlex.quote(name)} --force {held_by.token if held_by else 'TOKEN'}"
+        raise click.UsageError(
+            f"a lease is released by its holder. {_held(name, held_by)}. To take the name away: {plain(command)}"
+        )
     if as_json:
-        write_json({"name": name, "released": token is not None, "token": token})
-    elif token is None:
-        click.echo(f"{plain(name)} is not held; nothing was done")
+        write_json({"name": name, "released": minted is not None, "token": minted})
+    elif minted is None:
+        click.echo(f"{_held(name, held_by)}; nothing was done")
     else:
-        click.echo(f"{plain(name)} was taken from its holder; token {token} was minted above the holder's")
+        click.echo(f"{plain(name)} was taken from its holder; token {minted} was minted above the holder's")
+
+
+def _held(name: str, held_by: HeldBy | None) -> str:
+    if held_by is None:
+        return f"{plain(name)} is not held"
+    holder = held_by.holder
+    return (
+        f"{plain(name)} is held by {plain(holder.label)} on {plain(holder.host)} with token {held_by.token}"
+    )
 
 
 @click.group()
@@ -116,17 +149,8 @@ def _describe(where: str, namespace: str, standing: Standing, as_json: bool) -> 
         click.echo(f"  schema      {schema.version}{by}")
 
 
-def _whole_number(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    """Plain digits. `int()` would also take 1_000 and the digits of other scripts."""
-    if text is None:
-        return None
-    if not _DIGITS.fullmatch(text):
-        raise click.BadParameter("a floor is a whole number from 0 to 2**53 - 2, in digits")
-    return check_floor(int(text))
-
-
 @authority.command("raise")
-@click.option("--above", callback=_whole_number, metavar="N", help="Every later token is greater than N.")
+@click.option("--above", callback=_floor, metavar="N", help="Every later token is greater than N.")
 @click.option(
     "--above-guards",
     "guards",

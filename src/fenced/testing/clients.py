@@ -109,7 +109,7 @@ async def a_client_learns_that_it_was_revoked(h: AuthorityHarness) -> None:
     lease = await client.acquire(LeaseRequest.checked(["orders"], ttl=0.6))
     reasons: list[str] = []
     lease.on_lost(reasons.append)
-    await client.authority.force_release("orders")
+    await client.authority.force_release("orders", lease.token)
     ensure(await lease.wait_lost(h.runtime.now() + 5.0), "lost within a renewal")
     ensure(lease.state is State.LOST and lease.lost_reason == "revoked", f"{lease.lost_reason}")
     await until(

@@ -449,7 +449,7 @@ async def every_call_ends_by_its_deadline(h: OutageHarness) -> None:
     """The server is silent: every method, including those for operators, ends by its caller's deadline."""
     a = await h.authority()
     held = asking(h.runtime, "orders")
-    await granted(a, held)
+    grant = await granted(a, held)
     await a.renew([held.secret])
     calls: dict[str, Callable[[float], Awaitable[object]]] = {
         "open": lambda limit: a.open(until=limit),
@@ -459,7 +459,7 @@ async def every_call_ends_by_its_deadline(h: OutageHarness) -> None:
         "withdraw": lambda limit: a.withdraw(held.secret, limit),
         "survey": lambda limit: a.survey(until=limit),
         "observe": lambda limit: a.observe("orders", limit),
-        "force_release": lambda limit: a.force_release("orders", limit),
+        "force_release": lambda limit: a.force_release("orders", grant.token, limit),
         "raise_floor": lambda limit: a.raise_floor(10, limit),
         "tidy": a.tidy,
     }

@@ -132,8 +132,8 @@ class EtcdAuthority:
     async def observe(self, name: str, until: float | None = None) -> NameView:
         return await self._reader.observe(check_name(name), self._until(until))
 
-    async def force_release(self, name: str, until: float | None = None) -> int | None:
-        return await self._attempts.force(check_name(name), self._until(until))
+    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
+        return await self._attempts.force(check_name(name), token, self._until(until))
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
         return await self._space.raise_floor(check_floor(above), self._until(until))

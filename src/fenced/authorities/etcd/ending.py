@@ -157,13 +157,16 @@ class Ending(Known):
         finally:
             self._wakeups.notify(heir.public)  # wake it: it takes its grant, or asks again
 
-    async def force(self, name: str, until: float) -> int | None:
-        """Take a name from its holder. Returns the token of the transaction that did it."""
+    async def force(self, name: str, token: int, until: float) -> int | None:
+        """Take a name from the holder that has this token. Returns the token of the transaction that did it."""
         space = self._space
         view = await self._reader.ahead((name,), [self._keys.behind(name)], until)
         if view.claim is None:
             return None
-        public = ClaimInfo.read(view.claim.value).public
+        about = ClaimInfo.read(view.claim.value)
+        if view.claim.modified + about.offset != token:
+            return None
+        public = about.public
         mine, _ = await self.load(public, until)
         if mine is None or not mine.granted:
             return None

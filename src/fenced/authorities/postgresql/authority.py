@@ -368,18 +368,19 @@ class PostgresqlAuthority:
         ((text,),) = await self._run("look", self._namespace, check_name(name).encode(), until=until)
         return answers.viewed(_text(text))
 
-    async def force_release(self, name: str, until: float | None = None) -> int | None:
-        ((token,),) = await self._run(
+    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
+        ((minted,),) = await self._run(
             "force_release",
             self._namespace,
             check_name(name).encode(),
+            b"%d" % token,
             _REMEMBER,
-            repeatable=False,  # a repetition could end the next holder's lease
+            repeatable=False,  # a repetition would answer that nothing was done
             until=until,
             certain=True,
             mints=True,
         )
-        return None if token is None else int(token)
+        return None if minted is None else int(minted)
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
         above = check_floor(above)

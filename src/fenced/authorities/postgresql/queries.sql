@@ -29,8 +29,8 @@ SELECT fenced.ready($1, $2);
 -- release_later: Release a lease, and keep its names taken for a while.
 SELECT fenced.release_later($1, $2, $3, $4, $5);
 
--- force_release: Take a name from its holder.
-SELECT fenced.force_release($1, $2, $3);
+-- force_release: Take a name from the holder that has this token.
+SELECT fenced.force_release($1, $2, $3, $4);
 
 -- raise_floor: Every later token is above this.
 SELECT fenced.raise_floor($1, $2);

@@ -354,12 +354,14 @@ class RedisAuthority:
         _, (found,) = await self._call("survey", "", 0, check_name(name), until=until)
         return replies.view(found)
 
-    async def force_release(self, name: str, until: float | None = None) -> int | None:
-        reply = await self._call("force_release", self._realm, check_name(name), mints=True, until=until)
+    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
+        reply = await self._call(
+            "force_release", self._realm, check_name(name), token, mints=True, until=until
+        )
         if reply is not None and type(reply) is not int:
             raise replies.denied(reply, self.url)
-        token: int | None = reply
-        return token
+        minted: int | None = reply
+        return minted
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
         reply = await self._call("raise_floor", self._realm, check_floor(above), until=until)

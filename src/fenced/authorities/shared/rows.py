@@ -344,13 +344,13 @@ class LeaseAlgorithm:
 
     # Operating.
 
-    def force_release(self, name: str) -> tuple[int | None, list[AttemptRow]]:
+    def force_release(self, name: str, token: int) -> tuple[int | None, list[AttemptRow]]:
         claim = self.rows.claim(name)
-        if claim is None or not claim.holds(self.now):
+        if claim is None or claim.token != token or not claim.holds(self.now):
             return None, []
-        token = self._mint()
+        minted = self._mint()
         self._end(claim, "revoked")
-        return token, self._free(claim)
+        return minted, self._free(claim)
 
     def raise_floor(self, above: int) -> int:
         return self.rows.raise_floor(check_floor(above))

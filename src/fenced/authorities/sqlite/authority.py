@@ -155,14 +155,14 @@ class SqliteAuthority:
         name = check_name(name)
         return await self._do(lambda deadline: self._store.observe(name, deadline), until)
 
-    async def force_release(self, name: str, until: float | None = None) -> int | None:
+    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
         name = check_name(name)
-        return await self._do(lambda deadline: self._force(name, deadline), until)
+        return await self._do(lambda deadline: self._force(name, token, deadline), until)
 
-    def _force(self, name: str, deadline: Deadline) -> int | None:
-        token, wakes = self._store.force_release(name, deadline)
+    def _force(self, name: str, token: int, deadline: Deadline) -> int | None:
+        minted, wakes = self._store.force_release(name, token, deadline)
         self._wakes.send(wakes)
-        return token
+        return minted
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
         return await self._do(lambda deadline: self._store.raise_floor(above, deadline), until)

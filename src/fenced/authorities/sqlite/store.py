@@ -166,12 +166,14 @@ class Store:
             answer, heads = self._begin(db).withdraw(secret)
         return answer, _wakes(heads)
 
-    def force_release(self, name: str, deadline: Deadline | None = None) -> tuple[int | None, list[Wake]]:
+    def force_release(
+        self, name: str, token: int, deadline: Deadline | None = None
+    ) -> tuple[int | None, list[Wake]]:
         with self.file.transaction(deadline, durable=True) as db:
-            token, heads = self._begin(db).force_release(name)
-        if token is not None:
-            self._floor.rise(token)
-        return token, _wakes(heads)
+            minted, heads = self._begin(db).force_release(name, token)
+        if minted is not None:
+            self._floor.rise(minted)
+        return minted, _wakes(heads)
 
     def raise_floor(self, above: int, deadline: Deadline | None = None) -> int:
         with self.file.transaction(deadline, durable=True) as db:

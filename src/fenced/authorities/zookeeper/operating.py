@@ -145,14 +145,16 @@ class Operating(Moving):
 
     # Operating.
 
-    async def force_release(self, name: str, until: float | None = None) -> int | None:
+    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
         until = timing.call_until(self._runtime.now(), until)
         await self._settle(self._runtime.now(), until)
         session, name = self._any_session(), check_name(name)
-        # Not repeatable: a repetition could end the next holder's lease.
-        return await session.request(lambda: self._force(session, name, until), until, repeatable=False)
+        # Not repeatable: a repetition would answer that nothing was done.
+        return await session.request(
+            lambda: self._force(session, name, token, until), until, repeatable=False
+        )
 
-    async def _force(self, session: ZooKeeperSession, name: str, until: float) -> int | None:
+    async def _force(self, session: ZooKeeperSession, name: str, token: int, until: float) -> int | None:
         while self._runtime.now() < until:
             queues, space = await self._look(session, (name,), until, newest=True)
             if not queues[name].publics:
@@ -163,6 +165,10 @@ class Operating(Moving):
                 return None
             (reply,) = await session.exchange(jute.get_data(self._paths.attempt(public)), until=until)
             record = self._record(reply)
+            # If somebody deleted the attempt's node, nobody can see its token: any token takes the name.
+            held_by = self._held_by(public, record, space, self._runtime.now())
+            if record is not None and (held_by is None or held_by.token != token):
+                return None
             if reply.zxid + space.added(reply.zxid) >= TOKEN_MAX - 1:
                 raise tokens_used_up()
             names = record.names if record is not None else (name,)

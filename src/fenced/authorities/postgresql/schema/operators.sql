@@ -1,7 +1,8 @@
 -- What operators do.
 
--- Take a name from its holder, and mint a token above the holder's.
-CREATE OR REPLACE FUNCTION fenced.force_release(p_namespace integer, p_name text, p_remember interval) RETURNS bigint
+-- Take a name from the holder that has this token, and mint a token above it. NULL: that grant does not hold the name.
+CREATE OR REPLACE FUNCTION fenced.force_release(
+  p_namespace integer, p_name text, p_token bigint, p_remember interval) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
   v_id    uuid;
@@ -10,7 +11,7 @@ DECLARE
   v_token bigint;
 BEGIN
   SELECT a.id, a.names INTO v_id, v_names FROM fenced.name n JOIN fenced.attempt a ON a.id = n.attempt
-  WHERE n.namespace = p_namespace AND n.name = p_name AND n.held;
+  WHERE n.namespace = p_namespace AND n.name = p_name AND n.held AND a.token = p_token;
   IF NOT FOUND THEN
     RETURN NULL;
   END IF;

@@ -1,4 +1,4 @@
--- Tables of the PostgreSQL authority, from version 1 to 2. Clients of version 1 can use it: it only adds.
+-- Tables of the PostgreSQL authority, from version 1 to 2. Clients of version 1 can use it: it only adds, except for force_release.
 
 -- Which version the tables have, and by which clients they can be read, in one row.
 CREATE TABLE fenced.schema (
@@ -9,3 +9,6 @@ CREATE TABLE fenced.schema (
   functions   text NOT NULL              -- a digest of their text
 );
 INSERT INTO fenced.schema (version, readable_by, release, functions) VALUES (1, 1, '0.1', '');
+
+-- It took a name from whoever held it. An operator's client of version 1 fails now; no other function calls it.
+DROP FUNCTION IF EXISTS fenced.force_release(integer, text, interval);
