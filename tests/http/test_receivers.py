@@ -156,5 +156,5 @@ def test_a_refused_upload_is_not_read(receivers: Receivers, server: str, depth: 
     number = next(NUMBERS)
     with socket.create_connection(("127.0.0.1", receivers.ports[server]), timeout=100) as connection:
         head = f"POST /{depth}/retry/{number} HTTP/1.1\r\nHost: here\r\nFenced-Stamp: nonsense\r\n"
-        connection.sendall(head.encode() + b"Content-Length: 60000000\r\n\r\n" + bytes(100_000))
+        connection.sendall(head.encode() + b"Content-Length: 60000000\r\n\r\n" + bytes(10_000))
         assert connection.recv(12) == b"HTTP/1.1 400"
