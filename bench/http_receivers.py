@@ -14,7 +14,7 @@ from bench.figures import Figure, ratio
 from bench.guards_postgresql import SETTINGS, plain
 from bench.interleaved import Effort, async_medians, medians
 from fenced import sql
-from fenced.http import Before, Receiver, WsgiBefore, atomic, fence_headers
+from fenced.http import STAMP_HEADER, Before, Receiver, WsgiBefore, atomic
 from fenced.http.receiving import SCOPE_KEY, read_request
 from fenced.model import Stamp
 from fenced.testing.servers import PostgresqlServer
@@ -46,10 +46,14 @@ def _added(key: str, what: str, ours: float, theirs: float, target: float | None
     return Figure(key, what, ours - theirs, "µs", target, detail)
 
 
-def _stamps() -> Iterator[dict[str, str]]:
+def _stamp(seq: int) -> Stamp:
+    return Stamp("00000000000000aa", ("orders/42",), 7, seq, f"{7:032x}")
+
+
+def _pairs_of(first: int = 1) -> Iterator[list[tuple[bytes, bytes]]]:
     """The headers of one operation after another of the same lease."""
-    for seq in itertools.count(1):
-        yield fence_headers(Stamp("00000000000000aa", ("orders/42",), 7, seq, f"{7:032x}"))
+    for seq in itertools.count(first):
+        yield [(STAMP_HEADER.lower().encode(), f'"{_stamp(seq)}"'.encode())]
 
 
 async def _bare(scope: Any, receive: Any, send: Any) -> None:
@@ -58,7 +62,7 @@ async def _bare(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def _asgi(effort: Effort) -> list[Figure]:
-    sent, stamps = [0], _stamps()
+    sent = [0]
 
     async def send(message: Any) -> None:
         sent[0] += 1
@@ -74,8 +78,7 @@ async def _asgi(effort: Effort) -> list[Figure]:
         return call
 
     def scopes_of() -> Iterator[dict[str, Any]]:
-        for headers in stamps:
-            pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        for pairs in _pairs_of():
             yield {"type": "http", "method": "POST", "path": "/orders/42", "headers": [*HEADERS, *pairs]}
 
     # Each measurement also makes its requests, whatever the app, so this is not part of the difference.
@@ -91,7 +94,7 @@ async def _asgi(effort: Effort) -> list[Figure]:
 
 
 def _wsgi(effort: Effort) -> Figure:
-    stamps = _stamps()
+    requests = _pairs_of()
 
     def app(environ: Any, start_response: Any) -> Any:
         start_response("204 No Content", [])
@@ -101,7 +104,7 @@ def _wsgi(effort: Effort) -> Figure:
         def call() -> None:
             for _ in range(BATCH):
                 environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/orders/42"}
-                environ["HTTP_FENCED_STAMP"] = next(stamps)["Fenced-Stamp"]
+                environ["HTTP_FENCED_STAMP"] = next(requests)[0][1].decode()
                 body = app(environ, lambda status, headers: None)
                 for _ in body:
                     pass
@@ -124,18 +127,16 @@ def _atomic(effort: Effort) -> Figure:
                 connection.execute(f"INSERT INTO {table} VALUES (42, 0)".encode())
             guard = sql.Guard(table="guarded", name="orders/{id}")
             guard.install(connection, mode="enforce")
-            stamps = _stamps()
+            stamps = (_stamp(seq) for seq in itertools.count(1))
+            requests = _pairs_of(1_000_000)
 
             def received() -> None:
-                pairs = [(name.lower().encode(), value.encode()) for name, value in next(stamps).items()]
-                scope = {SCOPE_KEY: read_request("POST", "/orders/42", pairs)}
+                scope = {SCOPE_KEY: read_request("POST", "/orders/42", next(requests))}
                 with atomic(guard, connection, scope):
                     connection.execute(UPDATE.format("guarded").encode(), [42])
 
             def guarded() -> None:
-                with guard.transaction(
-                    connection, Stamp("00000000000000aa", ("orders/42",), 7, None, f"{7:032x}")
-                ):
+                with guard.transaction(connection, next(stamps)):
                     connection.execute(UPDATE.format("guarded").encode(), [42])
 
             unguarded = plain(connection, UPDATE.format("plain").encode(), [42])

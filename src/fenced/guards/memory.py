@@ -16,6 +16,8 @@ from fenced.guards.shared.guardedcells import AUDIT_LOCAL
 from fenced.guards.shared.options import options_in
 from fenced.runtime.blocking import BlockingRuntime
 
+_NO_BLOB = 0, None
+
 
 class MemoryCells:
     """Cells in one process. A version counts the swaps of its cell, and 0 means that there is none."""
@@ -32,11 +34,12 @@ class MemoryCells:
 
     async def swap(self, changes: Sequence[tuple[str, int, bytes | None]]) -> Swapped:
         with self._lock:  # nothing waits in here; it makes comparing and replacing one step
-            if any(self.blobs.get(key, (0, b""))[0] != version for key, version, _ in changes):
-                return Swapped(None)
-            self.blobs.update(
-                {key: (version + 1, blob) for key, version, blob in changes if blob is not None}
-            )
+            for key, version, _ in changes:
+                if self.blobs.get(key, _NO_BLOB)[0] != version:
+                    return Swapped(None)
+            for key, version, blob in changes:
+                if blob is not None:
+                    self.blobs[key] = version + 1, blob
             return Swapped(tuple(version + (blob is not None) for _, version, blob in changes))
 
     async def keys(self) -> list[str]:

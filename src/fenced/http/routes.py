@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any
 
 from fenced.errors import Misuse, shown
@@ -31,7 +32,8 @@ def namer(names: Names) -> Callable[[Request, str], tuple[str, ...] | None]:
             f"names= is a mapping such as {{'/orders/{{id}}': 'orders/{{id}}'}}, or a function, not {shown(names)}"
         )
     routes = [(_pattern(path), _template(path, name)) for path, name in names.items()]
-    return lambda _, path: _named(routes, path)
+    named = lru_cache(maxsize=1024)(lambda path: _named(routes, path))
+    return lambda _, path: named(path)
 
 
 def _checked(found: str | tuple[str, ...] | None) -> tuple[str, ...] | None:

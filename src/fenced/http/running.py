@@ -49,8 +49,7 @@ class RunningRequests:
                 other
                 for name in request.names
                 for other in self._by_name[name]
-                if other.token < request.token
-                or (self._one_at_a_time and other.token == request.token and other.number < request.number)
+                if self._precedes(other, request)
             ]
             for other in ahead:
                 if other.ended is None:
@@ -64,6 +63,11 @@ class RunningRequests:
                 raise Contended(
                     f"{request.names[0]}: an older request is still running; send this one again later"
                 )
+
+    def _precedes(self, other: RunningRequest, request: RunningRequest) -> bool:
+        if other.token == request.token:
+            return self._one_at_a_time and other.number < request.number
+        return other.token < request.token
 
     def end(self, request: RunningRequest) -> None:
         """The request was refused, or the program has answered it. Wakes those that wait for it."""
