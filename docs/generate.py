@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,14 @@ def trait_table(kind: Kind, scheme: str) -> str:
     return table(("trait", "in a sentence", "proven by"), rows)
 
 
+@cache
+def _tests() -> dict[Path, str]:
+    return {path: path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+
+
 def _proofs(what: str, scheme: str) -> Iterator[tuple[str, str]]:
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for found in PROVES.finditer(path.read_text()):
+    for path, text in _tests().items():
+        for found in PROVES.finditer(text) if "# proves" in text else ():
             if found.group(1, 2) == (what, scheme):
                 for key in found[3].split(","):
                     yield key.strip(), f"`{path.relative_to(ROOT)}`, `{found[4]}`"
@@ -203,6 +208,7 @@ def filled(text: str) -> str:
     return PLACE.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
 
 
+@cache
 def pages() -> dict[Path, str]:
     """Every page that has a generated table, as it should be."""
     texts = {path: path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))}

@@ -7,7 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("architecture")  # the sources are parsed once
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "fenced"
@@ -16,6 +21,11 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 HEAVY = {"asyncio", "ssl", "sqlite3"}
+
+
+@cache
+def parsed(source: Path) -> ast.Module:
+    return ast.parse(source.read_text())
 
 
 def loaded_after(program: str) -> set[str]:
@@ -46,10 +56,9 @@ def test_every_public_name_can_be_had() -> None:
 def test_files_and_functions_are_small() -> None:
     large = []
     for source in SOURCES:
-        text = source.read_text()
-        if (lines := len(text.splitlines())) > FILE_LINES_MAX:
+        if (lines := len(source.read_text().splitlines())) > FILE_LINES_MAX:
             large.append(f"{source.relative_to(ROOT)} has {lines} lines, of {FILE_LINES_MAX}")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 if lines > FUNCTION_LINES_MAX:
@@ -62,7 +71,7 @@ def test_only_the_cli_and_the_drills_print() -> None:
         f"{source.relative_to(ROOT)}:{node.lineno}"
         for source in SOURCES
         if source.relative_to(PACKAGE).parts[0] not in ("cli", "drills")
-        for node in ast.walk(ast.parse(source.read_text()))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not printing
@@ -79,7 +88,7 @@ def test_sql_stands_where_engines_are() -> None:
         f"{source.relative_to(ROOT)}:{node.lineno}: {node.value[:40]!r}"
         for source in SOURCES
         if (where := source.relative_to(PACKAGE)).parts[0] not in SPEAK_SQL and str(where) != CLAUSES
-        for node in ast.walk(ast.parse(source.read_text()))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and SQL.match(node.value)
     ]
     assert not found
@@ -119,7 +128,7 @@ def test_a_class_name_has_one_meaning() -> None:
     """A reader who searches for a class finds one. Names with an underscore are private to their module."""
     homes: dict[str, list[str]] = {}
     for source in SOURCES:
-        for node in ast.parse(source.read_text()).body:
+        for node in parsed(source).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(source.relative_to(ROOT)))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
@@ -131,7 +140,7 @@ def test_no_function_takes_a_coroutine() -> None:
         f"{source.relative_to(ROOT)}:{parameter.lineno}: {parameter.arg}"
         for source in SOURCES
         if source.relative_to(PACKAGE).parts[0] not in ("runtime", "testing")
-        for node in ast.walk(ast.parse(source.read_text()))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for parameter in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         if parameter.annotation and ast.unparse(parameter.annotation).startswith(("Coroutine[", "Awaitable["))
