@@ -17,6 +17,8 @@ from fenced.errors import Unsupported
 from fenced.model import (
     Ask,
     AskAnswer,
+    BatchAnswer,
+    BatchOperation,
     Credential,
     NameView,
     ReleaseAnswer,
@@ -278,6 +280,18 @@ class Authority(Protocol):
 
     def forked(self) -> None:
         """In a forked child: drop the parent's connections without using them."""
+
+
+class Batches(Protocol):
+    """What an authority may offer as well: many operations of many holders in one durable write."""
+
+    async def many(
+        self, operations: Sequence[BatchOperation], until: float | None = None
+    ) -> list[BatchAnswer]:
+        """Run the operations in their order; one answer each, the one that it would get alone.
+
+        An error of a single operation is its answer. If this raises Indeterminate, the outcome of all is unknown.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from fenced.errors import InvalidStamp, LeaseLost, Misuse, shown
+from fenced.errors import FencedError, InvalidStamp, LeaseLost, Misuse, shown
 
 if TYPE_CHECKING:
     from fenced.schema import Schema
@@ -187,6 +187,32 @@ class Ask:
     holder: Holder
     wait: bool = False
     lock_delay: float = 0.0
+    number: int = 0
+    """Counts the attempts of this holder from 1; 0: it does not count them."""
+    settled: int = 0
+    """Its attempts up to this number are over, and it never sends them again: an authority may forget them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """One renewal in a batch of operations."""
+
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One release in a batch of operations."""
+
+    secret: str
+    keep: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """One withdrawal in a batch of operations."""
+
+    secret: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +285,9 @@ class Gone:
 AskAnswer = Granted | Waiting | Busy | Ended
 RenewAnswer = Kept | Waiting | Ended | Gone | Unknown
 ReleaseAnswer = Released | Ended | Gone
+BatchOperation = Ask | Renewal | Release | Withdrawal
+BatchAnswer = AskAnswer | RenewAnswer | ReleaseAnswer | FencedError
+"""The answer to one operation of a batch, or the error that it alone would have raised."""
 
 
 @dataclass(frozen=True, slots=True)

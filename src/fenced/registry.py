@@ -19,6 +19,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
     "fenced.authorities": {
         "etcd": "fenced.authorities.etcd.authority:EtcdAuthority",
         "etcds": "fenced.authorities.etcd.authority:EtcdAuthority",
+        "ledger": "fenced.authorities.ledger.authority:LedgerAuthority",
         "memory": "fenced.authorities.memory:MemoryAuthority",
         "postgresql": "fenced.authorities.postgresql.authority:PostgresqlAuthority",
         "redis": "fenced.authorities.redis.authority:RedisAuthority",

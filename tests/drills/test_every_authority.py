@@ -24,8 +24,8 @@ SERVERS = {
 }
 STORM = ("--seconds", "5", "--holders", "2", "--names", "1")
 """One holder works while the other is stopped. Long enough for etcd, which grants a second at least."""
-ELSEWHERE = {"memory", "sqlite"}
-"""In one process only; the default of every other drill test."""
+ELSEWHERE = {"ledger", "memory", "sqlite"}
+"""In one process only, both; the default of every other drill test."""
 
 
 def test_no_authority_is_left_out() -> None:

@@ -132,6 +132,6 @@ def test_parts_of_their_own() -> None:
 
 
 def test_an_unknown_scheme_is_answered_with_those_that_every_command_takes() -> None:
-    with pytest.raises(Misconfigured, match="known: etcd, etcds, postgresql, redis") as refused:
+    with pytest.raises(Misconfigured, match="known: etcd, etcds, ledger, postgresql, redis") as refused:
         registry.authority("mysql://db.internal/shop", BlockingRuntime())
     assert "memory" not in str(refused.value)

@@ -21,6 +21,7 @@ from fenced.testing.worlds.site import Site
 
 BACKENDS = {
     "memory": "fenced.testing.worlds.memory:MemoryBackend",
+    "ledger": "fenced.testing.worlds.ledger:LedgerBackend",
     "redis": "fenced.testing.worlds.redis:RedisBackend",
     "zookeeper": "fenced.testing.worlds.zookeeper:ZooKeeperBackend",
     "etcd": "fenced.testing.worlds.etcd:EtcdBackend",

@@ -104,11 +104,7 @@ class MessageServer:
         box: list[Any] = []
 
         def serve() -> None:
-            try:
-                result: Any = handle()
-            except FencedError as error:
-                result = error
-            self.network.send(client, lambda: receive(result))
+            self._serve(handle, lambda result: self.network.send(client, lambda: receive(result)))
 
         def receive(result: Any) -> None:
             if not box:
@@ -122,3 +118,11 @@ class MessageServer:
             raise box[0]
         result: T = box[0]
         return result
+
+    def _serve(self, handle: Callable[[], Any], reply: Callable[[Any], None]) -> None:
+        """Run a request, and reply with its result or its error."""
+        try:
+            result = handle()
+        except FencedError as error:
+            result = error
+        reply(result)

@@ -32,6 +32,9 @@ class MemoryBackend(AuthorityBackend):
         super().__init__(site)
         self.server = MessageServer(self.world, site.network, "authority")
         self.clients: list[MessageAuthority] = []
+        self.start()
+
+    def start(self) -> None:
         self.store = self.store_type(lambda: self.world.now, realm=REALM)
         self.store.listeners.append(self._woken)
 
@@ -60,25 +63,29 @@ class MemoryBackend(AuthorityBackend):
 
     # The store's decisions, watched.
 
+    def decided(self, report: Callable[[], None]) -> None:
+        """Report a decision to the judge: here at once, elsewhere as soon as no crash can undo it."""
+        report()
+
     def ask(self, ask: Ask) -> AskAnswer:
         answer = self.store.ask(ask)
-        self.site.judge.asked(ask, answer, self.world.now)
+        self.decided(partial(self.site.judge.asked, ask, answer, self.world.now))
         return answer
 
     def renew(self, secrets: Sequence[str]) -> list[RenewAnswer]:
         answers = self.store.renew(secrets)
         for secret, answer in zip(secrets, answers, strict=True):
-            self.site.judge.renewed(secret, answer, self.world.now)
+            self.decided(partial(self.site.judge.renewed, secret, answer, self.world.now))
         return answers
 
     def release(self, secret: str, keep: float) -> ReleaseAnswer:
         answer = self.store.release(secret, keep)
-        self.site.judge.finished(secret, answer)
+        self.decided(partial(self.site.judge.finished, secret, answer))
         return answer
 
     def withdraw(self, secret: str) -> ReleaseAnswer:
         answer = self.store.withdraw(secret)
-        self.site.judge.finished(secret, answer)
+        self.decided(partial(self.site.judge.finished, secret, answer))
         return answer
 
 

@@ -1,0 +1,1 @@
+"""The ledger: see authority.py."""

@@ -1,0 +1,274 @@
+"""The ledger: leases in the memory of one process, with a journal on its disk. For a process that serves others."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from fenced import timing
+from fenced.authorities.ledger import ledger as ledgers
+from fenced.authorities.ledger.changes import RecordedRows
+from fenced.authorities.ledger.journal import SCHEMA_VERSION, FileJournal
+from fenced.authorities.ledger.ledger import Ledger
+from fenced.authorities.shared.filesystem import machine_clock, path_of
+from fenced.authorities.shared.local_wakeups import LocalWakeups
+from fenced.authorities.shared.rows import AttemptRow, LeaseAlgorithm
+from fenced.authorities.shared.rules import NAMESPACE_ORDER
+from fenced.contracts import Runtime, Trait
+from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable
+from fenced.model import (
+    Ask,
+    AskAnswer,
+    BatchAnswer,
+    BatchOperation,
+    NameView,
+    Release,
+    ReleaseAnswer,
+    Renewal,
+    RenewAnswer,
+    Standing,
+    Withdrawal,
+    check_name,
+    grant_id,
+)
+from fenced.runtime import forking
+from fenced.schema import Schema
+
+T = TypeVar("T")
+
+_ledgers: dict[tuple[int, Path], tuple[Ledger, int]] = {}
+"""The open ledgers of this process and how many authorities use them. A forked child finds none of its parent's."""
+_opening = threading.Lock()
+"""Held while a ledger is opened or closed: clients that open one file at the same time get the same ledger."""
+
+
+def _acquire(path: Path, create: bool, clock: Callable[[], int]) -> Ledger:
+    forking.enter()  # a fork waits until the lock is free again
+    try:
+        with _opening:
+            key = (os.getpid(), path)
+            ledger, users = _ledgers.get(key, (None, 0))
+            if ledger is None:
+                ledger = Ledger(path, FileJournal(path), clock)
+                ledger.open(create)
+                forking.register(ledger)
+            _ledgers[key] = (ledger, users + 1)
+            return ledger
+    finally:
+        forking.leave()
+
+
+def _release(path: Path) -> None:
+    with _opening:
+        key = (os.getpid(), path)
+        ledger, users = _ledgers.pop(key)
+        if users > 1:
+            _ledgers[key] = (ledger, users - 1)
+        else:
+            ledger.close()
+
+
+class LedgerAuthority:
+    """One client's access to the ledger of its process."""
+
+    traits: ClassVar[tuple[Trait, ...]] = (
+        NAMESPACE_ORDER,
+        Trait(
+            "one-owner", "One process has the file; its clients share it, and every other process is refused."
+        ),
+        Trait(
+            "synced-answers",
+            "What an answer says is on the disk before it is given; one sync serves all callers.",
+        ),
+        Trait(
+            "failed-write-refuses",
+            "After a failed write nothing is granted or renewed until the ledger is opened again.",
+        ),
+        Trait(
+            "reboot-keeps", "Leases outlive a reboot, which counts as no time: they end later, never earlier."
+        ),
+        Trait(
+            "settled-forgotten",
+            "An ended attempt is forgotten once its holder says that it is settled, and otherwise after ten minutes.",
+        ),
+        Trait(
+            "restore-unnoticed",
+            "Files that were restored from one backup look like the original: raise the floor.",
+        ),
+    )
+
+    def __init__(
+        self,
+        path: Path,
+        runtime: Runtime,
+        *,
+        namespace: str = "default",
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.url = f"ledger:///{path}"
+        self._path = path
+        self._runtime = runtime
+        self._name = check_name(namespace)
+        self._clock = clock or machine_clock()
+        self._wakeups = LocalWakeups(runtime)
+        self._ledger: Ledger | None = None
+        self._rows: RecordedRows | None = None
+        self._writes = False
+        self._round = runtime.wakeup()
+        """Set when the batch that is being collected now has been written."""
+
+    @classmethod
+    def at(cls, url: str, runtime: Runtime, namespace: str) -> LedgerAuthority:
+        return cls(path_of(url, "ledger", "the address of a ledger"), runtime, namespace=namespace)
+
+    # Opening and closing.
+
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        ledger = self._ledger
+        if ledger is None:
+            ledger = await self._runtime.call(_acquire, self._path, create, self._clock)
+            ledger.listeners.append(self._wakeups.add)
+            self._ledger = ledger
+        self._rows, due = ledger.namespace(self._name, create)
+        await self._written(ledger, due, until)
+        return Standing(self._rows.realm, self._rows.token, schema=Schema(SCHEMA_VERSION, SCHEMA_VERSION))
+
+    async def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.listeners.remove(self._wakeups.add)
+            _release(self._path)
+
+    def before_fork(self) -> None:
+        return
+
+    def forked(self) -> None:
+        """The ledger itself refuses from now on; a new ledger of this process finds that the parent has the file."""
+
+    # Doing.
+
+    async def _do(self, work: Callable[[RecordedRows, LeaseAlgorithm], T], until: float | None) -> T:
+        ledger, rows = self._ledger, self._rows
+        if ledger is None or rows is None:
+            raise Unavailable(f"{self.url} is not open")
+        result, due = ledger.do(rows, lambda algorithm: work(rows, algorithm))
+        await self._written(ledger, due, until)
+        return result
+
+    async def _written(self, ledger: Ledger, due: int, until: float | None) -> None:
+        """Return when the batch `due` is on the disk. Indeterminate at the deadline: it may still get there."""
+        if ledger.written < due:
+            if self._runtime.colour == "blocking":
+                ledger.write(due)
+            else:
+                await self._written_by_task(ledger, due, until)
+        if ledger.wants_snapshot():
+            self._runtime.spawn(self._snapshot, "fenced-ledger-snapshot")
+
+    async def _written_by_task(self, ledger: Ledger, due: int, until: float | None) -> None:
+        written = self._round
+        if not self._writes:
+            # One task writes for all callers of this loop, so a caller that is cancelled takes no write with it.
+            self._writes = True
+            self._runtime.spawn(self._write, "fenced-ledger-write")
+        in_time = await self._runtime.wait(written, timing.call_until(self._runtime.now(), until))
+        if ledger.written < due:
+            ledger_says = "the disk did not finish before the deadline" if not in_time else "a write failed"
+            raise Indeterminate(f"{self.url}: {ledger_says}")
+
+    async def _write(self) -> None:
+        """Write until nothing is left. What is collected during one write belongs to the next round."""
+        ledger = self._ledger
+        try:
+            while ledger is not None and ledger.written < (due := ledger.collected()):
+                written, self._round = self._round, self._runtime.wakeup()
+                try:
+                    await self._runtime.call(ledger.write, due)
+                finally:
+                    written.set()
+        except FencedError:
+            return  # those who wait find that their batch is not written
+        finally:
+            self._writes = False
+            self._round.set()
+            self._round = self._runtime.wakeup()
+
+    async def _snapshot(self) -> None:
+        if (ledger := self._ledger) is not None:
+            await self._runtime.call(
+                ledger.snapshot, urgent=True
+            )  # not behind the writes, which go on meanwhile
+
+    # The contract.
+
+    async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
+        return await self._do(lambda rows, algorithm: ledgers.ask(rows, algorithm, ask), until)
+
+    async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
+        publics = [grant_id(secret) for secret in secrets]
+        return await self._do(lambda _, algorithm: algorithm.renew(publics), until)
+
+    async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
+        return await self._do(lambda _, algorithm: self._waking(algorithm.release(secret, keep)), until)
+
+    async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
+        return await self._do(lambda _, algorithm: self._waking(algorithm.withdraw(secret)), until)
+
+    def _waking(self, ended: tuple[T, list[AttemptRow]]) -> T:
+        answer, heads = ended
+        assert self._ledger is not None
+        self._ledger.wake(heads)
+        return answer
+
+    async def many(
+        self, operations: Sequence[BatchOperation], until: float | None = None
+    ) -> list[BatchAnswer]:
+        return await self._do(
+            lambda rows, algorithm: [self._one(rows, algorithm, each) for each in operations], until
+        )
+
+    def _one(self, rows: RecordedRows, algorithm: LeaseAlgorithm, operation: BatchOperation) -> BatchAnswer:
+        try:
+            match operation:
+                case Ask():
+                    return ledgers.ask(rows, algorithm, operation)
+                case Renewal(secret):
+                    return algorithm.renew([grant_id(secret)])[0]
+                case Withdrawal(secret):
+                    return self._waking(algorithm.withdraw(secret))
+                case Release(secret, keep):
+                    return self._waking(algorithm.release(secret, keep))
+        except FencedError as error:
+            return error
+        raise Misuse(f"not an operation of a batch: {type(operation).__name__}")
+
+    async def next_wakeups(self, until: float) -> list[str]:
+        return await self._wakeups.next(until)
+
+    def interrupt(self) -> None:
+        self._wakeups.interrupt()
+
+    async def survey(
+        self, *, after: str = "", limit: int = 1000, until: float | None = None
+    ) -> list[NameView]:
+        return await self._do(lambda _, algorithm: algorithm.survey(after, limit), until)
+
+    async def observe(self, name: str, until: float | None = None) -> NameView:
+        name = check_name(name)
+        return await self._do(lambda _, algorithm: algorithm.observe(name), until)
+
+    async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
+        name = check_name(name)
+        return await self._do(lambda _, algorithm: self._waking(algorithm.force_release(name, token)), until)
+
+    async def raise_floor(self, above: int, until: float | None = None) -> int:
+        return await self._do(lambda _, algorithm: algorithm.raise_floor(above), until)
+
+    async def tidy(self, until: float | None = None) -> int:
+        return await self._do(lambda _, algorithm: algorithm.tidy(), until)

@@ -1,0 +1,233 @@
+"""Rows in dictionaries that record every change, and can be made again from the record.
+
+The journal holds what changed, not what was asked for: a later version of the lease algorithm that decides something
+differently still reads the same state from an old journal. Rows hold public ids, so no secret is recorded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from sys import intern
+from typing import Any
+
+from fenced import timing
+from fenced.authorities.shared.dictionaries import MemoryRows
+from fenced.authorities.shared.rows import NS, AttemptRow
+
+Change = list[Any]
+"""The number of a namespace, a verb and its arguments, all of them values that JSON has."""
+
+_IDLE = int(timing.REMEMBER_SECONDS_MIN * NS)
+
+
+class Counted:
+    """What is remembered of a holder that counts its attempts."""
+
+    __slots__ = ("attempts", "seen", "settled")
+
+    def __init__(self) -> None:
+        self.settled = 0
+        """Attempts up to this number are over, and their holder never sends them again."""
+        self.seen = 0
+        """When it asked last."""
+        self.attempts: dict[int, str] = {}
+        """The public ids of its later attempts, in the order in which they came."""
+
+
+class RecordedRows(MemoryRows):
+    """The rows of one namespace. Every change is applied and appended to `changes`."""
+
+    def __init__(self, name: str, realm: str, number: int, changes: list[Change]) -> None:
+        super().__init__()
+        self.name = name
+        self.realm = realm
+        self.counted: dict[str, Counted] = {}
+        self._number = number
+        self._changes = changes
+        self._sweep: deque[str] = deque()
+        """All ids in the order in which they are checked for deletion; deleted ones leave it when they are checked."""
+        self._holders: deque[str] = deque()
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    def _record(self, verb: str, *arguments: Any) -> None:
+        self._changes.append([self._number, verb, *arguments])
+
+    # The verbs of the algorithm.
+
+    def mint(self) -> int | None:
+        token = super().mint()
+        if token is not None:
+            self._record("token", token)
+        return token
+
+    def raise_floor(self, above: int) -> int:
+        token = super().raise_floor(above)
+        self._record("token", token)
+        return token
+
+    def put(self, row: AttemptRow) -> None:
+        self._put(row)
+        self._record("put", *row)
+
+    def _put(self, row: AttemptRow) -> None:
+        if row.id not in self._attempts:
+            self._sweep.append(row.id)
+        self._attempts[row.id] = row
+
+    def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
+        super().update(ids, state, expires, forget)
+        self._record("update", list(ids), state, expires, forget)
+
+    def forget(self, row: AttemptRow) -> None:
+        super().forget(row)
+        self._record("forget", row.id)
+
+    def overdue(self, now: int, near: str = "", limit: int = 0) -> list[AttemptRow]:
+        """Check the next `limit` rows in turn, so that every row is checked again and again, however long it lives."""
+        if not limit:
+            return super().overdue(now)
+        found = []
+        for _ in range(min(limit, len(self._sweep))):
+            public = self._sweep.popleft()
+            if (row := self._attempts.get(public)) is not None:
+                self._sweep.append(public)
+                if row.forget <= now:
+                    found.append(row)
+        return found
+
+    def take(self, row: AttemptRow) -> None:
+        super().take(row)
+        self._record("take", row.id)
+
+    def free(self, row: AttemptRow) -> None:
+        super().free(row)
+        self._record("free", row.id)
+
+    def enqueue(self, row: AttemptRow) -> None:
+        super().enqueue(row)
+        self._record("enqueue", row.id, row.ticket, row.names_json)
+
+    def dequeue(self, row: AttemptRow) -> None:
+        super().dequeue(row)
+        self._record("dequeue", row.id)
+
+    # Holders that count their attempts.
+
+    def is_settled(self, holder: str, number: int) -> bool:
+        known = self.counted.get(holder)
+        return known is not None and number <= known.settled
+
+    def count(self, holder: str, number: int, settled: int, public: str, now: int) -> None:
+        """Remember a new attempt of a holder, and delete its attempts that are settled and have ended."""
+        for over in self._count(holder, number, settled, public, now):
+            row = self._attempts.get(over)
+            if row is not None and not row.is_open():
+                self.free(row)
+                self.forget(row)
+        self._record("count", holder, number, settled, public, now)
+        self._forget_idle(now)
+
+    def _count(self, holder: str, number: int, settled: int, public: str, now: int) -> list[str]:
+        """Returns the attempts that are settled by this."""
+        known = self.counted.get(holder)
+        if known is None:
+            known = self.counted[holder] = Counted()
+            self._holders.append(holder)
+        known.seen = now
+        known.attempts[number] = public
+        known.settled = max(known.settled, settled)
+        # Numbers rise, but asks may overtake each other: whatever is left behind an unsettled one comes next time.
+        over = list(itertools.takewhile(lambda each: each <= known.settled, known.attempts))
+        return [known.attempts.pop(each) for each in over]
+
+    def _forget_idle(self, now: int) -> None:
+        """Check two holders in turn: one that was silent for as long as attempts are remembered is forgotten."""
+        for _ in range(min(2, len(self._holders))):
+            holder = self._holders.popleft()
+            known = self.counted[holder]
+            # Attempts that were deleted by their age.
+            over = [number for number, public in known.attempts.items() if public not in self._attempts]
+            for number in over:
+                del known.attempts[number]
+            if known.seen + _IDLE <= now and not known.attempts:
+                del self.counted[holder]
+                self._record("silent", holder)
+            else:
+                self._holders.append(holder)
+
+    # Making the rows again.
+
+    def redo(self, verb: str, arguments: list[Any]) -> None:
+        """Apply a recorded change. Nothing is recorded."""
+        match verb:
+            case "put":
+                row = AttemptRow(*arguments)
+                self._put(row._replace(state=intern(row.state), holder=intern(row.holder)))
+            case "token":
+                self.token = arguments[0]
+            case "take":
+                super().take(self._attempts[arguments[0]])
+            case "update":
+                super().update(*arguments)
+            case "free":
+                super().free(self._attempts[arguments[0]])
+            case "forget":
+                super().forget(self._attempts[arguments[0]])
+            case "enqueue":
+                public, self.ticket, names = arguments
+                super().enqueue(AttemptRow(public, 0, "", names, 0, 0, self.ticket, 0, 0, 0, "", ""))
+            case "dequeue":
+                super().dequeue(self._attempts[arguments[0]])
+            case "count":
+                self._count(*arguments)
+            case "silent":
+                del self.counted[arguments[0]]
+                self._holders.remove(arguments[0])
+            case "ticket":
+                self.ticket = arguments[0]
+            case "claim":
+                name, public = arguments
+                self._claims[name] = public
+            case "settled":
+                self._resettle(*arguments)
+            case _:
+                raise ValueError(f"unknown change {verb!r}")
+
+    def _resettle(self, holder: str, settled: int, seen: int, attempts: list[tuple[int, str]]) -> None:
+        known = self.counted[holder] = Counted()
+        known.settled, known.seen, known.attempts = settled, seen, dict(attempts)
+        self._holders.append(holder)
+
+    def copied(self) -> Iterator[Change]:
+        """The shortest list of changes that makes these rows, as they are now.
+
+        The dictionaries are copied here; the rows in them are immutable, so the caller may use the result later and
+        in another thread.
+        """
+        number, attempts, claims = self._number, list(self._attempts.values()), list(self._claims.items())
+        waiting = sorted({place for queue in self._queues.values() for place in queue})
+        names = {public: self._attempts[public].names_json for _, public in waiting}
+        return itertools.chain(
+            [[number, "namespace", self.name, self.realm], [number, "token", self.token]],
+            ([number, "put", *row] for row in attempts),
+            ([number, "claim", *claim] for claim in claims),
+            ([number, "enqueue", public, ticket, names[public]] for ticket, public in waiting),
+            [[number, "ticket", self.ticket]],  # after the queues: the last waiter may have left
+            [[number, "settled", *each] for each in self.settled()],
+        )
+
+    def settled(self) -> list[tuple[str, int, int, list[tuple[int, str]]]]:
+        """The holders that count, each with its attempts that are still remembered."""
+        return [
+            (
+                holder,
+                known.settled,
+                known.seen,
+                [each for each in known.attempts.items() if each[1] in self._attempts],
+            )
+            for holder, known in self.counted.items()
+        ]

@@ -1,0 +1,258 @@
+"""The state of a ledger in memory, and its way to the journal.
+
+Every call changes the state at once, under a lock, and appends what changed to the batch that is being collected. It
+is answered when that batch is on the disk: no answer describes a state that a crash could undo. One thread at a time
+writes. What is collected while it syncs shares the next batch; a batch never waits for more.
+
+If a write fails, the state in memory is ahead of the disk, and everything is refused until the ledger is opened again.
+"""
+
+from __future__ import annotations
+
+import gc
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TypeVar
+
+from fenced.authorities.ledger.changes import Change, RecordedRows
+from fenced.authorities.ledger.journal import Batch, Journal
+from fenced.authorities.shared.rows import AttemptRow, LeaseAlgorithm
+from fenced.authorities.shared.rules import no_namespace
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.model import Ask, AskAnswer, Ended, grant_id
+
+T = TypeVar("T")
+
+
+class Ledger:
+    """All namespaces of one journal. Safe to use from many threads."""
+
+    algorithm: type[LeaseAlgorithm] = LeaseAlgorithm
+    rows_type: type[RecordedRows] = RecordedRows
+    snapshot_changes = 100_000
+    """A snapshot is due after this many changes, or after as many as there are rows, if those are more."""
+
+    def __init__(self, where: object, journal: Journal, clock: Callable[[], int]) -> None:
+        self.where = where
+        self.listeners: list[Callable[[str], None]] = []
+        self.written = 0
+        """The last batch that is on the disk."""
+        self._journal = journal
+        self._clock = clock
+        self._ahead = 0
+        self._namespaces: list[RecordedRows] = []
+        self._numbers: dict[str, int] = {}
+        self._next = 1
+        """The number of the batch that is being collected. Numbers never restart."""
+        self._changes: list[Change] = []
+        self._heads: list[AttemptRow] = []
+        """Waiters to notify once the batch is on the disk."""
+        self._since_snapshot = 0
+        self._refusal: FencedError | None = None
+        self._state = threading.Lock()
+        """Held for one operation, or for copying what was collected: nothing under it waits."""
+        self._writing = threading.Lock()
+        """Held for one write to the disk. A thread that holds it may take `_state`, never the other way round."""
+        self._snapshotting = threading.Lock()
+        """Held while a snapshot is written, and taken by `close`: a snapshot must not outlive the lock on the file."""
+        self._closing = False
+
+    # Opening.
+
+    def open(self, create: bool = True) -> None:
+        self._journal.open(create)
+        collects = gc.isenabled()
+        gc.disable()  # it would look at all rows again and again while they are read, and find nothing
+        try:
+            last = self._replay()
+            self._ahead = self._journal.clock_ahead(self._clock(), last)
+        except BaseException:
+            self._journal.close()
+            raise
+        finally:
+            if collects:
+                gc.enable()
+
+    def _replay(self) -> int:
+        now = 0
+        for batch in self._journal.read():
+            if batch.number != self.written:
+                self._since_snapshot += len(batch.changes)
+            self.written, now = batch.number, batch.now
+            try:
+                self._redo(batch)
+            except (LookupError, TypeError, ValueError) as error:
+                raise Misconfigured(
+                    f"{self.where}: batch {batch.number} does not follow from the one before it ({error!r}). Restore "
+                    "all files of the ledger from one backup, then run `fenced authority raise`"
+                ) from error
+        self._next = self.written + 1
+        return now
+
+    def _redo(self, batch: Batch) -> None:
+        for number, verb, *arguments in batch.changes:
+            if verb == "namespace":
+                self._add(number, *arguments)
+            else:
+                self._namespaces[number].redo(verb, arguments)
+
+    def _add(self, number: int, name: str, realm: str) -> None:
+        self._namespaces.append(self.rows_type(name, realm, number, self._changes))
+        self._numbers[name] = number
+
+    def namespace(self, name: str, create: bool) -> tuple[RecordedRows, int]:
+        """The rows of a namespace, and the batch in which it is created."""
+        with self._state:
+            self.refuse_if_failed()
+            if name not in self._numbers:
+                if not create:
+                    raise no_namespace(self.where, name)
+                number, realm = len(self._namespaces), secrets.token_hex(8)
+                self._add(number, name, realm)
+                self._changes.append([number, "namespace", name, realm])
+            return self._namespaces[self._numbers[name]], self._due()
+
+    # Operations.
+
+    def do(self, rows: RecordedRows, work: Callable[[LeaseAlgorithm], T]) -> tuple[T, int]:
+        """Run `work` on the state. Its result is valid when the batch with the number that is returned is written."""
+        with self._state:
+            self.refuse_if_failed()
+            return work(self.algorithm(rows, self._now())), self._due()
+
+    def _now(self) -> int:
+        return self._clock() + self._ahead
+
+    def _due(self) -> int:
+        """The batch that has everything so far. Without own changes a result still shows those of others."""
+        return self._next if self._changes else self._next - 1
+
+    def collected(self) -> int:
+        """The batch that must be written before everything so far is on the disk."""
+        with self._state:
+            return self._due()
+
+    def wake(self, heads: list[AttemptRow]) -> None:
+        """Called by `work`: notify these waiters after the write."""
+        self._heads += heads
+
+    def refuse_if_failed(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    # Writing.
+
+    def write(self, due: int) -> None:
+        """Return when batch `due` is on the disk.
+
+        A thread that waits for the lock while another one syncs finds its changes in the batch that comes next, which
+        it writes itself unless a third thread was faster.
+        """
+        with self._writing:
+            if self.written < due:
+                self._write(lambda: None)
+
+    def _write(self, look: Callable[[], T]) -> T:
+        """Write what was collected. `look` looks at the state that has exactly the changes up to this batch."""
+        with self._state:
+            if self._refusal is not None:
+                raise Indeterminate(f"{self.where}: an earlier write failed: {self._refusal}")
+            batch = Batch(self._next, self._now(), self._changes.copy())
+            heads = self._heads.copy()
+            self._changes.clear()  # the rows append to this very list
+            self._heads.clear()
+            self._next += 1
+            seen = look()
+        try:
+            self._journal.append(batch)
+        except BaseException as error:
+            self._failed(error)
+            raise Indeterminate(f"{self.where}: a write failed: {error}") from error
+        self.written = batch.number
+        self._since_snapshot += len(batch.changes)
+        for head in heads:
+            for listener in list(self.listeners):
+                listener(head.id)
+        return seen
+
+    def _failed(self, error: BaseException) -> None:
+        # Set before the lock on writing is left: whoever gets that lock next finds it.
+        self._refusal = Unavailable(
+            f"{self.where}: nothing is granted, renewed or released since a write failed ({error}). Memory is ahead of "
+            "the disk: restart the process when the disk works again"
+        )
+
+    # Snapshots.
+
+    def wants_snapshot(self) -> bool:
+        rows = sum(map(len, self._namespaces))
+        return self._since_snapshot >= max(self.snapshot_changes, rows) and not self._snapshotting.locked()
+
+    def snapshot(self) -> None:
+        """Write a snapshot and delete the batches that it replaces. Batches are written meanwhile."""
+        if not self._snapshotting.acquire(blocking=False):
+            return
+        try:
+            with self._writing:
+                # Everything up to this batch, and nothing of the next one: no call gets in between.
+                number, now, changes = self._write(self._copied)
+                self._since_snapshot = 0
+            self._journal.save(number, now, self._unless_closing(changes))
+            while self._journal.trim(number) and not self._closing:
+                continue
+        except (OSError, FencedError, _Closing):
+            return  # the journal still has everything; the next snapshot is due after as many changes
+        finally:
+            self._snapshotting.release()
+
+    def _copied(self) -> tuple[int, int, Iterator[Change]]:
+        copies = [rows.copied() for rows in self._namespaces]
+        return self._next - 1, self._now(), chain.from_iterable(copies)
+
+    def _unless_closing(self, changes: Iterator[Change]) -> Iterator[Change]:
+        for change in changes:
+            if self._closing:
+                raise _Closing
+            yield change
+
+    # Closing.
+
+    def close(self) -> None:
+        """Write what was collected by calls that nobody waits for any more, and release the file."""
+        self._closing = True
+        with self._snapshotting, self._writing:
+            if self._refusal is None:
+                if self._changes:
+                    self._write(lambda: None)
+                self._refusal = Unavailable(f"{self.where} is closed")
+            self._journal.close()
+
+    def forked(self) -> None:
+        """In a child: the file belongs to the parent. No lock is taken, since a thread of the parent may hold it."""
+        self._journal.abandon()
+        self._refusal = Misconfigured(
+            f"{self.where} belongs to the process that opened it, not to this forked child; a ledger is for one process"
+        )
+
+    _before_fork = staticmethod(lambda: None)
+    _forked = forked
+
+
+class _Closing(Exception):
+    """The ledger is being closed: a snapshot that is not complete is not needed."""
+
+
+def ask(rows: RecordedRows, algorithm: LeaseAlgorithm, ask: Ask) -> AskAnswer:
+    """Ask, and forget what the holder says that it will never ask again."""
+    if not ask.number:
+        return algorithm.ask(ask)
+    holder, public = ask.holder.id, grant_id(ask.secret)
+    if rows.is_settled(holder, ask.number):
+        return Ended("settled")
+    known = bool(rows.attempts((public,)))
+    answer = algorithm.ask(ask)
+    if not known and rows.attempts((public,)):
+        rows.count(holder, ask.number, ask.settled, public, algorithm.now)
+    return answer

@@ -1,0 +1,183 @@
+"""The ledger in a world: its process crashes at any moment, and its disk, which keeps what was synced, may fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fenced.authorities.ledger import ledger as ledgers
+from fenced.authorities.ledger.changes import Change
+from fenced.authorities.ledger.journal import Batch
+from fenced.authorities.ledger.ledger import Ledger
+from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm
+from fenced.errors import FencedError, Misconfigured, Unavailable
+from fenced.model import Ask, AskAnswer, ReleaseAnswer, RenewAnswer, grant_id
+from fenced.testing.worlds.faults import MessageServer
+from fenced.testing.worlds.memory import MemoryBackend
+
+if TYPE_CHECKING:
+    from fenced.testing.worlds.site import Site
+
+SNAPSHOT_CHANGES = 15
+
+
+class SimulatedDisk:
+    """A journal that outlives the process. `fails`: the next write does not reach it."""
+
+    def __init__(self) -> None:
+        self.fails = False
+        self._batches: dict[int, Batch] = {}
+        self._snapshot: list[Batch] = []
+
+    def open(self, create: bool) -> None:
+        self.fails = False
+
+    def read(self) -> Iterator[Batch]:
+        yield from self._snapshot
+        last = self._snapshot[0].number if self._snapshot else 0
+        yield from (batch for number, batch in sorted(self._batches.items()) if number > last)
+
+    def clock_ahead(self, clock: int, last: int) -> int:
+        return 0
+
+    def append(self, batch: Batch) -> None:
+        if self.fails:
+            raise Unavailable("the disk failed")
+        self._batches[batch.number] = batch
+
+    def save(self, number: int, now: int, changes: Iterable[Change]) -> None:
+        self._snapshot = [Batch(number, now, list(changes))]
+
+    def trim(self, number: int) -> bool:
+        for each in [each for each in self._batches if each <= number]:
+            del self._batches[each]
+        return False
+
+    def close(self) -> None:
+        return
+
+    def abandon(self) -> None:
+        return
+
+
+class LedgerStore:
+    """The calls of a world's clients on a ledger. Each returns at once; `due` is the batch that it waits for."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.rows, self.due = ledger.namespace("default", create=True)
+
+    def _do(self, work: Callable[[LeaseAlgorithm], Any]) -> Any:
+        result, self.due = self.ledger.do(self.rows, work)
+        return result
+
+    def ask(self, ask: Ask) -> AskAnswer:
+        answer: AskAnswer = self._do(lambda algorithm: ledgers.ask(self.rows, algorithm, ask))
+        return answer
+
+    def renew(self, secrets: Sequence[str]) -> list[RenewAnswer]:
+        publics = [grant_id(secret) for secret in secrets]
+        answers: list[RenewAnswer] = self._do(lambda algorithm: algorithm.renew(publics))
+        return answers
+
+    def release(self, secret: str, keep: float = 0.0) -> ReleaseAnswer:
+        return self._waking(self._do(lambda algorithm: algorithm.release(secret, keep)))
+
+    def withdraw(self, secret: str) -> ReleaseAnswer:
+        return self._waking(self._do(lambda algorithm: algorithm.withdraw(secret)))
+
+    def _waking(self, ended: tuple[ReleaseAnswer, list[AttemptRow]]) -> ReleaseAnswer:
+        answer, heads = ended
+        self.ledger.wake(heads)
+        return answer
+
+
+class LedgerServer(MessageServer):
+    """Replies when the batch of a request is on the disk."""
+
+    def __init__(self, backend: LedgerBackend) -> None:
+        super().__init__(backend.world, backend.site.network, "authority")
+        self._backend = backend
+        self._later: list[tuple[int, Callable[[], None]]] = []
+        self._syncs = False
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call it when everything so far is on the disk; never, if the process crashes before."""
+        store = self._backend.store
+        if store.due <= store.ledger.written:
+            call()
+        else:
+            self._later.append((store.due, call))
+        if store.ledger.written < store.ledger.collected() and not self._syncs:
+            self._syncs = True
+            process = self.process
+            seconds = self.world.rng.choice((0.0, 0.001, 0.01, 0.1))
+            self.world.after(seconds, lambda: process.deliver(self._sync))
+
+    def _sync(self) -> None:
+        self._syncs = False
+        ledger = self._backend.store.ledger
+        try:
+            ledger.write(ledger.collected())
+            if ledger.wants_snapshot():
+                ledger.snapshot()
+        except FencedError:
+            self._backend.restart()
+            return
+        due, self._later = [call for number, call in self._later if number <= ledger.written], []
+        for call in due:
+            call()
+
+    def _start(self) -> None:
+        super()._start()
+        self._later, self._syncs = [], False
+        self._backend.start()
+
+    def _serve(self, handle: Callable[[], Any], reply: Callable[[Any], None]) -> None:
+        try:
+            result = handle()
+        except FencedError as error:
+            reply(error)
+        else:
+            self.then(partial(reply, result))
+
+
+class LedgerBackend(MemoryBackend):
+    """The judge sees each decision as soon as it is on the disk."""
+
+    name = "ledger"
+    ledger_type: type[Ledger] = Ledger
+    disk_type: type[SimulatedDisk] = SimulatedDisk
+    server: LedgerServer
+    store: LedgerStore  # type: ignore[assignment]
+
+    def __init__(self, site: Site) -> None:
+        self.disk = self.disk_type()
+        super().__init__(site)
+        self.server = LedgerServer(self)
+
+    def start(self) -> None:
+        """A new process reads what the disk has."""
+        ledger = self.ledger_type("simulated", self.disk, lambda: int(self.world.now * NS))
+        ledger.snapshot_changes = SNAPSHOT_CHANGES
+        try:
+            ledger.open()
+        except Misconfigured as error:
+            self.site.judge.broken("I12", f"the ledger cannot be read again: {error}", error)
+        self.store = LedgerStore(ledger)
+        ledger.write(self.store.due)
+        ledger.listeners.append(self._woken)
+
+    def faults(self) -> Sequence[Callable[[], None]]:
+        return (self.restart, self._fail)
+
+    def restart(self) -> None:
+        self._restart()
+
+    def _fail(self) -> None:
+        self.site.judge.say("the disk of the authority fails")
+        self.disk.fails = True
+
+    def decided(self, report: Callable[[], None]) -> None:
+        self.server.then(report)

@@ -1,0 +1,508 @@
+"""What the ledger promises beyond the kit: shared syncs, one owner, crashes, full disks, and a bound on its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fenced
+from fenced.authorities.ledger import journal as journals
+from fenced.authorities.ledger.authority import LedgerAuthority
+from fenced.authorities.ledger.journal import Batch, FileJournal
+from fenced.authorities.ledger.ledger import Ledger
+from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
+from fenced.model import (
+    Ask,
+    Busy,
+    Ended,
+    Gone,
+    Granted,
+    Kept,
+    Release,
+    Released,
+    Renewal,
+    Waiting,
+    Withdrawal,
+)
+from fenced.runtime.aio import AioRuntime
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing.kit import asking, granted
+from tests.conformance.authorities.test_ledger import picture
+from tests.sqlite.test_filesystem import mounted
+
+RUNTIME = BlockingRuntime()
+SOON = 60.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "leases.db"
+
+
+def opened(path: Path, **options: Any) -> LedgerAuthority:
+    authority = LedgerAuthority(path, RUNTIME, **options)
+    step(authority.open())
+    return authority
+
+
+def token_of(authority: LedgerAuthority, ask: Ask) -> int:
+    return step(granted(authority, ask)).token
+
+
+def lease(name: str) -> Ask:
+    return asking(RUNTIME, name, ttl=300.0)
+
+
+@pytest.fixture
+def ledger(path: Path) -> Iterator[LedgerAuthority]:
+    authority = opened(path)
+    yield authority
+    authority.abandon()
+
+
+def batches(path: Path) -> int:
+    """How many batches the files have; the ledger is closed."""
+    with sqlite3.connect(path) as db:
+        (count,) = db.execute("SELECT count(*) FROM journal").fetchone()
+    db.close()
+    return int(count)
+
+
+class Gate:
+    """Makes every write to a journal wait, so that a test decides what happens meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.arrived = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+        append = FileJournal.append
+
+        def gated(journal: FileJournal, batch: Batch) -> None:
+            self.arrived.release()
+            assert self.go.acquire(timeout=SOON)
+            append(journal, batch)
+
+        monkeypatch.setattr(FileJournal, "append", gated)
+
+
+# proves authority ledger: synced-answers
+def test_what_came_during_a_sync_shares_the_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One caller is written at once; 64 that come meanwhile share one batch, and none is answered before its own."""
+
+    async def story() -> None:
+        runtime = AioRuntime()
+        ledger = LedgerAuthority(path, runtime)
+        await ledger.open()
+        gate = Gate(monkeypatch)
+        first = asyncio.create_task(ledger.ask(lease("first")))
+        assert await asyncio.to_thread(gate.arrived.acquire, timeout=SOON)
+        others = [asyncio.create_task(ledger.ask(lease(f"name/{n}"))) for n in range(64)]
+        # The same name: it changes nothing, but its answer shows a grant that is not on the disk yet.
+        busy = asyncio.create_task(ledger.ask(lease("first")))
+        await asyncio.sleep(0)
+        cancelled = asyncio.create_task(ledger.ask(lease("cancelled")))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert not first.done()
+        gate.go.release()
+        await first
+        assert await asyncio.to_thread(gate.arrived.acquire, timeout=SOON)
+        assert not any(task.done() for task in (*others, busy))
+        gate.go.release()
+        answers = await asyncio.gather(*others)
+        assert isinstance(await busy, Busy)
+        assert len({answer.token for answer in answers if isinstance(answer, Granted)}) == 64
+        assert ledger._ledger is not None and ledger._ledger._journal._db.execute(  # type: ignore[attr-defined]
+            "PRAGMA synchronous"
+        ).fetchone() == (2,)
+        await ledger.close()
+        runtime.close()
+
+    asyncio.run(story())
+    assert batches(path) == 3  # the namespace, the first, the others
+
+
+def test_threads_share_a_sync(path: Path, ledger: LedgerAuthority, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    tokens: list[int] = []
+    threads = [
+        threading.Thread(target=lambda n=n: tokens.append(token_of(ledger, lease(f"n/{n}"))))
+        for n in range(8)
+    ]
+    threads[0].start()
+    assert gate.arrived.acquire(timeout=SOON)
+    for thread in threads[1:]:
+        thread.start()
+    rows = ledger._rows
+    assert rows is not None
+    while len(rows) < 8:  # all of them have asked, and wait for the first one's sync
+        threading.Event().wait(0.001)
+    assert not tokens
+    for _ in range(2):
+        gate.go.release()
+    for thread in threads:
+        thread.join(SOON)
+    assert sorted(tokens) == list(range(1, 9))
+    assert ledger._ledger is not None and ledger._ledger.written == 3
+
+
+# proves authority ledger: one-owner
+def test_a_second_process_is_refused(path: Path, ledger: LedgerAuthority) -> None:
+    """Another client of the process shares the ledger; a forked child and other processes get a typed error."""
+    token = token_of(ledger, lease("a"))
+    other = opened(path)
+    assert token_of(other, lease("b")) == token + 1
+    other.abandon()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = []
+        for again in (ledger, LedgerAuthority(path, RUNTIME)):
+            try:
+                step(again.open())
+                step(again.ask(lease("c")))
+            except Misconfigured as error:
+                said.append(str(error))
+        os.write(writer, json.dumps(said).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    forked, second = json.loads(os.read(reader, 10_000))
+    os.close(reader)
+    assert "forked child" in forked
+    assert "used by another process" in second
+    ended = mounted('exec "$1" -c "$2" "$3"', OPEN, path)
+    assert "used by another process" in ended.stdout, ended
+    assert token_of(ledger, lease("c")) == token + 2
+
+
+OPEN = """
+import sys, fenced
+try:
+    fenced.Client('ledger:///' + sys.argv[1]).acquire('a', wait=0)
+except fenced.Misconfigured as error:
+    print(error)
+"""
+
+
+# proves authority ledger: failed-write-refuses
+def test_after_a_failed_write_nothing_is_answered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = opened(path)
+    kept = lease("kept")
+    token = token_of(ledger, kept)
+    append = FileJournal.append
+
+    def fail(journal: FileJournal, batch: Batch) -> None:
+        raise Unavailable("the disk is full")
+
+    monkeypatch.setattr(FileJournal, "append", fail)
+    lost = lease("lost")
+    with pytest.raises(Indeterminate, match="full"):
+        step(ledger.ask(lost))
+    monkeypatch.setattr(FileJournal, "append", append)
+    calls: list[Callable[[], Any]] = [
+        lambda: ledger.ask(lost),
+        lambda: ledger.renew([kept.secret]),
+        lambda: ledger.release(kept.secret),
+        lambda: ledger.withdraw(kept.secret),
+        ledger.survey,
+        lambda: ledger.observe("kept"),
+        lambda: ledger.raise_floor(7),
+        ledger.open,
+    ]
+    for call in calls:
+        with pytest.raises(Unavailable, match="restart"):
+            step(call())
+    ledger.abandon()
+    again = opened(path)
+    assert step(again.renew([kept.secret])) == [Kept(300.0)]
+    assert token_of(again, lost) == token + 1
+    again.abandon()
+
+
+# proves authority ledger: reboot-keeps
+def test_a_reboot_counts_as_no_time(path: Path) -> None:
+    """The clock of the new boot starts at another value: what was left of a lease is left."""
+    clock = 10**15
+    before = opened(path, clock=lambda: clock)
+    held, waiter = lease("a"), asking(RUNTIME, "a", ttl=300.0, wait=True)
+    token = token_of(before, held)
+    clock += 200 * 10**9
+    assert isinstance(step(before.ask(waiter)), Waiting)
+    before.abandon()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE ledger SET boot = 'the boot before'")
+    db.close()
+    clock = 10**9
+    after = opened(path, clock=lambda: clock)
+    view = step(after.observe("a"))
+    assert view.held_by is not None and view.held_by.remaining == 100.0
+    after.abandon()
+    clock += 50 * 10**9
+    again = opened(path, clock=lambda: clock)  # the same boot
+    view = step(again.observe("a"))
+    assert view.held_by is not None and view.held_by.remaining == 50.0
+    assert step(again.renew([held.secret])) == [Kept(300.0)]
+    assert isinstance(step(again.ask(lease("a"))), Busy)
+    step(again.release(held.secret))
+    assert token_of(again, lease("a")) == token + 1  # the waiter's place expired after ten seconds
+    again.abandon()
+
+
+# proves authority ledger: settled-forgotten
+def test_memory_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a holder has settled is forgotten at once, and a late copy of it is refused; the rest after ten minutes."""
+    monkeypatch.setattr(Ledger, "snapshot_changes", 500)
+    clock = 10**15
+    ledger = opened(path, clock=lambda: clock)
+    rows = ledger._rows
+    assert rows is not None
+    # Long leases at the front must not keep the sweep from the rows behind them.
+    forever = [asking(RUNTIME, f"held/{n}", ttl=86_400.0) for n in range(300)]
+    step(ledger.many(forever))
+    holder = forever[0].holder
+    asks = [
+        Ask(RUNTIME.secret(), (f"n/{n}",), 30.0, holder, number=n, settled=max(0, n - 3))
+        for n in range(1, 31)
+    ]
+    for ask in asks:
+        token_of(ledger, ask)
+        step(ledger.release(ask.secret))
+    assert len(rows) == 300 + 3
+    assert step(ledger.ask(asks[20])) == Ended("settled")
+    assert step(ledger.renew([asks[20].secret])) == [Gone()]
+    assert step(ledger.release(asks[29].secret)) == Released()
+    once = [asking(RUNTIME, f"once/{n}", ttl=30.0) for n in range(400)]
+    step(ledger.many([*once, *(Release(ask.secret) for ask in once)]))
+    assert len(rows) == 300 + 3 + 400
+    clock += 601 * 10**9
+    step(ledger.many([asking(RUNTIME, f"later/{n}", ttl=30.0) for n in range(640)]))
+    assert len(rows) == 300 + 640
+    counting = Ask(RUNTIME.secret(), ("count",), 30.0, asking(RUNTIME).holder, number=1)
+    token_of(ledger, counting)
+    assert list(rows.counted) == [counting.holder.id]
+    before = ledger._ledger
+    ledger.abandon()
+    assert before is not None
+    again = Ledger(path, FileJournal(path), lambda: clock)
+    again.open()
+    assert picture(again) == picture(before)
+    again.close()
+
+
+def test_a_batch_is_one_write(path: Path, ledger: LedgerAuthority) -> None:
+    """`many` answers each operation as if it came alone; an error of one is its answer."""
+    assert ledger._ledger is not None
+    before = ledger._ledger.written
+    one, two = lease("a"), asking(RUNTIME, "a", ttl=300.0, wait=True)
+    reused = Ask(one.secret, ("b",), 300.0, one.holder)
+    gone = lease("gone")
+    answers = step(
+        ledger.many(
+            [one, two, reused, Renewal(one.secret), Release(one.secret), Withdrawal(gone.secret), gone, two]
+        )
+    )
+    kinds = [type(answer) for answer in answers]
+    assert kinds == [Granted, Waiting, Misuse, Kept, Released, Released, Ended, Granted]
+    assert ledger._ledger.written == before + 1
+    assert step(ledger.next_wakeups(RUNTIME.now() + SOON)) != []
+
+
+def load(path: Path, writer: int) -> None:
+    """In a child: acquire and release with four threads, and say which tokens were acknowledged, until killed."""
+    Ledger.snapshot_changes = 50
+    ledger = opened(path)
+
+    def work(thread: int) -> None:
+        while True:
+            kept, released = lease(f"kept/{thread}"), lease(f"free/{thread}")
+            token, other = token_of(ledger, kept), token_of(ledger, released)
+            os.write(writer, f"{token} {kept.secret}\n{other} -\n".encode())
+            step(ledger.release(released.secret))
+            assert step(ledger.release(kept.secret)) == Released()
+            os.write(writer, f"0 {kept.secret}\n".encode())
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def killed(path: Path, enough: int) -> tuple[list[int], set[str]]:
+    """Kill a loaded process after `enough` lines; the tokens and the leases that were acknowledged last."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            load(path, writer)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as lines:
+        said = [next(lines) for _ in range(enough)]
+        os.kill(child, signal.SIGKILL)
+        said += list(lines)  # what was acknowledged before the signal arrived
+    os.waitpid(child, 0)
+    tokens: list[int] = []
+    held: dict[str, None] = {}
+    for line in said:
+        token, secret = line.decode().split()
+        if token == "0":
+            held.pop(secret, None)
+        else:
+            tokens.append(int(token))
+            if secret != "-":
+                held[secret] = None
+    return tokens, set(held)
+
+
+def test_twenty_kills_under_load(path: Path) -> None:
+    """No token twice, and no acknowledged grant lost, whenever the process is killed."""
+    seen: list[int] = []
+    looked_for = 0
+    for number in range(20):
+        tokens, held = killed(path, 20 + 7 * number)
+        again = opened(path)
+        for secret in held:  # each of the four threads may have been killed while its release was under way
+            (answer,) = step(again.renew([secret]))
+            assert isinstance(answer, Kept) or answer == Ended("released"), answer
+            looked_for += 1
+        for view in step(again.survey()):
+            assert view.held_by is not None
+            step(again.force_release(view.name, view.held_by.token))
+        assert max(tokens) <= step(again.open()).last_token
+        again.abandon()
+        seen += tokens
+    assert len(seen) == len(set(seen)) > 500
+    assert looked_for >= 20
+    assert path.with_name("leases.db.snapshot").exists()
+
+
+FILL = """
+import os, sys
+import fenced
+folder = sys.argv[1]
+url = 'ledger:///' + folder + '/leases.db'
+client = fenced.Client(url)
+first = client.acquire('first', ttl=300, wait=0)
+ballast = os.open(folder + '/ballast', os.O_CREAT | os.O_WRONLY)
+try:
+    while True:
+        os.write(ballast, bytes(4096))
+except OSError:
+    os.close(ballast)
+tokens = []
+try:
+    for number in range(10000):
+        tokens.append(client.acquire(f'name/{number}', ttl=300, wait=0).token)
+    print('never full')
+except fenced.Indeterminate as error:
+    assert 'full' in str(error), error
+os.unlink(folder + '/ballast')
+try:
+    client.acquire('after', wait=0)
+    print('answered')
+except fenced.Unavailable as error:
+    assert 'restart' in str(error), error
+client.close()
+again = fenced.Client(url)
+assert again.acquire('after', wait=0).token > max([first.token, *tokens])
+print('ok')
+"""
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    result = mounted('mount -t tmpfs -o size=1m none "$3"; exec "$1" -c "$2" "$3"', FILL, tmp_path)
+    assert (result.stdout, result.stderr) == ("ok\n", "")
+
+
+# proves authority ledger: restore-unnoticed
+def test_files_are_restored_together(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both files of one backup look like the original; a journal without its snapshot, or a damaged one, is refused."""
+    monkeypatch.setattr(journals, "TRIM_ROWS", 3)
+    monkeypatch.setattr(Ledger, "snapshot_changes", 10**9)
+    ledger = opened(path)
+    for n in range(10):
+        token_of(ledger, lease(f"n/{n}"))
+    assert ledger._ledger is not None
+    ledger._ledger.snapshot()
+    last = token_of(ledger, lease("after"))
+    ledger.abandon()
+    snapshot = path.with_name("leases.db.snapshot")
+    backup = tmp_path / "backup"
+    backup.mkdir()
+    for file in (path, snapshot):
+        shutil.copy(file, backup)
+    assert batches(path) == 1
+
+    ledger = opened(path)
+    later = token_of(ledger, lease("later"))
+    ledger.abandon()
+    restored = opened(backup / "leases.db")
+    assert token_of(restored, lease("later")) == later == last + 1
+    step(restored.raise_floor(1000))
+    assert token_of(restored, lease("above")) == 1001
+    restored.abandon()
+
+    whole = snapshot.read_bytes()
+    for contents, says in (
+        (whole[:-20], "damaged"),
+        (whole.replace(b"n/5", b"n/X"), "match"),
+        (None, "missing"),
+    ):
+        if contents is None:
+            snapshot.unlink()
+        else:
+            snapshot.write_bytes(contents)
+        with pytest.raises(Misconfigured, match=says):
+            opened(path)
+    snapshot.write_bytes(whole)
+    with sqlite3.connect(path) as db:
+        db.execute("DELETE FROM journal WHERE number = (SELECT min(number) FROM journal)")
+    db.close()
+    with pytest.raises(Misconfigured, match="is missing"):
+        opened(path)
+
+
+def test_a_removed_log_is_noticed(path: Path) -> None:
+    ledger = opened(path)
+    token_of(ledger, lease("a"))
+    path.with_name("leases.db-wal").unlink()
+    with pytest.raises(Indeterminate, match="removed"):
+        step(ledger.ask(lease("b")))
+    with pytest.raises(Unavailable, match="restart"):
+        step(ledger.ask(lease("b")))
+    ledger.abandon()
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with fenced.Client(f"sqlite:///{tmp_path}/leases.db") as client:
+        client.acquire("a").release()
+    for name, says in (("leases.db", "another program"), ("no/such.db", "folder"), ("", "folder")):
+        with pytest.raises(Misconfigured, match=says):
+            opened(tmp_path / name)
+    with pytest.raises(Misconfigured, match="there is no file"):
+        step(LedgerAuthority(tmp_path / "none.db", RUNTIME).open(create=False))
+    with pytest.raises(Misuse, match="ledger:///"):
+        fenced.Client("ledger:relative")
+
+
+def test_no_secret_is_written(path: Path, ledger: LedgerAuthority) -> None:
+    ask = lease("a")
+    token_of(ledger, ask)
+    assert ledger._ledger is not None
+    ledger._ledger.snapshot()
+    step(ledger.release(ask.secret))
+    for file in path.parent.iterdir():
+        assert ask.secret.encode() not in file.read_bytes()

@@ -1,0 +1,72 @@
+"""Planted bugs that a world of the ledger must find: in its numbers, its syncs, its snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from fenced.authorities.ledger.changes import Change, RecordedRows
+from fenced.authorities.ledger.journal import Batch
+from fenced.authorities.ledger.ledger import Ledger
+from fenced.authorities.shared.rows import LeaseAlgorithm
+from fenced.errors import Indeterminate
+from fenced.testing.worlds.ledger import LedgerBackend, SimulatedDisk
+from fenced.testing.worlds.site import Site
+from tests.simulation.planting import with_backend
+
+T = TypeVar("T")
+
+
+class NumbersRestart(SimulatedDisk):
+    """The journal numbers its batches itself, from 1 again after a snapshot emptied it: a restart skips those."""
+
+    def append(self, batch: Batch) -> None:
+        super().append(batch._replace(number=max(self._batches, default=0) + 1))
+
+
+class AnsweredBeforeTheSync(Ledger):
+    """A batch is acknowledged before it is on the disk."""
+
+    def do(self, rows: RecordedRows, work: Callable[[LeaseAlgorithm], T]) -> tuple[T, int]:
+        return super().do(rows, work)[0], self.written
+
+
+class GoesOnAfterAFailedWrite(Ledger):
+    """A write fails, and the ledger goes on with a memory that is ahead of the disk."""
+
+    def write(self, due: int) -> None:
+        try:
+            super().write(due)
+        except Indeterminate:
+            self._refusal, self.written = None, self._next - 1
+
+
+class SnapshotIsAhead(Ledger):
+    """A snapshot claims to have the batch after it: a restart skips that one."""
+
+    def _copied(self) -> tuple[int, int, Iterator[Change]]:
+        number, now, changes = super()._copied()
+        return number + 1, now, changes
+
+
+class SnapshotForgetsTheCounter(Ledger):
+    """A snapshot has the attempts, but not the last token."""
+
+    def _copied(self) -> tuple[int, int, Iterator[Change]]:
+        number, now, changes = super()._copied()
+        return number, now, (change for change in changes if change[1] != "token")
+
+
+def with_ledger(bug: type[Ledger]) -> type[Site]:
+    return with_backend(bug, type(bug.__name__, (LedgerBackend,), {"ledger_type": bug}))
+
+
+PLANTED: list[type[Site]] = [
+    with_backend(
+        NumbersRestart, type(NumbersRestart.__name__, (LedgerBackend,), {"disk_type": NumbersRestart})
+    ),
+    with_ledger(AnsweredBeforeTheSync),
+    with_ledger(GoesOnAfterAFailedWrite),
+    with_ledger(SnapshotIsAhead),
+    with_ledger(SnapshotForgetsTheCounter),
+]
