@@ -90,7 +90,7 @@ def proxy(
         from fenced.proxy import admin as operators
         from fenced.proxy.server import FencingProxy, ProxyOptions
     except ImportError as error:
-        raise Misconfigured(f"fenced proxy needs httptools ({error}): pip install 'fenced[proxy]'") from error
+        raise Misconfigured(f"fenced proxy needs httptools ({error}): pip install httptools") from error
     if (cert is None) != (key is None):
         raise click.UsageError("--cert and --key go together")
 
