@@ -35,10 +35,11 @@ assert proxy.stderr is not None
 said = proxy.stderr.readline()
 found = re.search(r"listening on 127.0.0.1:(\d+)", said)
 assert found, said + proxy.stderr.read()
+port = int(found[1])
 
 
 def post(stamp: fenced.Stamp) -> int:
-    connection = HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("POST", "/orders/42", headers=fence_headers(stamp))
     status = connection.getresponse().status
     connection.close()
