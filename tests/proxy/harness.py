@@ -42,9 +42,12 @@ class Upstream:
     arrived: list[Arrived] = field(default_factory=list)
     connections: int = 0
     port: int = 0
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        if (task := asyncio.current_task()) is not None:
+            self.tasks.add(task)  # the loop itself holds no task that waits for ever
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             while True:
                 request = await read_request(reader, writer)
@@ -115,6 +118,11 @@ class Caller:
         self.writer.write(request(method, target, token, body, **more))
         return await self.answer(method)
 
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
     async def raw(self, data: bytes) -> bytes:
         """Send, and read until the proxy closes the connection."""
         self.writer.write(data)
@@ -170,6 +178,10 @@ async def upstream_server(
         yield upstream
     finally:
         server.close()
+        for task in upstream.tasks:
+            task.cancel()
+        await asyncio.gather(*upstream.tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # their connections are closed in the next turn of the loop
 
 
 @asynccontextmanager
@@ -205,5 +217,5 @@ async def proxied(
             yield stage
         finally:
             for caller in stage.callers:
-                caller.writer.close()
+                await caller.close()
             await proxy.stop()

@@ -407,7 +407,7 @@ def test_operators_port() -> None:
             assert (await operators.ask("PUT", "/healthz")).status == 405
             server.close()
             for caller in operators.callers:
-                caller.writer.close()
+                await caller.close()
 
     run(story())
 

@@ -51,7 +51,7 @@ class Storm:
             caller.writer.write(request(method, f"/{name}", token, body, name=name))
             return await caller.answer()
         finally:
-            caller.writer.close()
+            await caller.close()
 
 
 def started(folder: Path, arguments: list[str], pattern: str) -> tuple[subprocess.Popen[str], int]:

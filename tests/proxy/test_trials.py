@@ -71,7 +71,7 @@ def test_a_check_before_forwarding_loses_every_acknowledged_write() -> None:
             assert (await old.answer()).status == 204
             server.close()
             for caller in (old, new):
-                caller.writer.close()
+                await caller.close()
             return slow.value
 
     async def trials() -> list[bytes]:
@@ -90,7 +90,7 @@ def test_an_order_until_the_upstream_has_answered_loses_none() -> None:
             slow.release.set()
             assert (await old.answer()).status == (await new.answer()).status == 204
             for caller in (old, new):
-                caller.writer.close()
+                await caller.close()
             return slow.value
 
     async def trials() -> list[bytes]:
@@ -122,7 +122,7 @@ async def _timed_out(settled: bool) -> bytes:
             await asyncio.wait_for(slow.applied.wait(), 60)
         assert stage.proxy.gate.unknown == 1
         for caller in (old, new):
-            caller.writer.close()
+            await caller.close()
         return slow.value
 
 

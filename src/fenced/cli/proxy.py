@@ -22,6 +22,15 @@ def _time(option: str, text: str, default: float) -> Callable[[F], F]:
     return click.option(option, type=duration(0.1, SECONDS_MAX), metavar="TIME", default=default, help=shown)
 
 
+def _limit(
+    option: str, name: str, metavar: str, text: str, low: int, default: int | None
+) -> Callable[[F], F]:
+    kind = click.IntRange(low)
+    return click.option(
+        option, name, metavar=metavar, type=kind, default=default, show_default=default is not None, help=text
+    )
+
+
 def _address(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, int] | None:
     if text is None:
         return None
@@ -42,9 +51,20 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
     help="Which name a request is about. May be repeated: the first whose route matches counts.",
 )
 @click.option(
-    "--store", metavar="URL", required=True, help="Where the marks are, such as sqlite:////var/lib/marks.db."
+    "--store",
+    metavar="URL",
+    required=True,
+    envvar="FENCED_STORE",
+    help="Where the marks are, such as sqlite:////var/lib/marks.db; else FENCED_STORE.",
 )
-@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:8080", show_default=True, callback=_address)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:8080",
+    show_default=True,
+    callback=_address,
+    help="Where clients connect.",
+)
 @click.option("--admin", metavar="HOST:PORT", callback=_address, help="Serve /healthz, /readyz and /metrics.")
 @click.option("--alone", is_flag=True, help="No other proxy uses this store: one step for each new token.")
 @_time("--settle", "How long a request may run at the upstream after the proxy gave it up.", 30.0)
@@ -63,9 +83,9 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
     show_default=True,
     help="What to do with a request that may change something, and has no name.",
 )
-@click.option("--max-head", "head_bytes_max", metavar="BYTES", type=click.IntRange(1024), default=32_768)
-@click.option("--max-body", "body_bytes_max", metavar="BYTES", type=click.IntRange(0), default=None)
-@click.option("--max-connections", "connections_max", metavar="N", type=click.IntRange(1), default=1000)
+@_limit("--max-head", "head_bytes_max", "BYTES", "The longest head of a request.", 1024, 32_768)
+@_limit("--max-body", "body_bytes_max", "BYTES", "The longest body.  [default: no limit]", 0, None)
+@_limit("--max-connections", "connections_max", "N", "How many clients may be connected.", 1, 1000)
 @click.option("--cert", metavar="FILE", help="Serve TLS with this chain of certificates.")
 @click.option("--key", metavar="FILE", help="The key of --cert.")
 @click.option("--upstream-ca", metavar="FILE", help="Trust an https upstream by these certificates.")
@@ -91,6 +111,8 @@ def proxy(
         from fenced.proxy.server import FencingProxy, ProxyOptions
     except ImportError as error:
         raise Misconfigured(f"fenced proxy needs httptools ({error}): pip install httptools") from error
+    if options["store"].startswith("memory:"):
+        complain("memory: forgets the marks when this proxy ends, and a stale holder is admitted after that")
     if (cert is None) != (key is None):
         raise click.UsageError("--cert and --key go together")
 

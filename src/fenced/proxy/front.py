@@ -246,8 +246,9 @@ class Exchange:
             self._retried = True  # a safe request may be repeated, and the upstream closes idle connections
             self._connect()
             return
-        proxy = self.front.proxy
+        proxy, held = self.front.proxy, ""
         if self._line is not None:
+            held = f"; newer holders wait for {proxy.options.settle:g} s"
             proxy.note_unknown(self._line.name, why)
             proxy.gate.doubt(self._line, self._token)
             self._line = None
@@ -256,7 +257,6 @@ class Exchange:
         if self.responding:
             self.front.abort()
             return
-        held = "" if self.head.safe else f"; newer holders wait for {proxy.options.settle:g} s"
         self.refuse(OutcomeUnknown(f"the outcome of the request is unknown: {why}{held}"))
 
     def refuse(self, error: FencedError) -> None:

@@ -25,6 +25,8 @@ POLL_SECONDS_MAX = 0.1
 """How often a waiter looks whether the permits of other proxies have gone: seldom after a while."""
 UNSTAMPED_SECONDS = 1.0
 """How often the store is asked what it does about requests without a stamp on one name."""
+CLOSE_SECONDS = 5.0
+"""How long a proxy that stops takes to give its permits back."""
 STAMP = b"fenced-stamp"
 SEQ_DIGITS = 15
 ZERO = ord("0")
@@ -334,10 +336,10 @@ class Gate:
     async def close(self) -> None:
         """Give idle permits back, so that another proxy need not wait for them, and close the store."""
         self._closed = True
-        with suppress(FencedError):
-            for line in list(self._lines.values()):
-                if line.in_flight.permits:
-                    await self._noted(line, partial(self._renewed, line))
+        until = self._runtime.now() + CLOSE_SECONDS
+        for line in list(self._lines.values()):
+            if line.in_flight.permits and not await self._noted(line, partial(self._renewed, line), until):
+                break  # the store cannot be used, or there are too many: the others wait for these permits
         await self.store.close()
 
     # Permits that nobody uses
@@ -385,24 +387,34 @@ class Gate:
         ]
         return InFlight(found.newest, tuple(permits))
 
-    async def _noted(self, line: Line, change: Callable[[InFlight], InFlight]) -> bool:
+    async def _noted(
+        self, line: Line, change: Callable[[InFlight], InFlight], until: float | None = None
+    ) -> bool:
         """Change the permits under the newest stamp. False: the store refuses it, or could not be reached for long."""
         pause = POLL_SECONDS
-        deadline = self._runtime.now() + self._settle
-        while self._runtime.now() < deadline:
+        until = self._runtime.now() + self._settle if until is None else until
+        refused: Stamp | None = None
+        while self._runtime.now() < until:
             await self._lock(line, math.inf)
             try:
+                line.version = (
+                    None  # another proxy may have raised the mark: our stamp would be refused as stale
+                )
                 await self._read(line)
-                if line.in_flight.newest is None:
+                newest = line.in_flight.newest
+                if newest is None:
                     return True
+                if newest == refused:  # something else than a proxy has raised the mark
+                    self._report(
+                        f"{line.name}: a permit could not be changed: the mark is above what proxies know"
+                    )
+                    return False
                 wanted = change(line.in_flight)
-                if wanted == line.in_flight or await self._write(line, wanted, line.in_flight.newest):
+                if wanted == line.in_flight or await self._write(line, wanted, newest):
                     return True
-            except Refused as refused:  # something else than a proxy has raised the mark
-                self._report(f"{line.name}: a permit could not be changed: {refused}")
-                return False
+            except Refused:
+                refused = newest
             except FencedError as error:
-                line.version = None
                 self._report(f"{line.name}: a permit could not be changed yet: {error}")
             finally:
                 self._unlock(line)
