@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 import fenced
 from fenced.http import Before, Receiver, WsgiBefore, WsgiReceiver
-from fenced.http.protocol import PROBLEM_TYPES
+from fenced.http.protocol import PROBLEM_TYPES, TYPE_PREFIX, problem
 from fenced.http.replies import REPLY_BYTES_MAX
 from fenced.http.running import RunningRequest, RunningRequests
 from fenced.proofs import HmacKey
@@ -173,6 +174,59 @@ def test_what_is_kept_of_a_reply(receiver: Any) -> None:
         assert second.headers.get("x-own") == ("kept" if again == "replayed" else None)
         assert "set-cookie" not in second.headers, "cookies are secrets"
         assert call("PUT", path, mine).kind == "invalid", "the same stamp with another request"
+
+
+@both
+def test_what_a_repeat_gets_after_an_error(receiver: Any) -> None:
+    """An answer that asks for a repeat takes the operation back. Any other error is a reply like any other."""
+    call, name = receiver(store=new_store(), rule="sequenced"), "orders/1"
+    run, call.app._app = call.app._app, None
+
+    def failing(error: fenced.FencedError, answers: bool) -> Any:
+        def answer_it(environ: Any, start_response: Any) -> Any:  # as Flask and Django do
+            if not answers:
+                raise error
+            status, headers, body = problem(error)
+            start_response(f"{status} x", headers)
+            return [body]
+
+        async def answer_it_async(scope: Any, receive: Any, send: Any) -> None:
+            if not answers:
+                raise error
+            status, headers, body = problem(error)
+            pairs = [(key.lower().encode(), value.encode()) for key, value in headers]
+            await send({"type": "http.response.start", "status": status, "headers": pairs})
+            await send({"type": "http.response.body", "body": body})
+
+        return answer_it_async if receiver is Asgi else answer_it
+
+    def post(seq: int, app: Any) -> Reply:
+        call.app._app = app
+        reply: Reply = call("POST", "/orders/1", pairs_of(stamp(1, seq, name)))
+        return reply
+
+    assert post(1, failing(fenced.Unavailable("x"), False)).kind == "unavailable", "nothing came before"
+    assert post(1, run).status == 201
+    seq = 2
+    for answers in (False, True):
+        for error in (fenced.Contended("x"), fenced.Conflict("x"), fenced.Unavailable("x")):
+            assert post(seq, failing(error, answers)).kind == problem_kind(error)
+            assert post(seq - 1, run).replayed, "the operation before is the last one again"
+            assert post(seq, run).status == 201, "it runs"
+            assert post(seq, run).replayed
+            seq += 1
+        for final in (fenced.Indeterminate("x"), fenced.StaleToken("x"), fenced.LeaseLost("x", reason="y")):
+            first, second = post(seq, failing(final, answers)), post(seq, run)
+            assert first.kind == second.kind == problem_kind(final) and second.replayed
+            seq += 1
+    with pytest.raises(ZeroDivisionError):
+        post(seq, lambda *_: 1 / 0)
+    assert post(seq, run).kind == "indeterminate"
+
+
+def problem_kind(error: fenced.FencedError) -> str:
+    document = json.loads(problem(error).body)
+    return str(document["type"]).removeprefix(TYPE_PREFIX)
 
 
 def test_a_store_whose_own_rule_would_interfere_is_refused() -> None:

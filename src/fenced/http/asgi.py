@@ -116,7 +116,6 @@ class Before:
         if names == NOT_GUARDED:
             await self._app(scope, receive, send)
             return
-        responding = _Responding(send)
         try:
             try:
                 received: Received | Refused = read_request(method, path, scope["headers"], self._keys)
@@ -127,17 +126,19 @@ class Before:
             if door is None or self._loop is not asyncio.get_running_loop():
                 door = await self._open()
             visit = await door.enter(received, names, about=path, reads=method in SAFE_METHODS)
-            try:
-                if visit.last is None:
-                    await self._app(scope, receive, responding.send)
-                else:
-                    await self._app(scope, receive, _Keeping(responding, door, visit).send)
-            finally:
-                door.leave(visit)
+        except ANSWERED as error:
+            await _send(send, answer(error))
+            return
+        responding = _Responding(send)
+        sending = responding.send if visit.last is None else _Keeping(responding, door, visit).send
+        try:
+            await self._app(scope, receive, sending)
         except ANSWERED as error:
             if responding.started:
                 raise  # the client has a part of another answer already
-            await _send(send, answer(error))
+            await _send(sending, answer(error))  # a reply like any other
+        finally:
+            door.leave(visit)
 
     async def _open(self) -> Door:
         """The door of this event loop. Test clients start a new loop for each request."""

@@ -28,6 +28,7 @@ from fenced.errors import (
     shown,
 )
 from fenced.guards.shared.answers import RECORDS_MAX, error_for
+from fenced.http.protocol import error_from
 from fenced.http.receiving import Received, Replayed
 from fenced.http.replies import KeptReply, LastOperation
 from fenced.http.running import RunningRequest, RunningRequests
@@ -50,6 +51,8 @@ class Visit:
     last: LastOperation | None = None
     """Under rules `once` and `sequenced`: the note in the store that this operation has begun."""
     version: int = 0
+    replaced: bytes = b""
+    """The note that this one has replaced; empty if there was none."""
 
 
 class Door:
@@ -136,25 +139,28 @@ class Door:
     async def keep(self, visit: Visit, reply: KeptReply | None) -> None:
         """Note that the program has answered, with its reply if that can be kept.
 
-        If the note cannot be written, the answer goes out all the same: the effect has happened. A repeat then gets
+        A reply that says that nothing happened takes the note back: the caller is asked to repeat the operation, so the
+        repeat must run.
+
+        If the note cannot be written, the answer goes out all the same: the program has run. A repeat then gets
         Indeterminate, which is true for whoever missed the answer.
         """
         if visit.last is None or visit.credential is None:
             return
-        done = replace(visit.last, done=True, reply=reply)
-        try:
-            await self.store.write(
-                visit.credential, visit.credential.names[0], done.packed(), expect=visit.version
-            )
-        except FencedError:
-            return
+        if reply is not None and _asks_for_a_repeat(reply):
+            note = visit.replaced
+        else:
+            note = replace(visit.last, done=True, reply=reply).packed()
+        # Safe: `expect` compares, so this replaces the operation's own note and never that of a later one.
+        with suppress(FencedError):
+            await self.store.write(visit.credential, visit.credential.names[0], note, expect=visit.version)
 
     async def _begin(self, visit: Visit, stamp: Stamp, request: str, found: Versioned) -> Visit:
         """Judge by the rule, and note that the operation begins. One step, because the note replaces what was read."""
         assert visit.credential is not None
         name, current = visit.credential.names[0], False
         for _ in range(TRIES):
-            last = LastOperation.unpacked(found.value) if found.value is not None else None
+            last = LastOperation.unpacked(found.value) if found.value else None
             mark = last.mark if last else None
             repeats = last is not None and last.is_of(stamp)
             judged = judge(mark, stamp, name=name, rule=self.rule, realm=None)
@@ -164,7 +170,7 @@ class Door:
                     visit.version = await self.store.write(
                         visit.credential, name, begun.packed(), expect=found.version
                     )
-                    visit.last = begun
+                    visit.last, visit.replaced = begun, found.value or b""
                     return visit
             elif current:
                 if last is not None and repeats:
@@ -209,6 +215,13 @@ class Door:
             found = await self.store.modes()
             self._modes = now, [(pattern, Mode.parse(mode)) for pattern, mode in found.items()]
         return self._modes[1]
+
+
+def _asks_for_a_repeat(reply: KeptReply) -> bool:
+    """Whether a reply is a problem document that says: nothing happened, try again."""
+    types = [value for name, value in reply.headers if name.lower() == "content-type"]
+    error = error_from(reply.status, types[0], reply.body) if types else None
+    return error is not None and error.retry in ("later", "transaction")
 
 
 def _repeated(last: LastOperation, name: str, request: str) -> FencedError:

@@ -14,8 +14,18 @@ from fenced.model import Stamp
 REPLY_BYTES_MAX = 65_536
 """How long the body of a kept reply may be. A longer or streamed one is not kept."""
 REPLAYED_HEADER = "Fenced-Replayed"
-_NOT_KEPT = frozenset({"connection", "date", "keep-alive", "server", "set-cookie", "transfer-encoding"})
-"""Headers of one connection or of one moment; and cookies, which are secrets."""
+_NOT_KEPT = frozenset(
+    {
+        "connection",
+        "date",
+        "keep-alive",
+        "server",
+        "set-cookie",
+        "transfer-encoding",
+        REPLAYED_HEADER.lower(),
+    }
+)
+"""Headers of one connection or of one moment; cookies, which are secrets; and the header that every repeat gets."""
 
 
 class KeptReply(NamedTuple):

@@ -103,16 +103,16 @@ class WsgiBefore:
     ) -> Iterable[bytes]:
         responding = _WsgiResponding(door, visit, start_response)
         try:
-            responding.body = self._app(environ, responding.start)
-            return responding
-        except ANSWERED as error:
-            door.leave(visit)
-            if responding.status:
-                raise  # the program has begun another answer
-            return _respond(start_response, answer(error))
+            try:
+                responding.body = self._app(environ, responding.start)
+            except ANSWERED as error:
+                if responding.status:
+                    raise  # the program has begun another answer
+                responding.body = _respond(responding.start, answer(error))  # a reply like any other
         except BaseException:
             door.leave(visit)
             raise
+        return responding
 
     def _open(self) -> Door:
         with self._opening:  # the first requests wait here until one of them has opened the store
