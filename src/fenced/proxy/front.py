@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from fenced.errors import FencedError, Unavailable, Unsupported
+from fenced.errors import FencedError, InvariantBroken, Unavailable, Unsupported
 from fenced.http.protocol import problem, read_fence
 from fenced.model import Stamp
 from fenced.proxy.messages import (
@@ -105,11 +105,9 @@ class Exchange:
             return
         try:
             name = proxy.naming.name_of(head.target, head.headers)
-            if (
-                len(head.fence) == 1 and name is not None
-            ):  # nearly always: a further request of the same holder
+            if name is not None and len(head.fence) == 1:
                 entered = proxy.gate.enter_by_text(name, head.fence[0])
-                if entered is not None:
+                if entered is not None:  # nearly always: a further request of the same holder
                     self._line, self._token = entered
                     self._connect()
                     return
@@ -138,6 +136,10 @@ class Exchange:
         except FencedError as error:
             proxy.note_refusal(error)
             self.refuse(error)
+            return
+        except Exception as error:  # noqa: BLE001 (a bug; without this the client would wait for ever)
+            proxy.report(f"{type(error).__name__} while a request was judged: this is a bug")
+            self.refuse(InvariantBroken("the proxy has failed"))
             return
         self._connect()
 
@@ -247,7 +249,9 @@ class Exchange:
             self._connect()
             return
         proxy, held = self.front.proxy, ""
-        if self._line is not None:
+        if self.head.safe:
+            self._give_back()  # it changes nothing, however long it runs
+        elif self._line is not None:
             held = f"; newer holders wait for {proxy.options.settle:g} s"
             proxy.note_unknown(self._line.name, why)
             proxy.gate.doubt(self._line, self._token)

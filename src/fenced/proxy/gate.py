@@ -8,7 +8,7 @@ token then costs no step. Several proxies give a permit back when it has not bee
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -65,7 +65,7 @@ class Line:
         self.fresh_until = -math.inf
         self.verified: dict[int, float] = {}
         """By token: when the last step that renewed our permit began."""
-        self.wanted: Counter[int] = Counter()
+        self.wanted: dict[int, int] = {}
         """By token: how many requests are in flight here or wait. A permit without any is idle."""
         self.watch = Watch(settle)
         self.waiters: set[Wakeup] = set()
@@ -141,7 +141,7 @@ class Gate:
             return None
         if not self.alone and self._runtime.now() >= line.fresh_until:
             return None
-        line.wanted[newest.token] += 1
+        line.wanted[newest.token] = line.wanted.get(newest.token, 0) + 1
         return line, newest.token
 
     async def enter(self, name: str, stamp: Stamp, until: float) -> Line | None:
@@ -151,7 +151,9 @@ class Gate:
         refusal, or Contended if older requests are still in flight at `until`: the mark has risen nevertheless.
         """
         line = self._line(name)
-        line.wanted[stamp.token] += 1  # also keeps the line from being forgotten
+        line.wanted[stamp.token] = (
+            line.wanted.get(stamp.token, 0) + 1
+        )  # also keeps the line from being forgotten
         self.waiting += 1
         entered = False
         try:
@@ -238,7 +240,7 @@ class Gate:
         now, blocking = self._runtime.now(), []
         for permit in line.in_flight.others(token):
             if permit.proxy == self.proxy and not permit.unknown:
-                if line.wanted[permit.token]:
+                if permit.token in line.wanted:
                     blocking.append(permit)
             elif now < line.watch.over_at(permit):
                 blocking.append(permit)
@@ -285,13 +287,15 @@ class Gate:
 
     def answered(self, line: Line, token: int) -> None:
         """The upstream has answered the whole request, or it was never sent."""
-        line.wanted[token] -= 1
-        if line.wanted[token] == 0:
-            del line.wanted[token]
+        if line.wanted[token] > 1:
+            line.wanted[token] -= 1
+            return
+        del line.wanted[token]
+        if line.waiters:
             for wakeup in line.waiters:
                 wakeup.set()
             line.waiters.clear()
-            self._tend(line)
+        self._tend(line)
 
     def doubt(self, line: Line, token: int) -> None:
         """Whether the upstream carries out the request is unknown: newer tokens wait for `settle` seconds."""
@@ -348,7 +352,7 @@ class Gate:
         return [
             permit
             for permit in found.permits
-            if permit.proxy == self.proxy and not permit.unknown and not line.wanted[permit.token]
+            if permit.proxy == self.proxy and not permit.unknown and permit.token not in line.wanted
         ]
 
     def _tend(self, line: Line) -> None:

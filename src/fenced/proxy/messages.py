@@ -25,7 +25,8 @@ RECEIVED = memoryview(bytearray(262_144))
 """Every connection receives into this buffer: what has come is parsed, and so copied, before anything else happens."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_LOOKED_AT = frozenset(
+_DROPPED = HOP_BY_HOP | {b"expect"}
+_LOOKED_AT = _DROPPED | frozenset(
     (
         b"connection",
         b"content-length",
@@ -37,7 +38,6 @@ _LOOKED_AT = frozenset(
         *OVERRIDES,
     )
 )
-_DROPPED = HOP_BY_HOP | {b"expect"}
 _SAFE = frozenset(method.encode() for method in SAFE_METHODS)
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
@@ -86,13 +86,14 @@ def request_head(method: bytes, target: bytes, version: str, headers: Headers) -
     lines: list[bytes] = []
     for header in headers:
         lowered = header[0].lower()
-        if lowered not in _DROPPED:
-            lines.append(b"%b: %b\r\n" % header)
         if lowered in _LOOKED_AT:
             if lowered in FENCE:
                 fence.append((lowered, header[1]))
             else:
                 special.setdefault(lowered, []).append(header[1])
+            if lowered in _DROPPED:
+                continue
+        lines.append(b"%b: %b\r\n" % header)
     if version != "1.1" and version != "1.0":
         raise BadMessage(505, "HTTP/1.1 or 1.0")
     if version == "1.1" and len(special.get(b"host", ())) != 1:
