@@ -11,7 +11,7 @@ import httptools
 from fenced.proxy.messages import RECEIVED, UNTIL_CLOSE, Headers, PassedResponse, chunk, response_head
 
 if TYPE_CHECKING:
-    from fenced.proxy.front import Exchange
+    from fenced.proxy.exchange import Exchange
 
 CLOSED = "the upstream closed the connection"
 

@@ -1,0 +1,282 @@
+"""The exchange of one request and its answer, between a client and the upstream."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fenced.errors import FencedError, InvariantBroken, Unavailable, Unsupported
+from fenced.http.protocol import problem, read_fence
+from fenced.model import Stamp
+from fenced.proxy.messages import (
+    CHUNKED,
+    CONTINUE,
+    UNTIL_CLOSE,
+    BadMessage,
+    OutcomeUnknown,
+    PassedRequest,
+    PassedResponse,
+    answer,
+    chunk,
+)
+from fenced.proxy.names import NoName
+
+if TYPE_CHECKING:
+    from fenced.proxy.front import Front
+    from fenced.proxy.gate import Line
+    from fenced.proxy.upstream import UpstreamConnection
+
+BUFFERED_BYTES = 65_536
+"""How much of a body is read before the request may be passed on."""
+
+
+class Exchange:
+    """One request, and its answer.
+
+    It ends in one of four ways: the upstream has answered (`answered`), the outcome is unknown (`broken`), the proxy
+    has answered by itself (`refuse`), or the client has gone (`abandon`). What the gate let in it is given back by the
+    first two.
+    """
+
+    __slots__ = (
+        "_body",
+        "_line",
+        "_retried",
+        "_token",
+        "chunks_back",
+        "done",
+        "front",
+        "head",
+        "keep",
+        "received_all",
+        "refusal",
+        "responding",
+        "sent_all",
+        "size",
+        "started",
+        "upstream",
+        "version",
+    )
+
+    def __init__(self, front: Front, head: PassedRequest, version: str, keep: bool) -> None:
+        self.front = front
+        self.head = head
+        self.version = version
+        self.keep = keep
+        """The client's connection is kept afterwards."""
+        self.upstream: UpstreamConnection | None = None
+        self.started = False
+        self.received_all = False
+        self.sent_all = False
+        self.responding = False
+        self.done = False
+        self.chunks_back = False
+        self.size = 0
+        self.refusal: BadMessage | None = None
+        """Why it is not even a request."""
+        self._body: list[bytes] = []
+        self._line: Line | None = None
+        self._token = 0
+        self._retried = False
+
+    # The request
+
+    def start(self) -> None:
+        """Decide, and pass the request on: at once if nothing has to be awaited, else in a task."""
+        self.started = True
+        proxy = self.front.proxy
+        if self.refusal is not None:
+            self.refuse(self.refusal)
+            return
+        head = self.head
+        if head.safe and not head.fence:
+            self._connect()
+            return
+        try:
+            name = proxy.naming.name_of(head.target, head.headers)
+            if name is not None and len(head.fence) == 1:
+                entered = proxy.gate.enter_by_text(name, head.fence[0])
+                if entered is not None:  # nearly always: a further request of the same holder
+                    self._line, self._token = entered
+                    self._connect()
+                    return
+            fence = read_fence(head.fence)
+            if fence is not None and not isinstance(fence, Stamp):
+                raise Unsupported("this proxy cannot check a proof, and does not ignore it")
+        except FencedError as error:
+            self.refuse(error)
+            return
+        if name is None:
+            if head.safe or proxy.options.unnamed == "pass":
+                self._connect()
+            else:
+                self.refuse(NoName("no --name of this proxy is for this path, so it is not passed on"))
+            return
+        proxy.spawn(partial(self._enter, name, fence))
+
+    async def _enter(self, name: str, stamp: Stamp | None) -> None:
+        proxy = self.front.proxy
+        try:
+            if stamp is None:
+                await proxy.gate.unstamped(name)
+            else:
+                until = proxy.runtime.now() + proxy.options.wait
+                self._line, self._token = await proxy.gate.enter(name, stamp, until), stamp.token
+        except FencedError as error:
+            proxy.note_refusal(error)
+            self.refuse(error)
+            return
+        except Exception as error:  # noqa: BLE001 (a bug; without this the client would wait for ever)
+            proxy.report(f"{type(error).__name__} while a request was judged: this is a bug")
+            self.refuse(InvariantBroken("the proxy has failed"))
+            return
+        self._connect()
+
+    def _connect(self) -> None:
+        """Pass the request on over an idle connection, or over a new one."""
+        if self.done:  # the client has gone meanwhile, and nothing was sent
+            self._give_back()
+            return
+        connection = None if self._retried else self.front.proxy.pool.take()
+        if connection is not None:
+            self._pass_on(connection)
+        else:
+            self.front.proxy.spawn(self._connect_anew)
+
+    async def _connect_anew(self) -> None:
+        try:
+            connection = await self.front.proxy.pool.connect()
+        except OSError as error:
+            self._give_back()
+            why = str(error) or type(error).__name__
+            self.refuse(Unavailable(f"the upstream cannot be reached, and nothing was sent to it: {why}"))
+            return
+        if self.done:
+            connection.close()
+            self._give_back()
+        else:
+            self._pass_on(connection)
+
+    def _pass_on(self, connection: UpstreamConnection) -> None:
+        self.upstream = connection
+        connection.start(self)
+        if self.head.expects and not self._body:
+            self.front.write(CONTINUE)
+        self._send(self.head.passed_on)
+        self.front.resume("gate")
+
+    def receive(self, data: bytes) -> None:
+        """A part of the body."""
+        self.size += len(data)
+        self._body.append(chunk(data) if self.head.length == CHUNKED else data)
+
+    def flush(self) -> None:
+        """Send what has been received since the last time."""
+        if self.upstream is not None:
+            if self._body or (self.received_all and not self.sent_all):
+                self._send(b"")
+        elif self.size > BUFFERED_BYTES:
+            self.front.pause("gate")
+
+    def _send(self, head: bytes) -> None:
+        upstream = self.upstream
+        assert upstream is not None
+        if self._line is not None and not self.front.proxy.gate.may_send(self._line, self._token):
+            # This proxy was stopped for so long that others may have let newer requests through.
+            upstream.abort("this proxy was stopped, or could not reach its store, for too long")
+            return
+        parts, self._body = [head, *self._body] if head else self._body, []
+        if self.received_all and not self.sent_all:
+            self.sent_all = True
+            if self.head.length == CHUNKED:
+                parts.append(b"0\r\n\r\n")
+        upstream.send(b"".join(parts))  # of one part this is no copy
+
+    # The answer
+
+    def pass_interim(self, head: PassedResponse) -> None:
+        if self.version == "1.1" and not self.done:
+            self.front.write(head.lines + b"\r\n")
+
+    def response_lines(self, head: PassedResponse) -> bytes:
+        """The head of the answer as the client gets it."""
+        self.responding = True
+        self.keep = self.keep and not self.front.proxy.stopping
+        lines = head.lines
+        if head.length in (CHUNKED, UNTIL_CLOSE):
+            if self.version == "1.1":
+                self.chunks_back = True
+                lines += b"transfer-encoding: chunked\r\n"
+            else:
+                self.keep = False
+        if not self.keep:
+            lines += b"connection: close\r\n"
+        elif self.version != "1.1":
+            lines += b"connection: keep-alive\r\n"
+        self.front.proxy.counts.answers[head.status // 100] += 1
+        return lines + b"\r\n"
+
+    def pass_back(self, data: bytes) -> None:
+        if not self.done:
+            self.front.write(data)
+
+    def answered(self) -> None:
+        """The upstream has answered everything."""
+        self.upstream = None
+        self._give_back()
+        if not self.done:
+            if self.chunks_back:
+                self.front.write(b"0\r\n\r\n")
+            self._finish()
+
+    def broken(self, why: str) -> None:
+        """The connection to the upstream has ended. What was sent may have been carried out."""
+        connection, self.upstream = self.upstream, None
+        assert connection is not None
+        if connection.used and self.head.safe and not self.responding and not self._retried and not self.size:
+            self._retried = True  # a safe request may be repeated, and the upstream closes idle connections
+            self._connect()
+            return
+        proxy, held = self.front.proxy, ""
+        if self.head.safe:
+            self._give_back()  # it changes nothing, however long it runs
+        elif self._line is not None:
+            held = f"; newer holders wait for {proxy.options.settle:g} s"
+            proxy.note_unknown(self._line.name, why)
+            proxy.gate.doubt(self._line, self._token)
+            self._line = None
+        if self.done:
+            return
+        if self.responding:
+            self.front.abort()
+            return
+        self.refuse(OutcomeUnknown(f"the outcome of the request is unknown: {why}{held}"))
+
+    def refuse(self, error: FencedError) -> None:
+        """Answer without the upstream, or instead of it."""
+        if self.done:
+            return
+        found = error.problem() if isinstance(error, BadMessage) else problem(error)
+        self.front.proxy.counts.own[found.status] += 1
+        # A client that still sends its body is not read to the end.
+        self.keep = self.keep and self.received_all and not self.front.proxy.stopping
+        self.front.write(answer(found, keep=self.keep, to_head=self.head.method == b"HEAD"))
+        self._finish()
+
+    def abandon(self) -> None:
+        """The client has gone. A request that was sent in whole is waited for: its order must be kept."""
+        self.done = True
+        if self.upstream is not None:
+            if self.sent_all:
+                self.upstream.let_go()
+            else:
+                self.upstream.abort("the client has gone before the request was complete")
+
+    def _finish(self) -> None:
+        self.done = True
+        self.front.next(self)
+
+    def _give_back(self) -> None:
+        if self._line is not None:
+            self.front.proxy.gate.answered(self._line, self._token)
+            self._line = None
