@@ -47,6 +47,9 @@ async def call_asgi(
 
 def call_wsgi(app: WsgiApp, method: str, path: str, headers: Pairs = ()) -> Reply:
     environ: dict[str, Any] = {
+        "SERVER_NAME": "here",
+        "SERVER_PORT": "80",
+        "wsgi.url_scheme": "http",
         "REQUEST_METHOD": method,
         "PATH_INFO": path.encode("utf-8", "surrogateescape").decode("latin-1"),
     }

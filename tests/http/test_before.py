@@ -264,7 +264,7 @@ def test_a_newer_request_waits_for_an_older_one_in_asyncio(planted: bool) -> Non
             await asgi_app(scope, receive, send)
 
         before = Before(app, store=new_store(), names=NAMES)
-        door = await before._open()
+        door = await before._doorway.open()
         if planted:
             door.running = Blind(door._runtime)
 

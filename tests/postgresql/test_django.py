@@ -65,6 +65,20 @@ def receiving_view(request: HttpRequest) -> HttpResponse:
         return operation.keep(HttpResponse("sold", status=201))
 
 
+BEFORE = fenced.http.BeforeHandler("memory:django?mode=require", rule="sequenced")
+ASYNC_BEFORE = fenced.http.BeforeHandler("memory:async-django?mode=require", rule="sequenced")
+
+
+@BEFORE("valves/{number}")
+def decorated_view(request: HttpRequest, number: int) -> HttpResponse:
+    return HttpResponse("opened", status=201)
+
+
+@ASYNC_BEFORE("valves/{number}")
+async def decorated_suspending_view(request: HttpRequest, number: int) -> HttpResponse:
+    return HttpResponse("opened", status=201)
+
+
 settings.configure(
     ALLOWED_HOSTS=["testserver"],
     DATABASES={
@@ -79,6 +93,8 @@ settings.configure(
         path("late", late_view),
         path("unstamped", unstamped_view),
         path("received", receiving_view),
+        path("plain/valves/<int:number>", decorated_view),
+        path("suspending/valves/<int:number>", decorated_suspending_view),
     ),
 )
 django.setup()
@@ -306,6 +322,21 @@ def test_the_middleware_answers_for_refusals(database: dict[str, Any]) -> None:
     late, unstamped = client.get("/late"), client.get("/unstamped")
     assert (late.status_code, late.json()["type"]) == (412, "urn:fenced:problem:stale")
     assert (unstamped.status_code, unstamped.json()["name"]) == (428, "orders/42")
+
+
+def test_decorated_views() -> None:
+    async def suspended(token: int) -> HttpResponse:
+        headers = fenced.http.fence_headers(stamp(token, "valves/7"))
+        return await AsyncClient().post("/suspending/valves/7", headers=headers)
+
+    def plain(token: int) -> HttpResponse:
+        headers = fenced.http.fence_headers(stamp(token, "valves/7"))
+        return Client().post("/plain/valves/7", headers=headers)
+
+    for call in (plain, lambda token: asyncio.run(suspended(token))):
+        answers = [call(token) for token in (5, 5, 4)]
+        assert [got.status_code for got in answers] == [201, 201, 412]
+        assert [got.headers.get("Fenced-Replayed") for got in answers] == [None, "?1", None]
 
 
 def test_a_request_writes_under_its_own_stamp(database: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from fenced.http.sending import operation, stamping
 if TYPE_CHECKING:
     from fenced.http.asgi import Before as Before
     from fenced.http.asgi import Receiver as Receiver
+    from fenced.http.handlers import BeforeHandler as BeforeHandler
     from fenced.http.receiving import Received as Received
     from fenced.http.receiving import Replayed as Replayed
     from fenced.http.receiving import answer as answer
@@ -41,6 +42,7 @@ _HOME = {
     "AsyncAtomic": "fenced.http.transactions",
     "Atomic": "fenced.http.transactions",
     "Before": "fenced.http.asgi",
+    "BeforeHandler": "fenced.http.handlers",
     "Received": "fenced.http.receiving",
     "Receiver": "fenced.http.asgi",
     "Replayed": "fenced.http.receiving",
@@ -61,6 +63,7 @@ __all__ = [
     "AsyncAtomic",
     "Atomic",
     "Before",
+    "BeforeHandler",
     "Problem",
     "Received",
     "Receiver",

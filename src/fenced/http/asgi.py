@@ -25,6 +25,47 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+class AsyncDoorway:
+    """Opens a door at the first request of an event loop. Test clients start a new loop for each request."""
+
+    def __init__(self, store: str | AsyncValues, rule: Rule, patience: float) -> None:
+        self.door: Door | None = None
+        self._store = store
+        self._rule: Rule = rule
+        self._patience = patience
+        self._runtime: AioRuntime | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = asyncio.Lock()
+
+    def current(self) -> Door | None:
+        """The door, if it is open in this event loop."""
+        return self.door if self._loop is asyncio.get_running_loop() else None
+
+    async def open(self) -> Door:
+        async with self._opening:  # the first requests wait here until one of them has opened the store
+            if (current := self.current()) is not None:
+                return current
+            if isinstance(self._store, AsyncValues):
+                guard, runtime = self._store._guard, self._store._runtime
+            else:
+                if self._runtime is not None:
+                    self._runtime.close()
+                self._runtime = runtime = AioRuntime()
+                guard = registry.guard(self._store, runtime)
+            door = Door(guard, runtime, rule=self._rule, patience=self._patience)
+            await door.open()
+            if self.door is not None:
+                door.records, door.counted = self.door.records, self.door.counted
+            self.door, self._loop = door, asyncio.get_running_loop()
+            return door
+
+    async def close(self) -> None:
+        """Close the store, unless it is the program's own."""
+        if self.door is not None and self._runtime is not None:
+            await self.door.store.close()
+            self._runtime.close()
+
+
 class Receiver:
     """Reads the stamp of each request for `fenced.http.atomic`, and answers refusals with problem documents.
 
@@ -78,20 +119,14 @@ class Before:
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._app = app
-        self._store = store
         self._names = namer(names)
         self._keys = tuple(keys)
-        self._rule: Rule = rule
-        self._patience = patience
-        self._door: Door | None = None
-        self._runtime: AioRuntime | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening = asyncio.Lock()
+        self._doorway = AsyncDoorway(store, rule, patience)
 
     @property
     def door(self) -> Door | None:
         """What it has counted and recorded; None before the first request."""
-        return self._door
+        return self._doorway.door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -106,9 +141,7 @@ class Before:
         try:
             await self._app(scope, receive, send)
         finally:
-            if self._door is not None and self._runtime is not None:
-                await self._door.store.close()
-                self._runtime.close()
+            await self._doorway.close()
 
     async def _judge(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = _path(scope), scope["method"]
@@ -122,9 +155,7 @@ class Before:
                 scope[SCOPE_KEY] = received
             except Refused as error:
                 received = error
-            door = self._door
-            if door is None or self._loop is not asyncio.get_running_loop():
-                door = await self._open()
+            door = self._doorway.current() or await self._doorway.open()
             visit = await door.enter(received, names, about=path, reads=method in SAFE_METHODS)
         except ANSWERED as error:
             await _send(send, answer(error))
@@ -139,25 +170,6 @@ class Before:
             await _send(sending, answer(error))  # a reply like any other
         finally:
             door.leave(visit)
-
-    async def _open(self) -> Door:
-        """The door of this event loop. Test clients start a new loop for each request."""
-        async with self._opening:  # the first requests wait here until one of them has opened the store
-            loop = asyncio.get_running_loop()
-            if self._door is None or self._loop is not loop:
-                if isinstance(self._store, AsyncValues):
-                    guard, runtime = self._store._guard, self._store._runtime
-                else:
-                    if self._runtime is not None:
-                        self._runtime.close()
-                    self._runtime = runtime = AioRuntime()
-                    guard = registry.guard(self._store, runtime)
-                door = Door(guard, runtime, rule=self._rule, patience=self._patience)
-                await door.open()
-                if self._door is not None:
-                    door.records, door.counted = self._door.records, self._door.counted
-                self._door, self._loop = door, loop
-            return self._door
 
 
 class _Responding:

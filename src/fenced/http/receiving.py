@@ -123,17 +123,20 @@ def _proven(fence: Stamp | Proof, keys: tuple[VerifyingKey, ...]) -> Stamp:
     return fence.stamp
 
 
-def received_by(request: Any) -> Received:
-    """What the receiver has read of a request: an ASGI scope, a WSGI environment, or a framework's request.
+def received_by(*candidates: Any) -> Received:
+    """What the receiver has read of the first one that is a request.
 
-    Starlette and FastAPI have `request.scope`, Flask has `request.environ`, Django has `request.META`.
+    A request is an ASGI scope, a WSGI environment, or a framework's request: Starlette and FastAPI have
+    `request.scope`, Flask has `request.environ`, Django has `request.META`.
     """
-    places = (request, *(getattr(request, name, None) for name in ("scope", "environ", "META")))
-    for place in places:
-        found = place.get(SCOPE_KEY) if isinstance(place, Mapping) else None
-        if isinstance(found, Received):
-            return found
+    for candidate in candidates:
+        places = (candidate, *(getattr(candidate, name, None) for name in ("scope", "environ", "META")))
+        for place in places:
+            found = place.get(SCOPE_KEY) if isinstance(place, Mapping) else None
+            if isinstance(found, Received):
+                return found
+    kinds = ", ".join(shown(type(candidate)) for candidate in candidates) or "nothing"
     raise Misuse(
-        "no receiver has read this request; add the middleware fenced.http.Receiver, fenced.http.WsgiReceiver or "
-        f"fenced.django.ReceiverMiddleware (this is {shown(type(request))})"
+        "no request that a receiver has read; add the middleware fenced.http.Receiver, fenced.http.WsgiReceiver or "
+        f"fenced.django.ReceiverMiddleware, and give the request as an argument (this is {kinds})"
     )

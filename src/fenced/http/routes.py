@@ -26,7 +26,7 @@ def namer(names: Names) -> Callable[[Request, str], tuple[str, ...] | None]:
     NOT_GUARDED: the route has no name, and the program says so. None: no name is known.
     """
     if callable(names):
-        return lambda request, _: _checked(names(request))
+        return lambda request, _: checked(names(request))
     if not isinstance(names, Mapping) or not names:
         raise Misuse(
             f"names= is a mapping such as {{'/orders/{{id}}': 'orders/{{id}}'}}, or a function, not {shown(names)}"
@@ -36,7 +36,8 @@ def namer(names: Names) -> Callable[[Request, str], tuple[str, ...] | None]:
     return lambda _, path: named(path)
 
 
-def _checked(found: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
+def checked(found: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The names, if they can be names; otherwise None, which means that no name is known."""
     if found is None:
         return None
     try:
@@ -49,7 +50,7 @@ def _named(routes: list[tuple[re.Pattern[str], str | None]], path: str) -> tuple
     for pattern, template in routes:
         found = pattern.fullmatch(path)
         if found is not None:
-            return NOT_GUARDED if template is None else _checked(template.format_map(found.groupdict()))
+            return NOT_GUARDED if template is None else checked(template.format_map(found.groupdict()))
     return None
 
 

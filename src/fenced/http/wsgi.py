@@ -29,6 +29,29 @@ _HEADERS = [(f"HTTP_{name.decode().upper().replace('-', '_')}", name) for name i
 _STATUSES = frozenset(HTTPStatus)
 
 
+class Doorway:
+    """Opens a door at the first request."""
+
+    def __init__(self, store: str | Values, rule: Rule, patience: float) -> None:
+        self.door: Door | None = None
+        self._store = store
+        self._rule: Rule = rule
+        self._patience = patience
+        self._opening = threading.Lock()
+
+    def open(self) -> Door:
+        with self._opening:  # the first requests wait here until one of them has opened the store
+            if self.door is None:
+                store = self._store
+                guard = (
+                    store._guard if isinstance(store, Values) else registry.guard(store, BlockingRuntime())
+                )
+                door = Door(guard, BlockingRuntime(), rule=self._rule, patience=self._patience)
+                step(door.open())
+                self.door = door
+            return self.door
+
+
 class WsgiReceiver:
     """Reads the stamp of each request for `fenced.http.atomic`, and answers what is not a stamp.
 
@@ -67,18 +90,14 @@ class WsgiBefore:
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._app = app
-        self._store = store
         self._names = namer(names)
         self._keys = tuple(keys)
-        self._rule: Rule = rule
-        self._patience = patience
-        self._door: Door | None = None
-        self._opening = threading.Lock()
+        self._doorway = Doorway(store, rule, patience)
 
     @property
     def door(self) -> Door | None:
         """What it has counted and recorded; None before the first request."""
-        return self._door
+        return self._doorway.door
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         reads = environ["REQUEST_METHOD"] in SAFE_METHODS
@@ -92,7 +111,7 @@ class WsgiBefore:
                 environ[SCOPE_KEY] = received
             except Refused as error:
                 received = error
-            door = self._door or self._open()
+            door = self._doorway.door or self._doorway.open()
             visit = step(door.enter(received, names, about=path, reads=reads))
         except ANSWERED as error:
             return _respond(start_response, answer(error))
@@ -113,18 +132,6 @@ class WsgiBefore:
             door.leave(visit)
             raise
         return responding
-
-    def _open(self) -> Door:
-        with self._opening:  # the first requests wait here until one of them has opened the store
-            if self._door is None:
-                store = self._store
-                guard = (
-                    store._guard if isinstance(store, Values) else registry.guard(store, BlockingRuntime())
-                )
-                door = Door(guard, BlockingRuntime(), rule=self._rule, patience=self._patience)
-                step(door.open())
-                self._door = door
-            return self._door
 
 
 class _WsgiResponding:
