@@ -23,7 +23,7 @@ POSTGRESQLS := 14.23.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
 # An emulator of DynamoDB that keeps its data on the disk. Without npm the tests use another one, which does not.
 DYNOXIDE := 1.2.1
 
-.PHONY: help drill test docs servers lint format api build lock bench simulate evidence clean
+.PHONY: help drill test serve docs servers lint format api build lock bench simulate evidence clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,10 @@ test: $(VENV)/.test servers .postgresql/.made $(VENV)/.dynoxide ## install what 
 	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; tests=0; linted=0; \
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS) || tests=$$?; \
 	wait $$lint || linted=$$?; cat $(VENV)/lint.log; exit $$((tests ? tests : linted))
+
+serve: $(VENV)/.service ## leases over HTTP at 127.0.0.1:8700, in .serve/leases.db; ARGS="--listen 127.0.0.1:8701"
+	@mkdir -p .serve
+	@$(BIN)/fenced serve --store sqlite:///.serve/leases.db $(ARGS)
 
 docs: $(VENV)/.docs ## build the documentation site, and check every link in it
 	@$(BIN)/python docs/site/build.py
@@ -88,7 +92,7 @@ evidence: $(VENV)/.test servers ## the long figures, written to docs/evidence; A
 	@$(BIN)/python -m evidence $(ARGS)
 
 clean: ## remove .venv and all caches
-	rm -rf $(VENV) .postgresql .docs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .postgresql .serve .docs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: what is newer than its stamp is installed again, and nothing else.
@@ -117,6 +121,11 @@ $(VENV)/.test: $(foreach lock,test build walk,requirements/$(lock).lock) pyproje
 	@$(PIP) download --require-hashes --dest $(VENV)/wheels \
 	  --requirement requirements/build.lock --requirement requirements/walk.lock
 	@touch $(VENV)/.package $@
+
+$(VENV)/.service: $(VENV)/.package
+	@echo "installing what the service needs into $(VENV)"
+	@$(PIP) install --editable '.[service]'
+	@touch $@
 
 $(VENV)/.docs: requirements/docs.lock | $(VENV)/.package
 	@echo "installing what the site needs into $(VENV)"

@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))  # docs/testing.md lists the planted bugs, which a
 from fenced import errors, testing  # noqa: E402 (the line above comes first)
 from fenced.cli import exits  # noqa: E402
 from fenced.contracts import Trait  # noqa: E402
-from fenced.http.protocol import PROBLEM_TYPES  # noqa: E402
 from fenced.registry import BUILT_IN, Kind, one_per_class  # noqa: E402
+from fenced.wire.problems import PROBLEM_TYPES  # noqa: E402
 from tests.planted import bugs  # noqa: E402
 from tests.simulation.planting import planted  # noqa: E402
 
@@ -192,7 +192,11 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"api {path}": partial(api_table, path) for path in API},
     "errors": error_table,
     "exits": exit_table,
-    **{f"traits {kind} {scheme}": partial(trait_table, kind, scheme) for kind, scheme in one_per_class()},
+    **{
+        f"traits {kind} {scheme}": partial(trait_table, kind, scheme)
+        for kind, scheme in one_per_class()
+        if scheme != "http"  # its traits are those of the store behind it
+    },
     "authority checks": lambda: check_table(testing.AUTHORITY_CHECKS),
     "guard checks": lambda: check_table(testing.GUARD_CHECKS),
     "outage checks": lambda: check_table(testing.OUTAGE_CHECKS),

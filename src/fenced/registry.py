@@ -19,6 +19,9 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
     "fenced.authorities": {
         "etcd": "fenced.authorities.etcd.authority:EtcdAuthority",
         "etcds": "fenced.authorities.etcd.authority:EtcdAuthority",
+        "http": "fenced.authorities.service.authority:ServiceAuthority",
+        "https": "fenced.authorities.service.authority:ServiceAuthority",
+        "fenced+unix": "fenced.authorities.service.authority:ServiceAuthority",
         "ledger": "fenced.authorities.ledger.authority:LedgerAuthority",
         "memory": "fenced.authorities.memory:MemoryAuthority",
         "postgresql": "fenced.authorities.postgresql.authority:PostgresqlAuthority",

@@ -10,8 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from fenced.decision import Mark, Verdict, judge
 from fenced.errors import REFUSALS, AlreadyApplied, FencedError
-from fenced.http.protocol import SAFE_METHODS, problem, read_fence
+from fenced.http.protocol import SAFE_METHODS, read_fence
 from fenced.proofs import Proof
+from fenced.wire.problems import problem
 
 Answer = tuple[int, list[tuple[str, str]], bytes]
 

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from fenced.http.protocol import TYPE_PREFIX, fence_headers
+from fenced.http.protocol import fence_headers
 from fenced.model import Stamp
 from fenced.proofs import Proof
+from fenced.wire.problems import TYPE_PREFIX
 
 ROOT = Path(__file__).parents[2]
 REALM = "ab" * 8

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import fenced
 from fenced.http import Before, Receiver, WsgiBefore, WsgiReceiver
-from fenced.http.protocol import PROBLEM_TYPES, TYPE_PREFIX, problem
 from fenced.http.replies import REPLY_BYTES_MAX
 from fenced.http.running import RunningRequest, RunningRequests
 from fenced.proofs import HmacKey
+from fenced.wire.problems import PROBLEM_TYPES, TYPE_PREFIX, problem
 from tests.http.calling import Pairs, call_asgi, call_wsgi, pairs_of
 from tests.http.serving import Reply, stamp
 

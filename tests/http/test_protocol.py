@@ -8,18 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenced import errors
-from fenced.http import protocol
-from fenced.http.protocol import (
-    PROBLEM_MEDIA_TYPE,
-    PROBLEM_TYPES,
-    error_from,
-    fence_headers,
-    problem,
-    read_fence,
-)
+from fenced.http.protocol import fence_headers, read_fence
 from fenced.model import NAMES_MAX, SEQ_MAX, TOKEN_MAX, Stamp
 from fenced.proofs import Proof
 from fenced.testing import vectors
+from fenced.wire import problems
+from fenced.wire.problems import PROBLEM_MEDIA_TYPE, PROBLEM_TYPES, error_from, problem
 
 HEX = "0123456789abcdef"
 NAMES = st.text(
@@ -82,7 +76,7 @@ def test_an_error_survives_the_wire(data: st.DataObject) -> None:
     assert found.retry == json.loads(body)["retry"] == kind.retry
     assert ("Retry-After" in dict(headers)) == (status == 503)
     assert int(dict(headers)["Content-Length"]) == len(body)
-    assert len(str(found)) <= protocol.DETAIL_LENGTH_MAX
+    assert len(str(found)) <= problems.DETAIL_LENGTH_MAX
     if not secrets:
         assert str(found) == plain
     texts = (str(found), json.loads(body)["detail"])
@@ -174,7 +168,7 @@ def test_an_answer_is_ours_only_as_a_whole() -> None:
     assert error_from(409, PROBLEM_MEDIA_TYPE, body) is None, "a status that somebody on the way has changed"
     assert error_from(status, "application/json", body) is None
     assert error_from(status, PROBLEM_MEDIA_TYPE, b"[" * 60_000) is None
-    assert error_from(status, PROBLEM_MEDIA_TYPE, body + b" " * protocol.PROBLEM_BYTES_MAX) is None
+    assert error_from(status, PROBLEM_MEDIA_TYPE, body + b" " * problems.PROBLEM_BYTES_MAX) is None
 
 
 def test_a_stamp_that_is_too_long_for_a_header_is_not_sent() -> None:

@@ -32,6 +32,7 @@ COMMANDS = {
         "fenced.cli.guards:guard",
         "Install guards in a database, and operate them.",
     ),
+    "serve": ("fenced.cli.serve:serve", "Serve leases over HTTP, for programs in any language."),
     "proxy": ("fenced.cli.proxy:proxy", "Put an HTTP service behind a fence, without a change to it."),
     "drill": ("fenced.drills.command:drill", "Stop a holder past its ttl and see whether it is refused."),
     "help": ("fenced.cli.topics:help_", "Explain a command, or the exit statuses (`fenced help exits`)."),

@@ -31,7 +31,9 @@ def _limit(
     )
 
 
-def _address(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, int] | None:
+def listen_address(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> tuple[str, int] | None:
     if text is None:
         return None
     host, colon, port = text.rpartition(":")
@@ -62,10 +64,12 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
     metavar="HOST:PORT",
     default="127.0.0.1:8080",
     show_default=True,
-    callback=_address,
+    callback=listen_address,
     help="Where clients connect.",
 )
-@click.option("--admin", metavar="HOST:PORT", callback=_address, help="Serve /healthz, /readyz and /metrics.")
+@click.option(
+    "--admin", metavar="HOST:PORT", callback=listen_address, help="Serve /healthz, /readyz and /metrics."
+)
 @click.option("--alone", is_flag=True, help="No other proxy uses this store: one step for each new token.")
 @_time("--settle", "How long a request may run at the upstream after the proxy gave it up.", 30.0)
 @_time("--timeout", "How long the upstream may be silent.", 20.0)

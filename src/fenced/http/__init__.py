@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING
 
 from fenced.http.protocol import (
     KEY_HEADER,
-    PROBLEM_MEDIA_TYPE,
     PROOF_HEADER,
     SAFE_METHODS,
     STAMP_HEADER,
-    Problem,
-    error_from,
     fence_headers,
     operation_id,
-    problem,
     read_fence,
 )
 from fenced.http.sending import operation, stamping
+from fenced.wire.problems import PROBLEM_MEDIA_TYPE, Problem, error_from, problem
 
 if TYPE_CHECKING:
     from fenced.http.asgi import Before as Before

@@ -11,12 +11,13 @@ from fenced.decision import Rule
 from fenced.errors import Refused
 from fenced.guarding import AsyncValues
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit
-from fenced.http.protocol import SAFE_METHODS, Problem
+from fenced.http.protocol import SAFE_METHODS
 from fenced.http.receiving import ANSWERED, SCOPE_KEY, Received, answer, is_stamped, read_request
 from fenced.http.replies import KeptReply
 from fenced.http.routes import NOT_GUARDED, Names, namer
 from fenced.proofs import VerifyingKey
 from fenced.runtime.aio import AioRuntime
+from fenced.wire.problems import Problem
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

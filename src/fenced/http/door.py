@@ -28,12 +28,12 @@ from fenced.errors import (
     shown,
 )
 from fenced.guards.shared.answers import RECORDS_MAX, error_for
-from fenced.http.protocol import error_from
 from fenced.http.receiving import Received, Replayed
 from fenced.http.replies import KeptReply, LastOperation
 from fenced.http.running import RunningRequest, RunningRequests
 from fenced.model import Credential, Stamp
 from fenced.rollout import Decision
+from fenced.wire.problems import error_from
 
 PATIENCE_SECONDS = 30.0
 """How long a request waits for older ones of the same name that still run."""

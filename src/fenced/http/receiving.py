@@ -19,10 +19,11 @@ from fenced.errors import (
     Unsupported,
     shown,
 )
-from fenced.http.protocol import PROOF_HEADER, STAMP_HEADER, Problem, problem, read_fence
+from fenced.http.protocol import PROOF_HEADER, STAMP_HEADER, read_fence
 from fenced.http.replies import KeptReply
 from fenced.model import Credential, Stamp
 from fenced.proofs import Proof, VerifyingKey, verify
+from fenced.wire.problems import Problem, problem
 
 SCOPE_KEY = "fenced"
 """Where a receiver puts what it has read: a key of the ASGI scope and of the WSGI environment."""

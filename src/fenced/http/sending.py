@@ -21,17 +21,11 @@ from urllib.parse import urlsplit
 from fenced import timing
 from fenced.client import AsyncLease, Lease
 from fenced.errors import Misuse, NotEnoughTime, Refused, shown
-from fenced.http.protocol import (
-    PROBLEM_MEDIA_TYPE,
-    PROOF_HEADER,
-    SAFE_METHODS,
-    STAMP_HEADER,
-    error_from,
-    fence_headers,
-)
+from fenced.http.protocol import PROOF_HEADER, SAFE_METHODS, STAMP_HEADER, fence_headers
 from fenced.model import Stamp
 from fenced.proofs import Proof
 from fenced.timing import Seconds
+from fenced.wire.problems import PROBLEM_MEDIA_TYPE, error_from
 
 
 class SigningKey(Protocol):

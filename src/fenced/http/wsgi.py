@@ -13,12 +13,13 @@ from fenced.decision import Rule
 from fenced.errors import Refused
 from fenced.guarding import Values
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit
-from fenced.http.protocol import SAFE_METHODS, Problem
+from fenced.http.protocol import SAFE_METHODS
 from fenced.http.receiving import ANSWERED, OUR_HEADERS, SCOPE_KEY, Received, answer, read_request
 from fenced.http.replies import KeptReply
 from fenced.http.routes import NOT_GUARDED, Names, namer
 from fenced.proofs import VerifyingKey
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.wire.problems import Problem
 
 Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType]

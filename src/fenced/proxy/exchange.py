@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fenced.errors import FencedError, InvariantBroken, Unavailable, Unsupported
-from fenced.http.protocol import problem, read_fence
+from fenced.http.protocol import read_fence
 from fenced.model import Stamp
 from fenced.proxy.messages import (
     CHUNKED,
@@ -20,6 +20,7 @@ from fenced.proxy.messages import (
     chunk,
 )
 from fenced.proxy.names import NoName
+from fenced.wire.problems import problem
 
 if TYPE_CHECKING:
     from fenced.proxy.front import Front

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from fenced.errors import Unavailable
-from fenced.http.protocol import problem
 from fenced.proxy.exchange import Exchange
 from fenced.proxy.messages import RECEIVED, BadMessage, Headers, PassedRequest, answer, request_head
+from fenced.wire.problems import problem
 
 if TYPE_CHECKING:
     from fenced.proxy.server import FencingProxy

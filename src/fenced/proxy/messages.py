@@ -7,7 +7,8 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from fenced.errors import Indeterminate, Misuse
-from fenced.http.protocol import PROBLEM_MEDIA_TYPE, SAFE_METHODS, Problem
+from fenced.http.protocol import SAFE_METHODS
+from fenced.wire.problems import PROBLEM_MEDIA_TYPE, Problem
 
 Headers = list[tuple[bytes, bytes]]
 

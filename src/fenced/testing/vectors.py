@@ -19,12 +19,12 @@ from fenced.http.protocol import (
     PROOF_HEADER,
     STAMP_HEADER,
     fence_headers,
-    problem,
     read_fence,
 )
 from fenced.model import TOKEN_MAX, Stamp
 from fenced.proofs import Proof
 from fenced.testing.inputs import BAD_STAMPS, ODD_NAMES
+from fenced.wire.problems import problem
 
 PATH = Path(__file__).parents[1] / "vectors.json"
 REALM, OTHER_REALM = "00000000000000aa", "00000000000000bb"

@@ -105,8 +105,10 @@ class SqliteAuthority:
         return await self._do(lambda deadline: self._store.open(create, deadline), until)
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        answer = await self._do(lambda deadline: self._store.ask(ask, self._wakes.address, deadline), until)
-        if not isinstance(answer, Waiting) or self._wakes.address:
+        # Read once: `next_wakeups` may bind the socket while this ask runs, and the ask was stored without an address.
+        address = self._wakes.address
+        answer = await self._do(lambda deadline: self._store.ask(ask, address, deadline), until)
+        if not isinstance(answer, Waiting) or address:
             return answer
         try:
             self._wakes.listen()

@@ -14,6 +14,7 @@ from fenced.testing.servers.postgresql import PostgresqlServer
 from fenced.testing.servers.rabbitmq import RabbitmqServer
 from fenced.testing.servers.redis import RedisCluster, RedisGroup, RedisSentinels, RedisServer, ValkeyServer
 from fenced.testing.servers.seaweedfs import SeaweedServer
+from fenced.testing.servers.service import ServiceServer
 from fenced.testing.servers.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "SeaweedServer",
     "Server",
     "ServerFailed",
+    "ServiceServer",
     "ValkeyServer",
     "ZooKeeperEnsemble",
     "ZooKeeperServer",

@@ -1,0 +1,1 @@
+"""The authority behind `fenced serve`: one client of a service."""

@@ -1,0 +1,80 @@
+"""`fenced serve`: leases over HTTP."""
+
+from __future__ import annotations
+
+import click
+
+from fenced import registry
+from fenced.cli.options import guarantee_option
+from fenced.cli.output import complain
+from fenced.cli.proxy import listen_address
+from fenced.errors import Misconfigured
+
+PORT = 8700
+
+
+@click.command()
+@click.option(
+    "--store",
+    metavar="URL",
+    envvar="FENCED_STORE",
+    required=True,
+    help="The authority behind it, such as sqlite:////var/lib/fenced/leases.db; else FENCED_STORE.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    callback=listen_address,
+    help=f"[default: 127.0.0.1:{PORT}, unless there is a --socket]",
+)
+@click.option("--socket", metavar="PATH", help="Listen on this Unix socket; its owner and group may connect.")
+@click.option("--cert", metavar="FILE", help="Serve TLS with this chain of certificates.")
+@click.option("--key", metavar="FILE", help="The key of --cert.")
+@click.option(
+    "--no-credentials",
+    is_flag=True,
+    help="Listen beyond this machine although everybody who can connect may take and revoke leases.",
+)
+@guarantee_option
+def serve(
+    store: str,
+    listen: tuple[str, int] | None,
+    socket: str | None,
+    cert: str | None,
+    key: str | None,
+    no_credentials: bool,
+    guarantee: str,
+) -> None:
+    """Serve the leases of an authority over HTTP.
+
+    Several instances may serve the same store: their clients go from one to another. /openapi.json has all requests.
+    SIGTERM stops it: waiters are sent on, and no lease is lost.
+
+    \b
+    Example:
+      fenced serve --store sqlite:////var/lib/fenced/leases.db
+      fenced run nightly-report --authority http://127.0.0.1:8700 -- ./report.sh
+    """
+    try:
+        from fenced.service.server import ListenOptions, is_loopback
+        from fenced.service.server import serve as serve_until_stopped
+    except ImportError as error:
+        raise Misconfigured(
+            f"fenced serve needs more packages ({error}): pip install 'fenced[service]'"
+        ) from error
+    if (cert is None) != (key is None):
+        raise click.UsageError("--cert and --key go together")
+    if listen is None and socket is None:
+        listen = ("127.0.0.1", PORT)
+    if listen is not None and not is_loopback(listen[0]) and not no_credentials:
+        raise Misconfigured(
+            f"{listen[0]} can be reached from other machines, and without credentials everybody there could take and "
+            "revoke leases: listen on 127.0.0.1 or --socket, or say --no-credentials"
+        )
+    certificate = (cert, key) if cert and key else None
+    serve_until_stopped(
+        lambda runtime, namespace: registry.authority(store, runtime, namespace),
+        ListenOptions(listen, socket, certificate),
+        complain,
+        best_effort=guarantee == "best-effort",
+    )

@@ -1,0 +1,1 @@
+"""`fenced serve`: any authority behind HTTP, for programs in any language. docs/service.md describes it."""

@@ -1,0 +1,134 @@
+"""Answers of an authority as bodies, and the status that goes with each."""
+
+from __future__ import annotations
+
+from fenced import __version__
+from fenced.contracts import Authority
+from fenced.model import (
+    NAMES_MAX,
+    Ask,
+    AskAnswer,
+    Busy,
+    Ended,
+    Gone,
+    Granted,
+    HeldBy,
+    Holder,
+    Kept,
+    NameView,
+    ReleaseAnswer,
+    Released,
+    RenewAnswer,
+    Stamp,
+    Standing,
+    Unknown,
+    Waiting,
+    grant_id,
+)
+from fenced.service import bodies
+from fenced.service.bodies import (
+    Answer,
+    BusyAnswer,
+    EndedAnswer,
+    GoneAnswer,
+    GrantedAnswer,
+    HeldByView,
+    HolderView,
+    KeptAnswer,
+    NameBody,
+    ReleasedAnswer,
+    SchemaView,
+    StandingBody,
+    TraitView,
+    UnknownAnswer,
+    WaiterView,
+    WaitingAnswer,
+)
+
+STATUS: dict[type[Answer], int] = {
+    GrantedAnswer: 200,
+    WaitingAnswer: 202,
+    BusyAnswer: 409,
+    EndedAnswer: 410,
+    ReleasedAnswer: 200,
+    GoneAnswer: 404,
+}
+
+
+def _holder(holder: Holder) -> HolderView:
+    return HolderView(holder.id, holder.label, holder.host, holder.pid)
+
+
+def _held_by(held: HeldBy | None) -> HeldByView | None:
+    if held is None:
+        return None
+    return HeldByView(_holder(held.holder), held.token, held.grant, held.remaining)
+
+
+def waiting(answer: Waiting) -> WaitingAnswer:
+    return WaitingAnswer(max(0.0, answer.check_in), answer.ahead, _held_by(answer.held_by))
+
+
+def asked(ask: Ask, answer: AskAnswer, realm: str) -> Answer:
+    match answer:
+        case Granted():
+            stamp = Stamp(realm, ask.names, answer.token, None, grant_id(ask.secret))
+            return GrantedAnswer(answer.token, answer.remaining, answer.ttl, str(stamp))
+        case Waiting():
+            return waiting(answer)
+        case Busy():
+            return BusyAnswer(answer.ahead, _held_by(answer.held_by))
+        case Ended():
+            return EndedAnswer(answer.reason)
+
+
+def renewed(answer: RenewAnswer) -> Answer:
+    match answer:
+        case Kept():
+            return KeptAnswer(answer.remaining)
+        case Waiting():
+            return waiting(answer)
+        case Ended():
+            return EndedAnswer(answer.reason)
+        case Gone():
+            return GoneAnswer()
+        case Unknown():
+            return UnknownAnswer(answer.why)
+
+
+def ended(answer: ReleaseAnswer) -> Answer:
+    match answer:
+        case Released():
+            return ReleasedAnswer()
+        case Ended():
+            return EndedAnswer(answer.reason)
+        case Gone():
+            return GoneAnswer()
+
+
+def name_body(view: NameView) -> NameBody:
+    return NameBody(
+        view.name,
+        _held_by(view.held_by),
+        list(view.names),
+        view.ttl,
+        view.free_in,
+        [WaiterView(_holder(each.holder), list(each.names), each.remaining) for each in view.waiters],
+    )
+
+
+def standing_body(namespace: str, authority: Authority, standing: Standing) -> StandingBody:
+    stored = standing.schema
+    return StandingBody(
+        namespace=namespace,
+        realm=standing.realm,
+        last_token=standing.last_token,
+        guarantee="best-effort" if standing.doubts else "strict",
+        doubts=list(standing.doubts),
+        warnings=list(standing.warnings),
+        schema=None if stored is None else SchemaView(stored.version, stored.readable_by, stored.release),
+        traits=[TraitView(trait.key, trait.sentence) for trait in authority.traits],
+        store=authority.url,
+        version=__version__,
+        limits={"names": NAMES_MAX, "renewals": bodies.RENEWALS_MAX, "batch": bodies.BATCH_MAX},
+    )

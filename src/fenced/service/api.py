@@ -1,0 +1,354 @@
+"""The API of one instance: requests to calls of an authority, and its answers to responses. docs/service.md."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fenced.errors import FencedError, Misuse, Unavailable
+from fenced.model import Ask, Holder, check_names, grant_id
+from fenced.runtime import clocks
+from fenced.runtime.aio import AioRuntime
+from fenced.service import answers, openapi
+from fenced.service.bodies import (
+    Answer,
+    AskBody,
+    BatchAnswers,
+    BatchBody,
+    BatchItem,
+    FailedAnswer,
+    FloorAnswer,
+    FloorBody,
+    ForceReleaseBody,
+    MintedBody,
+    NameBody,
+    NamesBody,
+    NamespaceBody,
+    ProblemView,
+    ReleaseBody,
+    RenewBody,
+    RenewedAnswers,
+    StandingBody,
+    TidyAnswer,
+    WaitingAnswer,
+    WithdrawBody,
+)
+from fenced.service.held import HeldAnswer, held_seconds
+from fenced.service.metrics import Metrics
+from fenced.service.namespaces import MakeAuthority, ServedNamespace, ServedNamespaces
+from fenced.service.routes import ROUTES, ApiRoute
+from fenced.wire.problems import Problem, plain_problem, problem
+
+BODY_BYTES_MAX = 65_536
+LARGE_BODY_BYTES_MAX = 2**20
+"""Of a batch, and of a renewal of thousands of leases."""
+BODY_SECONDS = 10.0
+PAGE_MAX = 1000
+RUNNING_MAX = 10_000
+"""How many requests may be under way, held ones included."""
+READY_SECONDS = 2.0
+
+log = logging.getLogger("fenced.service")
+
+
+class AnyText(Convertor[str]):
+    """The rest of a path, also with line feeds, which Starlette's own `path` does not match."""
+
+    regex = "(?s:.+)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("text", AnyText())
+
+
+class Call(NamedTuple):
+    """One request: its namespace, its decoded body, and the rest."""
+
+    request: Request
+    body: Any
+    namespace: str
+    realm: str
+
+
+class Api:
+    """One instance. Everything that it remembers may be lost: the store decides."""
+
+    def __init__(self, make: MakeAuthority) -> None:
+        self.namespaces = ServedNamespaces(make)
+        self.numbers = Metrics()
+        self.stopping = False
+        self._random = AioRuntime()
+        self._running = 0
+        self._openapi = msgspec.json.encode(openapi.document())
+        by_path: dict[str, dict[str, ApiRoute]] = {}
+        for route in ROUTES:
+            by_path.setdefault(route.path, {})[route.method] = route
+        self.app = Starlette(
+            routes=[
+                Route(path.replace("{name}", "{name:text}"), self._endpoint(routes), methods=list(routes))
+                for path, routes in sorted(by_path.items(), key=lambda item: -len(item[0]))
+            ],
+            exception_handlers={HTTPException: _not_found, Exception: _bug},
+        )
+
+    def send_on(self) -> None:
+        """This instance stops: answer the held requests, and hold no more."""
+        self.stopping = True
+        self.namespaces.send_on()
+
+    async def close(self) -> None:
+        await self.namespaces.close()
+        self._random.close()
+
+    # Requests.
+
+    def _endpoint(self, routes: dict[str, ApiRoute]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            route = routes["GET" if request.method == "HEAD" else request.method]
+            self._running += 1
+            try:
+                response = await self._respond(route, request)
+            except FencedError as error:
+                response = self._failed(problem(error))
+            finally:
+                self._running -= 1
+            self.numbers.count("fenced_requests_total", route=route.path, status=str(response.status_code))
+            return response
+
+        return endpoint
+
+    async def _respond(self, route: ApiRoute, request: Request) -> Response:
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return self._failed(refusal)
+        body = None
+        if route.body is not None:
+            limit = LARGE_BODY_BYTES_MAX if route.body in (BatchBody, RenewBody) else BODY_BYTES_MAX
+            data = await _read(request, limit)
+            if isinstance(data, Problem):
+                return self._failed(data)
+            try:
+                body = msgspec.json.decode(data, type=route.body)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise Misuse(f"the body of this request is not as it should be: {error}") from None
+        query = request.query_params
+        call = Call(request, body, query.get("namespace", "default"), query.get("realm", ""))
+        answer = await getattr(self, route.handler)(call)
+        return answer if isinstance(answer, Response) else self._answered(answer)
+
+    def _refusal(self, request: Request) -> Problem | None:
+        """Why this request is not looked at."""
+        if self._running > RUNNING_MAX:
+            return problem(Unavailable("too many requests are under way; nothing happened"))
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            # A page of another site could send requests to a service on this machine.
+            return _plain(
+                403, "The request comes from a page of another site", "only its own page may use it"
+            )
+        return None
+
+    def _answered(self, answer: msgspec.Struct) -> Response:
+        status, headers = 200, {}
+        if isinstance(answer, Answer):
+            status = answers.STATUS[type(answer)]
+            self.numbers.count("fenced_answers_total", answer=str(answer.__struct_config__.tag))
+            if status == 409:
+                headers = {"retry-after": "1"}
+        return Response(msgspec.json.encode(answer), status, headers, "application/json")
+
+    def _failed(self, found: Problem) -> Response:
+        kind = str(msgspec.json.decode(found.body)["type"]).rpartition(":")[2]
+        self.numbers.count("fenced_errors_total", type=kind)
+        return _response(found)
+
+    # Leases.
+
+    async def look(self, call: Call) -> StandingBody:
+        namespace, standing = await self.namespaces.opened(call.namespace, create=False)
+        return answers.standing_body(namespace.name, namespace.leases, standing)
+
+    async def create(self, call: Call) -> StandingBody:
+        body: NamespaceBody = call.body
+        namespace, standing = await self.namespaces.opened(body.namespace, create=True)
+        return answers.standing_body(namespace.name, namespace.leases, standing)
+
+    async def _namespace(self, call: Call) -> ServedNamespace:
+        return await self.namespaces.get(call.namespace, call.realm)
+
+    def _ask_of(self, body: AskBody) -> Ask:
+        # A constant id would tie the leases of different clients together.
+        who = Holder(
+            body.holder.id or self._random.secret(), body.holder.label, body.holder.host, body.holder.pid
+        )
+        return Ask(body.attempt, check_names(body.names), body.ttl, who, body.wait, body.lock_delay)
+
+    async def _ask(self, namespace: ServedNamespace, ask: Ask) -> Answer:
+        began = clocks.now()
+        answer = answers.asked(ask, await namespace.leases.ask(ask), namespace.realm)
+        if answers.STATUS[type(answer)] == 200:
+            self.numbers.granted(clocks.now() - began)
+        return answer
+
+    async def ask(self, call: Call) -> Answer | Response:
+        namespace, ask = await self._namespace(call), self._ask_of(call.body)
+        seconds = held_seconds(call.request, call.body)
+        if not ask.wait or seconds <= 0 or self.stopping:
+            return await self._ask(namespace, ask)
+        namespace.listen()
+        held = namespace.held.add(grant_id(ask.secret))  # before it asks, so that it misses no wake-up
+        try:
+            answer = await self._ask(namespace, ask)
+        except BaseException:
+            held.close()
+            raise
+        if not isinstance(answer, WaitingAnswer):
+            held.close()
+            return answer
+        self.numbers.count("fenced_answers_total", answer="waiting")
+        if self.stopping:  # since it was looked at
+            held.wake(False)
+        return HeldAnswer(answer, held, seconds, call.request)
+
+    async def renew(self, call: Call) -> RenewedAnswers:
+        body: RenewBody = call.body
+        namespace = await self._namespace(call)
+        until = clocks.now() + body.timeout
+        return RenewedAnswers(
+            [answers.renewed(each) for each in await namespace.leases.renew(body.attempts, until)]  # type: ignore[misc]
+        )
+
+    async def release(self, call: Call) -> Answer:
+        body: ReleaseBody = call.body
+        leases = (await self._namespace(call)).leases
+        return answers.ended(await leases.release(body.attempt, keep=body.keep))
+
+    async def withdraw(self, call: Call) -> Answer:
+        body: WithdrawBody = call.body
+        leases = (await self._namespace(call)).leases
+        return answers.ended(await leases.withdraw(body.attempt))
+
+    async def batch(self, call: Call) -> BatchAnswers:
+        body: BatchBody = call.body
+        namespace = await self._namespace(call)
+        return BatchAnswers(list(await asyncio.gather(*(self._one(namespace, item) for item in body.do))))  # type: ignore[arg-type]
+
+    async def _one(self, namespace: ServedNamespace, item: BatchItem) -> Answer:
+        leases = namespace.leases
+        try:
+            match item:
+                case BatchItem(ask=AskBody() as ask, renew=None, release=None, withdraw=None):
+                    return await self._ask(namespace, self._ask_of(ask))
+                case BatchItem(ask=None, renew=str(attempt), release=None, withdraw=None):
+                    return answers.renewed((await leases.renew([attempt]))[0])
+                case BatchItem(ask=None, renew=None, release=ReleaseBody() as release, withdraw=None):
+                    return answers.ended(await leases.release(release.attempt, keep=release.keep))
+                case BatchItem(ask=None, renew=None, release=None, withdraw=WithdrawBody() as withdraw):
+                    return answers.ended(await leases.withdraw(withdraw.attempt))
+            raise Misuse("an item of a batch is one of ask, renew, release, withdraw")
+        except FencedError as error:
+            return FailedAnswer(msgspec.json.decode(problem(error).body, type=ProblemView))
+
+    # Operating.
+
+    async def survey(self, call: Call) -> NamesBody:
+        after, limit = call.request.query_params.get("after", ""), call.request.query_params.get("limit")
+        if limit is not None and not (
+            limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= PAGE_MAX
+        ):
+            raise Misuse(f"limit is a number from 1 to {PAGE_MAX}")
+        looker = await (await self._namespace(call)).looker()
+        views = await looker.survey(after=after, limit=int(limit or PAGE_MAX))
+        return NamesBody([answers.name_body(view) for view in views])
+
+    async def observe(self, call: Call) -> NameBody:
+        looker = await (await self._namespace(call)).looker()
+        return answers.name_body(await looker.observe(call.request.path_params["name"]))
+
+    async def force_release(self, call: Call) -> MintedBody:
+        body: ForceReleaseBody = call.body
+        leases = (await self._namespace(call)).leases
+        return MintedBody(await leases.force_release(call.request.path_params["name"], body.token))
+
+    async def raise_floor(self, call: Call) -> FloorAnswer:
+        body: FloorBody = call.body
+        return FloorAnswer(await (await self._namespace(call)).leases.raise_floor(body.above))
+
+    async def tidy(self, call: Call) -> TidyAnswer:
+        looker = await (await self._namespace(call)).looker()
+        return TidyAnswer(await looker.tidy())
+
+    async def health(self, call: Call) -> Response:
+        return Response("alive\n", media_type="text/plain")
+
+    async def ready(self, call: Call) -> Response:
+        """Not while it stops, so that a balancer sends no new requests; and not while the store does not answer."""
+        if self.stopping:
+            return Response("not ready: this instance stops\n", 503, media_type="text/plain")
+        looker = await (await self.namespaces.get("default")).looker()
+        await looker.open(create=False, until=clocks.now() + READY_SECONDS)
+        return Response("ready\n", media_type="text/plain")
+
+    async def metrics(self, call: Call) -> Response:
+        text = self.numbers.text(self.namespaces.held)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, call: Call) -> Response:
+        return Response(self._openapi, media_type="application/json")
+
+
+async def _read(request: Request, limit: int) -> bytes | Problem:
+    """The body, if it is not too long and arrives in time."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    return _plain(413, "The body is too long", f"at most {limit} bytes")
+    except TimeoutError:
+        return _plain(408, "The body did not arrive in time", f"it has {BODY_SECONDS:g} seconds")
+    return bytes(body)
+
+
+def _plain(status: int, title: str, detail: str) -> Problem:
+    retry = "later" if status in (408, 429) else "no"
+    return plain_problem(
+        status, {"type": "about:blank", "title": title, "status": status, "detail": detail, "retry": retry}
+    )
+
+
+def _response(found: Problem) -> Response:
+    return Response(found.body, found.status, dict(found.headers))
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    response = _response(
+        _plain(error.status_code, error.detail, "/openapi.json has all paths and their methods")
+    )
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """An error that nothing expected. Its outcome is unknown to the client, as with every 500."""
+    log.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
+    return _response(_plain(500, "Internal Server Error", "this is a bug of fenced; its log says more"))

@@ -1,0 +1,175 @@
+"""The namespaces of one instance: for each of them the authority objects, and the requests that are held."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from fenced.contracts import Authority, Runtime
+from fenced.errors import FencedError, Misconfigured, Unavailable
+from fenced.model import Standing, check_name
+from fenced.runtime.aio import AioRuntime
+
+NAMESPACES_MAX = 256
+LISTEN_SECONDS = 30.0
+RETRY_SECONDS = 1.0
+CLOSE_SECONDS = 5.0
+
+MakeAuthority = Callable[[Runtime, str], Authority]
+"""An authority object of the store, for a runtime and a namespace, not yet opened."""
+
+
+class HeldRequest:
+    """A request that is answered later. `turn` has a result as soon as it should be answered."""
+
+    def __init__(self, held: HeldRequests, public: str) -> None:
+        self.turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._held = held
+        self._public = public
+
+    def wake(self, turn: bool) -> None:
+        if not self.turn.done():
+            self.turn.set_result(turn)
+
+    def close(self) -> None:
+        self._held.remove(self._public, self)
+
+
+class HeldRequests:
+    """The held requests of a namespace by the public id of their attempt. Used in the loop's thread only."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, set[HeldRequest]] = {}
+        self.count = 0
+
+    def add(self, public: str) -> HeldRequest:
+        """To be called before the attempt asks, so that no wake-up is missed."""
+        made = HeldRequest(self, public)
+        self._requests.setdefault(public, set()).add(made)
+        self.count += 1
+        return made
+
+    def remove(self, public: str, request: HeldRequest) -> None:
+        requests = self._requests.get(public, set())
+        if request in requests:
+            requests.discard(request)
+            self.count -= 1
+            if not requests:
+                del self._requests[public]
+
+    def wake(self, public: str) -> None:
+        for request in self._requests.get(public, ()):
+            request.wake(True)
+
+    def send_on(self) -> None:
+        """Answer all of them: this instance stops, and their clients ask another one."""
+        for requests in self._requests.values():
+            for request in requests:
+                request.wake(False)
+
+
+class ServedNamespace:
+    """One namespace. Two authority objects, because a survey would delay the grants that share its thread."""
+
+    def __init__(self, make: MakeAuthority, name: str) -> None:
+        self.name = name
+        self.realm = ""
+        self.held = HeldRequests()
+        self._runtimes = (AioRuntime(), AioRuntime())
+        self.leases, self.looking = (make(runtime, name) for runtime in self._runtimes)
+        self._opening = asyncio.Lock()
+        self._looks = False
+        self._listener: asyncio.Task[None] | None = None
+        self._closing = False
+
+    async def open(self, *, create: bool) -> Standing:
+        async with self._opening:  # an authority object is opened by one caller at a time
+            standing = await self.leases.open(create=create)
+        self.realm = standing.realm
+        return standing
+
+    async def looker(self) -> Authority:
+        """The authority object for surveys."""
+        if not self._looks:
+            async with self._opening:
+                await self.looking.open(create=False)
+            self._looks = True
+        return self.looking
+
+    def listen(self) -> None:
+        """Receive wake-ups from now on. Called before the first attempt waits."""
+        if self._listener is None:
+            self._listener = asyncio.create_task(self._listen(), name=f"wake-ups of {self.name}")
+
+    async def _listen(self) -> None:
+        """Always listens, also while nothing is held: some authorities collect wake-ups until somebody takes them."""
+        runtime = self._runtimes[0]
+        while not self._closing:
+            try:
+                for public in await self.leases.next_wakeups(runtime.now() + LISTEN_SECONDS):
+                    self.held.wake(public)
+            except FencedError:
+                # A wake-up is a hint: without it the waiters ask when `check_in` has passed.
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def close(self) -> None:
+        self._closing = True
+        self.held.send_on()
+        if self._listener is not None:
+            self.leases.interrupt()
+            await asyncio.wait([self._listener], timeout=CLOSE_SECONDS)
+            self._listener.cancel()
+        for authority, runtime in zip((self.leases, self.looking), self._runtimes, strict=True):
+            with contextlib.suppress(FencedError):
+                await authority.close()
+            runtime.close()
+
+
+class ServedNamespaces:
+    """The namespaces that clients have used. Each is opened by its first request."""
+
+    def __init__(self, make: MakeAuthority) -> None:
+        self._make = make
+        self._open: dict[str, ServedNamespace] = {}
+        self._making = asyncio.Lock()
+
+    @property
+    def held(self) -> int:
+        return sum(namespace.held.count for namespace in self._open.values())
+
+    async def get(self, name: str, realm: str = "") -> ServedNamespace:
+        """A namespace that exists. `realm` is the one that the client began with; "": it does not say."""
+        found = self._open.get(name) or (await self.opened(name, create=False))[0]
+        if realm and realm != found.realm:
+            raise Misconfigured(
+                f"this instance has another store than the one that the client began with (realm {found.realm}, "
+                f"not {realm}): all instances behind one address must have the same store"
+            )
+        return found
+
+    async def opened(self, name: str, *, create: bool) -> tuple[ServedNamespace, Standing]:
+        """A namespace, and what its store says about itself now."""
+        check_name(name)
+        if name not in self._open and len(self._open) >= NAMESPACES_MAX:
+            raise Unavailable(f"this instance serves {NAMESPACES_MAX} namespaces already; use another one")
+        if (found := self._open.get(name)) is not None:
+            return found, await found.open(create=create)
+        async with self._making:  # two first requests must not make two sets of authority objects
+            found = self._open.get(name) or ServedNamespace(self._make, name)
+            try:
+                standing = await found.open(create=create)
+            except BaseException:
+                if name not in self._open:
+                    await found.close()
+                raise
+            self._open[name] = found
+        return found, standing
+
+    def send_on(self) -> None:
+        for namespace in self._open.values():
+            namespace.held.send_on()
+
+    async def close(self) -> None:
+        while self._open:
+            await self._open.popitem()[1].close()

@@ -1,0 +1,85 @@
+"""The OpenAPI 3.1 document, made from the table of routes and the classes of the bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fenced import __version__
+from fenced.service import bodies
+from fenced.service.routes import ROUTES, ApiRoute
+from fenced.wire.problems import PROBLEM_MEDIA_TYPE
+
+_REF = "#/components/schemas/{name}"
+_PARAMETERS: dict[str, dict[str, Any]] = {
+    "namespace": {"schema": {"type": "string", "default": "default"}},
+    "realm": {
+        "schema": {"type": "string"},
+        "description": "The realm that the client began with. An instance with another store refuses the request.",
+    },
+    "after": {"schema": {"type": "string", "default": ""}, "description": "List what comes after this name."},
+    "limit": {"schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 1000}},
+}
+_PREFER = {
+    "name": "Prefer",
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "`wait=S`: answer a waiter when it is worth asking again, or after S seconds.",
+}
+
+
+def document() -> dict[str, Any]:
+    used = {bodies.ProblemView: None, bodies.Turn: None}
+    for route in ROUTES:
+        used |= dict.fromkeys(kind for kind in (route.body, *route.answers.values()) if kind is not None)
+    kinds = list(used)
+    references, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    schema_of = dict(zip(kinds, references, strict=True))
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "fenced", "version": __version__, "description": "Leases with fencing tokens."},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"bearer": []}],
+    }
+
+
+def _operation(route: ApiRoute, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "query", **_PARAMETERS[name]} for name in route.parameters
+    ]
+    if "{name}" in route.path:
+        parameters.append({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}})
+    if route.handler == "ask":
+        parameters.append(_PREFER)
+    problem = {"content": {PROBLEM_MEDIA_TYPE: {"schema": schema_of[bodies.ProblemView]}}}
+    responses: dict[str, Any] = {
+        str(status): {"description": _described(kind), **_content(kind, schema_of)}
+        for status, kind in route.answers.items()
+    }
+    responses["default"] = {"description": "A problem document (RFC 9457).", **problem}
+    operation: dict[str, Any] = {
+        "operationId": route.handler,
+        "summary": route.summary,
+        "parameters": parameters,
+        "responses": responses,
+    }
+    if route.body is not None:
+        content = {"application/json": {"schema": schema_of[route.body]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _described(kind: Any) -> str:
+    return (kind.__doc__ or kind.__name__).partition("\n")[0] if kind is not None else "OK"
+
+
+def _content(kind: Any, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    return {} if kind is None else {"content": {"application/json": {"schema": schema_of[kind]}}}

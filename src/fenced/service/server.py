@@ -1,0 +1,162 @@
+"""One instance as a process: uvicorn, the sockets that it listens on, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import uvicorn
+
+from fenced.errors import Misconfigured
+from fenced.service.api import Api
+from fenced.service.namespaces import MakeAuthority
+
+KEEP_ALIVE_SECONDS = 75
+STOP_SECONDS = 10
+SOCKET_MODE = 0o660
+
+
+@dataclass(frozen=True)
+class ListenOptions:
+    """Where an instance listens."""
+
+    address: tuple[str, int] | None = None
+    socket: str | None = None
+    """The path of a Unix socket; the owner and the group of its file may connect."""
+    certificate: tuple[str, str] | None = None
+    """The files of a chain of certificates and of its key, for TLS on the address."""
+
+
+def is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+class LeaseServer(uvicorn.Server):
+    """uvicorn, which answers the requests that are held as soon as it is asked to stop.
+
+    Without that it would wait for them, and then answer 500.
+    """
+
+    def __init__(self, api: Api, options: ListenOptions) -> None:
+        chain, key = options.certificate or (None, None)
+        super().__init__(
+            uvicorn.Config(
+                api.app,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=STOP_SECONDS,
+                ssl_certfile=chain,
+                ssl_keyfile=key,
+            )
+        )
+        self.api = api
+
+    def stop(self) -> None:
+        """Answer what is held, accept nothing more, and end when the requests under way are answered."""
+        self.force_exit = self.should_exit  # the second time it does not wait for them
+        self.should_exit = True
+        self.api.send_on()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop by a signal, with status 0. uvicorn itself would end by the same signal after the stop."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().serve(sockets)
+        finally:
+            await self.api.close()
+
+
+def serve(
+    make: MakeAuthority, options: ListenOptions, say: Callable[[str], None], *, best_effort: bool = False
+) -> None:
+    """Run an instance until it gets SIGTERM or SIGINT."""
+    api = Api(make)
+    server = LeaseServer(api, options)
+
+    async def run() -> None:
+        namespace, standing = await api.namespaces.opened("default", create=True)
+        where = namespace.leases.url
+        if standing.doubts and not best_effort:
+            await api.close()
+            raise Misconfigured(
+                f"{where} cannot promise that tokens never repeat: {'; '.join(standing.doubts)}. "
+                "Change that, or accept it: --guarantee best-effort"
+            )
+        sockets = listening(options)
+        guarantee = "best-effort" if standing.doubts else "strict"
+        say(f"listening on {' and '.join(_shown(options, sockets))}, in front of {where} ({guarantee})")
+        await server.serve(sockets)
+
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(run())
+
+
+def _shown(options: ListenOptions, sockets: list[socket.socket]) -> list[str]:
+    shown = []
+    if options.address is not None:
+        host, port = sockets[0].getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        shown.append(f"{'https' if options.certificate else 'http'}://{host}:{port}")
+    if options.socket is not None:
+        shown.append(f"fenced+unix://{os.path.abspath(options.socket)}")
+    return shown
+
+
+def listening(options: ListenOptions) -> list[socket.socket]:
+    """The sockets of these options, bound. Misconfigured if that is not possible."""
+    made: list[socket.socket] = []
+    try:
+        if options.address is not None:
+            host, port = options.address
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            made.append(socket.socket(family, socket.SOCK_STREAM))
+            made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made[-1].bind((host, port))
+        if options.socket is not None:
+            _remove_stale(options.socket)
+            made.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            made[-1].bind(options.socket)
+            os.chmod(options.socket, SOCKET_MODE)
+    except OSError as error:
+        for each in made:
+            each.close()
+        raise Misconfigured(f"cannot listen: {error}") from error
+    return made
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket file of an instance that has ended. One that still listens keeps it: binding then fails."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)

@@ -1,0 +1,228 @@
+"""One connection to an instance of a service: a request out, its response in, at most until a deadline.
+
+The pool decides whether a request may be sent again. `InstanceRoute` says which instance is next.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fenced.contracts import ByteStream, Endpoint, Runtime, SocketLike
+from fenced.errors import FencedError, Misconfigured, Unavailable
+from fenced.runtime.sockets import CLOSED, NOT_NOW, READ_BYTES
+from fenced.wire import http1
+from fenced.wire.pool import ConnectionBroken
+from fenced.wire.service.address import ServiceAddress
+
+REPLY_BYTES_MAX = 2**26
+"""A survey of many names with long queues is the largest reply."""
+LINES_MEDIA_TYPE = "application/x-ndjson"
+
+
+class HttpReply(NamedTuple):
+    """A response. `body` is its first line if `parked` holds the connection on which the rest arrives."""
+
+    status: int
+    media_type: str
+    body: bytes
+    parked: Parked | None = None
+
+
+class InstanceRoute:
+    """The instances of a service. New connections lead to one of them, until it fails."""
+
+    def __init__(self, address: ServiceAddress, runtime: Runtime) -> None:
+        self._address = address
+        self._runtime = runtime
+        # Clients begin at different instances, so that each instance gets a share of them.
+        self._current = int(runtime.random() * len(address.endpoints))
+
+    async def connect(self, until: float) -> tuple[SocketLike, Endpoint, str]:
+        """A connected link to the first instance that accepts, its endpoint and its host header.
+
+        Each instance gets an equal share of the time left, so that a silent one does not use up the time of the others.
+        """
+        count = len(self._address.endpoints)
+        for tries in range(count, 0, -1):
+            endpoint, host = self._address.endpoints[self._current % count]
+            now = self._runtime.now()
+            try:
+                link = await self._runtime.connect(
+                    endpoint, now + (until - now) / tries, self._address.context
+                )
+            except OSError as error:
+                self.failed(endpoint)
+                if tries == 1:
+                    raise _unreachable(error, self._address.url) from error
+            else:
+                return link, endpoint, host
+        raise AssertionError  # the last try returns or raises
+
+    def failed(self, endpoint: Endpoint) -> None:
+        """An instance did not answer: connect to the next one."""
+        count = len(self._address.endpoints)
+        if self._address.endpoints[self._current % count][0] == endpoint:
+            self._current = (self._current + 1) % count
+
+
+def _unreachable(error: OSError, where: str) -> FencedError:
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return Misconfigured(
+            f"{where}: its certificate is not trusted; name its CA with ssl_ca_certs: {error}"
+        )
+    return Unavailable(f"{where}: cannot connect: {error}")
+
+
+class HttpWire:
+    """Takes one request at a time. If its connection was lost, it reconnects before the next request."""
+
+    def __init__(self, address: ServiceAddress, route: InstanceRoute, runtime: Runtime) -> None:
+        self._address = address
+        self._where = address.url
+        self._route = route
+        self._runtime = runtime
+        self._stream: ByteStream | None = None
+        self._reader = http1.HttpReader("responses")
+        self._endpoint: Endpoint = ""
+        self._headers: list[tuple[str, str]] = []
+
+    async def connect(self, until: float) -> ByteStream:
+        """Connect. Unavailable or Misconfigured if that fails; then no request was sent."""
+        self.close()
+        self._headers = self._credentials()
+        link, self._endpoint, host = await self._route.connect(until)
+        self._headers.append(("host", host))
+        self._reader = http1.HttpReader("responses", body_max=REPLY_BYTES_MAX)
+        self._stream = stream = self._runtime.stream(link)
+        return stream
+
+    def _credentials(self) -> list[tuple[str, str]]:
+        """The bearer token, read for each new connection: it can be rotated without a restart."""
+        path = self._address.bearer_file
+        if path is None:
+            return []
+        try:
+            with open(path, encoding="ascii") as file:
+                return [("authorization", f"Bearer {file.read().strip()}")]
+        except (OSError, ValueError) as error:
+            raise Misconfigured(f"{self._where}: bearer_file: {error}") from error
+
+    async def exchange(
+        self, method: str, target: str, body: bytes, until: float, *, held: float = 0.0, once: bool = False
+    ) -> HttpReply:
+        """Send a request and return its response.
+
+        `held`: how many seconds the service may hold back the second line of a response in lines; then the reply has
+        its first line, and the connection on which the rest arrives. `once`: the request must not be repeated, so an
+        idle connection that the instance has closed is replaced before it is sent.
+        """
+        if once:
+            self._close_if_ended()
+        stream = self._stream or await self.connect(until)
+        headers = [*self._headers, ("content-type", "application/json")] if body else self._headers
+        if held:
+            headers = [*headers, ("accept", LINES_MEDIA_TYPE), ("prefer", f"wait={held:g}")]
+        request = http1.request(method, self._address.base + target, headers, body)
+        try:
+            self._reader.expect(method)
+            await stream.send(request, until)
+            return await self._response(stream, until, held)
+        except (OSError, ValueError) as error:  # no response in time, connection closed, or another protocol
+            self._route.failed(self._endpoint)
+            raise ConnectionBroken(f"{self._where}: {error}") from error
+
+    async def _response(self, stream: ByteStream, until: float, held: float) -> HttpReply:
+        head = await self._event(stream, until)
+        while isinstance(head, http1.ResponseHead) and head.status < 200:
+            head = await self._event(stream, until)
+        if not isinstance(head, http1.ResponseHead):
+            raise http1.MalformedHttp("a body without a head")
+        types = [value for name, value in head.headers if name == "content-type"]
+        media_type = types[0].partition(";")[0].strip().lower() if types else ""
+        body = b""
+        while not isinstance(event := await self._event(stream, until), http1.EndOfMessage):
+            assert isinstance(event, bytes)
+            body += event
+            if media_type == LINES_MEDIA_TYPE and b"\n" in body:
+                line, _, rest = body.partition(b"\n")
+                return HttpReply(head.status, media_type, line, self._park(stream, rest, held))
+        if not head.keep_alive:
+            self.close()
+        return HttpReply(head.status, media_type, body)
+
+    async def _event(self, stream: ByteStream, until: float) -> http1.Event:
+        while (event := self._reader.next()) is None:
+            self._reader.feed(await stream.receive(until))
+        return event
+
+    def _park(self, stream: ByteStream, rest: bytes, held: float) -> Parked:
+        """Hand the connection over: this wire connects again for its next request."""
+        self._stream = None
+        self._reader.feed(stream.detach())
+        return Parked(stream, self._reader, rest, self._runtime.now() + held)
+
+    def _close_if_ended(self) -> None:
+        if self._stream is not None:
+            try:
+                ended = bool(self._stream.read_available())  # bytes that nobody asked for
+            except OSError:
+                ended = True
+            if ended:
+                self.close()
+
+    def close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def interrupt(self) -> None:
+        """Shut the socket down: a thread that waits for it wakes and finds it closed. Safe from any thread."""
+        if (stream := self._stream) is not None:
+            stream.interrupt()
+
+
+class Parked:
+    """A connection whose response is not complete: its second line says that it is time to ask again."""
+
+    def __init__(self, stream: ByteStream, reader: http1.HttpReader, rest: bytes, until: float) -> None:
+        self.link = stream.link
+        self.until = until
+        """When the instance sends the second line at the latest."""
+        self._stream = stream
+        self._reader = reader
+        self._rest = rest
+        self._broken = False
+        self.over = False
+        """Nothing more arrives."""
+
+    @property
+    def turn(self) -> bool:
+        """Whether to ask again, once it is over. An instance that held nothing back sends no second line."""
+        return self._broken or bool(self._rest.strip())
+
+    def read(self) -> None:
+        """Take what has arrived. Never waits."""
+        try:
+            while not self._complete():
+                try:
+                    data = self.link.recv(READ_BYTES)
+                except NOT_NOW:
+                    return
+                if not data:
+                    raise OSError(CLOSED)
+                self._reader.feed(data)
+        except (OSError, ValueError):
+            self._broken = True
+        self.over = True
+
+    def _complete(self) -> bool:
+        """Whether the response has ended, as far as it was read."""
+        while (event := self._reader.next()) is not None:
+            if isinstance(event, http1.EndOfMessage):
+                return True
+            assert isinstance(event, bytes)
+            self._rest += event
+        return False
+
+    def close(self) -> None:
+        self._stream.close()
