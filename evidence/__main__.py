@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fenced
-from evidence import authority_storms, guard_holders, message_storm, power_cut, server_cut
+from evidence import authority_storms, guard_holders, ledger, message_storm, power_cut, server_cut
 from fenced.testing.servers import (
     DynamoServer,
     EtcdServer,
@@ -39,7 +39,14 @@ ETCD_DEFAULTS = {"heartbeat-interval": "100", "election-timeout": "1000"}
 ZOOKEEPER_DEFAULTS = {"tickTime": "2000", "minSessionTimeout": "4000"}
 """The storms run with the shortest ttls of servers as they are shipped; those of the tests are shorter."""
 STORM_SIZE = ("--holders", "6", "--names", "3")
-WORLDS = {"memory": 6_000, "redis": 1_500, "redis-cluster": 500, "etcd": 1_500, "zookeeper": 500}
+WORLDS = {
+    "memory": 6_000,
+    "ledger": 1_000,
+    "redis": 1_500,
+    "redis-cluster": 500,
+    "etcd": 1_500,
+    "zookeeper": 500,
+}
 """How many seeds of each authority; they begin behind those of `make test`."""
 
 
@@ -162,6 +169,7 @@ def bench() -> dict[str, Any]:
 FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "power_cut": lambda _: power_cut.run(),
     "server_cut": lambda _: server_cut.run(),
+    "ledger": lambda _: ledger.run(),
     "storms": lambda _: storms(),
     "authority_storms": on_authorities,
     "guard_storms": lambda _: guard_storms(),

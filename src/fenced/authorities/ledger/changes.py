@@ -19,6 +19,9 @@ from fenced.authorities.shared.rows import NS, AttemptRow
 Change = list[Any]
 """The number of a namespace, a verb and its arguments, all of them values that JSON has."""
 
+ROWS = 100
+"""How many attempts a snapshot has in one change."""
+_STATE, _HOLDER = AttemptRow._fields.index("state"), AttemptRow._fields.index("holder")
 _IDLE = int(timing.REMEMBER_SECONDS_MIN * NS)
 
 
@@ -149,11 +152,12 @@ class RecordedRows(MemoryRows):
         for _ in range(min(2, len(self._holders))):
             holder = self._holders.popleft()
             known = self.counted[holder]
-            # Attempts that were deleted by their age.
-            over = [number for number, public in known.attempts.items() if public not in self._attempts]
-            for number in over:
-                del known.attempts[number]
-            if known.seen + _IDLE <= now and not known.attempts:
+            idle = known.seen + _IDLE <= now
+            # Attempts that were deleted by their age. While the holder asks, a few at a time keep up with it.
+            for number, public in list(itertools.islice(known.attempts.items(), None if idle else 2)):
+                if public not in self._attempts:
+                    del known.attempts[number]
+            if idle and not known.attempts:
                 del self.counted[holder]
                 self._record("silent", holder)
             else:
@@ -165,8 +169,9 @@ class RecordedRows(MemoryRows):
         """Apply a recorded change. Nothing is recorded."""
         match verb:
             case "put":
-                row = AttemptRow(*arguments)
-                self._put(row._replace(state=intern(row.state), holder=intern(row.holder)))
+                self._put(AttemptRow(*arguments))
+            case "rows":
+                self._put_all(arguments[0])
             case "token":
                 self.token = arguments[0]
             case "take":
@@ -197,6 +202,15 @@ class RecordedRows(MemoryRows):
             case _:
                 raise ValueError(f"unknown change {verb!r}")
 
+    def _put_all(self, rows: list[list[Any]]) -> None:
+        """Most of a restart is spent here: a snapshot may have a million of them."""
+        attempts, sweep = self._attempts, self._sweep
+        for fields in rows:
+            fields[_STATE], fields[_HOLDER] = intern(fields[_STATE]), intern(fields[_HOLDER])
+            row = AttemptRow._make(fields)
+            attempts[row.id] = row
+            sweep.append(row.id)
+
     def _resettle(self, holder: str, settled: int, seen: int, attempts: list[tuple[int, str]]) -> None:
         known = self.counted[holder] = Counted()
         known.settled, known.seen, known.attempts = settled, seen, dict(attempts)
@@ -213,7 +227,7 @@ class RecordedRows(MemoryRows):
         names = {public: self._attempts[public].names_json for _, public in waiting}
         return itertools.chain(
             [[number, "namespace", self.name, self.realm], [number, "token", self.token]],
-            ([number, "put", *row] for row in attempts),
+            ([number, "rows", attempts[at : at + ROWS]] for at in range(0, len(attempts), ROWS)),
             ([number, "claim", *claim] for claim in claims),
             ([number, "enqueue", public, ticket, names[public]] for ticket, public in waiting),
             [[number, "ticket", self.ticket]],  # after the queues: the last waiter may have left

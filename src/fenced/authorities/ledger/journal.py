@@ -7,6 +7,7 @@ dies. The snapshot is a text file beside it, which is written under another name
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -28,8 +29,8 @@ from fenced.schema import Schema, check_readable
 
 APPLICATION_ID = 0x46454E4C  # "FENL"
 SCHEMA_VERSION = 1
-PART = 500
-"""How many changes a snapshot has in one line."""
+PART = 5
+"""How many changes a snapshot has in one line. The interpreter runs nothing else while a line is encoded."""
 TRIM_ROWS = 200
 """How many batches are deleted in one transaction: the batches of callers come between two of them."""
 
@@ -197,17 +198,16 @@ class FileJournal:
         text = _text(batch.changes)
         with self._using:  # the other thread holds it for the deletion of a few rows
             self._check_files()
-            self._commit("INSERT INTO journal VALUES (?, ?, ?)", (batch.number, batch.now, text))
+            with self._transaction() as db:  # a single statement is a transaction of its own
+                db.execute("INSERT INTO journal VALUES (?, ?, ?)", (batch.number, batch.now, text))
 
-    def _commit(self, *statements: object) -> None:
-        """Run the statements with their parameters in one transaction. `forking` delays a fork until its end."""
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """`forking` delays a fork until its end."""
         db = self._opened()
         forking.enter()
         try:
-            db.execute("BEGIN IMMEDIATE")
-            for statement, parameters in zip(statements[::2], statements[1::2], strict=True):
-                db.execute(str(statement), parameters)  # type: ignore[arg-type]
-            db.execute("COMMIT")
+            yield db
         except sqlite3.Error as error:
             if db.in_transaction:
                 db.execute("ROLLBACK")
@@ -247,9 +247,11 @@ class FileJournal:
             (trimmed,) = self._opened().execute("SELECT trimmed FROM ledger").fetchone()
             last = min(number, trimmed + TRIM_ROWS)
             if last > trimmed:
-                self._commit(
-                    "UPDATE ledger SET trimmed = ?", (last,), "DELETE FROM journal WHERE number <= ?", (last,)
-                )
+                with self._transaction() as db:
+                    db.execute("BEGIN IMMEDIATE")
+                    db.execute("UPDATE ledger SET trimmed = ?", (last,))
+                    db.execute("DELETE FROM journal WHERE number <= ?", (last,))
+                    db.execute("COMMIT")
         return bool(last < number)
 
     # Closing.
