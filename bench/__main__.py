@@ -23,6 +23,7 @@ from fenced.testing.servers import MissingProgram
 
 GROUPS = {
     "leases": "bench.leases",
+    "ledger": "bench.ledger",
     "handover": "bench.handover",
     "renewal": "bench.renewal",
     "guards": "bench.guards",

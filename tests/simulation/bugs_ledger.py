@@ -41,14 +41,6 @@ class GoesOnAfterAFailedWrite(Ledger):
             self._refusal, self.written = None, self._next - 1
 
 
-class SnapshotIsAhead(Ledger):
-    """A snapshot claims to have the batch after it: a restart skips that one."""
-
-    def _copied(self) -> tuple[int, int, Iterator[Change]]:
-        number, now, changes = super()._copied()
-        return number + 1, now, changes
-
-
 class SnapshotForgetsTheCounter(Ledger):
     """A snapshot has the attempts, but not the last token."""
 
@@ -57,8 +49,20 @@ class SnapshotForgetsTheCounter(Ledger):
         return number, now, (change for change in changes if change[1] != "token")
 
 
+class SettledIsForgotten(RecordedRows):
+    """What a holder has settled is forgotten, and a late copy of its ask is granted again."""
+
+    def is_settled(self, holder: str, number: int) -> bool:
+        return False
+
+
 def with_ledger(bug: type[Ledger]) -> type[Site]:
     return with_backend(bug, type(bug.__name__, (LedgerBackend,), {"ledger_type": bug}))
+
+
+def with_rows(bug: type[RecordedRows]) -> type[Site]:
+    ledger = type(bug.__name__, (Ledger,), {"rows_type": bug, "__doc__": bug.__doc__})
+    return with_ledger(ledger)
 
 
 PLANTED: list[type[Site]] = [
@@ -67,6 +71,6 @@ PLANTED: list[type[Site]] = [
     ),
     with_ledger(AnsweredBeforeTheSync),
     with_ledger(GoesOnAfterAFailedWrite),
-    with_ledger(SnapshotIsAhead),
     with_ledger(SnapshotForgetsTheCounter),
+    with_rows(SettledIsForgotten),
 ]

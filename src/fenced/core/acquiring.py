@@ -18,6 +18,7 @@ from typing import assert_never
 from fenced import events, timing
 from fenced.contracts import Authority, Runtime
 from fenced.core.callbacks import call_user_callback
+from fenced.core.counting import AttemptCounter
 from fenced.core.holding import GrantState, State
 from fenced.core.keeping import Keeper
 from fenced.core.settling import GivenUp, Settler
@@ -108,7 +109,8 @@ class LeaseEngine:
         self.holder = holder
         self._observed = emit is not None
         self.emit = functools.partial(call_user_callback, emit) if emit is not None else _ignore
-        self.settler = Settler(authority, runtime)
+        self._counter = AttemptCounter(runtime)
+        self.settler = Settler(authority, runtime, self._counter.over)
         self.keeper = Keeper(authority, runtime, self.emit, self.settler)
         self.listener = Listener(authority, runtime)
         self.closed = False
@@ -193,7 +195,18 @@ class LeaseEngine:
     async def _attempt(self, request: LeaseRequest, until: float, realm: str) -> GrantState | None:
         """Run one attempt until it is granted. None: it ended without a usable grant, and a new attempt is due."""
         wait = request.wait is None or request.wait > 0
-        ask = Ask(self.runtime.secret(), request.names, request.ttl, self.holder, wait, request.lock_delay)
+        secret = self.runtime.secret()
+        number, over = self._counter.begin(secret, request.ttl)
+        ask = Ask(
+            secret,
+            request.names,
+            request.ttl,
+            self.holder,
+            wait,
+            request.lock_delay,
+            number=number,
+            settled=over,
+        )
         entry: QueueEntry | None = None
         settled = False  # True after Busy: it is final and leaves no state behind, so nothing is withdrawn
         try:
@@ -211,6 +224,7 @@ class LeaseEngine:
                         settled = True
                         raise _not_granted(request, held_by, ahead)
                     case Ended("expired" | "revoked"):
+                        self._counter.over(secret)
                         return None  # paused for too long and lost its place: join the queue again at its end
                     case Ended(reason):
                         raise InvariantBroken(f"a live attempt came back as {reason}")
@@ -224,9 +238,9 @@ class LeaseEngine:
         except GeneratorExit:
             raise  # collected, not cancelled: a finalizer sends nothing, and the attempt expires
         except BaseException as error:
-            if not settled and not (
-                entry is None and isinstance(error, Unavailable | Misconfigured | Misuse)
-            ):
+            if settled or (entry is None and isinstance(error, Unavailable | Misconfigured | Misuse)):
+                self._counter.over(secret)
+            else:
                 silent = isinstance(error, Unavailable | Indeterminate)
                 await self._withdraw(ask.secret, ask.ttl, until, at_once=not silent)
             raise

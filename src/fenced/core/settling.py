@@ -9,6 +9,7 @@ no renewal.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from fenced import timing
 from fenced.contracts import Authority, Runtime, Task
@@ -34,8 +35,10 @@ class GivenUp:
 class Settler:
     """Records attempts that were given up. Its loop runs only while a withdrawal has to be retried."""
 
-    def __init__(self, authority: Authority, runtime: Runtime) -> None:
+    def __init__(self, authority: Authority, runtime: Runtime, over: Callable[[str], None]) -> None:
+        """`over` is called with the secret of each attempt that the authority has ended."""
         self._authority = authority
+        self._over = over
         self._runtime = runtime
         self._given_up: dict[str, GivenUp] = {}
         self._kick = runtime.wakeup()
@@ -63,6 +66,7 @@ class Settler:
     def settled(self, given_up: GivenUp) -> None:
         """Delete the record: the authority has answered."""
         self._given_up.pop(given_up.secret, None)
+        self._over(given_up.secret)
 
     def retry_now(self, given_up: GivenUp) -> None:
         """Let the loop retry until the authority answers or the attempt has expired: the caller got no answer."""

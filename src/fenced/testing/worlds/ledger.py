@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,16 +28,19 @@ class SimulatedDisk:
 
     def __init__(self) -> None:
         self.fails = False
-        self._batches: dict[int, Batch] = {}
-        self._snapshot: list[Batch] = []
+        self._batches: dict[int, str] = {}
+        self._snapshot: tuple[int, str] = (0, "")
 
     def open(self, create: bool) -> None:
         self.fails = False
 
     def read(self) -> Iterator[Batch]:
-        yield from self._snapshot
-        last = self._snapshot[0].number if self._snapshot else 0
-        yield from (batch for number, batch in sorted(self._batches.items()) if number > last)
+        last, text = self._snapshot
+        if text:
+            yield Batch(*json.loads(text))
+        for number, text in sorted(self._batches.items()):
+            if number > last:
+                yield Batch(*json.loads(text))
 
     def clock_ahead(self, clock: int, last: int) -> int:
         return 0
@@ -44,10 +48,10 @@ class SimulatedDisk:
     def append(self, batch: Batch) -> None:
         if self.fails:
             raise Unavailable("the disk failed")
-        self._batches[batch.number] = batch
+        self._batches[batch.number] = json.dumps(batch)
 
     def save(self, number: int, now: int, changes: Iterable[Change]) -> None:
-        self._snapshot = [Batch(number, now, list(changes))]
+        self._snapshot = (number, json.dumps([number, now, list(changes)]))
 
     def trim(self, number: int) -> bool:
         for each in [each for each in self._batches if each <= number]:

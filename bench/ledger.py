@@ -1,0 +1,96 @@
+"""Pairs a second in one process: the ledger against the SQLite authority, one caller and 64, and in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.figures import Figure
+from bench.interleaved import Effort
+from fenced import registry
+from fenced.model import Ask, Granted, Holder, Release
+from fenced.runtime.aio import AioRuntime
+
+TASKS = 64
+ROUNDS = 5
+SECONDS = 0.6
+AGAINST = "the SQLite authority"
+
+Pairs = Callable[[Any, AioRuntime, int], Awaitable[int]]
+"""Makes pairs as one of many tasks, until the time is over; returns how many."""
+
+
+def run(folder: Path, effort: Effort) -> Iterator[Figure]:
+    rounds = max(2, effort.of(ROUNDS))
+    one = asyncio.run(_compare(folder, rounds, 1))
+    many = asyncio.run(_compare(folder, rounds, TASKS))
+    yield _figure("ledger_1", "1 task", one["ledger"], one["sqlite"])
+    yield _figure("ledger_64", f"{TASKS} tasks", many["ledger"], many["sqlite"])
+    yield _figure("ledger_batch", f"batches of {TASKS} operations", many["batch"], many["sqlite"])
+
+
+def _figure(key: str, what: str, ours: float, theirs: float) -> Figure:
+    detail = f"{ours:,.0f} against {theirs:,.0f} pairs a second of {AGAINST}"
+    return Figure(
+        key, f"durable grants and releases, {what}", ours / theirs, "x", detail=detail, direction="at least"
+    )
+
+
+async def _compare(folder: Path, rounds: int, tasks: int) -> dict[str, float]:
+    """The medians of pairs a second. The authorities take turns, so that all of them meet the same machine."""
+    runtime = AioRuntime()
+    found: dict[str, list[float]] = {"sqlite": [], "ledger": [], "batch": []}
+    sqlite = registry.authority(f"sqlite:///{folder}/leases-{tasks}.db", runtime)
+    ledger = registry.authority(f"ledger:///{folder}/ledger-{tasks}.db", runtime)
+    for authority in (sqlite, ledger):
+        await authority.open()
+    for _ in range(rounds):
+        found["sqlite"].append(await _rate(sqlite, runtime, _singly, tasks))
+        found["ledger"].append(await _rate(ledger, runtime, _singly, tasks))
+        found["batch"].append(await _rate(ledger, runtime, _in_batches, 2))
+    for authority in (sqlite, ledger):
+        await authority.close()
+    runtime.close()
+    return {name: sorted(rates)[len(rates) // 2] for name, rates in found.items()}
+
+
+async def _rate(authority: Any, runtime: AioRuntime, pairs: Pairs, tasks: int) -> float:
+    began = time.perf_counter()
+    counts = await asyncio.gather(*(pairs(authority, runtime, task) for task in range(tasks)))
+    return sum(counts) / (time.perf_counter() - began)
+
+
+def _asks(runtime: AioRuntime, task: int) -> Iterator[Ask]:
+    """Attempts of one holder, each settled when the next one but one batch is asked."""
+    holder = Holder(runtime.secret(), "bench", "host", 1)
+    for number in itertools.count(1):
+        name = f"name/{task}/{number % TASKS}"
+        yield Ask(runtime.secret(), (name,), 30.0, holder, number=number, settled=max(0, number - 2 * TASKS))
+
+
+async def _singly(authority: Any, runtime: AioRuntime, task: int) -> int:
+    until = time.perf_counter() + SECONDS
+    for count, ask in enumerate(_asks(runtime, task)):
+        if time.perf_counter() >= until:
+            return count
+        answer = await authority.ask(ask)
+        assert isinstance(answer, Granted)
+        await authority.release(ask.secret)
+    raise AssertionError("asks do not end")
+
+
+async def _in_batches(authority: Any, runtime: AioRuntime, task: int) -> int:
+    """Each batch releases what the batch before it has been granted, and asks again."""
+    until, asks, count = time.perf_counter() + SECONDS, _asks(runtime, task), 0
+    held: list[Ask] = []
+    while time.perf_counter() < until:
+        new = list(itertools.islice(asks, TASKS // 2))
+        answers = await authority.many([*(Release(ask.secret) for ask in held), *new])
+        assert all(isinstance(answer, Granted) for answer in answers[len(held) :])
+        held, count = new, count + len(held)
+    await authority.many([Release(ask.secret) for ask in held])
+    return count + len(held)
