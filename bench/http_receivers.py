@@ -14,7 +14,7 @@ from bench.figures import Figure, ratio
 from bench.guards_postgresql import SETTINGS, plain
 from bench.interleaved import Effort, async_medians, medians
 from fenced import sql
-from fenced.http import STAMP_HEADER, Before, Receiver, WsgiBefore, atomic
+from fenced.http import STAMP_HEADER, Before, BeforeHandler, Receiver, WsgiBefore, atomic
 from fenced.http.receiving import SCOPE_KEY, read_request
 from fenced.model import Stamp
 from fenced.testing.servers import PostgresqlServer
@@ -61,6 +61,9 @@ async def _bare(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+async def _numbered(request: Any, number: int) -> None: ...
+
+
 async def _asgi(effort: Effort) -> list[Figure]:
     sent = [0]
 
@@ -83,13 +86,20 @@ async def _asgi(effort: Effort) -> list[Figure]:
 
     # Each measurement also makes its requests, whatever the app, so this is not part of the difference.
     scopes = scopes_of()
-    apps = [_bare, Receiver(_bare), Before(_bare, store="memory:bench", names=PATHS)]
-    bare, receiver, before = await async_medians(
+    handler = BeforeHandler("memory:handler-bench")("orders/{number}")(_numbered)
+
+    async def decorated(scope: Any, receive: Any, send: Any) -> None:
+        await handler(scope, 42)
+        await _bare(scope, receive, send)
+
+    apps = [_bare, Receiver(_bare), Before(_bare, store="memory:bench", names=PATHS), Receiver(decorated)]
+    bare, receiver, before, single = await async_medians(
         *(batch(app) for app in apps), rounds=effort.of(ROUNDS), warm_up=100
     )
     return [
         _added("http_receiver", "a request through Receiver: the stamp is read", receiver, bare, None),
         _added("http_before", "a request through Before, with a store in memory", before, bare, 20.0),
+        _added("http_before_handler", "the same for Receiver and BeforeHandler", single, bare, 20.0),
     ]
 
 

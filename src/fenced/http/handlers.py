@@ -63,41 +63,32 @@ class BeforeHandler:
 
     def __call__(self, *names: str) -> Callable[[F], F]:
         """A decorator for the handler of requests about these names."""
-        if not names or not all(isinstance(name, str) and _is_template(name) for name in names):
-            raise Misuse(f"the names of a handler are templates such as 'orders/{{id}}', not {shown(names)}")
+        if not names:
+            raise Misuse("a decorated handler needs the name that it is about, such as 'orders/{id}'")
         if self._rule != "retry" and len(names) != 1:
             raise Misuse(f"rule {self._rule} takes one name for each request, not {len(names)}")
-        return functools.partial(self._around, names)
+        return functools.partial(self._around, tuple(_Template(name) for name in names))
 
-    def _around(self, names: tuple[str, ...], handler: F) -> F:
+    def _around(self, templates: tuple[_Template, ...], handler: F) -> F:
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
             raise Misuse(
                 "a generator runs after the decorator has ended: use the middleware fenced.http.Before"
             )
-        signature = inspect.signature(handler)
-
-        def look(*args: Any, **kwargs: Any) -> _Read:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            given = (*args, *kwargs.values()) if self._request is None else (self._request,)
-            return received_by(*given), _named(names, given, {**bound.arguments, **kwargs})
-
+        reader = _CallReader(handler, templates, self._request)
         around = self._around_coroutine if inspect.iscoroutinefunction(handler) else self._around_function
-        return cast("F", functools.update_wrapper(around(handler, look), handler))
+        return cast("F", functools.update_wrapper(around(handler, reader), handler))
 
-    def _around_coroutine(
-        self, handler: Callable[..., Any], look: Callable[..., _Read]
-    ) -> Callable[..., Any]:
+    def _around_coroutine(self, handler: Callable[..., Any], reader: _CallReader) -> Callable[..., Any]:
         doorway = self._async_doorway()
 
         async def judged(*args: Any, **kwargs: Any) -> Any:
-            read = look(*args, **kwargs)
+            read = reader.read(args, kwargs)
             door = doorway.current() or await doorway.open()
             return await _judge(door, read, lambda: handler(*args, **kwargs))
 
         return judged
 
-    def _around_function(self, handler: Callable[..., Any], look: Callable[..., _Read]) -> Callable[..., Any]:
+    def _around_function(self, handler: Callable[..., Any], reader: _CallReader) -> Callable[..., Any]:
         doorway = self._blocking_doorway()
 
         def judged(*args: Any, **kwargs: Any) -> Any:
@@ -109,7 +100,7 @@ class BeforeHandler:
                     )
                 return response
 
-            read = look(*args, **kwargs)
+            read = reader.read(args, kwargs)
             return step(_judge(doorway.door or doorway.open(), read, run))
 
         return judged
@@ -129,41 +120,57 @@ class BeforeHandler:
         return self._doorway
 
 
-class _NoSegmentError(Exception):
-    """The value of a field is not one segment of a name."""
+class _Template:
+    """The template of a name: `valves/{id}`, or `valves/{valve.id}` for an attribute of an argument."""
+
+    def __init__(self, text: object) -> None:
+        try:
+            parts = [] if not isinstance(text, str) else list(string.Formatter().parse(text))
+        except ValueError:
+            parts = []
+        if not parts or any(field == "" for _, field, _, _ in parts):  # {} has no name
+            raise Misuse(f"the name for a handler is a template such as 'orders/{{id}}', not {shown(text)}")
+        self.text = str(text)
+        self._slashes = sum(literal.count("/") for literal, _, _, _ in parts)
+
+    def filled(self, fields: dict[str, Any]) -> str | None:
+        """The name; None if a value contains a slash: two things could have the same name."""
+        try:
+            name = self.text.format_map(fields)
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise Misuse(
+                f"the name {shown(self.text)} has a field that the handler does not get: {shown(error)}"
+            ) from None
+        return name if name.count("/") == self._slashes else None
 
 
-class _Filling(string.Formatter):
-    def format_field(self, value: Any, format_spec: str) -> str:
-        text: str = super().format_field(value, format_spec)
-        if value is None or not text or "/" in text:  # with a slash, two templates could give the same name
-            raise _NoSegmentError
-        return text
+class _CallReader:
+    """Reads the calls of one handler: what the request carries, and its names."""
 
+    def __init__(self, handler: Callable[..., Any], templates: tuple[_Template, ...], request: Any) -> None:
+        parameters = inspect.signature(handler).parameters.values()
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self._positional = [one.name for one in parameters if one.kind in positional]
+        self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+        self._templates = templates
+        self._request = request
 
-def _is_template(text: str) -> bool:
-    try:
-        return all(name != "" for _, name, _, _ in string.Formatter().parse(text))  # {} has no name
-    except ValueError:
-        return False
-
-
-def _named(
-    templates: tuple[str, ...], given: tuple[Any, ...], arguments: dict[str, Any]
-) -> tuple[str, ...] | None:
-    """The names of a request, from the arguments of its handler and, in Starlette, the parameters of the path."""
-    fields: dict[str, Any] = {}
-    for value in given:
-        fields.update(getattr(value, "path_params", None) or {})
-    fields.update(arguments)
-    try:
-        return checked(tuple(_Filling().vformat(template, (), fields) for template in templates))
-    except _NoSegmentError:
-        return None
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise Misuse(
-            f"a name in {shown(templates)} has a field that the handler does not get: {shown(error)}"
-        ) from None
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Read:
+        given = (*args, *kwargs.values()) if self._request is None else (self._request,)
+        fields = dict(self._defaults)
+        for value in given:
+            if path_params := getattr(value, "path_params", None):  # in Starlette
+                fields.update(path_params)
+        fields.update(zip(self._positional, args, strict=False))
+        fields.update(kwargs)
+        names: list[str] = []
+        for template in self._templates:
+            name = template.filled(fields)
+            if name is None:
+                return received_by(*given), None
+            if name not in names:
+                names.append(name)
+        return received_by(*given), checked(tuple(names))
 
 
 async def _judge(door: Door, read: _Read, run: Callable[[], Awaitable[Any]]) -> Any:

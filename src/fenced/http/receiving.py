@@ -131,8 +131,8 @@ def received_by(*candidates: Any) -> Received:
     `request.scope`, Flask has `request.environ`, Django has `request.META`.
     """
     for candidate in candidates:
-        places = (candidate, *(getattr(candidate, name, None) for name in ("scope", "environ", "META")))
-        for place in places:
+        for attribute in (None, "scope", "environ", "META"):
+            place = getattr(candidate, attribute, None) if attribute else candidate
             found = place.get(SCOPE_KEY) if isinstance(place, Mapping) else None
             if isinstance(found, Received):
                 return found
