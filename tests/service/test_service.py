@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import os
@@ -24,7 +25,7 @@ from click.testing import CliRunner
 import fenced
 from fenced.authorities.service.authority import ServiceAuthority
 from fenced.cli.serve import serve
-from fenced.errors import Misconfigured, Misuse, Unavailable
+from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.model import Granted, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.service.bodies import ProblemView
@@ -251,24 +252,93 @@ def test_another_store_is_noticed(tmp_path: Path, server: ServiceServer) -> None
 
 
 def test_tls_and_a_second_address(tmp_path: Path) -> None:
-    """The client verifies the certificate, and goes on at the next address when one does not answer."""
+    """Both sides verify the certificate of the other; the client goes on at the next address if one does not answer."""
     folder = tmp_path / "tls"
-    make_certificates(folder)
+    make_certificates(folder, clients=("app",))
     files = ("--cert", str(folder / "server.crt"), "--key", str(folder / "server.key"))
-    with ServiceServer(options=files) as server:
+    with ServiceServer(options=(*files, "--client-ca", str(folder / "ca.crt"))) as server:
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))  # and does not listen
             hosts = f"127.0.0.1:{nobody.getsockname()[1]},127.0.0.1:{server.port}"
+            trusted = f"https://{hosts}?ssl_ca_certs={folder}/ca.crt"
+            own = f"&ssl_certfile={folder}/app.crt&ssl_keyfile={folder}/app.key"
             with (
-                fenced.Client(f"https://{hosts}?ssl_ca_certs={folder}/ca.crt") as client,
+                fenced.Client(trusted + own) as client,
                 client.hold("orders") as lease,
             ):
                 assert lease.token == 1
+            with pytest.raises((Unavailable, Indeterminate)), fenced.Client(trusted) as client:
+                client.acquire("orders")
         with (
             pytest.raises(Misconfigured, match="not trusted"),
             fenced.Client(f"https://127.0.0.1:{server.port}") as client,
         ):
             client.acquire("orders")
+
+
+def test_tokens_have_scopes(tmp_path: Path) -> None:
+    """Only their hashes are in the file; SIGHUP reads it again; what operators do is in the audit."""
+    file, bearer, namespace = tmp_path / "tokens.toml", tmp_path / "bearer", "default"
+    entries = {
+        "cron": 'rights = ["lease"]\nnames = ["nightly"]',
+        "page": 'rights = ["observe"]\nnames = ["nightly"]',
+        "ops": 'rights = ["observe", "operate", "lease"]\nnamespaces = ["default"]',
+    }
+
+    def write(*names: str) -> None:
+        file.write_text(
+            "".join(
+                f'[[token]]\nid = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n{entries[name]}\n'
+                for name in names
+            )
+        )
+
+    write(*entries)
+    with ServiceServer(options=("--tokens", str(file))) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+
+        def call(who: str, method: str, path: str, body: object = None) -> Answer:
+            headers = {"Authorization": f"Bearer {who}"} if who else {}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            return Answer(connection.getresponse())
+
+        def ask(name: str) -> dict[str, object]:
+            return {"attempt": attempt(), "names": [name], "ttl": 600}
+
+        expected: list[tuple[str, str, str, object, int]] = [
+            ("", "POST", "/v1/leases", ask("nightly"), 401),
+            ("nobody", "POST", "/v1/leases", ask("nightly"), 401),
+            ("", "GET", "/healthz", None, 200),
+            ("cron", "POST", "/v1/leases", ask("nightly/1"), 200),
+            ("cron", "POST", "/v1/leases", ask("nightlyreport"), 403),
+            ("cron", "POST", "/v1/batch", {"do": [{"ask": ask("nightly")}, {"ask": ask("other")}]}, 403),
+            ("cron", "GET", "/v1/names", None, 403),
+            ("cron", "POST", "/v1/floor", {"above": 100}, 403),
+            ("ops", "POST", "/v1/leases", ask("other"), 200),
+            ("ops", "POST", "/v1/namespaces", {"namespace": "another"}, 403),
+            ("page", "GET", "/v1/names/other", None, 403),
+            ("page", "POST", "/v1/names/nightly/1/force-release", {"token": 1}, 403),
+            ("ops", "POST", "/v1/names/nightly/1/force-release", {"token": 1, "reason": "stuck"}, 200),
+        ]
+        for who, method, path, body, status in expected:
+            assert call(who, method, path, body).status == status, (who, path)
+        assert call("page", "GET", "/v1/names").fields == {"names": []}, "the other name is not shown"
+        assert [view["name"] for view in call("ops", "GET", "/v1/names").fields["names"]] == ["other"]
+        server.wait_until(lambda: "audit" in server.log.read_text(), "the audit is written")
+        (entry,) = re.findall(r"audit (\{.*\})", server.log.read_text())
+        assert {"by": "ops", "action": "force-release", "reason": "stuck"}.items() <= json.loads(
+            entry
+        ).items()
+
+        write("cron")
+        os.kill(server.pid, signal.SIGHUP)
+        server.wait_until(lambda: call("ops", "GET", "/v1").status == 401, "the file was read again")
+        bearer.write_text("cron\n")
+        with fenced.Client(f"{server.url()}?bearer_file={bearer}", namespace=namespace) as client:
+            assert client.acquire("nightly/2").token > 1
+            with pytest.raises(Misconfigured, match="403"):
+                client.acquire("other/2")
+        connection.close()
 
 
 def test_the_readmes_lines(server: ServiceServer, tmp_path: Path) -> None:

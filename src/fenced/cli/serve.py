@@ -30,6 +30,8 @@ PORT = 8700
 @click.option("--socket", metavar="PATH", help="Listen on this Unix socket; its owner and group may connect.")
 @click.option("--cert", metavar="FILE", help="Serve TLS with this chain of certificates.")
 @click.option("--key", metavar="FILE", help="The key of --cert.")
+@click.option("--client-ca", metavar="FILE", help="Admit only clients with a certificate of this CA.")
+@click.option("--tokens", metavar="FILE", help="Admit only clients with a bearer token of this file.")
 @click.option(
     "--no-credentials",
     is_flag=True,
@@ -42,13 +44,15 @@ def serve(
     socket: str | None,
     cert: str | None,
     key: str | None,
+    client_ca: str | None,
+    tokens: str | None,
     no_credentials: bool,
     guarantee: str,
 ) -> None:
     """Serve the leases of an authority over HTTP.
 
     Several instances may serve the same store: their clients go from one to another. /openapi.json has all requests.
-    SIGTERM stops it: waiters are sent on, and no lease is lost.
+    SIGTERM stops it: waiters are sent on, and no lease is lost. SIGHUP reads the tokens and the certificate again.
 
     \b
     Example:
@@ -64,17 +68,22 @@ def serve(
         ) from error
     if (cert is None) != (key is None):
         raise click.UsageError("--cert and --key go together")
+    if cert is not None and socket is not None:
+        raise click.UsageError("a Unix socket needs no TLS: serve it by a second instance, without --cert")
+    if client_ca is not None and cert is None:
+        raise click.UsageError("--client-ca needs --cert and --key")
     if listen is None and socket is None:
         listen = ("127.0.0.1", PORT)
-    if listen is not None and not is_loopback(listen[0]) and not no_credentials:
+    if not (listen is None or is_loopback(listen[0]) or tokens or client_ca or no_credentials):
         raise Misconfigured(
             f"{listen[0]} can be reached from other machines, and without credentials everybody there could take and "
-            "revoke leases: listen on 127.0.0.1 or --socket, or say --no-credentials"
+            "revoke leases: pass --tokens or --client-ca, or listen on 127.0.0.1 or --socket, or say --no-credentials"
         )
     certificate = (cert, key) if cert and key else None
     serve_until_stopped(
         lambda runtime, namespace: registry.authority(store, runtime, namespace),
-        ListenOptions(listen, socket, certificate),
+        ListenOptions(listen, socket, certificate, client_ca),
         complain,
         best_effort=guarantee == "best-effort",
+        tokens=tokens,
     )

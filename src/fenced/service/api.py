@@ -21,6 +21,7 @@ from fenced.model import Ask, Holder, check_names, grant_id
 from fenced.runtime import clocks
 from fenced.runtime.aio import AioRuntime
 from fenced.service import answers, openapi
+from fenced.service.access import EVERYBODY, Principal, TokenFile
 from fenced.service.bodies import (
     Answer,
     AskBody,
@@ -56,7 +57,9 @@ LARGE_BODY_BYTES_MAX = 2**20
 BODY_SECONDS = 10.0
 PAGE_MAX = 1000
 RUNNING_MAX = 10_000
-"""How many requests may be under way, held ones included."""
+"""How many requests may be under way, without those that are held."""
+HELD_MAX = 10_000
+"""How many may be held. More are answered at once, and ask again later."""
 READY_SECONDS = 2.0
 
 log = logging.getLogger("fenced.service")
@@ -84,13 +87,21 @@ class Call(NamedTuple):
     body: Any
     namespace: str
     realm: str
+    by: Principal
 
 
 class Api:
     """One instance. Everything that it remembers may be lost: the store decides."""
 
-    def __init__(self, make: MakeAuthority) -> None:
+    def __init__(
+        self,
+        make: MakeAuthority,
+        tokens: TokenFile | None = None,
+        audit: Callable[[dict[str, object]], None] | None = None,
+    ) -> None:
         self.namespaces = ServedNamespaces(make)
+        self.tokens = tokens
+        self._audit = audit or (lambda entry: log.info("%s", entry))
         self.numbers = Metrics()
         self.stopping = False
         self._random = AioRuntime()
@@ -137,6 +148,16 @@ class Api:
         refusal = self._refusal(request)
         if refusal is not None:
             return self._failed(refusal)
+        by = EVERYBODY
+        if self.tokens is not None and route.right is not None:
+            found = self.tokens.principal(request.headers.getlist("authorization"))
+            if found is None:
+                response = self._failed(
+                    _plain(401, "This needs a bearer token", "no token, or an unknown one")
+                )
+                response.headers["www-authenticate"] = "Bearer"
+                return response
+            by = found
         body = None
         if route.body is not None:
             limit = LARGE_BODY_BYTES_MAX if route.body in (BatchBody, RenewBody) else BODY_BYTES_MAX
@@ -148,7 +169,15 @@ class Api:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise Misuse(f"the body of this request is not as it should be: {error}") from None
         query = request.query_params
-        call = Call(request, body, query.get("namespace", "default"), query.get("realm", ""))
+        namespace = body.namespace if isinstance(body, NamespaceBody) else query.get("namespace", "default")
+        call = Call(request, body, namespace, query.get("realm", ""), by)
+        names = _names_of(call)
+        if route.handler in ("raise_floor", "tidy") and by.names is not None:
+            return self._failed(_plain(403, "This token does not allow that", "it concerns all names"))
+        if not by.may(route.right, namespace) or not by.may_use(names):
+            return self._failed(
+                _plain(403, "This token does not allow that", f"it needs {_shown(route, names)}")
+            )
         answer = await getattr(self, route.handler)(call)
         return answer if isinstance(answer, Response) else self._answered(answer)
 
@@ -185,8 +214,7 @@ class Api:
         return answers.standing_body(namespace.name, namespace.leases, standing)
 
     async def create(self, call: Call) -> StandingBody:
-        body: NamespaceBody = call.body
-        namespace, standing = await self.namespaces.opened(body.namespace, create=True)
+        namespace, standing = await self.namespaces.opened(call.namespace, create=True)
         return answers.standing_body(namespace.name, namespace.leases, standing)
 
     async def _namespace(self, call: Call) -> ServedNamespace:
@@ -209,7 +237,7 @@ class Api:
     async def ask(self, call: Call) -> Answer | Response:
         namespace, ask = await self._namespace(call), self._ask_of(call.body)
         seconds = held_seconds(call.request, call.body)
-        if not ask.wait or seconds <= 0 or self.stopping:
+        if not ask.wait or seconds <= 0 or self.stopping or self.namespaces.held >= HELD_MAX:
             return await self._ask(namespace, ask)
         namespace.listen()
         held = namespace.held.add(grant_id(ask.secret))  # before it asks, so that it misses no wake-up
@@ -275,7 +303,7 @@ class Api:
             raise Misuse(f"limit is a number from 1 to {PAGE_MAX}")
         looker = await (await self._namespace(call)).looker()
         views = await looker.survey(after=after, limit=int(limit or PAGE_MAX))
-        return NamesBody([answers.name_body(view) for view in views])
+        return NamesBody([answers.name_body(view) for view in views if call.by.may_use([view.name])])
 
     async def observe(self, call: Call) -> NameBody:
         looker = await (await self._namespace(call)).looker()
@@ -283,16 +311,35 @@ class Api:
 
     async def force_release(self, call: Call) -> MintedBody:
         body: ForceReleaseBody = call.body
-        leases = (await self._namespace(call)).leases
-        return MintedBody(await leases.force_release(call.request.path_params["name"], body.token))
+        name, leases = call.request.path_params["name"], (await self._namespace(call)).leases
+        minted = await leases.force_release(name, body.token)
+        self._note(call, "force-release", name=name, token=body.token, reason=body.reason, minted=minted)
+        return MintedBody(minted)
 
     async def raise_floor(self, call: Call) -> FloorAnswer:
         body: FloorBody = call.body
-        return FloorAnswer(await (await self._namespace(call)).leases.raise_floor(body.above))
+        floor = await (await self._namespace(call)).leases.raise_floor(body.above)
+        self._note(call, "raise-floor", above=body.above, floor=floor)
+        return FloorAnswer(floor)
 
     async def tidy(self, call: Call) -> TidyAnswer:
         looker = await (await self._namespace(call)).looker()
-        return TidyAnswer(await looker.tidy())
+        forgotten = await looker.tidy()
+        self._note(call, "tidy", forgotten=forgotten)
+        return TidyAnswer(forgotten)
+
+    def _note(self, call: Call, action: str, **what: object) -> None:
+        """What an operator has done, for the audit."""
+        peer = call.request.client
+        self._audit(
+            {
+                "action": action,
+                "by": call.by.id,
+                "from": peer.host if peer else "unix",
+                "namespace": call.namespace,
+                **what,
+            }
+        )
 
     async def health(self, call: Call) -> Response:
         return Response("alive\n", media_type="text/plain")
@@ -311,6 +358,19 @@ class Api:
 
     async def openapi(self, call: Call) -> Response:
         return Response(self._openapi, media_type="application/json")
+
+
+def _names_of(call: Call) -> list[str]:
+    """The names that a request is about. Renewals and releases have none: the attempt is their secret."""
+    names = [call.request.path_params["name"]] if "name" in call.request.path_params else []
+    asks = [call.body] if isinstance(call.body, AskBody) else []
+    if isinstance(call.body, BatchBody):
+        asks = [item.ask for item in call.body.do if item.ask is not None]
+    return names + [name for ask in asks for name in ask.names]
+
+
+def _shown(route: ApiRoute, names: list[str]) -> str:
+    return f"the right {route.right}, this namespace" + (" and all of these names" if names else "")
 
 
 async def _read(request: Request, limit: int) -> bytes | Problem:

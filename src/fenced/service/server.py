@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import json
+import logging
 import os
 import signal
 import socket
+import ssl
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import uvicorn
 
-from fenced.errors import Misconfigured
+from fenced.errors import FencedError, Misconfigured
+from fenced.service.access import TokenFile
 from fenced.service.api import Api
 from fenced.service.namespaces import MakeAuthority
 
 KEEP_ALIVE_SECONDS = 75
 STOP_SECONDS = 10
 SOCKET_MODE = 0o660
+
+log = logging.getLogger("fenced.service")
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,8 @@ class ListenOptions:
     """The path of a Unix socket; the owner and the group of its file may connect."""
     certificate: tuple[str, str] | None = None
     """The files of a chain of certificates and of its key, for TLS on the address."""
+    client_ca: str | None = None
+    """Only clients with a certificate of this CA may connect to the address."""
 
 
 def is_loopback(host: str) -> bool:
@@ -60,15 +69,28 @@ class LeaseServer(uvicorn.Server):
                 timeout_graceful_shutdown=STOP_SECONDS,
                 ssl_certfile=chain,
                 ssl_keyfile=key,
+                ssl_ca_certs=options.client_ca,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if options.client_ca else ssl.CERT_NONE,
             )
         )
         self.api = api
+        self._certificate = options.certificate
 
     def stop(self) -> None:
         """Answer what is held, accept nothing more, and end when the requests under way are answered."""
         self.force_exit = self.should_exit  # the second time it does not wait for them
         self.should_exit = True
         self.api.send_on()
+
+    def reload(self) -> None:
+        """Read the tokens and the certificate again. What cannot be used is not: the old ones stay."""
+        try:
+            if self.api.tokens is not None:
+                self.api.tokens.reload()
+            if self._certificate is not None and self.config.ssl is not None:
+                self.config.ssl.load_cert_chain(*self._certificate)
+        except (FencedError, OSError) as error:
+            log.error("after SIGHUP the old tokens or certificate stay: %s", error)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -79,10 +101,11 @@ class LeaseServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -93,10 +116,19 @@ class LeaseServer(uvicorn.Server):
 
 
 def serve(
-    make: MakeAuthority, options: ListenOptions, say: Callable[[str], None], *, best_effort: bool = False
+    make: MakeAuthority,
+    options: ListenOptions,
+    say: Callable[[str], None],
+    *,
+    best_effort: bool = False,
+    tokens: str | None = None,
 ) -> None:
-    """Run an instance until it gets SIGTERM or SIGINT."""
-    api = Api(make)
+    """Run an instance until it gets SIGTERM or SIGINT. `tokens` is the path of a file of bearer tokens."""
+
+    def audit(entry: dict[str, object]) -> None:
+        say("audit " + json.dumps({"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **entry}))
+
+    api = Api(make, None if tokens is None else TokenFile(tokens), audit)
     server = LeaseServer(api, options)
 
     async def run() -> None:

@@ -1,0 +1,79 @@
+"""Who may do what: bearer tokens with scopes, from a file that holds only their hashes.
+
+[[token]]
+id = "cron"                       # for the audit
+sha256 = "9f86d081884c7d65..."    # of the token: printf %s "$token" | sha256sum
+rights = ["lease", "observe"]     # or "operate"; lease alone can take and release leases
+names = ["nightly", "reports"]    # these names and those below them; left out: all
+namespaces = ["default"]          # left out: all
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from fenced.errors import Misconfigured
+from fenced.service.routes import Right
+
+
+class Principal(Struct, forbid_unknown_fields=True, frozen=True):
+    """A client that has shown a token."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=200)]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+    rights: Annotated[tuple[Right, ...], Meta(min_length=1)]
+    names: tuple[str, ...] | None = None
+    namespaces: tuple[str, ...] | None = None
+
+    def may(self, right: Right | None, namespace: str) -> bool:
+        return (right is None or right in self.rights) and (
+            self.namespaces is None or namespace in self.namespaces
+        )
+
+    def may_use(self, names: Iterable[str]) -> bool:
+        """Whether all of these names are among its own, or below one of them."""
+        if self.names is None:
+            return True
+        own = [prefix.rstrip("/") for prefix in self.names]
+        return all(any(name == each or name.startswith(f"{each}/") for each in own) for name in names)
+
+
+EVERYBODY = Principal("everybody", "0" * 64, ("lease", "observe", "operate"))
+"""Without a file of tokens: who can connect may do everything."""
+
+
+class _File(Struct, forbid_unknown_fields=True):
+    token: list[Principal]
+
+
+class TokenFile:
+    """The tokens of a file, found by their hashes: no comparison takes longer for a better guess."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._known: dict[str, Principal] = {}
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the file again. Misconfigured if it cannot be used; then the tokens stay as they were."""
+        try:
+            found = msgspec.convert(tomllib.loads(Path(self._path).read_text()), _File)
+        except (OSError, ValueError, msgspec.ValidationError) as error:
+            raise Misconfigured(f"{self._path}: {error}") from error
+        self._known = {principal.sha256: principal for principal in found.token}
+
+    def principal(self, authorization: Sequence[str]) -> Principal | None:
+        """Whose request this is, by its Authorization headers; None: nobody's that we know."""
+        if len(authorization) != 1:
+            return None
+        scheme, _, token = authorization[0].partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        return self._known.get(hashlib.sha256(token.strip().encode()).hexdigest())
