@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fenced.contracts import Authority, Runtime
-from fenced.errors import Indeterminate
+from fenced.errors import Indeterminate, Unavailable
 from fenced.testing.kit import asking
 
 DEADLINE = 0.2
@@ -19,6 +19,7 @@ LONG = 10.0
 """For how long a bad server goes on; whoever keeps its deadline is back long before."""
 
 PAUSE = DEADLINE / 4
+TRIES = 20
 
 
 @contextlib.contextmanager
@@ -72,7 +73,10 @@ async def takes(runtime: Runtime, call: Callable[[float], Coroutine[Any, Any, ob
 
 
 async def every_call_ends(authority: Authority, runtime: Runtime) -> None:
-    """Each call of the contract that takes a deadline keeps it, and ends in doubt."""
+    """Each call of the contract that takes a deadline keeps it, and ends in doubt.
+
+    On a busy machine the deadline may pass before anything was sent. Such a call says so, and is made again.
+    """
     calls: tuple[Callable[[float], Coroutine[Any, Any, object]], ...] = (
         lambda until: authority.open(until=until),
         lambda until: authority.ask(asking(runtime, "orders"), until),
@@ -81,4 +85,11 @@ async def every_call_ends(authority: Authority, runtime: Runtime) -> None:
         lambda until: authority.withdraw("0" * 32, until),
     )
     for call in calls:
-        assert await takes(runtime, call, Indeterminate) < LONG / 2
+        ended: list[Exception] = []
+        while not ended or (isinstance(ended[-1], Unavailable) and len(ended) < TRIES):
+            began = runtime.now()
+            with pytest.raises((Indeterminate, Unavailable)) as caught:
+                await call(began + DEADLINE)
+            assert runtime.now() - began < LONG / 2
+            ended.append(caught.value)
+        assert isinstance(ended[-1], Indeterminate), ended[-1]

@@ -120,7 +120,10 @@ def test_idle_waiters_ask_nothing_and_are_woken_at_once(redis_server: RedisServe
             for task in waiting:
                 task.cancel()
             await asyncio.wait(waiting)
-            assert (await other._authority.observe("orders")).waiters == ()
+            while (
+                await other._authority.observe("orders")
+            ).waiters:  # on a busy machine withdrawals are retried
+                await asyncio.sleep(0.05)
 
     with Proxy(redis_server.host, redis_server.port) as proxy:
         asyncio.run(story(proxy))
