@@ -130,7 +130,10 @@ def test_the_document_describes_what_is_served(caller: Callable[[], Caller]) -> 
 
 
 def test_a_batch_is_answered_one_by_one(caller: Callable[[], Caller]) -> None:
-    call = caller()
+    batch_is_answered_one_by_one(caller())
+
+
+def batch_is_answered_one_by_one(call: Caller) -> None:
     one, two, three = attempt(), attempt(), attempt()
     assert call("POST", "/v1/leases", call.ask(one, "a")).status == 200
     batch = [
@@ -167,7 +170,7 @@ def test_wrong_requests_are_problems(caller: Callable[[], Caller]) -> None:
         ("GET", "/v1/leases", None, 405),
         ("GET", "/v2", None, 404),
         ("GET", "/v1?realm=0123456789abcdef", None, 200),  # says which one it has
-        ("GET", "/v1/names?realm=0123456789abcdef", None, 500),
+        ("GET", "/v1/names?realm=0123456789abcdef", None, 421),
     ]
     for method, path, body, status in wrong:
         answer = call(method, path, body)
@@ -214,11 +217,13 @@ def test_a_held_answer_comes_with_the_turn(caller: Callable[[], Caller]) -> None
 def test_a_stop_sends_the_waiters_on(tmp_path: Path) -> None:
     """SIGTERM: what is held is answered at once, the status is 0, and the lease outlives the instance.
 
-    On a Unix socket, for its owner and its group.
+    On a Unix socket, for its owner and its group; and over the ledger, which carries a batch out in one write.
     """
     path = tmp_path / "leases.sock"
-    with ServiceServer(options=("--socket", str(path))) as server:
+    with ServiceServer(store=f"ledger://{tmp_path}/ledger", options=("--socket", str(path))) as server:
         assert path.stat().st_mode & 0o777 == 0o660
+        with contextlib.closing(Caller(server.port)) as caller:
+            batch_is_answered_one_by_one(caller)
         runtime = BlockingRuntime()
         door = ServiceAuthority(service_address(f"fenced+unix://{path}"), runtime)
         step(door.open())

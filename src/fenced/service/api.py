@@ -16,8 +16,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fenced.errors import FencedError, Misuse, Unavailable
-from fenced.model import Ask, Holder, check_names, grant_id
+from fenced.authorities.shared.rules import NoNamespace
+from fenced.contracts import Authority
+from fenced.errors import FencedError, InvariantBroken, Misuse, Unavailable
+from fenced.model import (
+    Ask,
+    BatchOperation,
+    Busy,
+    Ended,
+    Gone,
+    Granted,
+    Holder,
+    Kept,
+    Release,
+    Released,
+    Renewal,
+    Unknown,
+    Waiting,
+    Withdrawal,
+    check_names,
+    grant_id,
+)
+from fenced.model import BatchAnswer as BatchResult
 from fenced.runtime import clocks
 from fenced.runtime.aio import AioRuntime
 from fenced.service import answers, openapi
@@ -47,7 +67,7 @@ from fenced.service.bodies import (
 )
 from fenced.service.held import HeldAnswer, held_seconds
 from fenced.service.metrics import Metrics
-from fenced.service.namespaces import MakeAuthority, ServedNamespace, ServedNamespaces
+from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.wire.problems import Problem, plain_problem, problem
 
@@ -135,6 +155,10 @@ class Api:
             self._running += 1
             try:
                 response = await self._respond(route, request)
+            except NoNamespace as error:
+                response = self._failed(_plain(404, "There is no such namespace", str(error)))
+            except AnotherStore as error:
+                response = self._failed(_plain(421, "This instance has another store", str(error)))
             except FencedError as error:
                 response = self._failed(problem(error))
             finally:
@@ -225,7 +249,8 @@ class Api:
         who = Holder(
             body.holder.id or self._random.secret(), body.holder.label, body.holder.host, body.holder.pid
         )
-        return Ask(body.attempt, check_names(body.names), body.ttl, who, body.wait, body.lock_delay)
+        names = check_names(body.names)
+        return Ask(body.attempt, names, body.ttl, who, body.wait, body.lock_delay, body.number, body.settled)
 
     async def _ask(self, namespace: ServedNamespace, ask: Ask) -> Answer:
         began = clocks.now()
@@ -273,25 +298,38 @@ class Api:
         return answers.ended(await leases.withdraw(body.attempt))
 
     async def batch(self, call: Call) -> BatchAnswers:
+        """Each operation is answered separately. They share one durable write if the store can do that."""
         body: BatchBody = call.body
         namespace = await self._namespace(call)
-        return BatchAnswers(list(await asyncio.gather(*(self._one(namespace, item) for item in body.do))))  # type: ignore[arg-type]
+        items = [self._operation(item) for item in body.do]
+        operations = [item for item in items if not isinstance(item, FencedError)]
+        began = clocks.now()
+        many: Callable[..., Awaitable[list[BatchResult]]] | None = getattr(namespace.leases, "many", None)
+        if many is not None:
+            found = await many(operations)
+        else:
+            found = list(await asyncio.gather(*(_single(namespace.leases, each) for each in operations)))
+        for result in found:
+            if isinstance(result, Granted):
+                self.numbers.granted(clocks.now() - began)
+        results = iter(found)
+        each = [(None, item) if isinstance(item, FencedError) else (item, next(results)) for item in items]
+        return BatchAnswers([_batch_answer(item, result, namespace.realm) for item, result in each])  # type: ignore[misc]
 
-    async def _one(self, namespace: ServedNamespace, item: BatchItem) -> Answer:
-        leases = namespace.leases
+    def _operation(self, item: BatchItem) -> BatchOperation | FencedError:
         try:
             match item:
                 case BatchItem(ask=AskBody() as ask, renew=None, release=None, withdraw=None):
-                    return await self._ask(namespace, self._ask_of(ask))
+                    return self._ask_of(ask)
                 case BatchItem(ask=None, renew=str(attempt), release=None, withdraw=None):
-                    return answers.renewed((await leases.renew([attempt]))[0])
+                    return Renewal(attempt)
                 case BatchItem(ask=None, renew=None, release=ReleaseBody() as release, withdraw=None):
-                    return answers.ended(await leases.release(release.attempt, keep=release.keep))
+                    return Release(release.attempt, release.keep)
                 case BatchItem(ask=None, renew=None, release=None, withdraw=WithdrawBody() as withdraw):
-                    return answers.ended(await leases.withdraw(withdraw.attempt))
+                    return Withdrawal(withdraw.attempt)
             raise Misuse("an item of a batch is one of ask, renew, release, withdraw")
-        except FencedError as error:
-            return FailedAnswer(msgspec.json.decode(problem(error).body, type=ProblemView))
+        except Misuse as error:
+            return error
 
     # Operating.
 
@@ -358,6 +396,34 @@ class Api:
 
     async def openapi(self, call: Call) -> Response:
         return Response(self._openapi, media_type="application/json")
+
+
+async def _single(leases: Authority, operation: BatchOperation) -> BatchResult:
+    try:
+        match operation:
+            case Ask():
+                return await leases.ask(operation)
+            case Renewal():
+                return (await leases.renew([operation.secret]))[0]
+            case Release():
+                return await leases.release(operation.secret, keep=operation.keep)
+            case Withdrawal():
+                return await leases.withdraw(operation.secret)
+    except FencedError as error:
+        return error
+
+
+def _batch_answer(operation: BatchOperation | None, result: BatchResult, realm: str) -> Answer:
+    match result, operation:
+        case FencedError(), _:
+            return FailedAnswer(msgspec.json.decode(problem(result).body, type=ProblemView))
+        case ((Granted() | Busy()), Ask()):
+            return answers.asked(operation, result, realm)
+        case Released(), _:
+            return answers.ended(result)
+        case ((Kept() | Waiting() | Ended() | Gone() | Unknown()), _):
+            return answers.renewed(result)
+    raise InvariantBroken("an answer that does not fit to its operation")
 
 
 def _names_of(call: Call) -> list[str]:

@@ -57,6 +57,10 @@ class AskBody(RequestBody):
     holder: HolderBody = msgspec.field(default_factory=HolderBody)
     keeps: bool = False
     """The client renews its place itself while its request is held."""
+    number: Annotated[int, Meta(ge=0, le=TOKEN_MAX)] = 0
+    """Counts the attempts of this holder from 1; 0: it does not count them."""
+    settled: Annotated[int, Meta(ge=0, le=TOKEN_MAX)] = 0
+    """The attempts of this holder up to this number are over: a store may forget them."""
 
 
 class RenewBody(RequestBody):

@@ -20,6 +20,10 @@ MakeAuthority = Callable[[Runtime, str], Authority]
 """An authority object of the store, for a runtime and a namespace, not yet opened."""
 
 
+class AnotherStore(Misconfigured):
+    """This instance serves another store than the one that the client means."""
+
+
 class HeldRequest:
     """A request that is answered later. `turn` has a result as soon as it should be answered."""
 
@@ -142,7 +146,7 @@ class ServedNamespaces:
         """A namespace that exists. `realm` is the one that the client began with; "": it does not say."""
         found = self._open.get(name) or (await self.opened(name, create=False))[0]
         if realm and realm != found.realm:
-            raise Misconfigured(
+            raise AnotherStore(
                 f"this instance has another store than the one that the client began with (realm {found.realm}, "
                 f"not {realm}): all instances behind one address must have the same store"
             )

@@ -80,6 +80,8 @@ def ask_body(ask: Ask) -> bytes:
             "lock_delay": ask.lock_delay,
             "holder": {"id": holder.id, "label": holder.label, "host": holder.host, "pid": holder.pid},
             "keeps": True,
+            "number": ask.number,
+            "settled": ask.settled,
         }
     )
 

@@ -31,8 +31,12 @@ def tokens_used_up() -> Misconfigured:
     return Misconfigured("the tokens of this namespace are used up; start a new namespace")
 
 
-def no_namespace(where: object, namespace: str) -> Misconfigured:
-    return Misconfigured(f"{where} has no namespace {namespace!r}")
+class NoNamespace(Misconfigured):
+    """The store is as it should be, but nobody has created this namespace."""
+
+
+def no_namespace(where: object, namespace: str) -> NoNamespace:
+    return NoNamespace(f"{where} has no namespace {namespace!r}")
 
 
 def holder_fields(holder: Holder) -> list[str | int]:
