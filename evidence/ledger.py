@@ -35,6 +35,7 @@ if sys.argv[2] == "unsynced":  # the control: what would be lost if batches were
         install(self, db)
         db.execute("PRAGMA synchronous = OFF")
     journal.FileJournal._install = unsynced
+    journal.FileJournal._sync = lambda *_: None
 client = fenced.Client(f"ledger:///{sys.argv[1]}/leases.db")
 def work(thread):
     while True:

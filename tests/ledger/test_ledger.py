@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import fenced
+from fenced.authorities.ledger import authority as module
 from fenced.authorities.ledger import journal as journals
 from fenced.authorities.ledger.authority import LedgerAuthority
 from fenced.authorities.ledger.journal import Batch, FileJournal
@@ -94,14 +95,14 @@ class Gate:
         monkeypatch.setattr(FileJournal, "append", gated)
 
 
-# proves authority ledger: synced-answers
+# proves authority ledger: shared-syncs
 def test_what_came_during_a_sync_shares_the_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One caller is written at once; 64 that come meanwhile share one batch, and none is answered before its own."""
 
     async def story() -> None:
         runtime = AioRuntime()
         ledger = LedgerAuthority(path, runtime)
-        await ledger.open()
+        await asyncio.gather(ledger.open(), ledger.open())  # as the first two callers of a client do
         gate = Gate(monkeypatch)
         first = asyncio.create_task(ledger.ask(lease("first")))
         assert await asyncio.to_thread(gate.arrived.acquire, timeout=SOON)
@@ -121,14 +122,36 @@ def test_what_came_during_a_sync_shares_the_next(path: Path, monkeypatch: pytest
         answers = await asyncio.gather(*others)
         assert isinstance(await busy, Busy)
         assert len({answer.token for answer in answers if isinstance(answer, Granted)}) == 64
-        assert ledger._ledger is not None and ledger._ledger._journal._db.execute(  # type: ignore[attr-defined]
-            "PRAGMA synchronous"
-        ).fetchone() == (2,)
         await ledger.close()
         runtime.close()
 
     asyncio.run(story())
+    assert not module._ledgers
     assert batches(path) == 3  # the namespace, the first, the others
+
+
+def test_all_but_endings_are_synced(ledger: LedgerAuthority) -> None:
+    """A grant, a place in a queue, a renewal, a floor, a tombstone: synced. An ending: with the next sync."""
+    assert ledger._ledger is not None
+    journal = ledger._ledger._journal
+    assert isinstance(journal, FileJournal)
+    held, waits = lease("a"), asking(RUNTIME, "a", ttl=300.0, wait=True)
+    done: list[Callable[[], Any]] = [
+        lambda: ledger.ask(held),
+        lambda: ledger.ask(waits),
+        lambda: ledger.withdraw(waits.secret),
+        lambda: ledger.renew([held.secret]),
+        lambda: ledger.release(held.secret),
+        lambda: ledger.withdraw(RUNTIME.secret()),
+        lambda: ledger.raise_floor(100),
+    ]
+    synced = []
+    for each in done:
+        step(each())
+        assert journal._db is not None
+        (level,) = journal._db.execute("PRAGMA synchronous").fetchone()
+        synced.append(level == 2)
+    assert synced == [True, True, False, True, False, True, True]
 
 
 def test_threads_share_a_sync(path: Path, ledger: LedgerAuthority, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,8 @@ class LedgerAuthority:
             "one-owner", "One process has the file; its clients share it, and every other process is refused."
         ),
         Trait(
-            "synced-answers",
-            "What an answer says is on the disk before it is given; one sync serves all callers.",
+            "shared-syncs",
+            "Grants and renewals are on the disk before they are answered; one sync serves all who came meanwhile.",
         ),
         Trait(
             "failed-write-refuses",
@@ -115,6 +115,7 @@ class LedgerAuthority:
         self._clock = clock or machine_clock()
         self._wakeups = LocalWakeups(runtime)
         self._ledger: Ledger | None = None
+        self._joining = threading.Lock()
         self._rows: RecordedRows | None = None
         self._writes = False
         self._round = runtime.wakeup()
@@ -129,12 +130,21 @@ class LedgerAuthority:
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         ledger = self._ledger
         if ledger is None:
-            ledger = await self._runtime.call(_acquire, self._path, create, self._clock)
-            ledger.listeners.append(self._wakeups.add)
-            self._ledger = ledger
+            ledger = await self._runtime.call(self._join, create)
         self._rows, due = ledger.namespace(self._name, create)
         await self._written(ledger, due, until)
         return Standing(self._rows.realm, self._rows.token, schema=Schema(SCHEMA_VERSION, SCHEMA_VERSION))
+
+    def _join(self, create: bool) -> Ledger:
+        """Runs in the thread that opens: a caller that is cancelled meanwhile leaves nothing open for ever."""
+        with (
+            self._joining
+        ):  # of several callers that open at the same time one joins, and the others wait for it
+            if self._ledger is None:
+                ledger = _acquire(self._path, create, self._clock)
+                ledger.listeners.append(self._wakeups.add)
+                self._ledger = ledger
+            return self._ledger
 
     async def close(self) -> None:
         self.abandon()
@@ -202,7 +212,7 @@ class LedgerAuthority:
     async def _snapshot(self) -> None:
         if (ledger := self._ledger) is not None:
             await self._runtime.call(
-                ledger.snapshot, urgent=True
+                ledger.snapshot_if_due, urgent=True
             )  # not behind the writes, which go on meanwhile
 
     # The contract.

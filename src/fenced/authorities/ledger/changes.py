@@ -22,7 +22,19 @@ Change = list[Any]
 ROWS = 100
 """How many attempts a snapshot has in one change."""
 _STATE, _HOLDER = AttemptRow._fields.index("state"), AttemptRow._fields.index("holder")
+_ENDS = frozenset({"update", "free", "dequeue", "forget", "silent"})
 _IDLE = int(timing.REMEMBER_SECONDS_MIN * NS)
+
+
+def only_ends(changes: list[Change]) -> bool:
+    """Whether these changes only end attempts. If a power cut undoes them, a lease lasts longer, and nothing is wrong.
+
+    The next sync has them, too: whoever is granted a name that was released cannot lose the release alone.
+    """
+    for _, verb, *arguments in changes:
+        if verb not in _ENDS or (verb == "update" and arguments[1] in ("granted", "waiting")):
+            return False
+    return True
 
 
 class Counted:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from fenced import sqlfile
-from fenced.authorities.ledger.changes import Change
+from fenced.authorities.ledger.changes import Change, only_ends
 from fenced.authorities.shared import filesystem
 from fenced.authorities.shared.sqlite import never_close, translate
 from fenced.errors import Misconfigured
@@ -55,7 +55,7 @@ class Journal(Protocol):
         """What to add to a clock that shows `clock` now, so that it does not fall behind `last`, the last batch's."""
 
     def append(self, batch: Batch) -> None:
-        """Write a batch and sync it. After an error nobody knows what the disk has."""
+        """Write a batch, and sync it unless it only ends leases. After an error nobody knows what the disk has."""
 
     def save(self, number: int, now: int, changes: Iterable[Change]) -> None:
         """Replace the snapshot by one that has everything up to batch `number`."""
@@ -77,6 +77,7 @@ class FileJournal:
         self._watched = (str(path), f"{path}-wal")
         self._files: tuple[filesystem.FileId, ...] = ()
         self._db: sqlite3.Connection | None = None
+        self._synced = True
         self._using = threading.Lock()
         """Held for one transaction: the thread that appends and the one that trims share the connection."""
 
@@ -199,7 +200,14 @@ class FileJournal:
         with self._using:  # the other thread holds it for the deletion of a few rows
             self._check_files()
             with self._transaction() as db:  # a single statement is a transaction of its own
+                self._sync(db, not only_ends(batch.changes))
                 db.execute("INSERT INTO journal VALUES (?, ?, ?)", (batch.number, batch.now, text))
+
+    def _sync(self, db: sqlite3.Connection, synced: bool) -> None:
+        """Whether commits are synced from now on. A sync includes all commits before it."""
+        if synced is not self._synced:
+            db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+            self._synced = synced
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -248,6 +256,7 @@ class FileJournal:
             last = min(number, trimmed + TRIM_ROWS)
             if last > trimmed:
                 with self._transaction() as db:
+                    self._sync(db, True)
                     db.execute("BEGIN IMMEDIATE")
                     db.execute("UPDATE ledger SET trimmed = ?", (last,))
                     db.execute("DELETE FROM journal WHERE number <= ?", (last,))

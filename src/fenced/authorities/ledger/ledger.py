@@ -1,7 +1,7 @@
 """The state of a ledger in memory, and its way to the journal.
 
 Every call changes the state at once, under a lock, and appends what changed to the batch that is being collected. It
-is answered when that batch is on the disk: no answer describes a state that a crash could undo. One thread at a time
+is answered when that batch is written: no answer describes a state that a crash could undo. One thread at a time
 writes. What is collected while it syncs shares the next batch; a batch never waits for more.
 
 If a write fails, the state in memory is ahead of the disk, and everything is refused until the ledger is opened again.
@@ -190,6 +190,11 @@ class Ledger:
         rows = sum(map(len, self._namespaces))
         return self._since_snapshot >= max(self.snapshot_changes, rows) and not self._snapshotting.locked()
 
+    def snapshot_if_due(self) -> None:
+        """Several callers may have found that one is due: the first one makes it."""
+        if self.wants_snapshot():
+            self.snapshot()
+
     def snapshot(self) -> None:
         """Write a snapshot and delete the batches that it replaces. Batches are written meanwhile."""
         if not self._snapshotting.acquire(blocking=False):
@@ -229,15 +234,15 @@ class Ledger:
                 self._refusal = Unavailable(f"{self.where} is closed")
             self._journal.close()
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """In a child: the file belongs to the parent. No lock is taken, since a thread of the parent may hold it."""
         self._journal.abandon()
         self._refusal = Misconfigured(
             f"{self.where} belongs to the process that opened it, not to this forked child; a ledger is for one process"
         )
 
-    _before_fork = staticmethod(lambda: None)
-    _forked = forked
+    def _before_fork(self) -> None:
+        return
 
 
 class _Closing(Exception):
