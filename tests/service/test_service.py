@@ -362,6 +362,29 @@ def test_the_readmes_lines(server: ServiceServer, tmp_path: Path) -> None:
     assert shown == f'"token":{json.loads(granted)["token"]}'
 
 
+def test_the_javascript_of_the_page(server: ServiceServer, tmp_path: Path) -> None:
+    """It waits in the queue, is granted after the release, and releases."""
+    text = (ROOT / "docs/service.md").read_text()
+    (program,) = re.findall(r"<!-- client.mjs -->\n```text\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "client.mjs").write_text(program)
+    with fenced.Client(server.url()) as client:
+        held = client.acquire("nightly", ttl=600)
+        node = subprocess.Popen(
+            ["node", str(tmp_path / "client.mjs")],
+            env={**os.environ, "URL": server.url()},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        door = ServiceAuthority(service_address(server.url()), BlockingRuntime())
+        step(door.open())
+        server.wait_until(lambda: bool(step(door.observe("nightly")).waiters), "the program waits")
+        held.release()
+        output, _ = node.communicate(timeout=PATIENCE)
+        assert node.returncode == 0 and output == f"working under token {held.token + 1}\n"
+        assert step(door.observe("nightly")).held_by is None
+        step(door.close())
+
+
 @pytest.mark.parametrize(
     "arguments, error",
     [

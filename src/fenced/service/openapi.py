@@ -64,6 +64,9 @@ def _operation(route: ApiRoute, schema_of: dict[Any, Any]) -> dict[str, Any]:
         str(status): {"description": _described(kind), **_content(kind, schema_of)}
         for status, kind in route.answers.items()
     }
+    for status, response in responses.items():
+        if int(status) >= 400:  # the same status may also be a problem, such as 404 for a namespace
+            response["content"] |= problem["content"]
     responses["default"] = {"description": "A problem document (RFC 9457).", **problem}
     operation: dict[str, Any] = {
         "operationId": route.handler,
