@@ -11,14 +11,14 @@ from fenced.authorities.sqlite.store import Store
 from fenced.contracts import Runtime
 from fenced.errors import FencedError
 from fenced.guards.memory import MemoryGuard
-from fenced.testing import authorities, guards, operating, run
+from fenced.testing import authorities, guards, operating, run, wandering
 from fenced.testing.kit import Check, CheckFailed
 from tests.conformance.authorities.test_memory import Harness as AuthorityHarness
 from tests.conformance.authorities.test_sqlite import Harness as SqliteHarness
 from tests.conformance.guards.test_memory import Harness as GuardHarness
 from tests.planted.bugs import ALGORITHM_BUGS, AUTHORITY_BUGS, GUARD_BUGS, store_with
 
-CHECKS = [*authorities.CHECKS, *operating.CHECKS]
+CHECKS = [*authorities.CHECKS, *operating.CHECKS, *wandering.CHECKS]
 
 
 def is_caught(check: Check, make: object) -> bool:  # type: ignore[type-arg]

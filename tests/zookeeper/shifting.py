@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.authorities.zookeeper.session import ZooKeeperSession
@@ -20,6 +20,18 @@ from tests.shifted import Shifted
 from tests.zookeeper.raw import Raw
 
 T = TypeVar("T")
+
+
+class Mortal(ZooKeeperAuthority):
+    """A client whose sessions are known after its death: the server ends them later."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.left: list[tuple[ZooKeeperSession, float]] = []
+
+    def abandon(self) -> None:
+        self.left += [(each, each.confirmed) for each in self._sessions.values()]
+        super().abandon()
 
 
 def end_session(session: ZooKeeperSession, address: ZooKeeperAddress) -> None:
@@ -41,8 +53,9 @@ def pass_time(seconds: float, runtime: Shifted, authorities: Iterable[ZooKeeperA
     roots = set()
     for authority in authorities:
         roots.add(authority._paths.root)
-        for session in authority._sessions.values():
-            if session.id and session.confirmed + session.ttl <= runtime.now():
+        left = authority.left if isinstance(authority, Mortal) else []
+        for session, confirmed in left + [(each, each.confirmed) for each in authority._sessions.values()]:
+            if session.id and confirmed + session.ttl <= runtime.now():
                 end_session(session, authority._address)
     with Raw(url) as client:
         for root in roots:

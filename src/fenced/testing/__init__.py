@@ -7,12 +7,17 @@ checks on their backends.
 """
 
 from fenced.contracts import Colour
-from fenced.testing import authorities, clients, guard_outages, guards, operating, outages
+from fenced.testing import authorities, clients, guard_outages, guards, operating, outages, wandering
 from fenced.testing.guard_outages import GuardFailoverHarness, GuardOutageHarness
 from fenced.testing.kit import COLOURS, AuthorityHarness, Check, CheckFailed, GuardHarness, run
 from fenced.testing.outages import OutageHarness
 
-AUTHORITY_CHECKS: list[Check[AuthorityHarness]] = [*authorities.CHECKS, *operating.CHECKS, *clients.CHECKS]
+AUTHORITY_CHECKS: list[Check[AuthorityHarness]] = [
+    *authorities.CHECKS,
+    *operating.CHECKS,
+    *wandering.CHECKS,
+    *clients.CHECKS,
+]
 GUARD_CHECKS: list[Check[GuardHarness]] = [*guards.CHECKS]
 OUTAGE_CHECKS: list[Check[OutageHarness]] = [*outages.CHECKS]
 GUARD_OUTAGE_CHECKS: list[Check[GuardOutageHarness]] = [*guard_outages.CHECKS]

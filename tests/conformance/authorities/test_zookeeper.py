@@ -13,7 +13,7 @@ from fenced.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
 from fenced.wire.zookeeper.address import ZooKeeperAddress
 from tests.colours import alternating
 from tests.shifted import Shifted
-from tests.zookeeper.shifting import pass_time
+from tests.zookeeper.shifting import Mortal, pass_time
 
 BACKEND = "zookeeper"
 TLS_BACKEND = "zookeepers"
@@ -29,7 +29,7 @@ class Harness:
         self._opened: list[ZooKeeperAuthority] = []
 
     async def authority(self, namespace: str = "default") -> Authority:
-        authority = ZooKeeperAuthority.at(self._server.url(), self.runtime, f"{self._prefix}/{namespace}")
+        authority = Mortal.at(self._server.url(), self.runtime, f"{self._prefix}/{namespace}")
         self._opened.append(authority)
         await authority.open()
         return authority

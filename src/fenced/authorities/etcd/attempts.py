@@ -18,7 +18,7 @@ from fenced.authorities.shared.rules import QUEUE_MAX, reused_attempt
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.model import Ask, AskAnswer, Busy, Ended, Granted, Waiting, grant_id
 from fenced.wire.etcd.cluster import LeaseGone, NoSpace
-from fenced.wire.etcd.messages import KeyValue, TxnReply, get, txn
+from fenced.wire.etcd.messages import KeyValue, TxnReply, delete, get, txn
 
 ROUNDING_SECONDS = 1.0
 """etcd floors TimeToLive to whole seconds and expires a lease slightly late: add one second."""
@@ -61,14 +61,14 @@ class Attempts(Ending):
 
     async def _refuse_other_use(self, ask: Ask, mine: EtcdAttempt, until: float) -> None:
         """Misuse, unless etcd has forgotten the attempt. Its sign of life stays: the attempt goes on as it is."""
-        _, record = await self._stored_now(mine.public, until)
+        _, record = await self.stored_now(mine.public, until)
         if record is not None and record.names:
             _check_same(ask, record)
         self.forget(mine)
 
     async def _granted_despite(self, error: NoSpace, public: str, until: float) -> AskAnswer:
         """Our own write may have used the last space: read the record, and answer with the grant if there is one."""
-        mine, _ = await self._stored_now(public, until)
+        mine, _ = await self.stored_now(public, until)
         if mine is not None:
             self.live[public] = mine
             if mine.granted and (answer := await self._known(mine, until)) is not None:
@@ -193,9 +193,13 @@ class Attempts(Ending):
         if reply.succeeded:
             revision = reply.header.revision
             self._floors.let_in(record.names, record.ticket, stored=store)
-            granted = EtcdAttempt(
-                mine.public, record, revision, session.hold, session.delayed, mine.queue, memory
-            )
+            queue = mine.queue
+            place = reply.found[0].first
+            if queue is None or not self.carries(mine) or place is None or place.lease != queue.id:
+                # Another client carries its places, and nobody needs them: they could outlive its claims.
+                await space.run(txn((), [delete(each) for each in self._places(mine)]), until)
+                queue = None
+            granted = EtcdAttempt(mine.public, record, revision, session.hold, session.delayed, queue, memory)
             return await self._take(granted, reply, began, until)
         found, meta, place = (each.first for each in reply.found)
         if found is None or found.modified != mine.revision:
@@ -258,30 +262,35 @@ class Attempts(Ending):
 
     async def _known(self, mine: EtcdAttempt, until: float) -> AskAnswer | None:
         """The answer to a repeated ask of an attempt that was granted."""
-        found = await self._record_if_held(mine, until)
+        found, claim = await self._record_if_held(mine, until)
         if found is None:
             return Ended("expired")
         if found.modified != mine.revision:
             return None  # ended meanwhile
-        if self._held.get(mine.record.names[0]) != mine.public:
+        if claim is None:
             return Ended(await self.reason(mine, until))
+        self.carried_by(mine, claim)
         assert mine.hold is not None
         left = await self._sessions.leases.left(mine.hold.id, until)
         if left < 0:
             return Ended("expired")
-        self.live.setdefault(mine.public, mine)
+        # The client that carries it may be about to end it: only on our own etcd lease does it last as long as we say.
+        if not self.carries(mine) and not await self.take_over(mine, until):
+            return None
+        self.live[mine.public] = mine
         return Granted(mine.revision + mine.record.offset, float(left), float(mine.record.seconds))
 
-    async def _record_if_held(self, mine: EtcdAttempt, until: float) -> KeyValue | None:
-        """The record of an attempt; whether it has its claims is known afterwards."""
-        proof, mine_key = (
-            transactions.holds(self._keys, mine.public, mine.record),
-            self._keys.attempt(mine.public),
-        )
-        reply = await self._space.run(txn(proof, [get(mine_key)], [get(mine_key)]), until)
-        if reply.succeeded:
-            self._held.update(dict.fromkeys(mine.record.names, mine.public))
-        return reply.found[0].first
+    async def _record_if_held(
+        self, mine: EtcdAttempt, until: float
+    ) -> tuple[KeyValue | None, KeyValue | None]:
+        """The record of an attempt, and the claim on its first name if it has all its claims."""
+        proof = transactions.holds(self._keys, mine.public, mine.record)
+        record, claim = get(self._keys.attempt(mine.public)), get(self._keys.claim(mine.record.names[0]))
+        reply = await self._space.run(txn(proof, [record, claim], [record]), until)
+        if not reply.succeeded:
+            return reply.found[0].first, None
+        self._held.update(dict.fromkeys(mine.record.names, mine.public))
+        return reply.found[0].first, reply.found[1].first
 
     async def holds(self, mine: EtcdAttempt, keys: set[bytes], until: float) -> bool:
         """Whether these keys, which hang on its lease, are its claims.

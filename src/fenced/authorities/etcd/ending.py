@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from fenced.authorities.etcd import transactions
+from fenced.authorities.etcd.carrying import Carrying
 from fenced.authorities.etcd.keys import EXPIRED, ClaimInfo, KeyRecord
-from fenced.authorities.etcd.known import EtcdAttempt, Known, PendingGrant
+from fenced.authorities.etcd.known import EtcdAttempt, PendingGrant
 from fenced.authorities.etcd.leases import EtcdLease
 from fenced.authorities.etcd.signs import Sign
 from fenced.errors import FencedError, Indeterminate
@@ -25,7 +26,7 @@ from fenced.wire.etcd.messages import (
 )
 
 
-class Ending(Known):
+class Ending(Carrying):
     """Ends attempts of one client."""
 
     async def finish(self, secret: str, state: str, until: float, keep: float = 0.0) -> ReleaseAnswer:
@@ -98,14 +99,17 @@ class Ending(Known):
         found = reply.found[0].first
         if found is None or found.modified != mine.revision:
             return None
+        if state == EXPIRED and mine.carrier is not None:
+            return None  # another client has taken it over, or it has lost a key: nothing is left to do here
         for name in mine.record.names:
             await self._space.run(transactions.clear(self._keys, mine.public, mine.record, name), until)
         self.expired(mine)
         return Ended(await self.reason(mine, until))
 
     async def _give_back(self, mine: EtcdAttempt, state: str, memory: int, until: float) -> TxnReply:
+        carrier = mine.carrier if state == EXPIRED else None
         request, rest = transactions.finish(
-            self._keys, mine.public, mine.record, mine.revision, state, memory
+            self._keys, mine.public, mine.record, mine.revision, state, memory, carrier
         )
         if rest:  # the holder's own places in the queues: nobody needs them, so they may be deleted first
             await self._space.run(txn((), rest), until)
@@ -130,6 +134,11 @@ class Ending(Known):
             return False
         if heir.record.delay or mine.record.delay or heir.memory is None or heir.record.holder is None:
             return False
+        if (sign := self.signs.get(heir.public)) is None or not self.carries(heir):
+            return False
+        sign.since = (
+            self._now()
+        )  # its ttl begins now, although its last renewal may have reached another client
         self._behind.pop(mine.public, None)  # once only: its lease may be gone
         session = await self._sessions.holding(heir.record.holder, heir.record.ttl, 0.0, until)
         record = self._granted(heir.record, session)
@@ -157,18 +166,20 @@ class Ending(Known):
         finally:
             self._wakeups.notify(heir.public)  # wake it: it takes its grant, or asks again
 
+    def is_handed_over(self, mine: EtcdAttempt) -> bool:
+        """Whether a release has granted it: its next ask takes the grant."""
+        given = self._given.get(mine.public)
+        return given is not None and given.waited is mine
+
     async def force(self, name: str, token: int, until: float) -> int | None:
         """Take a name from the holder that has this token. Returns the token of the transaction that did it."""
         space = self._space
         view = await self._reader.ahead((name,), [self._keys.behind(name)], until)
         if view.claim is None:
             return None
-        about = ClaimInfo.read(view.claim.value)
-        if view.claim.modified + about.offset != token:
-            return None
-        public = about.public
-        mine, _ = await self.load(public, until)
-        if mine is None or not mine.granted:
+        public = ClaimInfo.read(view.claim.value).public
+        mine, _ = await self.stored_now(public, until)
+        if mine is None or not mine.granted or mine.revision + mine.record.offset != token:
             return None
         reply = await space.read([get(self._keys.meta)], until)
         space.is_new(reply.found[0].first)
@@ -234,7 +245,7 @@ class Ending(Known):
 
     async def _record_end(self, sign: Sign, until: float) -> None:
         """Its names were freed without space for a record: write the record now, if there is space."""
-        mine, record = await self._stored_now(sign.public, until)
+        mine, record = await self.stored_now(sign.public, until)
         if mine is not None and record is not None:
             memory = await self._sessions.memory(record.ttl, until)
             key, value = self._keys.attempt(sign.public), record.ended(sign.end).written()
@@ -244,13 +255,16 @@ class Ending(Known):
 
     async def _expire(self, sign: Sign, until: float) -> None:
         """Nobody asked for it or renewed it for its ttl. Its record in etcd decides, not what this client remembers."""
-        mine, record = await self._stored_now(sign.public, until)
+        mine, record = await self.stored_now(sign.public, until)
         if record is None:
             if (known := self.live.get(sign.public)) is not None:
                 self.forget(known)  # etcd has forgotten it, too
             if not sign.stored:  # its first ask may still reach the server: the tombstone stops it
                 await self._tombstone(sign.public, EXPIRED, until)
-        elif mine is not None and mine.lease in self._sessions.made:
+        elif mine is None or not self.carries(mine):
+            if (known := self.live.get(sign.public)) is not None:
+                self.forget(known)  # it has ended elsewhere, or another client carries it
+        else:
             if mine.granted and self._now() < sign.since + record.seconds:
                 sign.ttl = float(record.seconds)
                 return

@@ -68,6 +68,10 @@ class Keys(ClaimKeys):
     def place(self, name: str, ticket: int, public: str) -> bytes:
         return b"%b%b\0q%016x%b" % (self._names, name.encode(), ticket, public.encode())
 
+    def claim_or_place(self, name: str, public: str, record: KeyRecord) -> bytes:
+        """The key of a live attempt under one of its names: its claim if it is granted, else its place."""
+        return self.claim(name) if record.state == GRANTED else self.place(name, record.ticket, public)
+
     def places_of(self, names: tuple[str, ...], ticket: int, public: str) -> list[bytes]:
         return [self.place(name, ticket, public) for name in names]
 

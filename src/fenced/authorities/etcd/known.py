@@ -1,4 +1,4 @@
-"""The attempts that a client remembers, and reading the records of others from etcd."""
+"""The attempts that a client remembers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fenced.authorities.etcd.signs import Signs
 from fenced.authorities.etcd.watching import EtcdWakeups
 from fenced.contracts import Runtime
 from fenced.errors import Unsupported
-from fenced.wire.etcd.messages import TXN_OPS_MAX, KeyValue, TxnReply, get
+from fenced.wire.etcd.messages import TXN_OPS_MAX, KeyValue, TxnReply
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +28,8 @@ class EtcdAttempt:
     delayed: EtcdLease | None = None
     queue: EtcdLease | None = None
     memory: EtcdLease | None = None
+    carrier: KeyValue | None = None
+    """The key under its first name, if it was read from etcd: its claim or its place."""
     settled: bool = False
     """No waiter with an earlier ticket can still take a place ahead of it."""
 
@@ -115,25 +117,13 @@ class Known:
         if record.state not in (GRANTED, WAITING):
             return None
         mine = EtcdAttempt(public, record, found.modified)
-        mine.hold = EtcdLease(record.hold, record.seconds)
-        mine.queue = EtcdLease(record.queue, 0) if record.queue else None
-        mine.delayed = EtcdLease(record.delayed, 0) if record.delayed else None
+        if record.state == WAITING:  # its record names a lease for its names, too, but they are not on it yet
+            mine.queue = EtcdLease(record.queue, 0)
+        else:
+            mine.hold = EtcdLease(record.hold, record.seconds)
+            mine.delayed = EtcdLease(record.delayed, 0) if record.delayed else None
         mine.memory = EtcdLease(found.lease, 0)
         return mine
-
-    async def load(self, public: str, until: float) -> tuple[EtcdAttempt | None, KeyRecord | None]:
-        """The attempt, if it is live by its record, and its record, if there is one."""
-        if (mine := self.live.get(public)) is not None:
-            return mine, mine.record
-        return await self._stored_now(public, until)
-
-    async def _stored_now(self, public: str, until: float) -> tuple[EtcdAttempt | None, KeyRecord | None]:
-        reply = await self._space.read([get(self._keys.attempt(public))], until)
-        found = reply.found[0].first
-        if found is None:
-            return None, None
-        record = KeyRecord.read(found.value)
-        return self.adopt(public, record, found), record
 
     async def reason(self, mine: EtcdAttempt, until: float) -> str:
         """Why an attempt has lost its key although its record does not say that it ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fenced.authorities.etcd.keys import CLAIM, DELAY, PLACE, ClaimInfo, KeyRecord
+from fenced.authorities.etcd.keys import CLAIM, DELAY, PLACE, ClaimInfo, KeyRecord, is_claim
 from fenced.authorities.etcd.leases import Leases
 from fenced.authorities.etcd.namespace import Namespace
 from fenced.model import HeldBy, NameView, Waiter
@@ -76,11 +76,15 @@ class QueueReader:
         if claim is None:
             return None
         left = await self._leases.left(claim.lease, until)
-        return self._held_by(claim, left) if left >= 0 else None
+        if left < 0:
+            return None
+        records = await self._records([claim], until)
+        return self._held_by(claim, left, records)
 
-    def _held_by(self, claim: KeyValue, left: float) -> HeldBy:
+    def _held_by(self, claim: KeyValue, left: float, records: dict[str, KeyValue]) -> HeldBy:
         about = ClaimInfo.read(claim.value)
-        return HeldBy(about.holder, claim.modified + about.offset, about.public, max(0.0, float(left)))
+        granted = records.get(about.public, claim)
+        return HeldBy(about.holder, granted.modified + about.offset, about.public, max(0.0, float(left)))
 
     # Views.
 
@@ -119,35 +123,47 @@ class QueueReader:
         for kv in (kv for group in names.values() for kv in group):
             if kv.lease not in left:
                 left[kv.lease] = await self._leases.left(kv.lease, until)
-        covered = await self._covered((kv for group in names.values() for kv in group), until)
-        return [self._view(name, group, left, covered) for name, group in names.items()]
+        records = await self._records((kv for group in names.values() for kv in group), until, many=True)
+        return [self._view(name, group, left, records) for name, group in names.items()]
 
-    async def _covered(self, kvs: Iterable[KeyValue], until: float) -> dict[str, tuple[str, ...]]:
-        """The names of attempts that have several, by their public ids."""
+    async def _records(
+        self, kvs: Iterable[KeyValue], until: float, *, many: bool = False
+    ) -> dict[str, KeyValue]:
+        """The records of attempts whose claim was written again since the grant; with `many`, also of several names.
+
+        A claim that is as it was created was written by the grant, so its own revision shows the token.
+        """
         keys = self._space.keys
-        publics = sorted({about.public for about in (ClaimInfo.read(kv.value) for kv in kvs) if about.many})
-        found: dict[str, tuple[str, ...]] = {}
+        publics = sorted(
+            {
+                about.public
+                for kv, about in ((kv, ClaimInfo.read(kv.value)) for kv in kvs)
+                if (is_claim(kv.key) and kv.created != kv.modified) or (many and about.many)
+            }
+        )
+        found: dict[str, KeyValue] = {}
         for start in range(0, len(publics), TXN_OPS_MAX):
             part = publics[start : start + TXN_OPS_MAX]
             reply = await self._space.read([get(keys.attempt(public)) for public in part], until)
             for public, answer in zip(part, reply.found, strict=True):
                 if answer.first is not None:
-                    found[public] = KeyRecord.read(answer.first.value).names
+                    found[public] = answer.first
         return found
 
     def _view(
-        self, name: str, kvs: list[KeyValue], left: dict[int, int], covered: dict[str, tuple[str, ...]]
+        self, name: str, kvs: list[KeyValue], left: dict[int, int], records: dict[str, KeyValue]
     ) -> NameView:
         held_by: HeldBy | None = None
         names: tuple[str, ...] = ()
         ttl: float | None = None
         free_in = 0.0
         waiters: list[Waiter] = []
+        covered = {public: KeyRecord.read(kv.value).names for public, kv in records.items()}
         for kv in kvs:
             kind, about = self._space.keys.spot(kv.key).kind, ClaimInfo.read(kv.value)
             seconds = float(max(0, left[kv.lease]))
             if kind == CLAIM:
-                held_by = self._held_by(kv, seconds)
+                held_by = self._held_by(kv, seconds, records)
                 names, ttl = covered.get(about.public, (name,)), about.ttl
             elif kind == PLACE and (held_by is None or about.public != held_by.grant):
                 waiters.append(Waiter(about.holder, covered.get(about.public, (name,)), seconds))

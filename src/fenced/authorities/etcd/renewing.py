@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fenced.authorities.etcd.attempts import Attempts
-from fenced.authorities.etcd.keys import ClaimInfo, KeyRecord, Keys
+from fenced.authorities.etcd.keys import GRANTED, WAITING, ClaimInfo, KeyRecord, Keys
 from fenced.authorities.etcd.known import EtcdAttempt
 from fenced.authorities.etcd.leases import Sessions
 from fenced.authorities.etcd.namespace import Namespace
@@ -49,7 +49,8 @@ class EtcdRenewal:
             except FencedError as error:
                 self._answers[sign.public] = Unknown(str(error))
         live = await self._load([public for public in publics if public not in self._answers])
-        leases = [lease for mine in live for lease in mine.leases(self._now())]
+        gone = await self._take_over([mine for mine in live if not self._attempts.carries(mine)])
+        leases = [lease for mine in live if mine.public not in gone for lease in mine.leases(self._now())]
         leases += [
             mine.memory
             for mine in live
@@ -71,7 +72,10 @@ class EtcdRenewal:
 
     async def _load(self, publics: Sequence[str]) -> list[EtcdAttempt]:
         """Returns the attempts that are live by their records, and answers the others."""
-        unknown = [public for public in publics if public not in self._attempts.live]
+        # A copy: meanwhile another call may end one of them and forget it.
+        known = {public: mine for public in publics if (mine := self._attempts.live.get(public)) is not None}
+        unknown = [public for public in publics if public not in known]
+        adopted: list[EtcdAttempt] = []
         for start in range(0, len(unknown), TXN_OPS_MAX):
             part = unknown[start : start + TXN_OPS_MAX]
             reply = await self._space.read([get(self._keys.attempt(public)) for public in part], self._until)
@@ -84,8 +88,30 @@ class EtcdRenewal:
                 if mine is None:
                     self._answers[public] = Ended(record.state)
                 else:
-                    self._attempts.live[public] = mine
-        return [mine for public in publics if (mine := self._attempts.live.get(public)) is not None]
+                    self._attempts.live[public] = known[public] = mine
+                    adopted.append(mine)
+        for start in range(0, len(adopted), TXN_OPS_MAX):
+            some = adopted[start : start + TXN_OPS_MAX]
+            gets = [get(self._attempts.carrier_key(mine.public, mine.record)) for mine in some]
+            reply = await self._space.read(gets, self._until)
+            for mine, found in zip(some, reply.found, strict=True):
+                self._attempts.carried_by(mine, found.first)
+        return [known[public] for public in publics if public in known]
+
+    async def _take_over(self, others: list[EtcdAttempt]) -> set[str]:
+        """Take over what other clients carry, in at most half of the time of this call.
+
+        The rest stays on the etcd leases of those clients, which this renewal prolongs; the next one takes it over. One
+        that cannot be taken over has lost a key, or its record has changed: it is answered as lost.
+        """
+        now, gone = self._now(), set()
+        limit = now + (self._until - now) / 2
+        for mine in others:
+            if self._now() >= limit:
+                break
+            if not await self._attempts.take_over(mine, self._until):
+                gone.add(mine.public)
+        return gone
 
     async def _held(self, mine: list[EtcdAttempt]) -> list[EtcdAttempt]:
         """Answer the attempts whose claims exist; returns the others."""
@@ -104,28 +130,40 @@ class EtcdRenewal:
 
     async def _queued(self, mine: list[EtcdAttempt]) -> list[EtcdAttempt]:
         """Answer the attempts that still have their places; returns the others."""
-        lost = []
+        lost, free = [], []
         at_once = TXN_OPS_MAX // _WAITER_OPS
         for start in range(0, len(mine), at_once):
             part = mine[start : start + at_once]
             gets = [read for each in part for read in self._reads(each)]
             reply = await self._space.read(gets, self._until)
             for each, place, ahead in zip(part, reply.found[::2], reply.found[1::2], strict=True):
-                if place.first is None:
-                    lost.append(each)
+                assert each.queue is not None
+                if place.first is None or place.first.lease != each.queue.id:
+                    lost.append(each)  # or another client carries it
                     continue
                 if ahead.first is not None:
-                    blocked = (
-                        ClaimInfo.read(ahead.first.value).public != each.public
-                    )  # or it was granted meanwhile
+                    blocked = ClaimInfo.read(ahead.first.value).public != each.public
                     if blocked and not each.settled:
                         await self._attempts.follow(each, ahead.first, reply.header.revision, self._until)
                 else:
                     blocked = await self._blocked(each)
                 each.settled = True
-                assert each.queue is not None
                 self._answers[each.public] = Waiting(float(each.queue.seconds) if blocked else 0.0)
-        return lost
+                if not blocked and not self._attempts.is_handed_over(each):
+                    free.append(each)
+        return lost + await self._granted_meanwhile(free)
+
+    async def _granted_meanwhile(self, free: list[EtcdAttempt]) -> list[EtcdAttempt]:
+        """Nobody is ahead of these waiters: returns those that an ask has granted, here or at another client."""
+        granted = []
+        for start in range(0, len(free), TXN_OPS_MAX):
+            part = free[start : start + TXN_OPS_MAX]
+            gets = [get(self._keys.attempt(each.public)) for each in part]
+            reply = await self._space.read(gets, self._until)
+            for each, found in zip(part, reply.found, strict=True):
+                if found.first is None or found.first.modified != each.revision:
+                    granted.append(each)
+        return granted
 
     def _reads(self, mine: EtcdAttempt) -> tuple[bytes, bytes]:
         """Reads of its place and of the key that it waits for; the first time, of the key directly ahead of it."""
@@ -150,15 +188,27 @@ class EtcdRenewal:
             )
             for each, found in zip(part, reply.found, strict=True):
                 self._attempts.forget(each)
-                self._answers[each.public] = await self._end(each, found.first and found.first.value)
+                record = None if found.first is None else KeyRecord.read(found.first.value)
+                if record is None:
+                    self._answers[each.public] = Gone()
+                elif record.state not in (GRANTED, WAITING):
+                    self._answers[each.public] = Ended(record.state)
+                else:
+                    self._answers[each.public] = await self._again(each)
 
-    async def _end(self, mine: EtcdAttempt, value: bytes | None) -> RenewAnswer:
-        if value is None:
-            return Gone()
-        record = KeyRecord.read(value)
-        if record.state not in ("granted", "waiting"):
-            return Ended(record.state)
-        if record.state != mine.record.state:
-            return Waiting(0.0)  # granted meanwhile, by an ask whose reply has not arrived yet
-        self._attempts.expired(mine)
-        return Ended(await self._attempts.reason(mine, self._until))
+    async def _again(self, lost: EtcdAttempt) -> RenewAnswer:
+        """It is not where we believed it to be. Another client may carry it, or an ask has granted it meanwhile."""
+        attempts = self._attempts
+        mine, record = await attempts.stored_now(lost.public, self._until)
+        if mine is None:
+            return Gone() if record is None else Ended(record.state)
+        if mine.carrier is None or not await attempts.take_over(mine, self._until):
+            attempts.expired(lost)
+            return Ended(await attempts.reason(lost, self._until))
+        alive = await self._sessions.leases.keep_alive(mine.leases(self._now()), self._until)
+        if mine.lease not in alive:
+            return Ended("expired")
+        if mine.granted:
+            return Kept(float(mine.record.seconds))
+        assert mine.queue is not None
+        return Waiting(float(mine.queue.seconds) if await self._blocked(mine) else 0.0)

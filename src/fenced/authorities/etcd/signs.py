@@ -64,6 +64,13 @@ class Signs:
         sign.since, sign.under_way = now, until
         return sign
 
+    def taken_over(self, public: str, ttl: float) -> None:
+        """From now on this client carries the attempt, so this client has to end it if nobody renews it."""
+        sign = self._signs.get(public)
+        if sign is None:
+            sign = self._signs.setdefault(public, Sign(public, ttl, self._now()))
+        sign.ttl, sign.since, sign.stored = ttl, self._now(), True
+
     def renewed(self, publics: Iterable[str]) -> list[Sign]:
         """Note a renewal. Returns the signs that were renewed too late: a late renewal revives nothing."""
         now, late = self._now(), []

@@ -99,7 +99,7 @@ def promote(
     first = [proof for name, place in ahead for proof in _nothing_ahead(keys, name, place, floor)]
     return txn(
         [valued(keys.meta, raw), present(places[0]), *first],
-        _claims(keys, public, record, memory) + _store_ticket(keys, record, memory, store),
+        [*_claims(keys, public, record, memory), *_store_ticket(keys, record, memory, store), get(places[0])],
         [get(mine), get(keys.meta), get(places[0])],
     )
 
@@ -120,10 +120,19 @@ def _claims(keys: Keys, public: str, record: KeyRecord, memory: int) -> list[byt
 
 
 def finish(
-    keys: Keys, public: str, record: KeyRecord, revision: int, state: str, memory: int
+    keys: Keys,
+    public: str,
+    record: KeyRecord,
+    revision: int,
+    state: str,
+    memory: int,
+    carrier: KeyValue | None = None,
 ) -> tuple[bytes, list[bytes]]:
-    """The transaction, and deletes that do not fit into it and may be sent before. With memory 0 it only deletes."""
-    if record.state == GRANTED and not record.ticket and len(record.names) == 1:
+    """The transaction, and deletes that do not fit into it and may be sent before. With memory 0 it only deletes.
+
+    `carrier`: requires that this key has not changed, so that no other client has taken the attempt over.
+    """
+    if record.state == GRANTED and not record.ticket and len(record.names) == 1 and carrier is None:
         return public.encode().join(_finish_plain(keys, record, state, memory)), []
     mine, writes = keys.attempt(public), ends(keys, public, record, state, memory)
     if record.state == GRANTED:
@@ -131,6 +140,8 @@ def finish(
     else:
         place = keys.place(record.names[0], record.ticket, public)
         proof = [present(place), modified_at(mine, revision)]
+    if carrier is not None:
+        proof.append(modified_at(carrier.key, carrier.modified))
     return txn(proof, writes[:TXN_OPS_MAX], [get(mine)]), writes[TXN_OPS_MAX:]
 
 
@@ -213,6 +224,33 @@ def keep_taken(keys: Keys, public: str, record: KeyRecord, memory: int, lease: i
     if len(first) + len(last) <= TXN_OPS_MAX:
         return [txn(proof, first + last, [get(mine)])]
     return [txn(proof, first), txn(proof, last, [get(mine)])]
+
+
+def attach_places(keys: Keys, public: str, record: KeyRecord, revision: int, queue: int) -> bytes:
+    """Attach the places of a waiter to another etcd lease, if it still waits and has them all."""
+    about = ClaimInfo.of(public, record).written()
+    places = keys.places_of(record.names, record.ticket, public)
+    proof = [modified_at(keys.attempt(public), revision), *map(present, places)]
+    return txn(proof, [put(place, about, queue) for place in places])
+
+
+def attach_claims(keys: Keys, public: str, record: KeyRecord, hold: int, delayed: int) -> list[bytes]:
+    """The transactions that attach a holder's keys to other etcd leases. The last one decides.
+
+    Its places in queues are deleted: nobody needs them, and so it needs no etcd lease for them.
+    """
+    proof, about = holds(keys, public, record), ClaimInfo.of(public, record).written()
+    writes = (
+        [delete(place) for place in keys.places_of(record.names, record.ticket, public)]
+        if record.ticket
+        else []
+    )
+    if delayed:
+        writes += [put(keys.delay(name), about, delayed) for name in record.names]
+    claims = [put(keys.claim(name), about, hold) for name in record.names]
+    if len(writes) + len(claims) <= TXN_OPS_MAX:
+        return [txn(proof, writes + claims)]
+    return [txn(proof, writes), txn(proof, claims)]
 
 
 def delays(keys: Keys, public: str, record: KeyRecord) -> tuple[tuple[bytes, bytes], ...]:

@@ -9,21 +9,20 @@ from typing import ClassVar
 
 from fenced import timing
 from fenced.authorities.shared.rules import QUEUE_MAX, reused_attempt, tokens_used_up
+from fenced.authorities.zookeeper.base import STALE_SECONDS
 from fenced.authorities.zookeeper.entering import Entering
 from fenced.authorities.zookeeper.errors import refused
 from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.authorities.zookeeper.tree import (
     NamespaceView,
-    NodeRecord,
     Queue,
     ZooKeeperAttempt,
     delay_text,
     owner_of,
-    record_text,
     tomb_text,
 )
 from fenced.contracts import Runtime, Trait
-from fenced.errors import FencedError, Misconfigured, Misuse, Unavailable
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.model import (
     TOKEN_MAX,
     Ask,
@@ -84,7 +83,7 @@ class ZooKeeperAuthority(Entering):
         ),
         Trait(
             "own-memory",
-            "Only its own client remembers an ended attempt; a client that has a lease's secret can take it over.",
+            "A client can take an attempt over from another; but only the client that ended it remembers its end.",
         ),
         Trait(
             "delay-noticed",
@@ -122,10 +121,12 @@ class ZooKeeperAuthority(Entering):
             self._remember(mine)
         elif mine.names and (mine.names, mine.ttl) != (ask.names, ask.ttl):
             raise reused_attempt()
+        elif await self._lives_elsewhere(mine, until):
+            return await self.ask(ask, until)
         home = self._session(ask.ttl)
         mine.asks, mine.asking = mine.asks + 1, mine.asking + 1
         try:
-            return await home.request(lambda: self._asked(home, mine, ask.wait, start, until), until)
+            answer = await home.request(lambda: self._asked(home, mine, ask.wait, start, until), until)
         except BaseException as error:
             if not mine.places:
                 if isinstance(error, Unavailable | Misconfigured | Misuse):
@@ -137,6 +138,11 @@ class ZooKeeperAuthority(Entering):
             raise
         finally:
             mine.asking -= 1
+        if not await self._lives_elsewhere(mine, until):
+            return answer
+        if self._runtime.now() >= until:
+            raise Indeterminate(f"{self.url}: other clients take this attempt over again and again")
+        return await self.ask(ask, until)
 
     async def _asked(
         self, home: ZooKeeperSession, mine: ZooKeeperAttempt, wait: bool, start: float, until: float
@@ -149,11 +155,13 @@ class ZooKeeperAuthority(Entering):
             if not isinstance(entered, tuple):
                 return entered
             found = entered
+        elif self._may_be_elsewhere(mine) and not await self._placed(mine, until):
+            return await self._revoked(home, mine, until)
         elif (space := self._first_by_now(home, mine)) is not None:
             answer = await self._grant(home, mine, space, start, until)
             if answer is not None:
                 return answer
-        while not mine.over:
+        while not mine.over and not mine.taken:
             # Only a read of the newest state shows this session what another session of ours has just done.
             queues, space = found or await self._look(home, mine.names, until, newest=newest or mine.away)
             found, newest = None, False
@@ -177,6 +185,14 @@ class ZooKeeperAuthority(Entering):
                 if waiting is not None:
                     return waiting
         return Ended(mine.state)
+
+    def _may_be_elsewhere(self, mine: ZooKeeperAttempt) -> bool:
+        """Whether another client may have taken it over, and no watch or move of ours would show that.
+
+        A hand-over is trusted for a moment only: no session that carries the attempt by now ends so soon.
+        """
+        handed = mine.handed and self._runtime.now() - mine.handed_at > STALE_SECONDS
+        return mine.state == "granted" or mine.vanished or handed
 
     def _first_by_now(self, home: ZooKeeperSession, mine: ZooKeeperAttempt) -> NamespaceView | None:
         """If watch events or a hand-over already proved that we are first, the cached namespace; else None."""
@@ -217,23 +233,6 @@ class ZooKeeperAuthority(Entering):
             self._drop(mine, "expired")
             return None
         return Granted(mine.token, min(home.ttl, mine.expires - start), home.ttl)
-
-    async def _mint(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> None:
-        """Take a newer number, and write it to the names: waiters behind us must not be granted below it."""
-        mine.zxid = 0
-        writes = [jute.set_data(self._paths.attempt(mine.public), record_text(mine, session.ttl))]
-        writes += [jute.set_data(self._paths.name(name), b"") for name in mine.names]
-        writes += [jute.set_data(path, b"") for path in mine.places.values()]  # notifies the waiters behind
-        (reply,) = await session.exchange(jute.multi(writes), until=until)
-        results = self._results(reply)
-        failed = jute.failure(results)
-        if failed is not None:
-            if failed[1] != jute.NO_NODE:
-                raise refused(failed[1], self.url)
-            await self._revoked(session, mine, until)
-        elif (stat := results[0].stat) is not None:
-            mine.zxid = mine.forced = stat.mzxid
-            mine.version = stat.version
 
     async def _announce_delay(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> None:
         text = delay_text(mine.lock_delay)
@@ -330,7 +329,7 @@ class ZooKeeperAuthority(Entering):
         failures: list[FencedError] = []
         for public in publics:
             mine = self._memory.get(public)
-            if mine is None:
+            if mine is None or await self._lives_elsewhere(mine, until):
                 answers[public] = await self._adopt(public, until)
             elif mine.over:
                 answers[public] = Ended(mine.state)
@@ -343,6 +342,9 @@ class ZooKeeperAuthority(Entering):
                 failures.append(error)
                 kept = {mine.public: Unknown(str(error)) for mine in batch}
             answers |= kept
+            for mine in batch:
+                if await self._lives_elsewhere(mine, until):
+                    answers[mine.public] = await self._adopt(mine.public, until)
         await self._confirm_homes(batches, until)
         if failures and all(isinstance(answer, Unknown) for answer in answers.values()):
             raise failures[0]
@@ -376,9 +378,15 @@ class ZooKeeperAuthority(Entering):
             watches += session.watch(mine, mine.places.values())
         sent = self._runtime.now()
         keep = [jute.sync(self._paths.keep)]
-        (kept,) = await self._watch_and(session, new, watches, keep, until)
+        waiting = [mine for mine in live if mine.state == "waiting"]
+        reads = [jute.get_data(self._paths.attempt(mine.public)) for mine in waiting]
+        kept, *found = await self._watch_and(session, new, watches, [*keep, *reads], until)
         if kept.error:
             raise refused(kept.error, self.url)
+        for mine, record in zip(waiting, map(self._record, found), strict=True):
+            # No watch shows that another client has ended a waiter or has taken it over.
+            if record is None or self._owner(mine, record) is None:
+                mine.vanished = True
         for mine in live:
             if mine.over:
                 answers[mine.public] = Ended(mine.state)
@@ -408,48 +416,6 @@ class ZooKeeperAuthority(Entering):
                 return Waiting(waiting.check_in)
         return Waiting(home.ttl if mine.behind else 0.0)
 
-    async def _adopt(self, public: str, until: float) -> RenewAnswer:
-        """Renew an attempt that another client's session carries: take it over into ours, at the same places."""
-        session = self._any_session()
-
-        async def find() -> NodeRecord | None:
-            (reply,) = await session.exchange(jute.get_data(self._paths.attempt(public)), until=until)
-            return self._record(reply)
-
-        record = await session.request(find, until)
-        if record is None:
-            return Gone()
-        if record.owner == 0:
-            return Ended("withdrawn")
-        mine = ZooKeeperAttempt(
-            public, record.names, record.asked, record.lock_delay, record.holder, zxid=record.zxid
-        )
-        mine.version = record.version
-        own = self._session(record.asked)
-        return await own.request(lambda: self._take_over(own, mine, until), until)
-
-    async def _take_over(self, home: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> RenewAnswer:
-        queues, space = await self._look(home, mine.names, until)
-        mine.places = self._places(mine, queues)
-        if len(mine.places) < len(mine.names):
-            return Gone()
-        first = not any(queue.publics.index(mine.public) for queue in queues.values())
-        session = home if first else self._queueing(home)
-        sent = self._runtime.now()
-        moves, version = self._takeover_moves(mine, home.ttl)
-        (reply,) = await session.exchange(jute.multi(moves), until=until)
-        if jute.failure(self._results(reply)) is not None:
-            return Gone()
-        mine.version = version
-        mine.away = session is not home
-        mine.state = "granted" if first else "waiting"
-        mine.queued = not first
-        mine.delaying = bool(mine.lock_delay) and first
-        mine.token = space.token(mine.zxid) if first else 0
-        session.expect(mine, sent + (home.ttl if first else home.place_seconds))
-        self._remember(mine)
-        return Kept(home.ttl) if first else Waiting(home.ttl)
-
     # Ending.
 
     async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
@@ -464,11 +430,14 @@ class ZooKeeperAuthority(Entering):
         await self._settle(now, until)
         public = grant_id(secret)
         mine = self._memory.get(public)
-        if mine is None:
+        if mine is None or await self._lives_elsewhere(mine, until):
             session = self._any_session()
             return await session.request(lambda: self._end_unknown(session, public, state, until), until)
         home = self._session(mine.ttl)
-        return await home.request(lambda: self._end(home, mine, state, keep, until), until)
+        answer = await home.request(lambda: self._end(home, mine, state, keep, until), until)
+        if not await self._lives_elsewhere(mine, until):
+            return answer
+        return await home.request(lambda: self._end_unknown(home, public, state, until), until)
 
     async def _end(
         self, home: ZooKeeperSession, mine: ZooKeeperAttempt, state: str, keep: float, until: float
@@ -505,8 +474,7 @@ class ZooKeeperAuthority(Entering):
         text = tomb_text(timing.remember_for(0.0))
         bury = [jute.create(attempt, b"", self._acl), jute.create(tomb, text, self._acl)]
         while True:
-            (reply,) = await session.exchange(jute.get_data(attempt), until=until)
-            record = self._record(reply)
+            record = await self._stored(session, public, until)
             if record is not None and record.owner == 0:
                 return Released()
             if record is None and state == "released":
@@ -521,6 +489,9 @@ class ZooKeeperAuthority(Entering):
             (reply,) = await session.exchange(jute.multi(steps), until=until)
             failed = jute.failure(self._results(reply))
             if failed is None:
+                if record is not None:
+                    mine.end(state, self._runtime.now())
+                    self._remember(mine)
                 return Released()
             if failed[1] not in (jute.NO_NODE, jute.NODE_EXISTS):
                 raise refused(failed[1], self.url)

@@ -243,12 +243,18 @@ class Base:
         return [own, *(jute.delete(path) for path in paths)]
 
     async def _revoked(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> Ended:
-        """A place of ours is gone: force-released, deleted by hand, or another client took the attempt over."""
-        (reply,) = await session.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
-        record = self._record(reply)
+        """A place of ours is gone: force-released, deleted by hand, or another client took the attempt over.
+
+        In the last case the caller answers as for an attempt that this client has never seen (`taken`).
+        """
+        record = await self._stored(session, mine.public, until)
         if record is not None and (owner := self._owner(mine, record)) is not None:
             rest = [self._paths.attempt(mine.public), *mine.places.values()]
             owner.leftovers.extend(jute.delete(path) for path in rest)
+        elif record is not None:
+            self._forget(mine)
+            mine.taken = True
+            return Ended("revoked")
         self._drop(mine, "revoked", done=True)
         return Ended(mine.state)
 
@@ -308,10 +314,22 @@ class Base:
             raise refused(reply.error, self.url)
         return record_of(*jute.data_of(reply.body))
 
+    async def _stored(self, session: ZooKeeperSession, public: str, until: float) -> NodeRecord | None:
+        """The attempt's record, including what any client has done before this call."""
+        _, reply = await session.exchange(
+            jute.sync(self._paths.root), jute.get_data(self._paths.attempt(public)), until=until
+        )
+        return self._record(reply)
+
     def _results(self, reply: jute.Reply) -> list[jute.Done]:
         if reply.error:
             raise refused(reply.error, self.url)
         return jute.results_of(reply.body)
+
+    def _too_old(self, zxid: int, queues: dict[str, Queue], space: NamespaceView) -> bool:
+        """Whether this number is below a token that may have been granted: only a newer one may be granted."""
+        forced = max(queue.changed for queue in queues.values())
+        return zxid < max(forced, space.changed if space.version else 0)
 
     def _held_by(
         self, public: str, record: NodeRecord | None, space: NamespaceView, now: float

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from fenced.authorities.shared.rules import reused_attempt
+from fenced.authorities.zookeeper.adopting import Adopting
 from fenced.authorities.zookeeper.errors import refused
-from fenced.authorities.zookeeper.operating import Operating
 from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.authorities.zookeeper.tree import NamespaceView, NodeRecord, Queue, ZooKeeperAttempt, record_text
-from fenced.model import AskAnswer, Busy, Ended, Granted, HeldBy, Waiting
+from fenced.model import AskAnswer, Busy, Ended, HeldBy, Waiting
 from fenced.wire import jute
 
 
-class Entering(Operating):
+class Entering(Adopting):
     async def _enter(
         self, home: ZooKeeperSession, mine: ZooKeeperAttempt, wait: bool, until: float
     ) -> AskAnswer | tuple[dict[str, Queue], NamespaceView | None]:
@@ -127,24 +127,15 @@ class Entering(Operating):
         owner = self._owner(mine, record)
         if owner is None:
             self._forget(mine)
-            return self._of_another(mine, record, queues, space)
+            if len(self._places(mine, queues)) < len(mine.names):
+                return Ended("revoked")
+            await self._take_over(home, mine.public, record, until)
+            mine.taken = True  # the caller asks again: for the attempt that we carry now
+            return Waiting(0.0)
         mine.zxid = record.zxid
         self._found(owner, mine, record, queues)
         owner.expect(mine, owner.confirmed + home.place_seconds)
         return queues, space
-
-    def _of_another(
-        self, mine: ZooKeeperAttempt, record: NodeRecord, queues: dict[str, Queue], space: NamespaceView
-    ) -> AskAnswer:
-        """Another client's session carries this attempt. How long it lasts is known once we renew it (`_adopt`)."""
-        places = [
-            queue.publics.index(mine.public) for queue in queues.values() if mine.public in queue.publics
-        ]
-        if len(places) < len(queues):
-            return Ended("revoked")
-        if any(places):
-            return Waiting(record.ttl, max(places) - 1)
-        return Granted(space.token(record.zxid), 0.0, record.ttl)
 
     async def _whom(
         self,

@@ -17,14 +17,19 @@ from fenced.authorities.zookeeper.tree import ZooKeeperAttempt, record_text
 from fenced.wire import jute
 
 MOVED = 0
-"""The version of an attempt's own node after its own client has moved it; before that it is 1."""
-VERSIONS = 16
-"""A client that takes over another client's attempt writes its node until it has the next version, from 1 to this."""
+"""The version of an attempt's own node after the client that made it has moved it; before that it is 1."""
+VERSIONS = 64
+"""A client that takes over another client's attempt writes its node until it has the next version, from 2 to this."""
+
+
+def next_version(version: int) -> int:
+    """After a take-over, or a move of one that was taken over. A client that has lost it must not meet its old one."""
+    return version + 1 if 2 <= version < VERSIONS else 2
 
 
 class Moving(Base):
     def _moves(self, mine: ZooKeeperAttempt, ttl: float, behind: Collection[str] = ()) -> list[bytes]:
-        """The operations that delete all its nodes and make them again. Its own node then has the version MOVED.
+        """The operations that delete all its nodes and make them again.
 
         A write to each place notifies the waiter behind that this is not the end of the attempt. At the names in
         `behind`, where the same request deletes the place ahead of it, no write is needed: nobody has seen it first
@@ -32,6 +37,7 @@ class Moving(Base):
         """
         attempt, text = self._paths.attempt(mine.public), record_text(mine, ttl)
         moves = [jute.delete(attempt, mine.version), jute.create(attempt, text, self._acl, jute.EPHEMERAL)]
+        moves += self._until_version(mine, text, self._version_moved(mine))
         for name, path in mine.places.items():
             if name not in behind:
                 moves.append(jute.set_data(path, b""))
@@ -43,10 +49,22 @@ class Moving(Base):
 
         The other client may have taken a newer number. The writes to the places make those behind take newer ones, too.
         """
-        version = mine.version % VERSIONS + 1
-        text = jute.set_data(self._paths.attempt(mine.public), record_text(mine, ttl))
-        marks = [jute.set_data(path, b"") for path in mine.places.values()]
-        return [*self._moves(mine, ttl), *[text] * version, *marks], version
+        version = next_version(mine.version)
+        attempt, text = self._paths.attempt(mine.public), record_text(mine, ttl)
+        moves = [jute.delete(attempt, mine.version), jute.create(attempt, text, self._acl, jute.EPHEMERAL)]
+        moves += self._until_version(mine, text, version)
+        for path in mine.places.values():
+            moves += (jute.set_data(path, b""), jute.delete(path))
+            moves += (jute.create(path, b"", self._acl, jute.EPHEMERAL), jute.set_data(path, b""))
+        return moves, version
+
+    def _version_moved(self, mine: ZooKeeperAttempt) -> int:
+        return MOVED if mine.version <= 1 else next_version(mine.version)
+
+    def _until_version(self, mine: ZooKeeperAttempt, text: bytes, version: int) -> list[bytes]:
+        """Writes to its new node, until it has this version. The last one restores its text."""
+        attempt = self._paths.attempt(mine.public)
+        return [jute.set_data(attempt, text if last == version else b"") for last in range(1, version + 1)]
 
     def _about_to_move(self, home: ZooKeeperSession, mine: ZooKeeperAttempt) -> None:
         """If the reply is lost, either session may have the attempt: register it with both, so that each one checks."""
@@ -56,7 +74,7 @@ class Moving(Base):
     def _moved(self, home: ZooKeeperSession, mine: ZooKeeperAttempt) -> None:
         self._stop_carrying(mine)
         mine.away = mine.moving = mine.watched = False
-        mine.version = MOVED
+        mine.version = self._version_moved(mine)
         for path in mine.places.values():
             if (following := self._followers.get(path)) is not None:
                 # It relied on us while we waited. Now others may delete our place: its next renewal sets a watch.
@@ -127,6 +145,7 @@ class Moving(Base):
                 following.forced = max(following.forced, mine.forced)
                 self._moved(home, following)
                 following.handed, following.handing = True, None
+                following.handed_at = self._runtime.now()
                 if following.behind:  # otherwise the watch event came first and has already woken it
                     following.behind.clear()
                     self._wake(following.public)

@@ -151,6 +151,7 @@ class ZooKeeperAttempt:
     """Exists while a release that hands its last name over to it is running; set when that has an outcome."""
     handed: bool = False
     """A release has handed its last name over to it: it is first in all its queues."""
+    handed_at: float = -math.inf
     expires: float = math.inf
     forget: float = math.inf
     asks: int = 0
@@ -171,6 +172,8 @@ class ZooKeeperAttempt:
     """The last transaction, as far as it knows, that made one of its names or took it by force."""
     vanished: bool = False
     """One of its places is gone, and this client did not delete it."""
+    taken: bool = False
+    """A take-over has replaced it: nothing here describes the attempt any more."""
     delaying: bool = False
     """Its lock_delay nodes were made."""
     doubted: bool = False
