@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import fenced
-from evidence import authority_storms, guard_holders, ledger, message_storm, power_cut, server_cut
+from evidence import (
+    authority_storms,
+    guard_holders,
+    ledger,
+    message_storm,
+    power_cut,
+    server_cut,
+    service_kills,
+)
 from fenced.testing.servers import (
     DynamoServer,
     EtcdServer,
@@ -175,6 +183,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "guard_storms": lambda _: guard_storms(),
     "guard_holders": lambda _: holders(),
     "message_storm": lambda _: message_storm.run(),
+    "service_kills": lambda _: service_kills.run(),
     "worlds": lambda _: worlds(),
     "bench": lambda _: bench(),
 }
