@@ -196,6 +196,7 @@ def test_a_second_process_is_refused(path: Path, ledger: LedgerAuthority) -> Non
                 step(again.ask(lease("c")))
             except Misconfigured as error:
                 said.append(str(error))
+            again.abandon()
         os.write(writer, json.dumps(said).encode())
         os._exit(0)
     os.waitpid(child, 0)

@@ -38,7 +38,7 @@ class GoesOnAfterAFailedWrite(Ledger):
         try:
             super().write(due)
         except Indeterminate:
-            self._refusal, self.written = None, self._next - 1
+            self.refusal, self.written = None, self._next - 1
 
 
 class SnapshotForgetsTheCounter(Ledger):

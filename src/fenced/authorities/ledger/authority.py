@@ -64,7 +64,9 @@ def _acquire(path: Path, create: bool, clock: Callable[[], int]) -> Ledger:
 def _release(path: Path) -> None:
     with _opening:
         key = (os.getpid(), path)
-        ledger, users = _ledgers.pop(key)
+        ledger, users = _ledgers.pop(key, (None, 0))
+        if ledger is None:
+            return  # in a forked child, whose parent has the ledger
         if users > 1:
             _ledgers[key] = (ledger, users - 1)
         else:
@@ -137,9 +139,8 @@ class LedgerAuthority:
 
     def _join(self, create: bool) -> Ledger:
         """Runs in the thread that opens: a caller that is cancelled meanwhile leaves nothing open for ever."""
-        with (
-            self._joining
-        ):  # of several callers that open at the same time one joins, and the others wait for it
+        # Of several callers that open at the same time one joins, and the others wait for it.
+        with self._joining:
             if self._ledger is None:
                 ledger = _acquire(self._path, create, self._clock)
                 ledger.listeners.append(self._wakeups.add)
@@ -189,8 +190,8 @@ class LedgerAuthority:
             self._runtime.spawn(self._write, "fenced-ledger-write")
         in_time = await self._runtime.wait(written, timing.call_until(self._runtime.now(), until))
         if ledger.written < due:
-            ledger_says = "the disk did not finish before the deadline" if not in_time else "a write failed"
-            raise Indeterminate(f"{self.url}: {ledger_says}")
+            why = str(ledger.refusal) if in_time else "the disk did not finish before the deadline"
+            raise Indeterminate(f"{self.url}: {why}")
 
     async def _write(self) -> None:
         """Write until nothing is left. What is collected during one write belongs to the next round."""

@@ -50,7 +50,7 @@ class Ledger:
         self._heads: list[AttemptRow] = []
         """Waiters to notify once the batch is on the disk."""
         self._since_snapshot = 0
-        self._refusal: FencedError | None = None
+        self.refusal: FencedError | None = None
         self._state = threading.Lock()
         """Held for one operation, or for copying what was collected: nothing under it waits."""
         self._writing = threading.Lock()
@@ -139,8 +139,8 @@ class Ledger:
         self._heads += heads
 
     def refuse_if_failed(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise type(self.refusal)(str(self.refusal))  # a new one: an error that is raised again grows
 
     # Writing.
 
@@ -157,8 +157,8 @@ class Ledger:
     def _write(self, look: Callable[[], T]) -> T:
         """Write what was collected. `look` looks at the state that has exactly the changes up to this batch."""
         with self._state:
-            if self._refusal is not None:
-                raise Indeterminate(f"{self.where}: an earlier write failed: {self._refusal}")
+            if self.refusal is not None:
+                raise Indeterminate(f"{self.where}: an earlier write failed: {self.refusal}")
             batch = Batch(self._next, self._now(), self._changes.copy())
             heads = self._heads.copy()
             self._changes.clear()  # the rows append to this very list
@@ -179,7 +179,7 @@ class Ledger:
 
     def _failed(self, error: BaseException) -> None:
         # Set before the lock on writing is left: whoever gets that lock next finds it.
-        self._refusal = Unavailable(
+        self.refusal = Unavailable(
             f"{self.where}: nothing is granted, renewed or released since a write failed ({error}). Memory is ahead of "
             "the disk: restart the process when the disk works again"
         )
@@ -228,16 +228,19 @@ class Ledger:
         """Write what was collected by calls that nobody waits for any more, and release the file."""
         self._closing = True
         with self._snapshotting, self._writing:
-            if self._refusal is None:
-                if self._changes:
+            try:
+                if self._changes and self.refusal is None:
                     self._write(lambda: None)
-                self._refusal = Unavailable(f"{self.where} is closed")
-            self._journal.close()
+            except Indeterminate:
+                pass  # nobody waits for these changes
+            finally:
+                self.refusal = self.refusal or Unavailable(f"{self.where} is closed")
+                self._journal.close()
 
     def _forked(self) -> None:
         """In a child: the file belongs to the parent. No lock is taken, since a thread of the parent may hold it."""
         self._journal.abandon()
-        self._refusal = Misconfigured(
+        self.refusal = Misconfigured(
             f"{self.where} belongs to the process that opened it, not to this forked child; a ledger is for one process"
         )
 
