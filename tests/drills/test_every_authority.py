@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,12 +13,13 @@ from click.testing import CliRunner
 
 from fenced.drills.command import drill
 from fenced.registry import one_per_class
-from fenced.testing.servers import PostgresqlServer
+from fenced.testing.servers import PostgresqlServer, ServiceServer
 
 pytestmark = pytest.mark.xdist_group("drills")
 
 SERVERS = {
     "etcd": "etcd_url",
+    "http": "service_url",
     "postgresql": "postgresql_url",
     "redis": "redis_url",
     "zookeeper": "zookeeper_url",
@@ -25,7 +27,13 @@ SERVERS = {
 STORM = ("--seconds", "5", "--holders", "2", "--names", "1")
 """One holder works while the other is stopped. Long enough for etcd, which grants a second at least."""
 ELSEWHERE = {"ledger", "memory", "sqlite"}
-"""In one process only, both; the default of every other drill test."""
+"""Two in one process only; the default of every other drill test."""
+
+
+@pytest.fixture(scope="module")
+def service_url() -> Iterator[str]:
+    with ServiceServer() as server:
+        yield server.url()
 
 
 def test_no_authority_is_left_out() -> None:

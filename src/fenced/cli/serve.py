@@ -64,7 +64,7 @@ def serve(
         from fenced.service.server import serve as serve_until_stopped
     except ImportError as error:
         raise Misconfigured(
-            f"fenced serve needs more packages ({error}): pip install 'fenced[service]'"
+            f"fenced serve needs more packages ({error}): pip install starlette uvicorn httptools uvloop msgspec"
         ) from error
     if (cert is None) != (key is None):
         raise click.UsageError("--cert and --key go together")
