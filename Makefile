@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 4
+JOBS ?= 5
 SEEDS ?= 0-4999
 AUTHORITY ?= memory
 VENV := .venv
