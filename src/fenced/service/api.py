@@ -65,6 +65,7 @@ from fenced.service.bodies import (
     WaitingAnswer,
     WithdrawBody,
 )
+from fenced.service.events import Events
 from fenced.service.held import HeldAnswer, held_seconds
 from fenced.service.metrics import Metrics
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
@@ -123,6 +124,7 @@ class Api:
         self.tokens = tokens
         self._audit = audit or (lambda entry: log.info("%s", entry))
         self.numbers = Metrics()
+        self.events = Events()
         self.stopping = False
         self._random = AioRuntime()
         self._running = 0
@@ -254,7 +256,9 @@ class Api:
 
     async def _ask(self, namespace: ServedNamespace, ask: Ask) -> Answer:
         began = clocks.now()
-        answer = answers.asked(ask, await namespace.leases.ask(ask), namespace.realm)
+        found = await namespace.leases.ask(ask)
+        self.events.answered(namespace.name, ask, found)
+        answer = answers.asked(ask, found, namespace.realm)
         if answers.STATUS[type(answer)] == 200:
             self.numbers.granted(clocks.now() - began)
         return answer
@@ -282,20 +286,24 @@ class Api:
     async def renew(self, call: Call) -> RenewedAnswers:
         body: RenewBody = call.body
         namespace = await self._namespace(call)
-        until = clocks.now() + body.timeout
-        return RenewedAnswers(
-            [answers.renewed(each) for each in await namespace.leases.renew(body.attempts, until)]  # type: ignore[misc]
-        )
+        found = await namespace.leases.renew(body.attempts, clocks.now() + body.timeout)
+        for attempt, answer in zip(body.attempts, found, strict=True):
+            self.events.answered(namespace.name, Renewal(attempt), answer)
+        return RenewedAnswers([answers.renewed(each) for each in found])  # type: ignore[misc]
 
     async def release(self, call: Call) -> Answer:
         body: ReleaseBody = call.body
-        leases = (await self._namespace(call)).leases
-        return answers.ended(await leases.release(body.attempt, keep=body.keep))
+        namespace = await self._namespace(call)
+        answer = await namespace.leases.release(body.attempt, keep=body.keep)
+        self.events.answered(namespace.name, Release(body.attempt), answer)
+        return answers.ended(answer)
 
     async def withdraw(self, call: Call) -> Answer:
         body: WithdrawBody = call.body
-        leases = (await self._namespace(call)).leases
-        return answers.ended(await leases.withdraw(body.attempt))
+        namespace = await self._namespace(call)
+        answer = await namespace.leases.withdraw(body.attempt)
+        self.events.answered(namespace.name, Withdrawal(body.attempt), answer)
+        return answers.ended(answer)
 
     async def batch(self, call: Call) -> BatchAnswers:
         """Each operation is answered separately. They share one durable write if the store can do that."""
@@ -309,7 +317,8 @@ class Api:
             found = await many(operations)
         else:
             found = list(await asyncio.gather(*(_single(namespace.leases, each) for each in operations)))
-        for result in found:
+        for operation, result in zip(operations, found, strict=True):
+            self.events.answered(namespace.name, operation, result)
             if isinstance(result, Granted):
                 self.numbers.granted(clocks.now() - began)
         results = iter(found)

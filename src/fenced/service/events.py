@@ -1,0 +1,148 @@
+"""What this instance has answered, for its live page: the newest grants, ends of leases and refusals of guards.
+
+Attempts are secrets, and values belong to programs: neither is ever in an event. Everything here may be lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Literal
+
+from msgspec import Struct
+
+from fenced.decision import Ruling
+from fenced.errors import InvalidStamp, Refused
+from fenced.model import (
+    Ask,
+    BatchAnswer,
+    BatchOperation,
+    Ended,
+    Granted,
+    Holder,
+    Released,
+    Stamp,
+    grant_id,
+)
+from fenced.rollout import Decision
+
+EVENTS_MAX = 5000
+"""How many events an instance remembers."""
+
+
+class ServiceEvent(Struct, frozen=True, omit_defaults=True):
+    """One event, in the order of this instance. The page adds what it knows about grants from other events."""
+
+    number: int
+    at: float
+    """Seconds since 1970, for people."""
+    kind: Literal["granted", "ended", "refused"]
+    namespace: str = ""
+    names: tuple[str, ...] = ()
+    token: int | None = None
+    grant: str = ""
+    holder: Holder | None = None
+    ttl: float = 0.0
+    why: str = ""
+    """Of an end: released, expired, revoked ...; of a refusal: stale, missing ..."""
+    mark: int | None = None
+    """Of a refusal: the highest token that the guard had seen."""
+    mark_grant: str = ""
+    guard: str = ""
+    mode: str = ""
+    realm: str = ""
+
+
+class Events:
+    """The newest events of one instance. Used in the loop's thread only."""
+
+    def __init__(self) -> None:
+        self._newest: deque[ServiceEvent] = deque(maxlen=EVENTS_MAX)
+        self.number = 0
+        """Of the last event."""
+        self.counts: Counter[str] = Counter()
+        self.listener: Callable[[], None] | None = None
+        """Called after each event while somebody looks; it must return at once."""
+
+    def answered(self, namespace: str, operation: BatchOperation, answer: BatchAnswer) -> None:
+        """What the store has answered to one operation. Renewals that were kept, and waiters, are no events."""
+        match answer, operation:
+            case Granted(), Ask():
+                self._add(
+                    ServiceEvent(
+                        self.number + 1,
+                        _now(),
+                        "granted",
+                        namespace,
+                        operation.names,
+                        answer.token,
+                        grant_id(operation.secret),
+                        operation.holder,
+                        answer.ttl,
+                    )
+                )
+            case ((Released() | Ended()), _):
+                grant = grant_id(operation.secret)
+                why = answer.reason if isinstance(answer, Ended) else "released"
+                self._add(ServiceEvent(self.number + 1, _now(), "ended", namespace, grant=grant, why=why))
+
+    def refused(self, guard: str, error: Refused, mode: str = "") -> None:
+        """A guard of this process has refused an operation. `guard` is its address without secrets."""
+        self._refused(_now(), guard, error.name, error.stamp, error.mark, None, error.kind, mode)
+
+    def decided(self, record: Decision) -> None:
+        """A guard elsewhere has written this record. Only refusals are events."""
+        if record.ruling is not Ruling.REFUSE:
+            return
+        try:
+            stamp = Stamp.parse(record.stamp) if record.stamp else None
+        except InvalidStamp:
+            stamp = None
+        at, mark, grant = record.at.timestamp(), record.mark, record.mark_grant
+        self._refused(at, record.guard, record.name, stamp, mark, grant, record.verdict.value, record.mode)
+
+    def since(self, number: int) -> list[ServiceEvent]:
+        """The events after this number that are still remembered."""
+        missing = min(self.number - number, len(self._newest))
+        return list(islice(self._newest, len(self._newest) - missing, None))
+
+    def _refused(
+        self,
+        at: float,
+        guard: str,
+        name: str | None,
+        stamp: Stamp | None,
+        mark: int | None,
+        mark_grant: str | None,
+        why: str,
+        mode: str,
+    ) -> None:
+        self._add(
+            ServiceEvent(
+                self.number + 1,
+                at,
+                "refused",
+                names=() if name is None else (name,),
+                token=stamp.token if stamp else None,
+                grant=stamp.grant if stamp else "",
+                why=why,
+                mark=mark,
+                mark_grant=mark_grant or "",
+                guard=guard,
+                mode=mode,
+                realm=stamp.realm if stamp else "",
+            )
+        )
+
+    def _add(self, event: ServiceEvent) -> None:
+        self.number = event.number
+        self.counts[event.kind] += 1
+        self._newest.append(event)
+        if self.listener is not None:
+            self.listener()
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()
