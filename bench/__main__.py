@@ -24,6 +24,7 @@ from fenced.testing.servers import MissingProgram
 GROUPS = {
     "leases": "bench.leases",
     "ledger": "bench.ledger",
+    "service": "bench.service",
     "handover": "bench.handover",
     "renewal": "bench.renewal",
     "guards": "bench.guards",

@@ -51,9 +51,9 @@ def _figures(
     shares, costs, rates = [], [], []
     for _ in range(effort.of(ROUNDS)):
         bare = _load(script, service, SECONDS)
-        before = _cpu_seconds(proxy.pid)
+        before = cpu_seconds(proxy.pid)
         ours = _load(script, port, SECONDS)
-        costs.append((_cpu_seconds(proxy.pid) - before) / (ours * SECONDS) * 1e6)
+        costs.append((cpu_seconds(proxy.pid) - before) / (ours * SECONDS) * 1e6)
         shares.append(ours / bare)
         rates.append((ours, bare))
     ours, bare = rates[shares.index(sorted(shares)[len(shares) // 2])]
@@ -122,6 +122,6 @@ def _load(script: Path, port: int, seconds: float) -> float:
     return float(found[1])
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,232 @@
+"""The service beside etcd's lock: durable grants and releases of 64 clients and of one, and what a program pays for it.
+
+All of them keep their data in one folder, and one generator makes the load (load.c), so the client costs the same on
+both sides. etcd is measured before and after ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import fenced
+from bench import handover
+from bench.figures import Figure
+from bench.interleaved import Effort, medians
+from bench.proxy import cpu_seconds
+from fenced import registry
+from fenced.model import Ask, Granted, Holder
+from fenced.runtime.aio import AioRuntime
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.testing.servers import EtcdServer, PostgresqlServer, ServiceServer
+from fenced.testing.servers.base import MissingProgram
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.address import EtcdAddress
+from fenced.wire.etcd.cluster import EtcdWire
+from fenced.wire.protobuf import integer
+
+CLIENTS = 64
+BATCH = 8
+"""Operations in a request: eight connections act for eight clients each."""
+SECONDS = 3.0
+ALONE_SECONDS = 2.0
+DIRECT_PROCESSES = 2
+PROGRAM_PAIRS = 1000
+HANDOVERS = 300
+TTL_SECONDS = 600
+DEFAULTS = {"heartbeat-interval": "100", "election-timeout": "1000"}
+DIRECT_SHARE = 0.8
+
+
+class Load(NamedTuple):
+    """What the generator found: pairs a second, and microseconds of a pair; and the CPU of the server for each."""
+
+    pairs: float
+    p50: float
+    p99: float
+    cpu: float
+
+    def __str__(self) -> str:
+        pair = f"{self.p50 / 1e3:.1f} (99 %: {self.p99 / 1e3:.1f}) ms, {self.cpu:.0f} µs of CPU"
+        return f"{self.pairs:,.0f} a second, each {pair}"
+
+
+class Generator:
+    """load.c, compiled."""
+
+    def __init__(self, folder: Path, effort: Effort) -> None:
+        compiler = shutil.which("cc")
+        if compiler is None:
+            raise MissingProgram("the load generator is a C program, and there is no cc; gcc has it")
+        self._program = folder / "load"
+        source = Path(__file__).with_name("load.c")
+        command = [compiler, "-O2", "-D_GNU_SOURCE", "-o", str(self._program), str(source)]
+        subprocess.run(command, check=True)
+        self._share = effort.share
+
+    def __call__(
+        self, kind: str, server: EtcdServer | ServiceServer, connections: int, each: int = 1
+    ) -> Load:
+        seconds = self._share * (ALONE_SECONDS if connections == 1 else SECONDS)
+        run, lease = secrets.token_hex(8), 1 + secrets.randbits(40)
+        if isinstance(server, EtcdServer):
+            _grant_leases(server, range(lease, lease + connections * each))
+        arguments = [kind, server.host, server.port, connections, each, seconds, run, lease]
+        command = [str(self._program), *map(str, arguments)]
+        before = cpu_seconds(server.pid)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found = json.loads(done.stdout)
+        return Load(cpu=(cpu_seconds(server.pid) - before) / found.pop("all") * 1e6, **found)
+
+
+def _grant_leases(server: EtcdServer, ids: range) -> None:
+    """An etcd lease for each client, which outlives the run."""
+    runtime = BlockingRuntime()
+    with contextlib.closing(EtcdWire(EtcdAddress(server.url()), runtime)) as wire:
+        for each in ids:
+            request = integer(1, TTL_SECONDS) + integer(2, each)
+            step(wire.call(messages.LEASE_GRANT, request, runtime.now() + 30))
+
+
+def run(folder: Path, effort: Effort) -> Iterator[Figure]:
+    load = Generator(folder, effort)
+    with EtcdServer(DEFAULTS, folder=folder / "etcd") as etcd:
+        yield from _against_v3lock(folder, load, etcd)
+        yield from _against_direct("etcd", etcd.url(), folder, load, effort)
+    with PostgresqlServer() as postgresql:
+        yield from _against_direct("PostgreSQL", postgresql.url(), folder, load, effort)
+    yield from _programs(folder, effort)
+
+
+# Beside etcd's lock.
+
+
+def _against_v3lock(folder: Path, load: Generator, etcd: EtcdServer) -> Iterator[Figure]:
+    stores = {"ledger": _embedded("ledger", folder), "sqlite": _embedded("sqlite", folder)}
+    with contextlib.ExitStack() as stack:
+        ledger, sqlite = (stack.enter_context(_serving(folder, store)) for store in stores.values())
+        theirs, alone_theirs = [load("v3lock", etcd, CLIENTS)], [load("v3lock", etcd, 1)]
+        single, alone = load("lease", ledger, CLIENTS), load("lease", ledger, 1)
+        theirs.append(load("v3lock", etcd, CLIENTS))
+        batch = load("batch", ledger, CLIENTS // BATCH, BATCH)
+        over_sqlite = load("lease", sqlite, CLIENTS)
+        theirs.append(load("v3lock", etcd, CLIENTS))
+        alone_theirs.append(load("v3lock", etcd, 1))
+    peer = sorted(theirs)[1]
+
+    def figure(key: str, what: str, ours: Load, target: float | None) -> Figure:
+        detail = f"{ours}; v3lock {peer}"
+        return Figure(f"service.{key}", what, ours.pairs / peer.pairs, "x", target, detail, "at least")
+
+    yield figure("single", f"service over the ledger, {CLIENTS} clients, against v3lock", single, 3.0)
+    yield figure("batch", f"the same in batches of {BATCH}", batch, 5.0)
+    yield figure("sqlite", f"service over SQLite, {CLIENTS} clients, against v3lock", over_sqlite, None)
+    p50 = median(each.p50 for each in alone_theirs)
+    detail = f"{alone.p50:,.0f} against {p50:,.0f} µs of v3lock, median"
+    yield Figure("service.alone", "one client: a pair, ledger", alone.p50 / p50, "x", 1.0, detail)
+
+
+def _embedded(kind: str, folder: Path) -> str:
+    return f"{kind}:///{folder}/{kind}-{secrets.token_hex(4)}.db"
+
+
+def _serving(folder: Path, store: str, *options: str) -> ServiceServer:
+    return ServiceServer(folder / f"service-{secrets.token_hex(4)}", store=store, options=options)
+
+
+# Beside programs that use the store directly.
+
+
+def _against_direct(name: str, store: str, folder: Path, load: Generator, effort: Effort) -> Iterator[Figure]:
+    """The best that 64 tasks reach in one process or two, without a service between them and the store."""
+    seconds = effort.share * SECONDS
+    with _serving(folder, store, "--guarantee", "best-effort") as service:
+        ours, direct = [], []
+        for processes in (1, DIRECT_PROCESSES):
+            direct.append(_direct(store, processes, seconds))
+            ours.append(load("lease", service, CLIENTS).pairs)
+    best = max(direct)
+    rates = f"{median(ours):,.0f} against {best:,.0f} pairs a second"
+    detail = f"{rates} of {CLIENTS} tasks in {direct.index(best) + 1} processes"
+    yield Figure(
+        f"service.over_{name.lower()}",
+        f"service over {name}, against direct access",
+        median(ours) / best,
+        "x",
+        DIRECT_SHARE,
+        detail,
+        "at least",
+    )
+
+
+def _direct(store: str, processes: int, seconds: float) -> float:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
+        jobs = [pool.submit(pairs_of_tasks, store, CLIENTS // processes, seconds) for _ in range(processes)]
+        return sum(job.result() for job in jobs)
+
+
+def pairs_of_tasks(store: str, tasks: int, seconds: float) -> float:
+    """Pairs a second of so many tasks with one authority object; runs in a process of its own."""
+    return asyncio.run(_pairs_of_tasks(store, tasks, seconds))
+
+
+async def _pairs_of_tasks(store: str, tasks: int, seconds: float) -> float:
+    runtime = AioRuntime()
+    authority = registry.authority(store, runtime)
+    await authority.open()
+    run, until = runtime.secret(), 0.0
+
+    async def work(task: int) -> int:
+        holder = Holder(runtime.secret(), "bench", "host", 1)
+        count = 0
+        while time.perf_counter() < until:
+            ask = Ask(runtime.secret(), (f"{run}/{task}",), 30.0, holder)
+            assert isinstance(await authority.ask(ask), Granted)
+            await authority.release(ask.secret)
+            count += 1
+        return count
+
+    for length in (0.5, seconds):  # the first time to warm up
+        began = time.perf_counter()
+        until = began + length
+        counts = await asyncio.gather(*(work(task) for task in range(tasks)))
+        rate = sum(counts) / (time.perf_counter() - began)
+    await authority.close()
+    runtime.close()
+    return rate
+
+
+# What a program pays.
+
+
+def _programs(folder: Path, effort: Effort) -> Iterator[Figure]:
+    rounds = effort.of(PROGRAM_PAIRS)
+    with (
+        _serving(folder, _embedded("ledger", folder)) as over_ledger,
+        _serving(folder, _embedded("sqlite", folder)) as over_sqlite,
+        contextlib.ExitStack() as stack,
+    ):
+        urls = [over_ledger.url(), over_sqlite.url(), _embedded("sqlite", folder)]
+        clients = [stack.enter_context(fenced.Client(url)) for url in urls]
+        ledger, sqlite, direct = medians(*map(_pair, clients), rounds=rounds, warm_up=200)
+        beside = f"over SQLite {sqlite * 1e3:.2f} ms; SQLite itself {direct * 1e3:.2f} ms"
+        yield Figure("service.pair", "a Python program's pair", ledger * 1e3, "ms", 1.2, beside)
+        times = handover.measure(over_ledger.url(), [(effort.of(HANDOVERS // 2), 1)] * 2)
+        detail = f"median of {len(times)}, two processes"
+        yield Figure("service.handover", "hand-over between clients", median(times) * 1e3, "ms", 2.0, detail)
+
+
+def _pair(client: Any) -> Callable[[], None]:
+    return lambda: client.acquire("orders/42").release()
