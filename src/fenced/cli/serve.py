@@ -22,6 +22,12 @@ PORT = 8700
     help="The authority behind it, such as sqlite:////var/lib/fenced/leases.db; else FENCED_STORE.",
 )
 @click.option(
+    "--values",
+    metavar="URL",
+    envvar="FENCED_VALUES",
+    help="The guard of the values. Default: a SQLite file beside an embedded store; none for other stores.",
+)
+@click.option(
     "--listen",
     metavar="HOST:PORT",
     callback=listen_address,
@@ -40,6 +46,7 @@ PORT = 8700
 @guarantee_option
 def serve(
     store: str,
+    values: str | None,
     listen: tuple[str, int] | None,
     socket: str | None,
     cert: str | None,
@@ -62,6 +69,7 @@ def serve(
     try:
         from fenced.service.server import ListenOptions, is_loopback
         from fenced.service.server import serve as serve_until_stopped
+        from fenced.service.values import values_beside
     except ImportError as error:
         raise Misconfigured(
             f"fenced serve needs more packages ({error}): pip install starlette uvicorn httptools uvloop msgspec"
@@ -86,4 +94,6 @@ def serve(
         complain,
         best_effort=guarantee == "best-effort",
         tokens=tokens,
+        values=values,
+        values_beside=values_beside(store),
     )

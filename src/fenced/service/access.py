@@ -3,7 +3,7 @@
 [[token]]
 id = "cron"                       # for the audit
 sha256 = "9f86d081884c7d65..."    # of the token: printf %s "$token" | sha256sum
-rights = ["lease", "observe"]     # or "operate"; lease alone can take and release leases
+rights = ["lease", "guard"]       # lease: take and release leases; guard: use values; observe: read; operate
 names = ["nightly", "reports"]    # these names and those below them; left out: all
 namespaces = ["default"]          # left out: all
 """
@@ -45,7 +45,7 @@ class Principal(Struct, forbid_unknown_fields=True, frozen=True):
         return all(any(name == each or name.startswith(f"{each}/") for each in own) for name in names)
 
 
-EVERYBODY = Principal("everybody", "0" * 64, ("lease", "observe", "operate"))
+EVERYBODY = Principal("everybody", "0" * 64, ("lease", "guard", "observe", "operate"))
 """Without a file of tokens: who can connect may do everything."""
 
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from fenced.authorities.shared.rules import NoNamespace
 from fenced.contracts import Authority
-from fenced.errors import FencedError, InvariantBroken, Misuse, Unavailable
+from fenced.errors import FencedError, InvariantBroken, Misuse, Refused, Unavailable
 from fenced.model import (
     Ask,
     BatchOperation,
@@ -52,6 +52,7 @@ from fenced.service.bodies import (
     FloorAnswer,
     FloorBody,
     ForceReleaseBody,
+    MarkBody,
     MintedBody,
     NameBody,
     NamesBody,
@@ -69,8 +70,10 @@ from fenced.service.events import Events
 from fenced.service.held import HeldAnswer, held_seconds
 from fenced.service.metrics import Metrics
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
+from fenced.service.replies import as_response, plain
 from fenced.service.routes import ROUTES, ApiRoute
-from fenced.wire.problems import Problem, plain_problem, problem
+from fenced.service.values import ServedValues
+from fenced.wire.problems import Problem, problem
 
 BODY_BYTES_MAX = 65_536
 LARGE_BODY_BYTES_MAX = 2**20
@@ -119,8 +122,10 @@ class Api:
         make: MakeAuthority,
         tokens: TokenFile | None = None,
         audit: Callable[[dict[str, object]], None] | None = None,
+        values: str | None = None,
     ) -> None:
         self.namespaces = ServedNamespaces(make)
+        self.values = ServedValues(values, self._default_realm, self._refused)
         self.tokens = tokens
         self._audit = audit or (lambda entry: log.info("%s", entry))
         self.numbers = Metrics()
@@ -147,6 +152,7 @@ class Api:
 
     async def close(self) -> None:
         await self.namespaces.close()
+        await self.values.close()
         self._random.close()
 
     # Requests.
@@ -158,9 +164,9 @@ class Api:
             try:
                 response = await self._respond(route, request)
             except NoNamespace as error:
-                response = self._failed(_plain(404, "There is no such namespace", str(error)))
+                response = self._failed(plain(404, "There is no such namespace", str(error)))
             except AnotherStore as error:
-                response = self._failed(_plain(421, "This instance has another store", str(error)))
+                response = self._failed(plain(421, "This instance has another store", str(error)))
             except FencedError as error:
                 response = self._failed(problem(error))
             finally:
@@ -179,7 +185,7 @@ class Api:
             found = self.tokens.principal(request.headers.getlist("authorization"))
             if found is None:
                 response = self._failed(
-                    _plain(401, "This needs a bearer token", "no token, or an unknown one")
+                    plain(401, "This needs a bearer token", "no token, or an unknown one")
                 )
                 response.headers["www-authenticate"] = "Bearer"
                 return response
@@ -191,18 +197,22 @@ class Api:
             if isinstance(data, Problem):
                 return self._failed(data)
             try:
-                body = msgspec.json.decode(data, type=route.body)
+                body = data if route.body is bytes else msgspec.json.decode(data, type=route.body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise Misuse(f"the body of this request is not as it should be: {error}") from None
         query = request.query_params
-        namespace = body.namespace if isinstance(body, NamespaceBody) else query.get("namespace", "default")
+        namespace = "default"
+        if isinstance(body, NamespaceBody):
+            namespace = body.namespace
+        elif "namespace" in route.parameters:
+            namespace = query.get("namespace", namespace)
         call = Call(request, body, namespace, query.get("realm", ""), by)
         names = _names_of(call)
         if route.handler in ("raise_floor", "tidy") and by.names is not None:
-            return self._failed(_plain(403, "This token does not allow that", "it concerns all names"))
+            return self._failed(plain(403, "This token does not allow that", "it concerns all names"))
         if not by.may(route.right, namespace) or not by.may_use(names):
             return self._failed(
-                _plain(403, "This token does not allow that", f"it needs {_shown(route, names)}")
+                plain(403, "This token does not allow that", f"it needs {_shown(route, names)}")
             )
         answer = await getattr(self, route.handler)(call)
         return answer if isinstance(answer, Response) else self._answered(answer)
@@ -214,9 +224,7 @@ class Api:
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
             # A page of another site could send requests to a service on this machine.
-            return _plain(
-                403, "The request comes from a page of another site", "only its own page may use it"
-            )
+            return plain(403, "The request comes from a page of another site", "only its own page may use it")
         return None
 
     def _answered(self, answer: msgspec.Struct) -> Response:
@@ -231,7 +239,7 @@ class Api:
     def _failed(self, found: Problem) -> Response:
         kind = str(msgspec.json.decode(found.body)["type"]).rpartition(":")[2]
         self.numbers.count("fenced_errors_total", type=kind)
-        return _response(found)
+        return as_response(found)
 
     # Leases.
 
@@ -339,6 +347,23 @@ class Api:
             raise Misuse("an item of a batch is one of ask, renew, release, withdraw")
         except Misuse as error:
             return error
+
+    # Values.
+
+    async def write_value(self, call: Call) -> Response:
+        return await self.values.write(call.request, call.request.path_params["name"], call.body)
+
+    async def read_value(self, call: Call) -> Response:
+        return await self.values.read(call.request, call.request.path_params["name"])
+
+    async def mark(self, call: Call) -> MarkBody:
+        return await self.values.mark(call.request.path_params["name"])
+
+    async def _default_realm(self) -> str:
+        return (await self.namespaces.get("default")).realm
+
+    def _refused(self, guard: str, error: Refused) -> None:
+        self.numbers.count("fencing_reject_total", kind=error.kind)
 
     # Operating.
 
@@ -456,28 +481,17 @@ async def _read(request: Request, limit: int) -> bytes | Problem:
             async for piece in request.stream():
                 body += piece
                 if len(body) > limit:
-                    return _plain(413, "The body is too long", f"at most {limit} bytes")
+                    return plain(413, "The body is too long", f"at most {limit} bytes")
     except TimeoutError:
-        return _plain(408, "The body did not arrive in time", f"it has {BODY_SECONDS:g} seconds")
+        return plain(408, "The body did not arrive in time", f"it has {BODY_SECONDS:g} seconds")
     return bytes(body)
-
-
-def _plain(status: int, title: str, detail: str) -> Problem:
-    retry = "later" if status in (408, 429) else "no"
-    return plain_problem(
-        status, {"type": "about:blank", "title": title, "status": status, "detail": detail, "retry": retry}
-    )
-
-
-def _response(found: Problem) -> Response:
-    return Response(found.body, found.status, dict(found.headers))
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
     assert isinstance(error, HTTPException)
-    response = _response(
-        _plain(error.status_code, error.detail, "/openapi.json has all paths and their methods")
+    response = as_response(
+        plain(error.status_code, error.detail, "/openapi.json has all paths and their methods")
     )
     response.headers.update(error.headers or {})
     return response
@@ -486,4 +500,4 @@ async def _not_found(request: Request, error: Exception) -> Response:
 async def _bug(request: Request, error: Exception) -> Response:
     """An error that nothing expected. Its outcome is unknown to the client, as with every 500."""
     log.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
-    return _response(_plain(500, "Internal Server Error", "this is a bug of fenced; its log says more"))
+    return as_response(plain(500, "Internal Server Error", "this is a bug of fenced; its log says more"))

@@ -251,6 +251,19 @@ class TidyAnswer(Struct):
     forgotten: int
 
 
+class WrittenBody(Struct):
+    """The version that the value has now; also in the ETag."""
+
+    version: int
+
+
+class MarkBody(Struct):
+    """The highest token that was admitted for this name; 0: none yet."""
+
+    name: str
+    token: Token
+
+
 class TraitView(Struct):
     key: str
     sentence: str

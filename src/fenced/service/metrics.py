@@ -10,6 +10,7 @@ _HELP = {
     "fenced_requests_total": "Requests by route and status.",
     "fenced_answers_total": "Answers about attempts, by kind.",
     "fenced_errors_total": "Problem documents by type.",
+    "fencing_reject_total": "Operations on values that their guard refused, by kind.",
 }
 
 

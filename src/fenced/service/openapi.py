@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from fenced import __version__
+from fenced.model import TOKEN_MAX
 from fenced.service import bodies
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.wire.problems import PROBLEM_MEDIA_TYPE
@@ -20,20 +21,26 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "after": {"schema": {"type": "string", "default": ""}, "description": "List what comes after this name."},
     "limit": {"schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 1000}},
+    "at_least": {
+        "schema": {"type": "integer", "minimum": 0, "maximum": TOKEN_MAX, "default": 0},
+        "description": "Answer 503 while no token as high as this was seen.",
+    },
 }
-_PREFER = {
-    "name": "Prefer",
-    "in": "header",
-    "schema": {"type": "string"},
-    "description": "`wait=S`: answer a waiter when it is worth asking again, or after S seconds.",
+_HEADERS = {
+    "Prefer": "`wait=S`: answer a waiter when it is worth asking again, or after S seconds.",
+    "Fenced-Stamp": "The stamp of the lease, in quotation marks.",
+    "Fenced-Proof": "The proof of the stamp, in quotation marks, for guards that require one.",
+    "If-Match": "The ETag of the value that is to be replaced.",
+    "If-None-Match": "`*`: write only if there is no value yet.",
 }
+_OCTETS: dict[str, Any] = {"application/octet-stream": {"schema": {}}}
 
 
 def document() -> dict[str, Any]:
     used = {bodies.ProblemView: None, bodies.Turn: None}
     for route in ROUTES:
-        used |= dict.fromkeys(kind for kind in (route.body, *route.answers.values()) if kind is not None)
-    kinds = list(used)
+        used |= dict.fromkeys((route.body, *route.answers.values()))
+    kinds = [kind for kind in used if kind not in (None, bytes)]
     references, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     schema_of = dict(zip(kinds, references, strict=True))
     paths: dict[str, Any] = {}
@@ -52,13 +59,9 @@ def document() -> dict[str, Any]:
 
 
 def _operation(route: ApiRoute, schema_of: dict[Any, Any]) -> dict[str, Any]:
-    parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "query", **_PARAMETERS[name]} for name in route.parameters
-    ]
+    parameters = [_parameter(name) for name in route.parameters]
     if "{name}" in route.path:
         parameters.append({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}})
-    if route.handler == "ask":
-        parameters.append(_PREFER)
     problem = {"content": {PROBLEM_MEDIA_TYPE: {"schema": schema_of[bodies.ProblemView]}}}
     responses: dict[str, Any] = {
         str(status): {"description": _described(kind), **_content(kind, schema_of)}
@@ -75,14 +78,21 @@ def _operation(route: ApiRoute, schema_of: dict[Any, Any]) -> dict[str, Any]:
         "responses": responses,
     }
     if route.body is not None:
-        content = {"application/json": {"schema": schema_of[route.body]}}
-        operation["requestBody"] = {"required": True, "content": content}
+        operation["requestBody"] = {"required": True, **_content(route.body, schema_of)}
     return operation
 
 
+def _parameter(name: str) -> dict[str, Any]:
+    if name in _HEADERS:
+        return {"name": name, "in": "header", "schema": {"type": "string"}, "description": _HEADERS[name]}
+    return {"name": name, "in": "query", **_PARAMETERS[name]}
+
+
 def _described(kind: Any) -> str:
-    return (kind.__doc__ or kind.__name__).partition("\n")[0] if kind is not None else "OK"
+    return "OK" if kind in (None, bytes) else (kind.__doc__ or kind.__name__).partition("\n")[0]
 
 
 def _content(kind: Any, schema_of: dict[Any, Any]) -> dict[str, Any]:
-    return {} if kind is None else {"content": {"application/json": {"schema": schema_of[kind]}}}
+    if kind is None:
+        return {}
+    return {"content": _OCTETS if kind is bytes else {"application/json": {"schema": schema_of[kind]}}}

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from fenced.service import bodies
 
-Right = Literal["lease", "observe", "operate"]
+Right = Literal["lease", "guard", "observe", "operate"]
 
 
 class ApiRoute(NamedTuple):
@@ -22,9 +22,12 @@ class ApiRoute(NamedTuple):
     right: Right | None
     """What a credential must allow; None: nothing."""
     body: Any = None
+    """The class of its body; `bytes`: any."""
     answers: Mapping[int, Any] = MappingProxyType({})
     parameters: tuple[str, ...] = ("namespace", "realm")
 
+
+STAMP = ("Fenced-Stamp", "Fenced-Proof")
 
 ROUTES = (
     ApiRoute("GET", "/v1", "look", "What the store promises", "lease", None, {200: bodies.StandingBody}),
@@ -51,6 +54,7 @@ ROUTES = (
             409: bodies.BusyAnswer,
             410: bodies.EndedAnswer,
         },
+        ("namespace", "realm", "Prefer"),
     ),
     ApiRoute(
         "POST",
@@ -125,6 +129,36 @@ ROUTES = (
         "operate",
         bodies.TidyBody,
         {200: bodies.TidyAnswer},
+    ),
+    ApiRoute(
+        "PUT",
+        "/v1/values/{name}",
+        "write_value",
+        "Write a value, unless a newer holder has been seen",
+        "guard",
+        bytes,
+        {200: bodies.WrittenBody},
+        (*STAMP, "If-Match", "If-None-Match"),
+    ),
+    ApiRoute(
+        "GET",
+        "/v1/values/{name}",
+        "read_value",
+        "Read a value; with a stamp, older holders can no longer write from then on",
+        "guard",
+        None,
+        {200: bytes},
+        (*STAMP, "at_least"),
+    ),
+    ApiRoute(
+        "GET",
+        "/v1/marks/{name}",
+        "mark",
+        "The highest token that the guard has seen for a name",
+        "observe",
+        None,
+        {200: bodies.MarkBody},
+        (),
     ),
     ApiRoute("GET", "/healthz", "health", "Whether the process answers", None, None, {200: None}, ()),
     ApiRoute("GET", "/readyz", "ready", "Whether the store answers", None, None, {200: None}, ()),

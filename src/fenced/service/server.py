@@ -122,13 +122,19 @@ def serve(
     *,
     best_effort: bool = False,
     tokens: str | None = None,
+    values: str | None = None,
+    values_beside: str | None = None,
 ) -> None:
-    """Run an instance until it gets SIGTERM or SIGINT. `tokens` is the path of a file of bearer tokens."""
+    """Run an instance until it gets SIGTERM or SIGINT.
+
+    `tokens` is the path of a file of bearer tokens, `values` the address of the guard of the values, which must be
+    usable at the start. Without it they are at `values_beside`, which is opened by the first request for a value.
+    """
 
     def audit(entry: dict[str, object]) -> None:
         say("audit " + json.dumps({"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **entry}))
 
-    api = Api(make, None if tokens is None else TokenFile(tokens), audit)
+    api = Api(make, None if tokens is None else TokenFile(tokens), audit, values or values_beside)
     server = LeaseServer(api, options)
 
     async def run() -> None:
@@ -140,6 +146,8 @@ def serve(
                 f"{where} cannot promise that tokens never repeat: {'; '.join(standing.doubts)}. "
                 "Change that, or accept it: --guarantee best-effort"
             )
+        if values is not None:
+            await api.values.open()
         sockets = listening(options)
         guarantee = "best-effort" if standing.doubts else "strict"
         say(f"listening on {' and '.join(_shown(options, sockets))}, in front of {where} ({guarantee})")

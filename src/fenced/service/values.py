@@ -1,0 +1,153 @@
+"""The values of the service: small values under names, behind a guard that refuses stale holders. docs/service.md.
+
+A request carries its stamp as docs/protocol.md says. The guard decides, in the same atomic step as the write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import PurePath
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fenced import registry
+from fenced.contracts import NamedValues
+from fenced.errors import Misuse, Refused, Unsupported
+from fenced.guarding import credential
+from fenced.http.protocol import read_fence
+from fenced.model import TOKEN_MAX, Credential, check_name
+from fenced.runtime.aio import AioRuntime
+from fenced.service.bodies import MarkBody, WrittenBody
+from fenced.service.replies import as_response, plain
+
+T = TypeVar("T")
+Refusal = Callable[[str, Refused], None]
+"""Called with the guard's address and the error of each refusal."""
+
+_VERSION = re.compile(r'"(0|[1-9][0-9]{0,15})"', re.ASCII)
+_EMBEDDED = re.compile(r"(?:sqlite|ledger)://(/[^?]+)")
+
+
+def values_beside(store: str) -> str | None:
+    """Where the values are if nobody says: in a SQLite file beside an embedded store; None for all other stores.
+
+    A database on another machine may belong to other programs, so nothing is created there unasked.
+    """
+    found = _EMBEDDED.fullmatch(store)
+    return None if found is None else f"sqlite://{PurePath(found[1]).with_suffix('.values.db')}"
+
+
+class ServedValues:
+    """The guard of one instance, in a runtime of its own: a slow write must not delay the grants."""
+
+    def __init__(self, url: str | None, realm: Callable[[], Awaitable[str]], refused: Refusal) -> None:
+        self._url = url
+        self._realm = realm
+        self._refused = refused
+        self._opening = asyncio.Lock()
+        self._runtime: AioRuntime | None = None
+        self._guard: NamedValues | None = None
+
+    async def open(self) -> NamedValues:
+        """The guard, opened by the first caller.
+
+        One that has not seen any token yet is told which authority to trust, and refuses writes without a stamp from
+        now on. Every other one keeps the realm and the modes that it has.
+        """
+        if self._guard is not None:
+            return self._guard
+        if self._url is None:
+            raise Unsupported("this service has no values; start it with --values URL")
+        async with self._opening:  # two first requests must not open two guards; others wait for its end
+            if self._guard is None:
+                runtime = AioRuntime()
+                try:
+                    guard = registry.guard(self._url, runtime)
+                    await guard.open()
+                    if await guard.highest() == 0 and set((await guard.modes()).values()) <= {"enforce"}:
+                        await guard.adopt(await self._realm())
+                        await guard.set_mode("require")
+                except BaseException:
+                    runtime.close()
+                    raise
+                self._runtime, self._guard = runtime, guard
+        return self._guard
+
+    async def close(self) -> None:
+        guard, self._guard = self._guard, None
+        if guard is not None and self._runtime is not None:
+            await guard.close()
+            self._runtime.close()
+
+    # Requests.
+
+    async def write(self, request: Request, name: str, value: bytes) -> Response:
+        expect = _expected(request)
+
+        async def work(guard: NamedValues) -> int:
+            return await guard.write(_credential(request), name, value, expect=expect)
+
+        version = await self._guarded(work)
+        return Response(
+            msgspec.json.encode(WrittenBody(version)), 200, {"etag": f'"{version}"'}, "application/json"
+        )
+
+    async def read(self, request: Request, name: str) -> Response:
+        """With a stamp: announce, then read. Without: what is there, if a token as high as `at_least` was seen."""
+        at_least = _at_least(request)
+
+        async def work(guard: NamedValues) -> Response:
+            with_stamp = _credential(request, announcing=True)
+            found = await (guard.peek(name, at_least) if with_stamp is None else guard.read(with_stamp, name))
+            if found.value is None:
+                return as_response(plain(404, "There is no value", "nothing was written under this name yet"))
+            return Response(
+                found.value, 200, {"etag": f'"{found.version}"', "cache-control": "no-store"},
+                "application/octet-stream",
+            )  # fmt: skip
+
+        return await self._guarded(work)
+
+    async def mark(self, name: str) -> MarkBody:
+        found = await (await self.open()).mark(check_name(name))
+        return MarkBody(name, 0 if found is None else found.token)
+
+    async def _guarded(self, work: Callable[[NamedValues], Awaitable[T]]) -> T:
+        guard = await self.open()
+        try:
+            return await work(guard)
+        except Refused as error:
+            self._refused(guard.url, error)
+            raise
+
+
+def _credential(request: Request, *, announcing: bool = False) -> Credential | None:
+    fence = read_fence(request.headers.raw)
+    return None if fence is None else credential(fence, announcing=announcing)
+
+
+def _expected(request: Request) -> int | None:
+    """The version that the value must still have: `If-Match: "3"`, or `If-None-Match: *` for none; None: any."""
+    match, none = request.headers.getlist("if-match"), request.headers.getlist("if-none-match")
+    if not match and not none:
+        return None
+    if not match and none == ["*"]:
+        return 0
+    found = _VERSION.fullmatch(match[0].strip()) if len(match) == 1 and not none else None
+    if found is None:
+        raise Misuse(
+            'If-Match takes the ETag of one answer, such as "3"; If-None-Match takes * alone: no value yet'
+        )
+    return int(found[1])
+
+
+def _at_least(request: Request) -> int:
+    text = request.query_params.get("at_least", "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= TOKEN_MAX):
+        raise Misuse(f"at_least is a token, from 0 to {TOKEN_MAX}")
+    return int(text)

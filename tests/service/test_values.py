@@ -1,0 +1,182 @@
+"""The values of the service: what their guard admits and refuses over HTTP, and which requests are none."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fenced.authorities.memory import MemoryAuthority, MemoryStore
+from fenced.errors import AlreadyApplied, Conflict, MissingStamp, StaleToken
+from fenced.http.protocol import fence_headers
+from fenced.model import Stamp
+from fenced.runtime import clocks
+from fenced.service.access import TokenFile
+from fenced.service.api import Api
+from fenced.service.values import values_beside
+from fenced.wire.problems import error_from
+
+GUARDS = ("memory://{0}", "sqlite:///{1}/values.db", "file://{1}")
+
+
+class Program:
+    """A program that calls an instance in this process."""
+
+    def __init__(self, api: Api, bearer: str = "") -> None:
+        headers = {"authorization": f"Bearer {bearer}"} if bearer else {}
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(api.app), base_url="http://service", headers=headers
+        )
+
+    async def take(self, name: str) -> str:
+        """A lease; whoever held the name loses it to an operator. Returns the stamp."""
+        held = (await self.http.get(f"/v1/names/{name}")).json()["held_by"]
+        if held is not None:
+            taken = {"token": held["token"]}
+            assert (await self.http.post(f"/v1/names/{name}/force-release", json=taken)).status_code == 200
+        ask = {"attempt": secrets.token_hex(16), "names": [name], "ttl": 600}
+        granted = await self.http.post("/v1/leases", json=ask)
+        assert granted.status_code == 200
+        return str(granted.json()["stamp"])
+
+    async def write(self, name: str, value: bytes, stamp: str, **headers: str) -> httpx.Response:
+        stamped = {"fenced-stamp": f'"{stamp}"'} if stamp else {}
+        return await self.http.put(f"/v1/values/{name}", content=value, headers={**stamped, **headers})
+
+    async def read(self, name: str, stamp: str = "") -> httpx.Response:
+        stamped = {"fenced-stamp": f'"{stamp}"'} if stamp else {}
+        return await self.http.get(f"/v1/values/{name}", headers=stamped)
+
+
+def error_of(answer: httpx.Response) -> object:
+    return error_from(answer.status_code, answer.headers["content-type"], answer.content)
+
+
+def served(
+    story: Callable[[Program, Api], Coroutine[Any, Any, None]], values: str | None, tokens: TokenFile | None = None
+) -> None:  # fmt: skip
+    async def run() -> None:
+        store = MemoryStore(clocks.now)
+        api = Api(lambda runtime, _: MemoryAuthority(store, runtime), tokens, values=values)
+        await api.namespaces.opened("default", create=True)
+        program = Program(api)
+        try:
+            await story(program, api)
+        finally:
+            await program.http.aclose()
+            await api.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
+    """The storage service of the story: the highest token of each name decides."""
+
+    async def story(program: Program, api: Api) -> None:
+        assert isinstance(error_of(await program.write("a/b", b"x", "")), MissingStamp)
+        assert (await program.read("a/b")).status_code == 404
+        old = await program.take("a/b")
+        first = await program.write("a/b", b"\x00first", old)
+        assert (first.status_code, first.headers["etag"], first.json()) == (200, '"1"', {"version": 1})
+        new = await program.take("a/b")
+        found = await program.read("a/b", new)  # announces, before the new holder has written anything
+        assert (found.content, found.headers["etag"]) == (b"\x00first", '"1"')
+        late = await program.write("a/b", b"late", old)
+        error = error_of(late)
+        assert isinstance(error, StaleToken) and (error.name, error.mark) == ("a/b", 3)
+        assert old.split(":")[4] not in late.text and "late" not in late.text
+        assert (await program.read("a/b", old)).status_code == 412
+        assert isinstance(error_of(await program.write("a/b", b"2", new, **{"if-match": '"7"'})), Conflict)
+        assert isinstance(error_of(await program.write("a/b", b"2", new, **{"if-none-match": "*"})), Conflict)
+        second = await program.write("a/b", b"second", new, **{"if-match": '"1"'})
+        assert second.headers["etag"] == '"2"'
+        other = await program.take("other")
+        assert (await program.write("a/b", b"x", other)).json()["type"] == "urn:fenced:problem:uncovered"
+        foreign = str(Stamp.parse(new)._replace(realm="0" * 16))
+        assert (await program.write("a/b", b"x", foreign)).json()["type"] == "urn:fenced:problem:foreign"
+        assert (await program.read("a/b")).content == b"second"
+        assert (await program.http.get("/v1/marks/a/b")).json() == {"name": "a/b", "token": 3}
+        assert (await program.http.get("/v1/marks/nobody")).json()["token"] == 0
+        metrics = (await program.http.get("/metrics")).text
+        for kind, count in {"stale": 2, "missing": 1, "uncovered": 1, "foreign": 1}.items():
+            assert f'fencing_reject_total{{kind="{kind}"}} {count}\n' in metrics
+
+    served(story, guard.format(tmp_path.name, tmp_path))
+
+
+def test_a_repeated_write_is_applied_once(tmp_path: Path) -> None:
+    """Rule `sequenced`: the stamp identifies the operation, so a client may send it again after a broken connection."""
+
+    async def story(program: Program, api: Api) -> None:
+        stamp = Stamp.parse(await program.take("a"))._replace(seq=1)
+        headers = fence_headers(stamp)
+        once = await program.http.put("/v1/values/a", content=b"1", headers=headers)
+        again = await program.http.put("/v1/values/a", content=b"1", headers=headers)
+        assert once.json() == {"version": 1} and isinstance(error_of(again), AlreadyApplied)
+        unnumbered = await program.write("a", b"1", str(stamp._replace(seq=None)))
+        assert unnumbered.json()["type"] == "urn:fenced:problem:invalid"
+
+    served(story, f"memory://{tmp_path.name}?rule=sequenced")
+
+
+def test_requests_that_are_none(tmp_path: Path) -> None:
+    async def story(program: Program, api: Api) -> None:
+        stamp = await program.take("a")
+        for headers in (
+            {"fenced-stamp": stamp},  # without quotation marks
+            {"fenced-stamp": f'"{stamp}x, y"'},
+            {"fenced-proof": '"1"'},
+            {"fenced-stamp": f'"{stamp}"', "if-match": "*"},
+            {"fenced-stamp": f'"{stamp}"', "if-match": 'W/"1"'},
+            {"fenced-stamp": f'"{stamp}"', "if-match": '"1"', "if-none-match": "*"},
+        ):
+            assert (await program.http.put("/v1/values/a", content=b"x", headers=headers)).status_code == 400
+        assert (await program.http.get("/v1/values/a?at_least=-1")).status_code == 400
+        assert (await program.http.get("/v1/values/a%0Ab")).status_code == 400
+        waits = await program.http.get("/v1/values/a?at_least=5")
+        assert (waits.status_code, waits.headers["retry-after"]) == (503, "1")
+        assert (await program.write("a", b"x" * 70_000, stamp)).status_code == 413
+        assert (await program.read("a")).status_code == 404, "nothing was written"
+
+    async def without(program: Program, api: Api) -> None:
+        assert (await program.read("a")).json()["type"] == "urn:fenced:problem:unsupported"
+
+    served(story, f"memory://{tmp_path.name}")
+    served(without, None)
+
+
+def test_who_may_use_values(tmp_path: Path) -> None:
+    """The right `guard`, for the names of the token; a namespace in the query does not widen that."""
+    file = tmp_path / "tokens.toml"
+    rights = {
+        "all": 'rights = ["lease", "guard", "observe", "operate"]',
+        "some": 'rights = ["guard"]\nnames = ["a"]',
+        "other": 'rights = ["guard"]\nnamespaces = ["other"]',
+        "none": 'rights = ["lease", "observe", "operate"]',
+    }
+    entry = '[[token]]\nid = "{0}"\nsha256 = "{1}"\n{2}\n'
+    file.write_text(
+        "".join(entry.format(who, hashlib.sha256(who.encode()).hexdigest(), rights[who]) for who in rights)
+    )
+
+    async def story(_: Program, api: Api) -> None:
+        stamp = await Program(api, "all").take("a/1")
+        expected = [("some", "a/1", 200), ("some", "b", 403), ("none", "a/1", 403), ("other", "a/1", 403)]
+        expected += [("other", "a/1?namespace=other", 403), ("", "a/1", 401)]
+        for who, name, status in expected:
+            assert (await Program(api, who).write(name, b"x", stamp)).status_code == status, (who, name)
+
+    served(story, f"memory://{tmp_path.name}", TokenFile(str(file)))
+
+
+def test_where_the_values_are() -> None:
+    assert values_beside("sqlite:////var/lib/leases.db") == "sqlite:////var/lib/leases.values.db"
+    assert values_beside("ledger:///.serve/leases") == "sqlite:///.serve/leases.values.db"
+    assert values_beside("postgresql://db/shop") is None
