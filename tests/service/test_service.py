@@ -26,6 +26,7 @@ import fenced
 from fenced.authorities.service.authority import ServiceAuthority
 from fenced.cli.serve import serve
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
+from fenced.http.protocol import fence_headers
 from fenced.model import Granted, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.service.bodies import ProblemView
@@ -363,25 +364,44 @@ def test_the_readmes_lines(server: ServiceServer, tmp_path: Path) -> None:
 
 
 def test_the_javascript_of_the_page(server: ServiceServer, tmp_path: Path) -> None:
-    """It waits in the queue, is granted after the release, and releases."""
+    """It waits in the queue, is granted after the release, writes and releases. One that is overtaken is refused."""
     text = (ROOT / "docs/service.md").read_text()
     (program,) = re.findall(r"<!-- client.mjs -->\n```text\n(.*?)```", text, re.DOTALL)
     (tmp_path / "client.mjs").write_text(program)
-    with fenced.Client(server.url()) as client:
-        held = client.acquire("nightly", ttl=600)
-        node = subprocess.Popen(
+
+    def node() -> subprocess.Popen[str]:
+        return subprocess.Popen(
             ["node", str(tmp_path / "client.mjs")],
-            env={**os.environ, "URL": server.url()},
+            env={**os.environ, "URL": server.url(), "TTL": "600"},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    with fenced.Client(server.url()) as client:
+        held = client.acquire("nightly", ttl=600)
         door = ServiceAuthority(service_address(server.url()), BlockingRuntime())
         step(door.open())
+        waiting = node()
         server.wait_until(lambda: bool(step(door.observe("nightly")).waiters), "the program waits")
         held.release()
-        output, _ = node.communicate(timeout=PATIENCE)
-        assert node.returncode == 0 and output == f"working under token {held.token + 1}\n"
+        output, _ = waiting.communicate(timeout=PATIENCE)
+        assert waiting.returncode == 0
+        assert output == f"working under token {held.token + 1}\nwritten: version 1\n"
         assert step(door.observe("nightly")).held_by is None
+
+        overtaken = node()
+        assert overtaken.stdout is not None
+        token = int(overtaken.stdout.readline().rpartition(" ")[2])
+        step(door.force_release("nightly", token))
+        newer = client.acquire("nightly", ttl=600)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        connection.request("PUT", "/v1/values/nightly", b"newer", fence_headers(newer.next_stamp()))
+        assert connection.getresponse().status == 200
+        connection.close()
+        output, _ = overtaken.communicate(timeout=PATIENCE)
+        assert output == f"refused: nightly: token {token} is stale: {newer.token} has been seen\n"
+        newer.release()
         step(door.close())
 
 

@@ -104,6 +104,10 @@ def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
         assert (await program.read("a/b")).content == b"second"
         assert (await program.http.get("/v1/marks/a/b")).json() == {"name": "a/b", "token": 3}
         assert (await program.http.get("/v1/marks/nobody")).json()["token"] == 0
+        refused = [event for event in api.events.since(0) if event.kind == "refused"]
+        assert [event.why for event in refused] == ["missing", "stale", "stale", "uncovered", "foreign"]
+        assert (refused[1].token, refused[1].mark) == (1, 3)
+        assert (refused[1].grant, refused[1].mark_grant) == (old.split(":")[4], new.split(":")[4])
         metrics = (await program.http.get("/metrics")).text
         for kind, count in {"stale": 2, "missing": 1, "uncovered": 1, "foreign": 1}.items():
             assert f'fencing_reject_total{{kind="{kind}"}} {count}\n' in metrics

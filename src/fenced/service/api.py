@@ -364,6 +364,7 @@ class Api:
 
     def _refused(self, guard: str, error: Refused) -> None:
         self.numbers.count("fencing_reject_total", kind=error.kind)
+        self.events.refused(guard, error)
 
     # Operating.
 

@@ -90,7 +90,7 @@ class Events:
 
     def refused(self, guard: str, error: Refused, mode: str = "") -> None:
         """A guard of this process has refused an operation. `guard` is its address without secrets."""
-        self._refused(_now(), guard, error.name, error.stamp, error.mark, None, error.kind, mode)
+        self._refused(_now(), guard, error.name, error.stamp, error.mark, error.holder, error.kind, mode)
 
     def decided(self, record: Decision) -> None:
         """A guard elsewhere has written this record. Only refusals are events."""
