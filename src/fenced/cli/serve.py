@@ -24,7 +24,6 @@ PORT = 8700
 @click.option(
     "--values",
     metavar="URL",
-    envvar="FENCED_VALUES",
     help="The guard of the values. Default: a SQLite file beside an embedded store; none for other stores.",
 )
 @click.option(
