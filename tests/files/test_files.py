@@ -339,6 +339,26 @@ def test_the_first_writer_of_a_name_dies(tmp_path: Path) -> None:
     assert outcomes == {False, True}
 
 
+def test_a_guard_that_does_not_list_finds_what_a_dead_writer_left(tmp_path: Path) -> None:
+    """A further write under the same mark lists no new contents. A writer that dies under another mark is noticed."""
+    outcomes, guard = set(), FileGuard(tmp_path)
+    for count in range(1, 40):
+        token = 10 * count
+        for _ in range(3):
+            guard.write(stamp(token), NAME, b"old")
+        assert guard._target(NAME).key in guard._folder._swept
+        died = dies_at(count, lambda token=token: guard.write(stamp(token + 1), NAME, LINE))  # type: ignore[misc]
+        risen = is_at(guard, NAME)[0] > token
+        assert (tmp_path / NAME).read_bytes() == (LINE if risen else b"old")
+        outcomes.add(risen)
+        for _ in range(2):
+            guard.write(stamp(token + 2), NAME, b"last")
+        assert unfinished(tmp_path) == []
+        if not died:
+            break
+    assert outcomes == {False, True}
+
+
 def test_a_damaged_mark_is_not_taken_for_none(tmp_path: Path) -> None:
     guard = FileGuard(tmp_path)
     for token in (5, 6):
@@ -401,6 +421,11 @@ def _no_recovery(self: GuardedFolder, key: str, marked: folders.Marked | None, m
     """Whoever locks next does not complete what a dead writer has committed."""
 
 
+def _never_lists_again(self: GuardedFolder, key: str, page: pages.Page | None) -> bool:
+    """Once all contents were at their place, nobody looks whether the mark is still the same."""
+    return key in self._swept
+
+
 def _no_undo(self: GuardedFolder, lock: int, noted: bytes) -> None:
     """An append that was not complete stays."""
 
@@ -451,6 +476,12 @@ def _new_token_is_interrupted(path: Path) -> None:
     ("owner", "function", "bug", "check"),
     [
         (GuardedFolder, "_recover", _no_recovery, _new_token_dies),
+        (
+            GuardedFolder,
+            "_is_swept",
+            _never_lists_again,
+            test_a_guard_that_does_not_list_finds_what_a_dead_writer_left,
+        ),
         (
             GuardedFolder,
             "_undo_append",

@@ -39,6 +39,7 @@ LOCK_SECONDS = 10.0
 _POLL_SECONDS = 0.002
 _PART = 200
 """How many characters of a key one file name has: file systems allow 255."""
+_REMEMBERED_MAX = 4096
 _OPERATION = re.compile("[0-9a-f]{32}")
 
 
@@ -80,7 +81,9 @@ class GuardedFolder:
         self._private = f"{path}/{PRIVATE}"
         self._config = f"{self._private}/config"
         self._locks = threading.local()
-        self.file = lru_cache(maxsize=4096)(self._file)
+        self._swept: dict[str, int] = {}
+        """For names whose new contents have all been moved or removed: the number of the mark's page at that time."""
+        self.file = lru_cache(maxsize=_REMEMBERED_MAX)(self._file)
 
     def open(self) -> None:
         """Make what is missing, and clean up after writers that died."""
@@ -140,7 +143,8 @@ class GuardedFolder:
         try:
             held = locks[key] = _Held(self._lock(key))
             self._read(key, held)
-            self._recover(key, held.marked, mine)
+            if not self._is_swept(key, held.page):
+                self._recover(key, held.marked, mine)
         except BaseException as error:
             self.unlock(key)
             if isinstance(error, OSError):
@@ -184,6 +188,17 @@ class GuardedFolder:
             raise Misconfigured(f"{path} is not a mark file: restore it") from error
         if len(text) > pages.END:
             self._undo_append(held.descriptor, text[pages.END :])
+
+    def _is_swept(self, key: str, page: pages.Page | None) -> bool:
+        """Whether no committed contents wait for their rename: this process saw so, and the mark is still the same.
+
+        The contents of a page are renamed once, so they cannot wait again. A writer that dies without raising the
+        mark may leave a file, which is removed under the next mark.
+        """
+        number = self._swept.pop(
+            key, None
+        )  # not there while a write is under way: if it fails, `new` is listed
+        return page is not None and page.number == number
 
     def _recover(self, key: str, marked: Marked | None, mine: str) -> None:
         """Complete the write that was committed, and remove what dead writers left."""
@@ -290,7 +305,13 @@ class GuardedFolder:
         except FileNotFoundError:
             if os.path.lexists(new):
                 raise  # the folder of the target has gone
-        self._locks.__dict__[key].pending = False
+        held: _Held = self._locks.__dict__[key]
+        # Not with the first write under a mark: the second one lists `new`, and removes what dead writers left.
+        if held.page is not None and not held.pending:
+            if len(self._swept) >= _REMEMBERED_MAX:
+                self._swept.clear()
+            self._swept[key] = held.page.number
+        held.pending = False
 
     @staticmethod
     def _sync(folder: str) -> None:
