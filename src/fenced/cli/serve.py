@@ -42,6 +42,12 @@ PORT = 8700
     is_flag=True,
     help="Listen beyond this machine although everybody who can connect may take and revoke leases.",
 )
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N",
+    help="Requests a second of each bearer token, or of each address if there are none. Default: any.",
+)
 @guarantee_option
 def serve(
     store: str,
@@ -53,6 +59,7 @@ def serve(
     client_ca: str | None,
     tokens: str | None,
     no_credentials: bool,
+    rate: float | None,
     guarantee: str,
 ) -> None:
     """Serve the leases of an authority over HTTP.
@@ -95,4 +102,5 @@ def serve(
         tokens=tokens,
         values=values,
         values_beside=values_beside(store),
+        rate=rate,
     )

@@ -6,6 +6,7 @@ sha256 = "9f86d081884c7d65..."    # of the token: printf %s "$token" | sha256sum
 rights = ["lease", "guard"]       # lease: take and release leases; guard: use values; observe: read; operate
 names = ["nightly", "reports"]    # these names and those below them; left out: all
 namespaces = ["default"]          # left out: all
+rate = 100                        # requests a second; left out: as `fenced serve --rate` says
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Principal(Struct, forbid_unknown_fields=True, frozen=True):
     rights: Annotated[tuple[Right, ...], Meta(min_length=1)]
     names: tuple[str, ...] | None = None
     namespaces: tuple[str, ...] | None = None
+    rate: Annotated[float, Meta(gt=0)] | None = None
 
     def may(self, right: Right | None, namespace: str) -> bool:
         return (right is None or right in self.rights) and (

@@ -68,6 +68,7 @@ from fenced.service.bodies import (
 )
 from fenced.service.events import Events
 from fenced.service.held import HeldAnswer, held_seconds
+from fenced.service.limits import Limits, Rates, retry_after
 from fenced.service.metrics import Metrics
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
 from fenced.service.replies import as_response, plain
@@ -78,13 +79,9 @@ from fenced.wire.problems import Problem, problem
 BODY_BYTES_MAX = 65_536
 LARGE_BODY_BYTES_MAX = 2**20
 """Of a batch, and of a renewal of thousands of leases."""
-BODY_SECONDS = 10.0
 PAGE_MAX = 1000
-RUNNING_MAX = 10_000
-"""How many requests may be under way, without those that are held."""
-HELD_MAX = 10_000
-"""How many may be held. More are answered at once, and ask again later."""
 READY_SECONDS = 2.0
+KEEPING = (RenewBody, ReleaseBody, WithdrawBody)
 
 log = logging.getLogger("fenced.service")
 
@@ -123,7 +120,9 @@ class Api:
         tokens: TokenFile | None = None,
         audit: Callable[[dict[str, object]], None] | None = None,
         values: str | None = None,
+        limits: Limits | None = None,
     ) -> None:
+        self.limits = limits or Limits()
         self.namespaces = ServedNamespaces(make)
         self.values = ServedValues(values, self._default_realm, self._refused)
         self.tokens = tokens
@@ -133,6 +132,7 @@ class Api:
         self.stopping = False
         self._random = AioRuntime()
         self._running = 0
+        self._rates = Rates()
         self._openapi = msgspec.json.encode(openapi.document())
         by_path: dict[str, dict[str, ApiRoute]] = {}
         for route in ROUTES:
@@ -193,9 +193,11 @@ class Api:
         body = None
         if route.body is not None:
             limit = LARGE_BODY_BYTES_MAX if route.body in (BatchBody, RenewBody) else BODY_BYTES_MAX
-            data = await _read(request, limit)
+            data = await _read(request, limit, self.limits.body_time)
             if isinstance(data, Problem):
-                return self._failed(data)
+                response = self._failed(data)
+                response.headers["connection"] = "close"  # the rest of the body is not read
+                return response
             try:
                 body = data if route.body is bytes else msgspec.json.decode(data, type=route.body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -214,12 +216,32 @@ class Api:
             return self._failed(
                 plain(403, "This token does not allow that", f"it needs {_shown(route, names)}")
             )
+        if (seconds := self._wait(call, route)) > 0:
+            response = self._failed(
+                plain(429, "Too many requests", f"nothing happened; try again in {seconds:.3g} seconds")
+            )
+            response.headers["retry-after"] = retry_after(seconds)
+            return response
         answer = await getattr(self, route.handler)(call)
         return answer if isinstance(answer, Response) else self._answered(answer)
 
+    def _wait(self, call: Call, route: ApiRoute) -> float:
+        """How long this client has to wait, if its requests are limited.
+
+        Renewals and ends of leases are counted separately: other requests of the same client must not cost it a lease.
+        """
+        rate = call.by.rate or self.limits.rate
+        if rate is None or route.right is None:
+            return 0.0
+        peer = call.request.client
+        client = call.by.id if call.by is not EVERYBODY else peer.host if peer else "unix"
+        kind = "keeping" if route.body in KEEPING else "other"
+        cost = len(call.body.do) if isinstance(call.body, BatchBody) else 1
+        return self._rates.wait(f"{kind} {client}", rate, cost)
+
     def _refusal(self, request: Request) -> Problem | None:
         """Why this request is not looked at."""
-        if self._running > RUNNING_MAX:
+        if self._running > self.limits.running:
             return problem(Unavailable("too many requests are under way; nothing happened"))
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
@@ -274,10 +296,11 @@ class Api:
     async def ask(self, call: Call) -> Answer | Response:
         namespace, ask = await self._namespace(call), self._ask_of(call.body)
         seconds = held_seconds(call.request, call.body)
-        if not ask.wait or seconds <= 0 or self.stopping or self.namespaces.held >= HELD_MAX:
+        if not ask.wait or seconds <= 0 or not self._may_hold(call.by):
             return await self._ask(namespace, ask)
         namespace.listen()
-        held = namespace.held.add(grant_id(ask.secret))  # before it asks, so that it misses no wake-up
+        # Before it asks, so that it misses no wake-up.
+        held = namespace.held.add(grant_id(ask.secret), call.by.id)
         try:
             answer = await self._ask(namespace, ask)
         except BaseException:
@@ -290,6 +313,12 @@ class Api:
         if self.stopping:  # since it was looked at
             held.wake(False)
         return HeldAnswer(answer, held, seconds, call.request)
+
+    def _may_hold(self, by: Principal) -> bool:
+        """Whether one more request may be held. A waiter that is answered at once asks again later."""
+        if self.stopping or self.namespaces.held >= self.limits.held:
+            return False
+        return by is EVERYBODY or self.namespaces.held_by(by.id) < self.limits.held_each
 
     async def renew(self, call: Call) -> RenewedAnswers:
         body: RenewBody = call.body
@@ -474,17 +503,17 @@ def _shown(route: ApiRoute, names: list[str]) -> str:
     return f"the right {route.right}, this namespace" + (" and all of these names" if names else "")
 
 
-async def _read(request: Request, limit: int) -> bytes | Problem:
+async def _read(request: Request, limit: int, seconds: float) -> bytes | Problem:
     """The body, if it is not too long and arrives in time."""
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
             async for piece in request.stream():
                 body += piece
                 if len(body) > limit:
                     return plain(413, "The body is too long", f"at most {limit} bytes")
     except TimeoutError:
-        return plain(408, "The body did not arrive in time", f"it has {BODY_SECONDS:g} seconds")
+        return plain(408, "The body did not arrive in time", f"it has {seconds:g} seconds")
     return bytes(body)
 
 

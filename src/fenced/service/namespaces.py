@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 
 from fenced.contracts import Authority, Runtime
@@ -27,8 +28,9 @@ class AnotherStore(Misconfigured):
 class HeldRequest:
     """A request that is answered later. `turn` has a result as soon as it should be answered."""
 
-    def __init__(self, held: HeldRequests, public: str) -> None:
+    def __init__(self, held: HeldRequests, public: str, by: str) -> None:
         self.turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.by = by
         self._held = held
         self._public = public
 
@@ -46,12 +48,15 @@ class HeldRequests:
     def __init__(self) -> None:
         self._requests: dict[str, set[HeldRequest]] = {}
         self.count = 0
+        self.by: Counter[str] = Counter()
+        """How many each client has."""
 
-    def add(self, public: str) -> HeldRequest:
+    def add(self, public: str, by: str = "") -> HeldRequest:
         """To be called before the attempt asks, so that no wake-up is missed."""
-        made = HeldRequest(self, public)
+        made = HeldRequest(self, public, by)
         self._requests.setdefault(public, set()).add(made)
         self.count += 1
+        self.by[by] += 1
         return made
 
     def remove(self, public: str, request: HeldRequest) -> None:
@@ -59,6 +64,7 @@ class HeldRequests:
         if request in requests:
             requests.discard(request)
             self.count -= 1
+            self.by[request.by] -= 1
             if not requests:
                 del self._requests[public]
 
@@ -141,6 +147,9 @@ class ServedNamespaces:
     @property
     def held(self) -> int:
         return sum(namespace.held.count for namespace in self._open.values())
+
+    def held_by(self, client: str) -> int:
+        return sum(namespace.held.by[client] for namespace in self._open.values())
 
     async def get(self, name: str, realm: str = "") -> ServedNamespace:
         """A namespace that exists. `realm` is the one that the client began with; "": it does not say."""

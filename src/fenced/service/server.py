@@ -8,6 +8,7 @@ import ipaddress
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -22,10 +23,15 @@ import uvicorn
 from fenced.errors import FencedError, Misconfigured
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
+from fenced.service.connections import BoundedConnection
+from fenced.service.limits import Limits
 from fenced.service.namespaces import MakeAuthority
 
-KEEP_ALIVE_SECONDS = 75
 STOP_SECONDS = 10
+GONE_SECONDS = 30
+"""After how long a peer that acknowledges nothing is taken for gone."""
+DESCRIPTORS_KEPT = 600
+"""For the store, and for connections that are only told that there are too many."""
 SOCKET_MODE = 0o660
 
 log = logging.getLogger("fenced.service")
@@ -65,7 +71,9 @@ class LeaseServer(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                http=type("Connection", (BoundedConnection,), {"limits": api.limits}),
+                ws="none",
+                timeout_keep_alive=round(api.limits.idle_time),
                 timeout_graceful_shutdown=STOP_SECONDS,
                 ssl_certfile=chain,
                 ssl_keyfile=key,
@@ -91,6 +99,15 @@ class LeaseServer(uvicorn.Server):
                 self.config.ssl.load_cert_chain(*self._certificate)
         except (FencedError, OSError) as error:
             log.error("after SIGHUP the old tokens or certificate stay: %s", error)
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn calls it ten times a second."""
+        if counter % 10 == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, BoundedConnection):
+                    connection.end_if_late(now)
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -124,17 +141,20 @@ def serve(
     tokens: str | None = None,
     values: str | None = None,
     values_beside: str | None = None,
+    rate: float | None = None,
 ) -> None:
     """Run an instance until it gets SIGTERM or SIGINT.
 
     `tokens` is the path of a file of bearer tokens, `values` the address of the guard of the values, which must be
     usable at the start. Without it they are at `values_beside`, which is opened by the first request for a value.
+    `rate` is how many requests a second each client may send.
     """
 
     def audit(entry: dict[str, object]) -> None:
         say("audit " + json.dumps({"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **entry}))
 
-    api = Api(make, None if tokens is None else TokenFile(tokens), audit, values or values_beside)
+    limits = Limits(connections=_connections_max(), rate=rate)
+    api = Api(make, None if tokens is None else TokenFile(tokens), audit, values or values_beside, limits)
     server = LeaseServer(api, options)
 
     async def run() -> None:
@@ -157,6 +177,16 @@ def serve(
         runner.run(run())
 
 
+def _connections_max() -> int:
+    """As many connections as an instance bears, and this process may have descriptors for."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    connections = Limits().connections
+    return (
+        connections if most == resource.RLIM_INFINITY else max(1, min(connections, most - DESCRIPTORS_KEPT))
+    )
+
+
 def _shown(options: ListenOptions, sockets: list[socket.socket]) -> list[str]:
     shown = []
     if options.address is not None:
@@ -177,6 +207,7 @@ def listening(options: ListenOptions) -> list[socket.socket]:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             made.append(socket.socket(family, socket.SOCK_STREAM))
             made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _notice_gone_peers(made[-1])
             made[-1].bind((host, port))
         if options.socket is not None:
             _remove_stale(options.socket)
@@ -188,6 +219,14 @@ def listening(options: ListenOptions) -> list[socket.socket]:
             each.close()
         raise Misconfigured(f"cannot listen: {error}") from error
     return made
+
+
+def _notice_gone_peers(listener: socket.socket) -> None:
+    """End connections whose peer has vanished without a word. The accepted sockets inherit these options."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, GONE_SECONDS)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, GONE_SECONDS // 3)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_SECONDS * 1000)
 
 
 def _remove_stale(path: str) -> None:
