@@ -22,12 +22,13 @@ class World:
         heapq.heappush(self._events, (max(when, self.now), next(self._order), call))
 
     def after(self, delay: float, call: Callable[[], None]) -> None:
-        self.at(self.now + delay, call)
+        heapq.heappush(self._events, (self.now + delay, next(self._order), call))
 
     def run(self, until: float) -> None:
         """Run the events that are due until that time."""
-        while self._events and self._events[0][0] <= until:
-            self.now, _, call = heapq.heappop(self._events)
+        events, pop = self._events, heapq.heappop
+        while events and events[0][0] <= until:
+            self.now, _, call = pop(events)
             call()
         self.now = max(self.now, until)
 
@@ -83,7 +84,7 @@ class Process:
         """Run a call in this process: now, after its pause, or never if it has crashed."""
         if not self.alive:
             return
-        if self.paused:
+        if self.world.now < self._paused_until:
             self._held_back.append(call)
         else:
             call()

@@ -102,7 +102,7 @@ class WatchedAuthority:
             result = await call
         except Exception as error:
             self._judge.ended(under_way)
-            self._judge.say(f"{self._process.name}: {what}: {error!r}")
+            self._judge.say(self._process.name, what, "->", repr(error))
             known = isinstance(error, Unavailable | Indeterminate)
             if not known and not (isinstance(error, Misconfigured) and self._site.backend.excuses(error)):
                 self._judge.broken("I12", f"{what} raised {error!r}", error)
@@ -119,7 +119,7 @@ class WatchedAuthority:
         public = grant_id(ask.secret)
         self._judge.asked_for[public] = ask.names
         answer = await self._call("ask", self._real.ask(ask, until), until)
-        self._judge.say(f"{self._process.name}: ask {public[:6]} {ask.names} -> {answer}")
+        self._judge.say(self._process.name, "ask", public[:6], ask.names, "->", answer)
         if isinstance(answer, Granted):
             self._judge.minted(public, ask.names, answer.token)
         elif isinstance(answer, Waiting):
@@ -144,7 +144,7 @@ class WatchedAuthority:
         public = grant_id(secret)
         self._judge.leaving.add(public)
         answer = await self._call(what, call, until)
-        self._judge.say(f"{self._process.name}: {what} {public[:6]} -> {answer}")
+        self._judge.say(self._process.name, what, public[:6], "->", answer)
         self._judge.given_back(public)
         return answer
 

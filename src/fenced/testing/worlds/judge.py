@@ -93,9 +93,10 @@ class Judge:
     progress: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
-    def say(self, text: str) -> None:
+    def say(self, *words: object) -> None:
+        """Note an event. Its words become text only if the log is kept: that took a tenth of every world."""
         if self.keep_log:
-            self.log.append(f"{self.world.now:8.4f} {text}")
+            self.log.append(f"{self.world.now:8.4f} {' '.join(map(str, words))}")
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -107,7 +108,7 @@ class Judge:
 
     def asked(self, ask: Ask, answer: AskAnswer, now: float) -> None:
         public = grant_id(ask.secret)
-        self.say(f"authority: ask {public[:6]} {ask.names} -> {answer}")
+        self.say("authority: ask", public[:6], ask.names, "->", answer)
         if isinstance(answer, Granted):
             self._granted(public, ask, answer, now)
         elif isinstance(answer, Waiting):
@@ -136,7 +137,7 @@ class Judge:
 
     def finished(self, secret: str, answer: ReleaseAnswer) -> None:
         public = grant_id(secret)
-        self.say(f"authority: release {public[:6]} -> {answer}")
+        self.say("authority: release", public[:6], "->", answer)
         if isinstance(answer, Released | Ended):
             self.expires.pop(public, None)
             self.over.add(public)
@@ -244,9 +245,8 @@ class Judge:
         expected = judge(
             before, stamp, name=name, rule=self.rule, realm=self.realm, announce=announce, operation=operation
         )
-        self.say(
-            f"guard: {'announce' if announce else 'write'} {name} {stamp.token}/{stamp.seq} -> {admitted}"
-        )
+        verb = "announce" if announce else "write"
+        self.say("guard:", verb, name, "token", stamp.token, "seq", stamp.seq, "->", admitted)
         if admitted and before is not None and stamp.token < before.token:
             self.broken("I3", f"{name}: token {stamp.token} admitted after {before.token}")
         if admitted and before is not None and stamp.token == before.token and stamp.grant != before.grant:
