@@ -405,12 +405,25 @@ def test_the_javascript_of_the_page(server: ServiceServer, tmp_path: Path) -> No
         step(door.close())
 
 
+def test_the_demo(tmp_path: Path) -> None:
+    """Over the ledger: a stopped process is refused, and the processes of the demo end with the service."""
+    with ServiceServer(store=f"ledger://{tmp_path}/ledger", options=("--demo",)) as server:
+        server.wait_until(lambda: "late write was" in server.log.read_text(), "one round is over")
+        (line,) = re.findall("demo: (.*)", server.log.read_text())
+        assert line.startswith("demo/stock: A was stopped with token 2") and line.endswith("refused (stale)")
+        (demo,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        os.kill(server.pid, signal.SIGTERM)
+        server.wait_until(lambda: not server.running, "has ended")
+        assert not Path(f"/proc/{demo}").exists()
+
+
 @pytest.mark.parametrize(
     "arguments, error",
     [
         (["--listen", "0.0.0.0:0"], "--no-credentials"),
         (["--listen", "nonsense"], "HOST:PORT"),
         (["--cert", "x"], "go together"),
+        (["--tokens", "x", "--demo"], "without TLS and tokens"),
     ],
 )
 def test_what_is_not_served(arguments: list[str], error: str, tmp_path: Path) -> None:

@@ -48,6 +48,11 @@ PORT = 8700
     metavar="N",
     help="Requests a second of each bearer token, or of each address if there are none. Default: any.",
 )
+@click.option(
+    "--demo",
+    is_flag=True,
+    help="Every ten seconds, stop a process past its lease and let it write late: it is refused.",
+)
 @guarantee_option
 def serve(
     store: str,
@@ -60,6 +65,7 @@ def serve(
     tokens: str | None,
     no_credentials: bool,
     rate: float | None,
+    demo: bool,
     guarantee: str,
 ) -> None:
     """Serve the leases of an authority over HTTP.
@@ -86,6 +92,8 @@ def serve(
         raise click.UsageError("a Unix socket needs no TLS: serve it by a second instance, without --cert")
     if client_ca is not None and cert is None:
         raise click.UsageError("--client-ca needs --cert and --key")
+    if demo and (cert or tokens):
+        raise click.UsageError("--demo is for a service without TLS and tokens")
     if listen is None and socket is None:
         listen = ("127.0.0.1", PORT)
     if not (listen is None or is_loopback(listen[0]) or tokens or client_ca or no_credentials):
@@ -103,4 +111,5 @@ def serve(
         values=values,
         values_beside=values_beside(store),
         rate=rate,
+        demo=demo,
     )

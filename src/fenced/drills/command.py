@@ -52,7 +52,8 @@ INTERRUPTED = 130
 @click.option(
     "--guard",
     metavar="URL|none",
-    help="What protects the values; `none` for a plain table. Default: fresh SQLite.",
+    help="What protects the values; `none` for a plain table. Default: the values of the service that is the "
+    "authority, or else fresh SQLite.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the timeline.")
 @click.option(

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from fenced import registry
 from fenced.contracts import NamedValues, Versioned
+from fenced.drills.served import SCHEMES, ServedResource
 from fenced.errors import Contended, Misconfigured, Unavailable
 from fenced.model import Credential, Stamp
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -145,5 +146,7 @@ def _translate(error: sqlite3.Error) -> Contended | Misconfigured | Unavailable:
 
 
 def resource(guard: str | None, table: str) -> Resource:
-    """The guard's values, or the plain table in the file `table` when there is no guard."""
-    return PlainTable(table) if guard is None else GuardedResource(guard)
+    """The guard's values or a service's, or the plain table in the file `table` when there is no guard."""
+    if guard is None:
+        return PlainTable(table)
+    return ServedResource(guard) if guard.partition(":")[0] in SCHEMES else GuardedResource(guard)

@@ -16,6 +16,7 @@ from fenced.contracts import Authority, NamedValues
 from fenced.drills.history import History
 from fenced.drills.processes import PATIENCE_SECONDS, CouldNotRun, HolderProcess, HolderProcesses
 from fenced.drills.resource import GuardedResource, Orders, Resource, orders_in, resource
+from fenced.drills.served import has_values
 from fenced.drills.worker import HolderSetup
 from fenced.errors import FencedError, LeaseLost, Misconfigured, Unavailable
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -39,7 +40,7 @@ class Plan:
     scenario: str
     authority: str | None
     guard: str | None
-    """A URL, `none` for no guard, or None for a fresh one."""
+    """A URL, `none` for no guard, or None for the values of the service that is the authority, or else a fresh one."""
     ttl: float
     """The ttl that the holders ask for; `DrillStage.ttl` is the one that they get."""
     seconds: float | None
@@ -47,6 +48,8 @@ class Plan:
     holders: int
     names: int
     seed: int
+    name: str | None = None
+    """The name to use; None: fresh names."""
 
 
 def shown_ttl(asked: float, granted: float) -> str:
@@ -70,9 +73,12 @@ class DrillStage:
         self.plan = plan
         self.folder = folder
         self.fresh_authority = plan.authority is None
-        self.fresh_guard = plan.guard in (None, NO_GUARD)
         self._authority_url = plan.authority or f"sqlite:///{folder / 'leases.db'}"
-        self._guard_url = None if plan.guard == NO_GUARD else plan.guard or f"sqlite:///{folder / 'stock.db'}"
+        guard = plan.guard
+        if guard is None and has_values(self._authority_url):
+            guard = self._authority_url
+        self.fresh_guard = guard in (None, NO_GUARD)
+        self._guard_url = None if guard == NO_GUARD else guard or f"sqlite:///{folder / 'stock.db'}"
         self._table = str(folder / "plain.db")
         timing.check_ttl(plan.ttl)
         self.authority: Authority = registry.authority(self._authority_url, BlockingRuntime())
@@ -103,6 +109,8 @@ class DrillStage:
 
     def _names(self) -> list[str]:
         """Fresh names: a drill never touches names that are in use."""
+        if self.plan.name is not None:
+            return [self.plan.name]
         fresh = self.fresh_authority and self.fresh_guard
         first = "stock" if fresh else f"drill-{secrets.token_hex(3)}/stock"
         count = self.plan.names

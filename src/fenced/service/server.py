@@ -13,6 +13,8 @@ import signal
 import socket
 import ssl
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -142,12 +144,13 @@ def serve(
     values: str | None = None,
     values_beside: str | None = None,
     rate: float | None = None,
+    demo: bool = False,
 ) -> None:
     """Run an instance until it gets SIGTERM or SIGINT.
 
     `tokens` is the path of a file of bearer tokens, `values` the address of the guard of the values, which must be
     usable at the start. Without it they are at `values_beside`, which is opened by the first request for a value.
-    `rate` is how many requests a second each client may send.
+    `rate` is how many requests a second each client may send. `demo`: stop and wake a holder every ten seconds.
     """
 
     def audit(entry: dict[str, object]) -> None:
@@ -171,10 +174,25 @@ def serve(
         sockets = listening(options)
         guarantee = "best-effort" if standing.doubts else "strict"
         say(f"listening on {' and '.join(_shown(options, sockets))}, in front of {where} ({guarantee})")
-        await server.serve(sockets)
+        with _demo(_shown(options, sockets)[0]) if demo else contextlib.nullcontext():
+            await server.serve(sockets)
 
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run())
+
+
+@contextlib.contextmanager
+def _demo(url: str) -> Iterator[None]:
+    """A process that runs the demo at this instance, which listens long before that process has loaded its modules."""
+    command = [sys.executable, "-P", "-m", "fenced.drills.demo", str(os.getpid()), url]
+    process = subprocess.Popen(
+        command, process_group=0
+    )  # Ctrl-C reaches only this process, which then ends the demo
+    try:
+        yield
+    finally:
+        process.kill()  # the kernel ends its holders with it, also one that is stopped
+        process.wait()
 
 
 def _connections_max() -> int:

@@ -5,6 +5,7 @@ The pool decides whether a request may be sent again. `InstanceRoute` says which
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fenced.contracts import ByteStream, Endpoint, Runtime, SocketLike
@@ -26,6 +27,7 @@ class HttpReply(NamedTuple):
     media_type: str
     body: bytes
     parked: Parked | None = None
+    etag: str = ""
 
 
 class InstanceRoute:
@@ -108,7 +110,15 @@ class HttpWire:
             raise Misconfigured(f"{self._where}: bearer_file: {error}") from error
 
     async def exchange(
-        self, method: str, target: str, body: bytes, until: float, *, held: float = 0.0, once: bool = False
+        self,
+        method: str,
+        target: str,
+        body: bytes,
+        until: float,
+        *,
+        held: float = 0.0,
+        once: bool = False,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> HttpReply:
         """Send a request and return its response.
 
@@ -119,7 +129,9 @@ class HttpWire:
         if once:
             self._close_if_ended()
         stream = self._stream or await self.connect(until)
-        headers = [*self._headers, ("content-type", "application/json")] if body else self._headers
+        headers = [*self._headers, *headers]
+        if body:
+            headers.append(("content-type", "application/json"))
         if held:
             headers = [*headers, ("accept", LINES_MEDIA_TYPE), ("prefer", f"wait={held:g}")]
         request = http1.request(method, self._address.base + target, headers, body)
@@ -137,8 +149,8 @@ class HttpWire:
             head = await self._event(stream, until)
         if not isinstance(head, http1.ResponseHead):
             raise http1.MalformedHttp("a body without a head")
-        types = [value for name, value in head.headers if name == "content-type"]
-        media_type = types[0].partition(";")[0].strip().lower() if types else ""
+        headers = dict(reversed(head.headers))
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         body = b""
         while not isinstance(event := await self._event(stream, until), http1.EndOfMessage):
             assert isinstance(event, bytes)
@@ -148,7 +160,7 @@ class HttpWire:
                 return HttpReply(head.status, media_type, line, self._park(stream, rest, held))
         if not head.keep_alive:
             self.close()
-        return HttpReply(head.status, media_type, body)
+        return HttpReply(head.status, media_type, body, etag=headers.get("etag", ""))
 
     async def _event(self, stream: ByteStream, until: float) -> http1.Event:
         while (event := self._reader.next()) is None:
