@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -17,27 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fenced.authorities.shared.rules import NoNamespace
-from fenced.contracts import Authority
-from fenced.errors import FencedError, InvariantBroken, Misuse, Refused, Unavailable
-from fenced.model import (
-    Ask,
-    BatchOperation,
-    Busy,
-    Ended,
-    Gone,
-    Granted,
-    Holder,
-    Kept,
-    Release,
-    Released,
-    Renewal,
-    Unknown,
-    Waiting,
-    Withdrawal,
-    check_names,
-    grant_id,
-)
-from fenced.model import BatchAnswer as BatchResult
+from fenced.errors import FencedError, Misuse, Refused, Unavailable
+from fenced.model import BatchAnswer, Granted, grant_id
 from fenced.runtime import clocks
 from fenced.runtime.aio import AioRuntime
 from fenced.service import answers, openapi
@@ -45,10 +26,7 @@ from fenced.service.access import EVERYBODY, Principal, TokenFile
 from fenced.service.bodies import (
     Answer,
     AskBody,
-    BatchAnswers,
     BatchBody,
-    BatchItem,
-    FailedAnswer,
     FloorAnswer,
     FloorBody,
     ForceReleaseBody,
@@ -57,10 +35,8 @@ from fenced.service.bodies import (
     NameBody,
     NamesBody,
     NamespaceBody,
-    ProblemView,
     ReleaseBody,
     RenewBody,
-    RenewedAnswers,
     StandingBody,
     TidyAnswer,
     WaitingAnswer,
@@ -71,9 +47,10 @@ from fenced.service.held import HeldAnswer, held_seconds
 from fenced.service.limits import Limits, Rates, retry_after
 from fenced.service.metrics import Metrics
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
-from fenced.service.replies import as_response, plain
+from fenced.service.replies import NotAdmitted, Reply, RequestHead, as_response, plain
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.service.values import ServedValues
+from fenced.service.work import Work, work_of
 from fenced.wire.problems import Problem, problem
 
 BODY_BYTES_MAX = 65_536
@@ -82,6 +59,8 @@ LARGE_BODY_BYTES_MAX = 2**20
 PAGE_MAX = 1000
 READY_SECONDS = 2.0
 KEEPING = (RenewBody, ReleaseBody, WithdrawBody)
+CLOSE = ("connection", "close")
+"""For answers to requests whose body is not read to its end."""
 
 log = logging.getLogger("fenced.service")
 
@@ -104,7 +83,7 @@ register_url_convertor("text", AnyText())
 class Call(NamedTuple):
     """One request: its namespace, its decoded body, and the rest."""
 
-    request: Request
+    request: RequestHead
     body: Any
     namespace: str
     realm: str
@@ -163,45 +142,66 @@ class Api:
             self._running += 1
             try:
                 response = await self._respond(route, request)
-            except NoNamespace as error:
-                response = self._failed(plain(404, "There is no such namespace", str(error)))
-            except AnotherStore as error:
-                response = self._failed(plain(421, "This instance has another store", str(error)))
-            except FencedError as error:
-                response = self._failed(problem(error))
+            except (FencedError, NotAdmitted) as error:
+                response = as_response(self._failed(error))
             finally:
                 self._running -= 1
-            self.numbers.count("fenced_requests_total", route=route.path, status=str(response.status_code))
+            self._count(route, response.status_code)
             return response
 
         return endpoint
 
     async def _respond(self, route: ApiRoute, request: Request) -> Response:
-        refusal = self._refusal(request)
-        if refusal is not None:
-            return self._failed(refusal)
-        by = EVERYBODY
-        if self.tokens is not None and route.right is not None:
-            found = self.tokens.principal(request.headers.getlist("authorization"))
-            if found is None:
-                response = self._failed(
-                    plain(401, "This needs a bearer token", "no token, or an unknown one")
-                )
-                response.headers["www-authenticate"] = "Bearer"
-                return response
-            by = found
-        body = None
-        if route.body is not None:
-            limit = LARGE_BODY_BYTES_MAX if route.body in (BatchBody, RenewBody) else BODY_BYTES_MAX
-            data = await _read(request, limit, self.limits.body_time)
-            if isinstance(data, Problem):
-                response = self._failed(data)
-                response.headers["connection"] = "close"  # the rest of the body is not read
-                return response
-            try:
-                body = data if route.body is bytes else msgspec.json.decode(data, type=route.body)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise Misuse(f"the body of this request is not as it should be: {error}") from None
+        by = self._admit(route, request)
+        data = b"" if route.body is None else await _read(request, body_bytes_max(route), self.limits.body_time)
+        answer = await getattr(self, route.handler)(self._call(route, request, by, data))
+        return answer if isinstance(answer, Response) else as_response(self._answered(answer))
+
+    def serve(
+        self, route: ApiRoute, request: RequestHead, data: bytes, reply: Callable[[Reply], None]
+    ) -> None:
+        """Answer a request of `HOT` without a task of its own. Its body has been read, and nothing is held.
+
+        Access, decoding, operations, answers and counters are those of the other way. `reply` may be called at once.
+        """
+        self._running += 1
+
+        def finish(answer: msgspec.Struct | Exception) -> None:
+            self._running -= 1
+            made = self._failed(answer) if isinstance(answer, Exception) else self._answered(answer)
+            self._count(route, made.status)
+            reply(made)
+
+        try:
+            call = self._call(route, request, self._admit(route, request), data)
+            namespace = self.namespaces.known(call.namespace, call.realm)
+            work = work_of(call.body, self._random.secret)
+        except Exception as error:  # noqa: BLE001 as on the other way, a bug is answered by 500
+            finish(error)
+        else:
+            self._start(namespace, work, finish)
+
+    def _admit(self, route: ApiRoute, request: RequestHead) -> Principal:
+        """Whose request it is. NotAdmitted if it is not looked at."""
+        if self._running > self.limits.running:
+            raise Unavailable("too many requests are under way; nothing happened")
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            # A page of another site could send requests to a service on this machine.
+            raise NotAdmitted(
+                plain(403, "The request comes from a page of another site", "only its own page may use it")
+            )
+        if self.tokens is None or route.right is None:
+            return EVERYBODY
+        found = self.tokens.principal(request.headers.getlist("authorization"))
+        if found is None:
+            refusal = plain(401, "This needs a bearer token", "no token, or an unknown one")
+            raise NotAdmitted(refusal, ("www-authenticate", "Bearer"))
+        return found
+
+    def _call(self, route: ApiRoute, request: RequestHead, by: Principal, data: bytes) -> Call:
+        """The request with its body, if this client may send it."""
+        body = _decoded(route, data)
         query = request.query_params
         namespace = "default"
         if isinstance(body, NamespaceBody):
@@ -211,19 +211,14 @@ class Api:
         call = Call(request, body, namespace, query.get("realm", ""), by)
         names = _names_of(call)
         if route.handler in ("raise_floor", "tidy") and by.names is not None:
-            return self._failed(plain(403, "This token does not allow that", "it concerns all names"))
+            raise NotAdmitted(plain(403, "This token does not allow that", "it concerns all names"))
         if not by.may(route.right, namespace) or not by.may_use(names):
-            return self._failed(
-                plain(403, "This token does not allow that", f"it needs {_shown(route, names)}")
-            )
+            needs = f"it needs {_shown(route, names)}"
+            raise NotAdmitted(plain(403, "This token does not allow that", needs))
         if (seconds := self._wait(call, route)) > 0:
-            response = self._failed(
-                plain(429, "Too many requests", f"nothing happened; try again in {seconds:.3g} seconds")
-            )
-            response.headers["retry-after"] = retry_after(seconds)
-            return response
-        answer = await getattr(self, route.handler)(call)
-        return answer if isinstance(answer, Response) else self._answered(answer)
+            later = f"nothing happened; try again in {seconds:.3g} seconds"
+            raise NotAdmitted(plain(429, "Too many requests", later), ("retry-after", retry_after(seconds)))
+        return call
 
     def _wait(self, call: Call, route: ApiRoute) -> float:
         """How long this client has to wait, if its requests are limited.
@@ -239,29 +234,33 @@ class Api:
         cost = len(call.body.do) if isinstance(call.body, BatchBody) else 1
         return self._rates.wait(f"{kind} {client}", rate, cost)
 
-    def _refusal(self, request: Request) -> Problem | None:
-        """Why this request is not looked at."""
-        if self._running > self.limits.running:
-            return problem(Unavailable("too many requests are under way; nothing happened"))
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            # A page of another site could send requests to a service on this machine.
-            return plain(403, "The request comes from a page of another site", "only its own page may use it")
-        return None
-
-    def _answered(self, answer: msgspec.Struct) -> Response:
-        status, headers = 200, {}
+    def _answered(self, answer: msgspec.Struct) -> Reply:
+        status, headers = 200, [("content-type", "application/json")]
         if isinstance(answer, Answer):
             status = answers.STATUS[type(answer)]
             self.numbers.count("fenced_answers_total", answer=str(answer.__struct_config__.tag))
             if status == 409:
-                headers = {"retry-after": "1"}
-        return Response(msgspec.json.encode(answer), status, headers, "application/json")
+                headers = [*headers, ("retry-after", "1")]
+        return Reply(status, headers, msgspec.json.encode(answer))
 
-    def _failed(self, found: Problem) -> Response:
+    def _failed(self, error: Exception) -> Reply:
+        match error:
+            case NotAdmitted():
+                found = error.problem
+            case NoNamespace():
+                found = plain(404, "There is no such namespace", str(error))
+            case AnotherStore():
+                found = plain(421, "This instance has another store", str(error))
+            case FencedError():
+                found = problem(error)
+            case _:
+                found = bug("a request about leases", error)
         kind = str(msgspec.json.decode(found.body)["type"]).rpartition(":")[2]
         self.numbers.count("fenced_errors_total", type=kind)
-        return as_response(found)
+        return Reply(*found)
+
+    def _count(self, route: ApiRoute, status: int) -> None:
+        self.numbers.count("fenced_requests_total", route=route.path, status=str(status))
 
     # Leases.
 
@@ -276,33 +275,58 @@ class Api:
     async def _namespace(self, call: Call) -> ServedNamespace:
         return await self.namespaces.get(call.namespace, call.realm)
 
-    def _ask_of(self, body: AskBody) -> Ask:
-        # A constant id would tie the leases of different clients together.
-        who = Holder(
-            body.holder.id or self._random.secret(), body.holder.label, body.holder.host, body.holder.pid
-        )
-        names = check_names(body.names)
-        return Ask(body.attempt, names, body.ttl, who, body.wait, body.lock_delay, body.number, body.settled)
-
-    async def _ask(self, namespace: ServedNamespace, ask: Ask) -> Answer:
+    def _start(
+        self, namespace: ServedNamespace, work: Work, done: Callable[[msgspec.Struct | Exception], None]
+    ) -> None:
+        """Carry out the operations of a request; `done` gets its answer."""
         began = clocks.now()
-        found = await namespace.leases.ask(ask)
-        self.events.answered(namespace.name, ask, found)
-        answer = answers.asked(ask, found, namespace.realm)
-        if answers.STATUS[type(answer)] == 200:
-            self.numbers.granted(clocks.now() - began)
-        return answer
 
-    async def ask(self, call: Call) -> Answer | Response:
-        namespace, ask = await self._namespace(call), self._ask_of(call.body)
-        seconds = held_seconds(call.request, call.body)
-        if not ask.wait or seconds <= 0 or not self._may_hold(call.by):
-            return await self._ask(namespace, ask)
+        def finish(found: Sequence[BatchAnswer] | Exception) -> None:
+            if isinstance(found, Exception):
+                done(found)
+                return
+            try:
+                for operation, result in zip(work.operations, found, strict=True):
+                    self.events.answered(namespace.name, operation, result)
+                    if isinstance(result, Granted):
+                        self.numbers.granted(clocks.now() - began)
+                answer = work.answer(found, namespace.realm)
+            except Exception as error:  # noqa: BLE001 the request is answered by it
+                done(error)
+            else:
+                done(answer)
+
+        namespace.worker.start(work, finish)
+
+    async def lease(self, call: Call) -> msgspec.Struct:
+        """Asks that are not held, renewals, releases, withdrawals and batches of them."""
+        namespace = await self._namespace(call)
+        answer: asyncio.Future[msgspec.Struct] = asyncio.get_running_loop().create_future()
+
+        def done(found: msgspec.Struct | Exception) -> None:
+            if answer.done():  # its task was cancelled
+                return
+            if isinstance(found, Exception):
+                answer.set_exception(found)
+            else:
+                answer.set_result(found)
+
+        self._start(namespace, work_of(call.body, self._random.secret), done)
+        return await answer
+
+    renew = release = withdraw = batch = lease
+
+    async def ask(self, call: Call) -> msgspec.Struct | Response:
+        body: AskBody = call.body
+        seconds = held_seconds(call.request, body)
+        if not body.wait or seconds <= 0 or not self._may_hold(call.by):
+            return await self.lease(call)
+        namespace = await self._namespace(call)
         namespace.listen()
         # Before it asks, so that it misses no wake-up.
-        held = namespace.held.add(grant_id(ask.secret), call.by.id)
+        held = namespace.held.add(grant_id(body.attempt), call.by.id)
         try:
-            answer = await self._ask(namespace, ask)
+            answer = await self.lease(call)
         except BaseException:
             held.close()
             raise
@@ -319,63 +343,6 @@ class Api:
         if self.stopping or self.namespaces.held >= self.limits.held:
             return False
         return by is EVERYBODY or self.namespaces.held_by(by.id) < self.limits.held_each
-
-    async def renew(self, call: Call) -> RenewedAnswers:
-        body: RenewBody = call.body
-        namespace = await self._namespace(call)
-        found = await namespace.leases.renew(body.attempts, clocks.now() + body.timeout)
-        for attempt, answer in zip(body.attempts, found, strict=True):
-            self.events.answered(namespace.name, Renewal(attempt), answer)
-        return RenewedAnswers([answers.renewed(each) for each in found])  # type: ignore[misc]
-
-    async def release(self, call: Call) -> Answer:
-        body: ReleaseBody = call.body
-        namespace = await self._namespace(call)
-        answer = await namespace.leases.release(body.attempt, keep=body.keep)
-        self.events.answered(namespace.name, Release(body.attempt), answer)
-        return answers.ended(answer)
-
-    async def withdraw(self, call: Call) -> Answer:
-        body: WithdrawBody = call.body
-        namespace = await self._namespace(call)
-        answer = await namespace.leases.withdraw(body.attempt)
-        self.events.answered(namespace.name, Withdrawal(body.attempt), answer)
-        return answers.ended(answer)
-
-    async def batch(self, call: Call) -> BatchAnswers:
-        """Each operation is answered separately. They share one durable write if the store can do that."""
-        body: BatchBody = call.body
-        namespace = await self._namespace(call)
-        items = [self._operation(item) for item in body.do]
-        operations = [item for item in items if not isinstance(item, FencedError)]
-        began = clocks.now()
-        many: Callable[..., Awaitable[list[BatchResult]]] | None = getattr(namespace.leases, "many", None)
-        if many is not None:
-            found = await many(operations)
-        else:
-            found = list(await asyncio.gather(*(_single(namespace.leases, each) for each in operations)))
-        for operation, result in zip(operations, found, strict=True):
-            self.events.answered(namespace.name, operation, result)
-            if isinstance(result, Granted):
-                self.numbers.granted(clocks.now() - began)
-        results = iter(found)
-        each = [(None, item) if isinstance(item, FencedError) else (item, next(results)) for item in items]
-        return BatchAnswers([_batch_answer(item, result, namespace.realm) for item, result in each])  # type: ignore[misc]
-
-    def _operation(self, item: BatchItem) -> BatchOperation | FencedError:
-        try:
-            match item:
-                case BatchItem(ask=AskBody() as ask, renew=None, release=None, withdraw=None):
-                    return self._ask_of(ask)
-                case BatchItem(ask=None, renew=str(attempt), release=None, withdraw=None):
-                    return Renewal(attempt)
-                case BatchItem(ask=None, renew=None, release=ReleaseBody() as release, withdraw=None):
-                    return Release(release.attempt, release.keep)
-                case BatchItem(ask=None, renew=None, release=None, withdraw=WithdrawBody() as withdraw):
-                    return Withdrawal(withdraw.attempt)
-            raise Misuse("an item of a batch is one of ask, renew, release, withdraw")
-        except Misuse as error:
-            return error
 
     # Values.
 
@@ -462,34 +429,6 @@ class Api:
         return Response(self._openapi, media_type="application/json")
 
 
-async def _single(leases: Authority, operation: BatchOperation) -> BatchResult:
-    try:
-        match operation:
-            case Ask():
-                return await leases.ask(operation)
-            case Renewal():
-                return (await leases.renew([operation.secret]))[0]
-            case Release():
-                return await leases.release(operation.secret, keep=operation.keep)
-            case Withdrawal():
-                return await leases.withdraw(operation.secret)
-    except FencedError as error:
-        return error
-
-
-def _batch_answer(operation: BatchOperation | None, result: BatchResult, realm: str) -> Answer:
-    match result, operation:
-        case FencedError(), _:
-            return FailedAnswer(msgspec.json.decode(problem(result).body, type=ProblemView))
-        case ((Granted() | Busy()), Ask()):
-            return answers.asked(operation, result, realm)
-        case Released(), _:
-            return answers.ended(result)
-        case ((Kept() | Waiting() | Ended() | Gone() | Unknown()), _):
-            return answers.renewed(result)
-    raise InvariantBroken("an answer that does not fit to its operation")
-
-
 def _names_of(call: Call) -> list[str]:
     """The names that a request is about. Renewals and releases have none: the attempt is their secret."""
     names = [call.request.path_params["name"]] if "name" in call.request.path_params else []
@@ -503,7 +442,20 @@ def _shown(route: ApiRoute, names: list[str]) -> str:
     return f"the right {route.right}, this namespace" + (" and all of these names" if names else "")
 
 
-async def _read(request: Request, limit: int, seconds: float) -> bytes | Problem:
+def body_bytes_max(route: ApiRoute) -> int:
+    return LARGE_BODY_BYTES_MAX if route.body in (BatchBody, RenewBody) else BODY_BYTES_MAX
+
+
+def _decoded(route: ApiRoute, data: bytes) -> Any:
+    if route.body is None or route.body is bytes:
+        return data
+    try:
+        return msgspec.json.decode(data, type=route.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Misuse(f"the body of this request is not as it should be: {error}") from None
+
+
+async def _read(request: Request, limit: int, seconds: float) -> bytes:
     """The body, if it is not too long and arrives in time."""
     body = bytearray()
     try:
@@ -511,9 +463,10 @@ async def _read(request: Request, limit: int, seconds: float) -> bytes | Problem
             async for piece in request.stream():
                 body += piece
                 if len(body) > limit:
-                    return plain(413, "The body is too long", f"at most {limit} bytes")
+                    raise NotAdmitted(plain(413, "The body is too long", f"at most {limit} bytes"), CLOSE)
     except TimeoutError:
-        return plain(408, "The body did not arrive in time", f"it has {seconds:g} seconds")
+        late = plain(408, "The body did not arrive in time", f"it has {seconds:g} seconds")
+        raise NotAdmitted(late, CLOSE) from None
     return bytes(body)
 
 
@@ -528,6 +481,10 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
+    return as_response(bug(f"{request.method} {request.url.path}", error))
+
+
+def bug(what: str, error: Exception) -> Problem:
     """An error that nothing expected. Its outcome is unknown to the client, as with every 500."""
-    log.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
-    return as_response(plain(500, "Internal Server Error", "this is a bug of fenced; its log says more"))
+    log.error("%s: %s: %s", what, type(error).__name__, error)
+    return plain(500, "Internal Server Error", "this is a bug of fenced; its log says more")

@@ -11,7 +11,6 @@ import re
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -19,13 +18,14 @@ from fenced import timing
 from fenced.runtime import clocks
 from fenced.service.bodies import AskBody, Turn, WaitingAnswer
 from fenced.service.namespaces import HeldRequest
+from fenced.service.replies import RequestHead
 
 HELD_SECONDS_MAX = 30.0
 LINES_MEDIA_TYPE = "application/x-ndjson"
 _WAIT = re.compile(r"(?:^|[,;])\s*wait\s*=\s*([0-9]{1,6}(?:\.[0-9]{0,6})?)\s*(?:$|[,;])")
 
 
-def held_seconds(request: Request, body: AskBody) -> float:
+def held_seconds(request: RequestHead, body: AskBody) -> float:
     """How long the answer may be held: as `Prefer: wait=S` asks for.
 
     A client that does not renew its place itself is answered after half of the place's life: the service renews for
@@ -41,7 +41,9 @@ def held_seconds(request: Request, body: AskBody) -> float:
 class HeldAnswer(Response):
     """The answer to a waiter. In lines, the first is sent at once, the second when it is worth asking again."""
 
-    def __init__(self, answer: WaitingAnswer, held: HeldRequest, seconds: float, request: Request) -> None:
+    def __init__(
+        self, answer: WaitingAnswer, held: HeldRequest, seconds: float, request: RequestHead
+    ) -> None:
         self._in_lines = LINES_MEDIA_TYPE in request.headers.get("accept", "")
         super().__init__(
             status_code=202, media_type=LINES_MEDIA_TYPE if self._in_lines else "application/json"

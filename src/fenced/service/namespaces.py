@@ -11,6 +11,7 @@ from fenced.contracts import Authority, Runtime
 from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.model import Standing, check_name
 from fenced.runtime.aio import AioRuntime
+from fenced.service.work import Worker
 
 NAMESPACES_MAX = 256
 LISTEN_SECONDS = 30.0
@@ -88,6 +89,7 @@ class ServedNamespace:
         self.held = HeldRequests()
         self._runtimes = (AioRuntime(), AioRuntime())
         self.leases, self.looking = (make(runtime, name) for runtime in self._runtimes)
+        self.worker = Worker(self.leases)
         self._opening = asyncio.Lock()
         self._looks = False
         self._listener: asyncio.Task[None] | None = None
@@ -153,7 +155,17 @@ class ServedNamespaces:
 
     async def get(self, name: str, realm: str = "") -> ServedNamespace:
         """A namespace that exists. `realm` is the one that the client began with; "": it does not say."""
-        found = self._open.get(name) or (await self.opened(name, create=False))[0]
+        if name not in self._open:
+            await self.opened(name, create=False)
+        return self.known(name, realm)
+
+    def has(self, name: str) -> bool:
+        """Whether it is open."""
+        return name in self._open
+
+    def known(self, name: str, realm: str) -> ServedNamespace:
+        """The same for one that is open."""
+        found = self._open[name]
         if realm and realm != found.realm:
             raise AnotherStore(
                 f"this instance has another store than the one that the client began with (realm {found.realm}, "

@@ -1,10 +1,40 @@
-"""Problem documents of the service that are no error of fenced's own, and problems as responses."""
+"""Requests and replies without a framework, for both ways of a request, and problem documents."""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple, Protocol
+
+from starlette.datastructures import Address, Headers, QueryParams
 from starlette.responses import Response
 
 from fenced.wire.problems import Problem, plain_problem
+
+
+class RequestHead(Protocol):
+    """What is used of a request besides its body. Starlette's requests have it, and those that take the short way."""
+
+    @property
+    def headers(self) -> Headers: ...
+    @property
+    def query_params(self) -> QueryParams: ...
+    @property
+    def path_params(self) -> dict[str, Any]: ...
+    @property
+    def client(self) -> Address | None: ...
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class NotAdmitted(Exception):
+    """A request that is answered by this problem before anything is done."""
+
+    def __init__(self, found: Problem, *headers: tuple[str, str]) -> None:
+        super().__init__(found.status)
+        self.problem = found._replace(headers=[*found.headers, *headers])
 
 
 def plain(status: int, title: str, detail: str) -> Problem:
@@ -14,5 +44,5 @@ def plain(status: int, title: str, detail: str) -> Problem:
     )
 
 
-def as_response(found: Problem) -> Response:
+def as_response(found: Problem | Reply) -> Response:
     return Response(found.body, found.status, dict(found.headers))

@@ -1,0 +1,220 @@
+"""What a request about leases asks of the store, and how the results become its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from fenced.contracts import Authority
+from fenced.errors import FencedError, InvariantBroken, Misuse
+from fenced.model import (
+    Ask,
+    BatchOperation,
+    Busy,
+    Ended,
+    Gone,
+    Granted,
+    Holder,
+    Kept,
+    Release,
+    Released,
+    Renewal,
+    Unknown,
+    Waiting,
+    Withdrawal,
+    check_names,
+)
+from fenced.model import BatchAnswer as Result
+from fenced.runtime import clocks
+from fenced.service import answers
+from fenced.service.bodies import (
+    Answer,
+    AskBody,
+    BatchAnswers,
+    BatchBody,
+    BatchItem,
+    FailedAnswer,
+    ProblemView,
+    ReleaseBody,
+    RenewBody,
+    RenewedAnswers,
+    WithdrawBody,
+)
+from fenced.wire.problems import problem
+
+Done = Callable[[Sequence[Result] | Exception], None]
+
+
+class Work(NamedTuple):
+    """The operations of a request, and the function that makes its answer of their results and the realm."""
+
+    operations: list[BatchOperation]
+    answer: Callable[[Sequence[Result], str], msgspec.Struct]
+    until: float | None = None
+
+
+def work_of(body: Any, secret: Callable[[], str]) -> Work:
+    """`secret` makes the id of a holder that has none."""
+    match body:
+        case AskBody():
+            ask = _ask(body, secret)
+            return Work([ask], lambda results, realm: answers.asked(ask, _only(results), realm))
+        case ReleaseBody():
+            return Work([Release(body.attempt, body.keep)], _ended)
+        case WithdrawBody():
+            return Work([Withdrawal(body.attempt)], _ended)
+        case RenewBody():
+            return Work([Renewal(each) for each in body.attempts], _renewed, clocks.now() + body.timeout)
+        case BatchBody():
+            return _batch([_operation(item, secret) for item in body.do])
+    raise InvariantBroken(f"{type(body).__name__} is not about leases")
+
+
+def _ask(body: AskBody, secret: Callable[[], str]) -> Ask:
+    # A constant id would tie the leases of different clients together.
+    who = Holder(body.holder.id or secret(), body.holder.label, body.holder.host, body.holder.pid)
+    names = check_names(body.names)
+    return Ask(body.attempt, names, body.ttl, who, body.wait, body.lock_delay, body.number, body.settled)
+
+
+def _only(results: Sequence[Result]) -> Any:
+    """The result of a request with one operation; its error is the request's."""
+    (result,) = results
+    if isinstance(result, FencedError):
+        raise result
+    return result
+
+
+def _ended(results: Sequence[Result], _: str) -> Answer:
+    return answers.ended(_only(results))
+
+
+def _renewed(results: Sequence[Result], _: str) -> RenewedAnswers:
+    return RenewedAnswers([answers.renewed(_only([each])) for each in results])  # type: ignore[misc]
+
+
+def _batch(items: list[BatchOperation | FencedError]) -> Work:
+    """Each operation is answered separately."""
+    operations = [item for item in items if not isinstance(item, FencedError)]
+
+    def answer(results: Sequence[Result], realm: str) -> BatchAnswers:
+        rest = iter(results)
+        each = [(None, item) if isinstance(item, FencedError) else (item, next(rest)) for item in items]
+        return BatchAnswers([_batch_answer(item, result, realm) for item, result in each])  # type: ignore[misc]
+
+    return Work(operations, answer)
+
+
+def _operation(item: BatchItem, secret: Callable[[], str]) -> BatchOperation | FencedError:
+    try:
+        match item:
+            case BatchItem(ask=AskBody() as ask, renew=None, release=None, withdraw=None):
+                return _ask(ask, secret)
+            case BatchItem(ask=None, renew=str(attempt), release=None, withdraw=None):
+                return Renewal(attempt)
+            case BatchItem(ask=None, renew=None, release=ReleaseBody() as release, withdraw=None):
+                return Release(release.attempt, release.keep)
+            case BatchItem(ask=None, renew=None, release=None, withdraw=WithdrawBody() as withdraw):
+                return Withdrawal(withdraw.attempt)
+        raise Misuse("an item of a batch is one of ask, renew, release, withdraw")
+    except Misuse as error:
+        return error
+
+
+def _batch_answer(operation: BatchOperation | None, result: Result, realm: str) -> Answer:
+    match result, operation:
+        case FencedError(), _:
+            return FailedAnswer(msgspec.json.decode(problem(result).body, type=ProblemView))
+        case ((Granted() | Busy()), Ask()):
+            return answers.asked(operation, result, realm)
+        case Released(), _:
+            return answers.ended(result)
+        case ((Kept() | Waiting() | Ended() | Gone() | Unknown()), _):
+            return answers.renewed(result)
+    raise InvariantBroken("an answer that does not fit to its operation")
+
+
+class Worker:
+    """Carries out operations on one authority object. Used in the loop's thread only.
+
+    If the store can carry out many in one write, those that arrive during a write share the next one. Operations that
+    come alone wait for nothing.
+    """
+
+    def __init__(self, leases: Authority) -> None:
+        self._leases = leases
+        self._many: Callable[..., Awaitable[list[Result]]] | None = getattr(leases, "many", None)
+        self._next: list[tuple[list[BatchOperation], Done]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writes = False
+
+    def start(self, work: Work, done: Done) -> None:
+        """Call `done` with the results, or with the error that stands for all of them; not before this returns."""
+        if self._many is None:
+            self._spawn(self._alone(work, done))
+            return
+        self._next.append((work.operations, done))
+        if not self._writes:
+            # Its first step runs after all requests that have arrived by now were read: those share the first write.
+            self._writes = True
+            self._spawn(self._together(self._many))
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)  # a loop itself does not keep its tasks
+        task.add_done_callback(self._tasks.discard)
+
+    async def _together(self, many: Callable[..., Awaitable[list[Result]]]) -> None:
+        try:
+            while self._next:
+                requests, self._next = self._next, []
+                found: list[Result] | Exception
+                try:
+                    found = await many([each for operations, _ in requests for each in operations])
+                except Exception as error:  # noqa: BLE001 whatever it is, those requests are answered by it
+                    found = error
+                self._share(requests, found)
+        finally:
+            self._writes = False
+
+    def _share(
+        self, requests: list[tuple[list[BatchOperation], Done]], found: list[Result] | Exception
+    ) -> None:
+        if isinstance(found, Exception):
+            for _, done in requests:
+                done(found)
+            return
+        begin = 0
+        for operations, done in requests:
+            end = begin + len(operations)
+            done(found[begin:end])
+            begin = end
+
+    async def _alone(self, work: Work, done: Done) -> None:
+        found: Sequence[Result] | Exception
+        try:
+            if work.answer is _renewed:
+                found = await self._leases.renew([each.secret for each in work.operations], work.until)
+            else:
+                found = await asyncio.gather(*(_single(self._leases, each) for each in work.operations))
+        except Exception as error:  # noqa: BLE001 the request is answered by it
+            found = error
+        done(found)
+
+
+async def _single(leases: Authority, operation: BatchOperation) -> Result:
+    try:
+        match operation:
+            case Ask():
+                return await leases.ask(operation)
+            case Renewal():
+                return (await leases.renew([operation.secret]))[0]
+            case Release():
+                return await leases.release(operation.secret, keep=operation.keep)
+            case Withdrawal():
+                return await leases.withdraw(operation.secret)
+    except FencedError as error:
+        return error
