@@ -75,6 +75,8 @@ class Instances:
         async def swap() -> None:
             old = self._apis
             self._apis = [Api(self._make) for _ in old]
+            for server, api in zip(self._servers, self._apis, strict=True):
+                server.config.http.api = api  # type: ignore[union-attr]
             for api in old:
                 await api.close()
 

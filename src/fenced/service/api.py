@@ -47,7 +47,7 @@ from fenced.service.held import HeldAnswer, held_seconds
 from fenced.service.limits import Limits, Rates, retry_after
 from fenced.service.metrics import Metrics
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
-from fenced.service.replies import NotAdmitted, Reply, RequestHead, as_response, plain
+from fenced.service.replies import NotAdmitted, ServiceReply, ServiceRequest, as_response, plain
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.service.values import ServedValues
 from fenced.service.work import Work, work_of
@@ -83,7 +83,7 @@ register_url_convertor("text", AnyText())
 class Call(NamedTuple):
     """One request: its namespace, its decoded body, and the rest."""
 
-    request: RequestHead
+    request: ServiceRequest
     body: Any
     namespace: str
     realm: str
@@ -153,12 +153,14 @@ class Api:
 
     async def _respond(self, route: ApiRoute, request: Request) -> Response:
         by = self._admit(route, request)
-        data = b"" if route.body is None else await _read(request, body_bytes_max(route), self.limits.body_time)
+        data = (
+            b"" if route.body is None else await _read(request, body_bytes_max(route), self.limits.body_time)
+        )
         answer = await getattr(self, route.handler)(self._call(route, request, by, data))
         return answer if isinstance(answer, Response) else as_response(self._answered(answer))
 
     def serve(
-        self, route: ApiRoute, request: RequestHead, data: bytes, reply: Callable[[Reply], None]
+        self, route: ApiRoute, request: ServiceRequest, data: bytes, reply: Callable[[ServiceReply], None]
     ) -> None:
         """Answer a request of `HOT` without a task of its own. Its body has been read, and nothing is held.
 
@@ -181,7 +183,7 @@ class Api:
         else:
             self._start(namespace, work, finish)
 
-    def _admit(self, route: ApiRoute, request: RequestHead) -> Principal:
+    def _admit(self, route: ApiRoute, request: ServiceRequest) -> Principal:
         """Whose request it is. NotAdmitted if it is not looked at."""
         if self._running > self.limits.running:
             raise Unavailable("too many requests are under way; nothing happened")
@@ -199,7 +201,7 @@ class Api:
             raise NotAdmitted(refusal, ("www-authenticate", "Bearer"))
         return found
 
-    def _call(self, route: ApiRoute, request: RequestHead, by: Principal, data: bytes) -> Call:
+    def _call(self, route: ApiRoute, request: ServiceRequest, by: Principal, data: bytes) -> Call:
         """The request with its body, if this client may send it."""
         body = _decoded(route, data)
         query = request.query_params
@@ -234,16 +236,16 @@ class Api:
         cost = len(call.body.do) if isinstance(call.body, BatchBody) else 1
         return self._rates.wait(f"{kind} {client}", rate, cost)
 
-    def _answered(self, answer: msgspec.Struct) -> Reply:
+    def _answered(self, answer: msgspec.Struct) -> ServiceReply:
         status, headers = 200, [("content-type", "application/json")]
         if isinstance(answer, Answer):
             status = answers.STATUS[type(answer)]
             self.numbers.count("fenced_answers_total", answer=str(answer.__struct_config__.tag))
             if status == 409:
                 headers = [*headers, ("retry-after", "1")]
-        return Reply(status, headers, msgspec.json.encode(answer))
+        return ServiceReply(status, headers, msgspec.json.encode(answer))
 
-    def _failed(self, error: Exception) -> Reply:
+    def _failed(self, error: Exception) -> ServiceReply:
         match error:
             case NotAdmitted():
                 found = error.problem
@@ -257,7 +259,8 @@ class Api:
                 found = bug("a request about leases", error)
         kind = str(msgspec.json.decode(found.body)["type"]).rpartition(":")[2]
         self.numbers.count("fenced_errors_total", type=kind)
-        return Reply(*found)
+        headers = [header for header in found.headers if header[0].lower() != "content-length"]
+        return ServiceReply(found.status, headers, found.body)
 
     def _count(self, route: ApiRoute, status: int) -> None:
         self.numbers.count("fenced_requests_total", route=route.path, status=str(status))

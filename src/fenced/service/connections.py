@@ -54,6 +54,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.begin_head()
+
+    def begin_head(self) -> None:
         self.in_head, self.head_bytes = True, 0
         self.request_until = self.loop.time() + self.limits.request_time
 

@@ -18,20 +18,20 @@ from fenced import timing
 from fenced.runtime import clocks
 from fenced.service.bodies import AskBody, Turn, WaitingAnswer
 from fenced.service.namespaces import HeldRequest
-from fenced.service.replies import RequestHead
+from fenced.service.replies import ServiceRequest
 
 HELD_SECONDS_MAX = 30.0
 LINES_MEDIA_TYPE = "application/x-ndjson"
 _WAIT = re.compile(r"(?:^|[,;])\s*wait\s*=\s*([0-9]{1,6}(?:\.[0-9]{0,6})?)\s*(?:$|[,;])")
 
 
-def held_seconds(request: RequestHead, body: AskBody) -> float:
+def held_seconds(request: ServiceRequest, body: AskBody) -> float:
     """How long the answer may be held: as `Prefer: wait=S` asks for.
 
     A client that does not renew its place itself is answered after half of the place's life: the service renews for
     nobody, because a client that is dead but still connected would keep its place.
     """
-    found = _WAIT.search(request.headers.get("prefer", ""))
+    found = _WAIT.search(request.headers.get("prefer") or "")
     if found is None:
         return 0.0
     limit = HELD_SECONDS_MAX if body.keeps else timing.waiter_ttl(body.ttl) / 2
@@ -42,9 +42,9 @@ class HeldAnswer(Response):
     """The answer to a waiter. In lines, the first is sent at once, the second when it is worth asking again."""
 
     def __init__(
-        self, answer: WaitingAnswer, held: HeldRequest, seconds: float, request: RequestHead
+        self, answer: WaitingAnswer, held: HeldRequest, seconds: float, request: ServiceRequest
     ) -> None:
-        self._in_lines = LINES_MEDIA_TYPE in request.headers.get("accept", "")
+        self._in_lines = LINES_MEDIA_TYPE in (request.headers.get("accept") or "")
         super().__init__(
             status_code=202, media_type=LINES_MEDIA_TYPE if self._in_lines else "application/json"
         )

@@ -11,7 +11,7 @@ from fenced.contracts import Authority, Runtime
 from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.model import Standing, check_name
 from fenced.runtime.aio import AioRuntime
-from fenced.service.work import Worker
+from fenced.service.work import GroupedWork
 
 NAMESPACES_MAX = 256
 LISTEN_SECONDS = 30.0
@@ -89,7 +89,7 @@ class ServedNamespace:
         self.held = HeldRequests()
         self._runtimes = (AioRuntime(), AioRuntime())
         self.leases, self.looking = (make(runtime, name) for runtime in self._runtimes)
-        self.worker = Worker(self.leases)
+        self.worker = GroupedWork(self.leases)
         self._opening = asyncio.Lock()
         self._looks = False
         self._listener: asyncio.Task[None] | None = None

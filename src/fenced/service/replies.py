@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from starlette.datastructures import Address, Headers, QueryParams
+from starlette.datastructures import Address
 from starlette.responses import Response
 
 from fenced.wire.problems import Problem, plain_problem
 
 
-class RequestHead(Protocol):
-    """What is used of a request besides its body. Starlette's requests have it, and those that take the short way."""
+class HeadersOfRequest(Protocol):
+    """Headers by their names in lower case."""
 
     @property
-    def headers(self) -> Headers: ...
+    def raw(self) -> list[tuple[bytes, bytes]]: ...
+    def get(self, key: str, /) -> str | None: ...
+    def getlist(self, key: str) -> list[str]: ...
+
+
+class ServiceRequest(Protocol):
+    """What is used of a request without its body. Starlette's requests have it, and those of the short way."""
+
     @property
-    def query_params(self) -> QueryParams: ...
+    def headers(self) -> HeadersOfRequest: ...
+    @property
+    def query_params(self) -> Mapping[str, str]: ...
     @property
     def path_params(self) -> dict[str, Any]: ...
     @property
     def client(self) -> Address | None: ...
 
 
-class Reply(NamedTuple):
+class ServiceReply(NamedTuple):
     status: int
     headers: list[tuple[str, str]]
     body: bytes
@@ -44,5 +54,5 @@ def plain(status: int, title: str, detail: str) -> Problem:
     )
 
 
-def as_response(found: Problem | Reply) -> Response:
+def as_response(found: Problem | ServiceReply) -> Response:
     return Response(found.body, found.status, dict(found.headers))

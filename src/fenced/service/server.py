@@ -26,6 +26,7 @@ from fenced.errors import FencedError, Misconfigured
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
 from fenced.service.connections import BoundedConnection
+from fenced.service.hot import HotConnection
 from fenced.service.limits import Limits
 from fenced.service.namespaces import MakeAuthority
 
@@ -73,7 +74,7 @@ class LeaseServer(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                http=type("Connection", (BoundedConnection,), {"limits": api.limits}),
+                http=type("Connection", (HotConnection,), {"limits": api.limits, "api": api}),
                 ws="none",
                 timeout_keep_alive=round(api.limits.idle_time),
                 timeout_graceful_shutdown=STOP_SECONDS,

@@ -22,7 +22,7 @@ from fenced.http.protocol import read_fence
 from fenced.model import TOKEN_MAX, Credential, check_name
 from fenced.runtime.aio import AioRuntime
 from fenced.service.bodies import MarkBody, WrittenBody
-from fenced.service.replies import RequestHead, as_response, plain
+from fenced.service.replies import ServiceRequest, as_response, plain
 
 T = TypeVar("T")
 Refusal = Callable[[str, Refused], None]
@@ -85,7 +85,7 @@ class ServedValues:
 
     # Requests.
 
-    async def write(self, request: RequestHead, name: str, value: bytes) -> Response:
+    async def write(self, request: ServiceRequest, name: str, value: bytes) -> Response:
         expect = _expected(request)
 
         async def work(guard: NamedValues) -> int:
@@ -96,7 +96,7 @@ class ServedValues:
             msgspec.json.encode(WrittenBody(version)), 200, {"etag": f'"{version}"'}, "application/json"
         )
 
-    async def read(self, request: RequestHead, name: str) -> Response:
+    async def read(self, request: ServiceRequest, name: str) -> Response:
         """With a stamp: announce, then read. Without: what is there, if a token as high as `at_least` was seen."""
         at_least = _at_least(request)
 
@@ -125,12 +125,12 @@ class ServedValues:
             raise
 
 
-def _credential(request: RequestHead, *, announcing: bool = False) -> Credential | None:
+def _credential(request: ServiceRequest, *, announcing: bool = False) -> Credential | None:
     fence = read_fence(request.headers.raw)
     return None if fence is None else credential(fence, announcing=announcing)
 
 
-def _expected(request: RequestHead) -> int | None:
+def _expected(request: ServiceRequest) -> int | None:
     """The version that the value must still have: `If-Match: "3"`, or `If-None-Match: *` for none; None: any."""
     match, none = request.headers.getlist("if-match"), request.headers.getlist("if-none-match")
     if not match and not none:
@@ -145,7 +145,7 @@ def _expected(request: RequestHead) -> int | None:
     return int(found[1])
 
 
-def _at_least(request: RequestHead) -> int:
+def _at_least(request: ServiceRequest) -> int:
     text = request.query_params.get("at_least", "0")
     if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= TOKEN_MAX):
         raise Misuse(f"at_least is a token, from 0 to {TOKEN_MAX}")

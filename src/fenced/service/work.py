@@ -137,7 +137,7 @@ def _batch_answer(operation: BatchOperation | None, result: Result, realm: str) 
     raise InvariantBroken("an answer that does not fit to its operation")
 
 
-class Worker:
+class GroupedWork:
     """Carries out operations on one authority object. Used in the loop's thread only.
 
     If the store can carry out many in one write, those that arrive during a write share the next one. Operations that

@@ -1,0 +1,307 @@
+"""The short way of a request: the same answers as on the long way, in the order of the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import re
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fenced.authorities.memory import MemoryAuthority, MemoryStore
+from fenced.authorities.shared.rules import no_namespace
+from fenced.errors import Indeterminate
+from fenced.model import Ask, BatchAnswer, BatchOperation, Granted, Release, Standing
+from fenced.service.access import TokenFile
+from fenced.service.api import Api
+from fenced.service.limits import Limits
+from fenced.service.server import LeaseServer, ListenOptions
+from fenced.service.work import GroupedWork, Work
+
+PATIENCE = 100.0
+A, B, C = (letter * 32 for letter in "abc")
+LONG_WAY = ("Prefer", "return=minimal")
+"""It asks for nothing that is held, but a request with this header takes the long way."""
+
+
+class CountedApi(Api):
+    """Counts the requests that take the short way, and can delay them."""
+
+    hot = 0
+    gate: asyncio.Event | None = None
+
+    def serve(self, *arguments: Any) -> None:
+        self.hot += 1
+        super().serve(*arguments)
+
+
+class Gated(MemoryAuthority):
+    """Answers asks when the gate opens. It has one namespace."""
+
+    def __init__(self, store: MemoryStore, runtime: Any, namespace: str) -> None:
+        super().__init__(store, runtime)
+        self._namespace = namespace
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
+        if self._namespace != "default":
+            raise no_namespace("memory", self._namespace)
+        return await super().open(create=create, until=until)
+
+    async def ask(self, ask: Ask, until: float | None = None) -> Any:
+        await self.gate.wait()
+        return await super().ask(ask, until)
+
+
+class Instance:
+    """An API and one connection to it: a real socket, but the test decides in which pieces its bytes arrive."""
+
+    def __init__(self, tokens: TokenFile | None = None, limits: Limits | None = None) -> None:
+        store = MemoryStore(lambda: 1000.0)
+        store.realm = "00000000000000aa"
+        self.leases: list[Gated] = []
+
+        def make(runtime: Any, namespace: str) -> Gated:
+            self.leases.append(Gated(store, runtime, namespace))
+            return self.leases[-1]
+
+        self.api = CountedApi(make, tokens, limits=limits)
+        self.server = LeaseServer(self.api, ListenOptions())
+        self.server.config.load()
+
+    async def __aenter__(self) -> Instance:
+        await self.api.namespaces.opened("default", create=True)
+        await self.connect()
+        return self
+
+    async def connect(self) -> None:
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        make: Any = self.server.config.http
+        state = self.server.server_state
+        _, self.connection = await loop.connect_accepted_socket(
+            lambda: make(self.server.config, state, {}), ours
+        )
+        self.reader, self.writer = await asyncio.open_connection(sock=theirs)
+
+    async def disconnect(self) -> None:
+        self.connection.transport.abort()
+        self.writer.close()
+        await self.writer.wait_closed()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.disconnect()
+        await self.api.close()
+
+    async def answer(self) -> tuple[int, dict[str, str], Any]:
+        async with asyncio.timeout(PATIENCE):
+            first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in lines)
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        known = json.loads(body) if "json" in headers["content-type"] else body
+        return int(first.split()[1]), headers, known
+
+
+def request(method: str, path: str, body: object = None, *headers: tuple[str, str]) -> bytes:
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = [f"{method} {path} HTTP/1.1", "Host: x", *(f"{name}: {value}" for name, value in headers)]
+    head += [f"Content-Length: {len(data)}"] if data else []
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + data
+
+
+def ask(attempt: str, *names: str, **more: Any) -> dict[str, Any]:
+    return {"attempt": attempt, "names": names, "ttl": 30, "holder": {"id": "h"}, **more}
+
+
+POSTS: list[tuple[str, object]] = [
+    ("/v1/leases", ask(A, "orders/1")),
+    ("/v1/leases", ask(A, "orders/1")),
+    ("/v1/leases", ask(A, "orders/2")),
+    ("/v1/leases", ask(B, "orders/1")),
+    ("/v1/leases?namespace=default&realm=00000000000000aa", ask(B, "orders/1", wait=True)),
+    ("/v1/leases?realm=00000000000000bb", ask(C, "orders/3")),
+    ("/v1/leases?namespace=elsewhere", ask(C, "orders/3")),
+    ("/v1/leases", ask(C, "not//a name")),
+    ("/v1/leases", {"attempt": C}),
+    ("/v1/leases", b"{"),
+    ("/v1/leases", b'{"' + b"x" * 70_000 + b'"}'),
+    ("/v1/leases/renew", {"attempts": [A, B, C]}),
+    ("/v1/leases/release", {"attempt": C}),
+    ("/v1/batch", {"do": [{"release": {"attempt": A}}, {"renew": B}, {"ask": ask(C, "orders/9")}, {}]}),
+    ("/v1/leases/release", {"attempt": A}),
+    ("/v1/leases", ask(A, "orders/1")),
+]
+
+
+async def answers_to(instance: Instance, way: Sequence[tuple[str, str]]) -> list[Any]:
+    """The answers, without the header that has the time of day."""
+    found = []
+    for path, body in POSTS:
+        if instance.connection.transport.is_closing():
+            await instance.disconnect()  # after an answer to a body that was not read to its end
+            await instance.connect()
+        instance.connection.data_received(request("POST", path, body, *way))
+        status, headers, fields = await instance.answer()
+        found.append((status, {k: v for k, v in headers.items() if k != "date"}, fields))
+    metrics = re.sub(
+        r"(?m)^lock_acquire_latency_ms.*$", "", instance.api.numbers.text(instance.api.namespaces.held)
+    )
+    return [*found, metrics, [(event.kind, event.why) for event in instance.api.events.since(0)]]
+
+
+def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("limits", [None, Limits(rate=1e-6), Limits(running=0)])
+@pytest.mark.parametrize("token", ["", "known", "unknown", "reader", "elsewhere"])
+def test_both_ways_give_the_same_answers(tmp_path: Path, token: str, limits: Limits | None) -> None:
+    """For every kind of answer, with and without credentials; counters and events are the same too."""
+    scopes = {
+        "known": 'rights = ["lease"]',
+        "reader": 'rights = ["observe"]',
+        "elsewhere": 'rights = ["lease"]\nnames = ["other"]',
+    }
+    file = tmp_path / "tokens"
+    file.write_text(
+        "".join(
+            f'[[token]]\nid = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n{scope}\n'
+            for name, scope in scopes.items()
+        )
+    )
+
+    async def story() -> None:
+        tokens = TokenFile(str(file)) if token else None
+        way = [("Authorization", f"Bearer {token}")] if token else []
+        async with Instance(tokens, limits) as short, Instance(tokens, limits) as long:
+            answered = await answers_to(short, way)
+            assert answered == await answers_to(long, [*way, LONG_WAY])
+            assert (short.api.hot, long.api.hot) == (len(POSTS) - 2, 0)  # a long body, an unknown namespace
+            if not token and limits is None:
+                statuses = [status for status, _, _ in answered[:-2]]
+                assert " ".join(map(str, statuses)) == (
+                    "200 200 400 409 202 421 404 400 400 400 413 200 404 200 200 410"
+                )
+
+    run(story)
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    """Requests of both ways in one stream, cut anywhere."""
+    mixed = [
+        (request("POST", "/v1/leases", ask(A, "orders/1")), "granted"),
+        (request("GET", "/healthz"), b"alive\n"),
+        (request("POST", "/v1/leases/renew", {"attempts": [A]}), "kept"),
+        (request("POST", "/v1/leases", ask(B, "orders/1"), LONG_WAY), "busy"),
+        (request("POST", "/v1/leases", ask(B, "orders/2")), "granted"),
+        (request("POST", "/v1/batch", {"do": [{"release": {"attempt": B}}]}), "released"),
+        (request("GET", "/nothing"), "about:blank"),
+        (request("POST", "/v1/leases/release", {"attempt": A}), "released"),
+    ]
+    stream = b"".join(each for each, _ in mixed)
+
+    async def story() -> None:
+        draw = random.Random(7)
+        ways = set()
+        for pieces in (1, 2, 3, 5, 9, 17, 60, 200, len(stream)):
+            cuts = sorted(draw.sample(range(1, len(stream)), pieces - 1))
+            async with Instance() as instance:
+                for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+                    instance.connection.data_received(stream[begin:end])
+                    if draw.random() < 0.3:
+                        await asyncio.sleep(0)
+                for _, word in mixed:
+                    _, _, fields = await instance.answer()
+                    assert fields == word or str(word) in json.dumps(fields), (pieces, word, fields)
+                ways.add(instance.api.hot)
+        assert len(ways) > 1, ways  # some took the short way where in other cuts they did not
+
+    run(story)
+
+
+def test_a_server_that_stops_answers_what_is_under_way() -> None:
+    async def story() -> None:
+        async with Instance() as instance:
+            instance.leases[0].gate.clear()
+            instance.connection.data_received(request("POST", "/v1/leases", ask(A, "orders/1")))
+            instance.connection.shutdown()
+            instance.leases[0].gate.set()
+            status, headers, _ = await instance.answer()
+            assert (status, headers["connection"], instance.api.hot) == (200, "close", 1)
+            assert await instance.reader.read() == b""
+
+    run(story)
+
+
+def test_a_client_that_leaves_is_answered_nothing() -> None:
+    async def story() -> None:
+        async with Instance() as instance:
+            instance.leases[0].gate.clear()
+            instance.connection.data_received(request("POST", "/v1/leases", ask(A, "orders/1")))
+            instance.writer.close()
+            while not instance.connection.cycle.disconnected:
+                await asyncio.sleep(0.01)
+            instance.leases[0].gate.set()
+            while not instance.api.events.number:
+                await asyncio.sleep(0.01)
+            assert instance.api._running == 0
+
+    run(story)
+
+
+class Slow:
+    """A store whose writes end when the test says so."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.writes = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def many(self, operations: Sequence[BatchOperation]) -> list[BatchAnswer]:
+        self.batches.append(len(operations))
+        await self.writes.wait()
+        if self.error is not None:
+            raise self.error
+        return [Granted(number, 30.0, 30.0) for number, _ in enumerate(operations, 1)]
+
+
+def test_what_arrives_during_a_write_shares_the_next_one() -> None:
+    """A request that comes alone is written at once. An error of a write is the answer of all in it."""
+
+    async def story() -> None:
+        store: Any = Slow()
+        worker = GroupedWork(store)
+        found: list[Any] = []
+
+        def start(count: int) -> None:
+            worker.start(Work([Release(A)] * count, lambda results, realm: None), found.append)  # type: ignore[arg-type, return-value]
+
+        start(1)
+        while not store.batches:
+            await asyncio.sleep(0)
+        for count in (1, 2, 3):
+            start(count)
+        assert (store.batches, found) == ([1], [])
+        store.writes.set()
+        while len(found) < 4:
+            await asyncio.sleep(0)
+        assert store.batches == [1, 6]
+        assert [[each.token for each in results] for results in found] == [[1], [1], [2, 3], [4, 5, 6]]
+        store.error = Indeterminate("the disk")
+        start(1)
+        while len(found) < 5:
+            await asyncio.sleep(0)
+        store.error = None
+        start(1)
+        while len(found) < 6:
+            await asyncio.sleep(0)
+        assert isinstance(found[4], Indeterminate) and found[5][0].token == 1
+
+    run(story)
