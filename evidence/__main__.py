@@ -28,6 +28,7 @@ from evidence import (
     power_cut,
     server_cut,
     service_kills,
+    service_kits,
 )
 from fenced.testing.servers import (
     DynamoServer,
@@ -184,6 +185,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "guard_holders": lambda _: holders(),
     "message_storm": lambda _: message_storm.run(),
     "service_kills": lambda _: service_kills.run(),
+    "service_kits": lambda _: service_kits.run(),
     "worlds": lambda _: worlds(),
     "bench": lambda _: bench(),
 }

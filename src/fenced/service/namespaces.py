@@ -93,7 +93,7 @@ class ServedNamespace:
         self._opening = asyncio.Lock()
         self._looks = False
         self._listener: asyncio.Task[None] | None = None
-        self._closing = False
+        self._closing = asyncio.Event()
 
     async def open(self, *, create: bool) -> Standing:
         async with self._opening:  # an authority object is opened by one caller at a time
@@ -117,16 +117,18 @@ class ServedNamespace:
     async def _listen(self) -> None:
         """Always listens, also while nothing is held: some authorities collect wake-ups until somebody takes them."""
         runtime = self._runtimes[0]
-        while not self._closing:
+        while not self._closing.is_set():
             try:
                 for public in await self.leases.next_wakeups(runtime.now() + LISTEN_SECONDS):
                     self.held.wake(public)
             except FencedError:
-                # A wake-up is a hint: without it the waiters ask when `check_in` has passed.
-                await asyncio.sleep(RETRY_SECONDS)
+                # A wake-up is a hint: without it the waiters ask when `check_in` has passed. `close` interrupts the
+                # authority, which is such an error too, and must not wait.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), RETRY_SECONDS)
 
     async def close(self) -> None:
-        self._closing = True
+        self._closing.set()
         self.held.send_on()
         if self._listener is not None:
             self.leases.interrupt()
@@ -196,5 +198,5 @@ class ServedNamespaces:
             namespace.held.send_on()
 
     async def close(self) -> None:
-        while self._open:
-            await self._open.popitem()[1].close()
+        closing, self._open = list(self._open.values()), {}
+        await asyncio.gather(*(namespace.close() for namespace in closing))

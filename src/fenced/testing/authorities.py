@@ -365,6 +365,32 @@ async def a_release_wakes_the_head(h: AuthorityHarness) -> None:
 
 
 @check()
+async def a_client_that_listens_first_is_notified(h: AuthorityHarness) -> None:
+    """The client listens before any attempt waits, as a service does: it receives the wake-up all the same."""
+    a, b = await h.authority(), await h.authority()
+    holder, head = asking(h.runtime, "orders"), asking(h.runtime, "orders", wait=True)
+    woken: list[str] = []
+    arrived = h.runtime.wakeup()
+
+    async def listen() -> None:
+        until = h.runtime.now() + 60.0
+        while not woken and h.runtime.now() < until:
+            woken.extend(await b.next_wakeups(until))
+        arrived.set()
+
+    listener = h.runtime.spawn(listen, "listener")
+    await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.05)  # it listens by now, or a little later
+    await granted(a, holder)
+    ensure(isinstance(await b.ask(head), Waiting), "queued")
+    await a.release(holder.secret)
+    in_time = await h.runtime.wait(arrived, h.runtime.now() + 30.0)
+    b.interrupt()
+    ensure(in_time and grant_id(head.secret) in woken, f"the wake-up comes: {woken}")
+    await listener.join()
+    await granted(b, head)
+
+
+@check()
 async def a_waiter_that_leaves_makes_room(h: AuthorityHarness) -> None:
     """The head withdraws while the name is free: the next is woken and granted."""
     a, b = await h.authority(), await h.authority()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import NamedTuple
 
 from fenced.authorities.etcd import keys
@@ -69,6 +70,10 @@ class EtcdWakeups:
         self._targets[public] = target
         if (stream := self._stream) is not None:
             await self._begin(stream, public, target, until)
+        elif self._waiting:
+            # A `next_wakeups` may have begun without any target. It returns, and the next one opens a stream. It sets
+            # `_waiting` before it reads the targets, so at least one of the two sees the other.
+            self.interrupt()
 
     async def _begin(self, stream: EtcdStream, public: str, target: Target, until: float) -> None:
         watch = next(self._ids)
@@ -108,9 +113,7 @@ class EtcdWakeups:
             await self._open(selector, max(until, now + OPEN_SECONDS))
         while not self._woken and not self._interrupted:
             try:
-                # At most until the next heartbeat is due: the next call sends it.
-                due = until if self._stream is None else min(until, self._stream.heartbeat.due)
-                ready = await selector.wait(due)
+                ready = await selector.wait(min(until, self._due()))
             except (OSError, ValueError):  # closed meanwhile
                 break
             if ready is None:
@@ -123,6 +126,12 @@ class EtcdWakeups:
         for public in woken:
             self._woken.pop(public, None)
         return woken
+
+    def _due(self) -> float:
+        """When the next call has something to do: send a heartbeat, or open a stream for those who wait."""
+        if self._stream is not None:
+            return self._stream.heartbeat.due
+        return self._opens if self._targets else math.inf
 
     async def _beat(self, stream: EtcdStream) -> None:
         """Ping the stream if it has been silent for long, and drop it if no reply comes."""
