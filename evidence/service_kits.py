@@ -20,7 +20,6 @@ KITS = {
     "authority_kit": "tests/conformance/authorities/test_service.py",
     "outage_kit": "tests/service/test_outages.py",
 }
-STORES = ("postgresql", "etcd")
 SCENARIOS = {"pause": ("--ttl", "1"), "late-renewal": ("--ttl", "1"), "storm": ("--seconds", "20")}
 BEST_EFFORT = ("--guarantee", "best-effort")
 """Some versions of etcd are no more than that."""
@@ -55,7 +54,11 @@ def drill(scenario: str, url: str, *options: str) -> dict[str, Any]:
 
 def run() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for store, server in zip(STORES, (PostgresqlServer(), EtcdServer()), strict=True):
+    servers: dict[str, PostgresqlServer | EtcdServer] = {
+        "postgresql": PostgresqlServer(),
+        "etcd": EtcdServer(),
+    }
+    for store, server in servers.items():
         found[store] = {name: kit(path, store) for name, path in KITS.items()}
         with server, ServiceServer(store=server.url(), options=BEST_EFFORT) as instance:
             found[store]["drills"] = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.authorities.etcd.leases import EtcdLease, Leases
-from fenced.contracts import Runtime
+from fenced.contracts import Authority, Runtime
 from fenced.model import Ask, AskAnswer, HeldBy, NameView, ReleaseAnswer, RenewAnswer
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.wire.etcd import messages
@@ -84,7 +84,7 @@ class Time:
 class Scaled:
     """An authority whose seconds are as many times longer as the kit's must be."""
 
-    def __init__(self, authority: EtcdAuthority) -> None:
+    def __init__(self, authority: Authority) -> None:
         self._authority = authority
 
     def __getattr__(self, name: str) -> Any:
