@@ -7,6 +7,7 @@ module is started once, and no group is so long that the other workers end up wa
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -30,6 +31,11 @@ from fenced.testing.servers.dynamodb import KEYS
 from tests.walk.traveller import Traveller
 
 
+# Each worker imports all tests, and the collector would look at them again and again and find nothing: a second in
+# each. `pytest_collection_finish` takes everything that exists by then away from it.
+gc.disable()
+
+
 def pytest_configure() -> None:
     # A shell starts what it puts into the background with Ctrl-C ignored, and all its children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -40,6 +46,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     pytest-xdist appends a group's name to the ids of its tests, and pytest 9.2 reads those from elsewhere.
     """
+    gc.freeze()
+    gc.enable()
     grouped = getattr(session.config.option, "loadgroup", False)  # set by pytest-xdist in its workers
     for item in session.items if grouped else ():
         if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:

@@ -49,6 +49,7 @@ SERVERS = {
     "REDIS_URL": "redis_url",
     "ZOOKEEPER_URL": "zookeeper_url",
 }
+MAY_RUN = re.compile(rf"^\s*```({'|'.join(RUN)})\b", re.MULTILINE)
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 WALK = re.compile(r"^<!-- walk: (.+) -->$", re.MULTILINE)
 A_CLONE = "a clone"
@@ -82,6 +83,8 @@ def blocks_of(page: Path) -> Iterator[tuple[Block, str]]:
 
 
 def runnable(page: Path) -> list[Block]:
+    if not MAY_RUN.search(page.read_text()):
+        return []  # each worker asks this of all pages, in order to collect the tests
     return [
         block
         for block, before in blocks_of(page)
@@ -199,6 +202,7 @@ def links_of(page: Path) -> Iterator[str]:
                     yield target
 
 
+@pytest.mark.xdist_group("links")  # one worker reads all pages
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_links_lead_somewhere(page: Path) -> None:
     dead = []
@@ -214,6 +218,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not dead
 
 
+@pytest.mark.xdist_group("links")
 def test_every_page_can_be_found_from_the_index() -> None:
     reached = {ROOT / "docs" / "index.md"}
     waiting = list(reached)

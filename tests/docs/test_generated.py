@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from docs import generate
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("page", generate.pages(), ids=lambda page: page.stem)
-def test_the_tables_are_up_to_date(page: Path) -> None:
-    assert page.read_text() == generate.pages()[page], "run `python docs/generate.py`"
+def test_the_tables_are_up_to_date() -> None:
+    old = [page.name for page, text in generate.pages().items() if page.read_text() != text]
+    assert not old, "run `python docs/generate.py`"
 
 
 def test_every_table_is_shown_somewhere() -> None:
