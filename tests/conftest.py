@@ -30,7 +30,6 @@ from fenced.testing.servers import (
 from fenced.testing.servers.dynamodb import KEYS
 from tests.walk.traveller import Traveller
 
-
 # Each worker imports all tests, and the collector would look at them again and again and find nothing: a second in
 # each. `pytest_collection_finish` takes everything that exists by then away from it.
 gc.disable()
