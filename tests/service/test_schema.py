@@ -59,6 +59,8 @@ def test_answers_are_as_described() -> None:
     for found in schema.get_all_operations():
         assert isinstance(found, Ok)
         operation = found.ok()
+        if operation.label.lower() == "get /v1/events":
+            continue  # a stream, which does not end
         check(operation, GenerationMode.POSITIVE)
         if operation.label.lower() not in WITHOUT_WRONG_FORMS:
             check(operation, GenerationMode.NEGATIVE)

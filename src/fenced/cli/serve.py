@@ -38,6 +38,13 @@ PORT = 8700
 @click.option("--client-ca", metavar="FILE", help="Admit only clients with a certificate of this CA.")
 @click.option("--tokens", metavar="FILE", help="Admit only clients with a bearer token of this file.")
 @click.option(
+    "--guard",
+    "guards",
+    metavar="URL",
+    multiple=True,
+    help="Show the stages and the refusals of this guard on the live page; may be repeated.",
+)
+@click.option(
     "--no-credentials",
     is_flag=True,
     help="Listen beyond this machine although everybody who can connect may take and revoke leases.",
@@ -63,6 +70,7 @@ def serve(
     key: str | None,
     client_ca: str | None,
     tokens: str | None,
+    guards: tuple[str, ...],
     no_credentials: bool,
     rate: float | None,
     demo: bool,
@@ -112,4 +120,5 @@ def serve(
         values_beside=values_beside(store),
         rate=rate,
         demo=demo,
+        guards=guards,
     )

@@ -76,6 +76,8 @@ class TokenFile:
         if len(authorization) != 1:
             return None
         scheme, _, token = authorization[0].partition(" ")
-        if scheme.lower() != "bearer":
-            return None
+        return self.shown(token) if scheme.lower() == "bearer" else None
+
+    def shown(self, token: str) -> Principal | None:
+        """Whose token this is."""
         return self._known.get(hashlib.sha256(token.strip().encode()).hexdigest())

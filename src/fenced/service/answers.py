@@ -55,18 +55,18 @@ STATUS: dict[type[Answer], int] = {
 }
 
 
-def _holder(holder: Holder) -> HolderView:
+def holder_view(holder: Holder) -> HolderView:
     return HolderView(holder.id, holder.label, holder.host, holder.pid)
 
 
-def _held_by(held: HeldBy | None) -> HeldByView | None:
+def held_by_view(held: HeldBy | None) -> HeldByView | None:
     if held is None:
         return None
-    return HeldByView(_holder(held.holder), held.token, held.grant, held.remaining)
+    return HeldByView(holder_view(held.holder), held.token, held.grant, held.remaining)
 
 
 def waiting(answer: Waiting) -> WaitingAnswer:
-    return WaitingAnswer(max(0.0, answer.check_in), answer.ahead, _held_by(answer.held_by))
+    return WaitingAnswer(max(0.0, answer.check_in), answer.ahead, held_by_view(answer.held_by))
 
 
 def asked(ask: Ask, answer: AskAnswer, realm: str) -> Answer:
@@ -77,7 +77,7 @@ def asked(ask: Ask, answer: AskAnswer, realm: str) -> Answer:
         case Waiting():
             return waiting(answer)
         case Busy():
-            return BusyAnswer(answer.ahead, _held_by(answer.held_by))
+            return BusyAnswer(answer.ahead, held_by_view(answer.held_by))
         case Ended():
             return EndedAnswer(answer.reason)
 
@@ -109,11 +109,11 @@ def ended(answer: ReleaseAnswer) -> Answer:
 def name_body(view: NameView) -> NameBody:
     return NameBody(
         view.name,
-        _held_by(view.held_by),
+        held_by_view(view.held_by),
         list(view.names),
         view.ttl,
         view.free_in,
-        [WaiterView(_holder(each.holder), list(each.names), each.remaining) for each in view.waiters],
+        [WaiterView(holder_view(each.holder), list(each.names), each.remaining) for each in view.waiters],
     )
 
 

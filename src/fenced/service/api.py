@@ -21,7 +21,7 @@ from fenced.errors import FencedError, Misuse, Refused, Unavailable
 from fenced.model import BatchAnswer, Granted, grant_id
 from fenced.runtime import clocks
 from fenced.runtime.aio import AioRuntime
-from fenced.service import answers, openapi
+from fenced.service import answers, openapi, page
 from fenced.service.access import EVERYBODY, Principal, TokenFile
 from fenced.service.bodies import (
     Answer,
@@ -45,6 +45,7 @@ from fenced.service.bodies import (
 from fenced.service.events import Events
 from fenced.service.held import HeldAnswer, held_seconds
 from fenced.service.limits import Limits, Rates, retry_after
+from fenced.service.live import Live
 from fenced.service.metrics import Metrics
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
 from fenced.service.replies import NotAdmitted, ServiceReply, ServiceRequest, as_response, plain
@@ -100,6 +101,7 @@ class Api:
         audit: Callable[[dict[str, object]], None] | None = None,
         values: str | None = None,
         limits: Limits | None = None,
+        guards: Sequence[str] = (),
     ) -> None:
         self.limits = limits or Limits()
         self.namespaces = ServedNamespaces(make)
@@ -108,6 +110,7 @@ class Api:
         self._audit = audit or (lambda entry: log.info("%s", entry))
         self.numbers = Metrics()
         self.events = Events()
+        self.live = Live(self.events, guards)
         self.stopping = False
         self._random = AioRuntime()
         self._running = 0
@@ -120,7 +123,8 @@ class Api:
             routes=[
                 Route(path.replace("{name}", "{name:text}"), self._endpoint(routes), methods=list(routes))
                 for path, routes in sorted(by_path.items(), key=lambda item: -len(item[0]))
-            ],
+            ]
+            + page.routes(self),
             exception_handlers={HTTPException: _not_found, Exception: _bug},
         )
 
@@ -128,8 +132,10 @@ class Api:
         """This instance stops: answer the held requests, and hold no more."""
         self.stopping = True
         self.namespaces.send_on()
+        self.live.send_on()
 
     async def close(self) -> None:
+        await self.live.close()
         await self.namespaces.close()
         await self.values.close()
         self._random.close()
@@ -193,9 +199,14 @@ class Api:
             raise NotAdmitted(
                 plain(403, "The request comes from a page of another site", "only its own page may use it")
             )
+        if route.right == "operate" and not page.is_wanted(request.headers):
+            needs = f"from a browser it needs the header {page.OPERATOR_HEADER}"
+            raise NotAdmitted(plain(403, "This may be the form of another site", needs))
         if self.tokens is None or route.right is None:
             return EVERYBODY
         found = self.tokens.principal(request.headers.getlist("authorization"))
+        if found is None:
+            found = page.logged_in(request.headers, self.tokens)
         if found is None:
             refusal = plain(401, "This needs a bearer token", "no token, or an unknown one")
             raise NotAdmitted(refusal, ("www-authenticate", "Bearer"))
@@ -381,10 +392,16 @@ class Api:
         looker = await (await self._namespace(call)).looker()
         return answers.name_body(await looker.observe(call.request.path_params["name"]))
 
+    async def live_events(self, call: Call) -> Response:
+        return await self.live.open(await self._namespace(call), call.by)
+
     async def force_release(self, call: Call) -> MintedBody:
         body: ForceReleaseBody = call.body
         name, leases = call.request.path_params["name"], (await self._namespace(call)).leases
         minted = await leases.force_release(name, body.token)
+        if minted is not None:
+            why = f"by {call.by.id}: {body.reason or 'no reason given'}"
+            self.events.taken(call.namespace, name, body.token, why)
         self._note(call, "force-release", name=name, token=body.token, reason=body.reason, minted=minted)
         return MintedBody(minted)
 

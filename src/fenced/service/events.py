@@ -38,7 +38,7 @@ class ServiceEvent(Struct, frozen=True, omit_defaults=True):
     number: int
     at: float
     """Seconds since 1970, for people."""
-    kind: Literal["granted", "ended", "refused"]
+    kind: Literal["granted", "ended", "refused", "taken"]
     namespace: str = ""
     names: tuple[str, ...] = ()
     token: int | None = None
@@ -46,7 +46,7 @@ class ServiceEvent(Struct, frozen=True, omit_defaults=True):
     holder: Holder | None = None
     ttl: float = 0.0
     why: str = ""
-    """Of an end: released, expired, revoked ...; of a refusal: stale, missing ..."""
+    """Of an end: released, expired, revoked ...; of a refusal: stale, missing ...; of a force-release: its reason."""
     mark: int | None = None
     """Of a refusal: the highest token that the guard had seen."""
     mark_grant: str = ""
@@ -87,6 +87,10 @@ class Events:
                 grant = grant_id(operation.secret)
                 why = answer.reason if isinstance(answer, Ended) else "released"
                 self._add(ServiceEvent(self.number + 1, _now(), "ended", namespace, grant=grant, why=why))
+
+    def taken(self, namespace: str, name: str, token: int, why: str) -> None:
+        """An operator has taken a name from the holder that had this token."""
+        self._add(ServiceEvent(self.number + 1, _now(), "taken", namespace, (name,), token, why=why))
 
     def refused(self, guard: str, error: Refused, mode: str = "") -> None:
         """A guard of this process has refused an operation. `guard` is its address without secrets."""

@@ -8,7 +8,7 @@ import msgspec
 
 from fenced import __version__
 from fenced.model import TOKEN_MAX
-from fenced.service import bodies
+from fenced.service import bodies, views
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.wire.problems import PROBLEM_MEDIA_TYPE
 
@@ -33,11 +33,12 @@ _HEADERS = {
     "If-Match": "The ETag of the value that is to be replaced.",
     "If-None-Match": "`*`: write only if there is no value yet.",
 }
+_STREAM = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 _OCTETS: dict[str, Any] = {"application/octet-stream": {"schema": {}}}
 
 
 def document() -> dict[str, Any]:
-    used = {bodies.ProblemView: None, bodies.Turn: None}
+    used: dict[Any, None] = dict.fromkeys((bodies.ProblemView, bodies.Turn, views.LiveChange))
     for route in ROUTES:
         used |= dict.fromkeys((route.body, *route.answers.values()))
     kinds = [kind for kind in used if kind not in (None, bytes)]
@@ -64,7 +65,10 @@ def _operation(route: ApiRoute, schema_of: dict[Any, Any]) -> dict[str, Any]:
         parameters.append({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}})
     problem = {"content": {PROBLEM_MEDIA_TYPE: {"schema": schema_of[bodies.ProblemView]}}}
     responses: dict[str, Any] = {
-        str(status): {"description": _described(kind), **_content(kind, schema_of)}
+        str(status): {
+            "description": _described(kind),
+            **(_STREAM if route.streams else _content(kind, schema_of)),
+        }
         for status, kind in route.answers.items()
     }
     for status, response in responses.items():

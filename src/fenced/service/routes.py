@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from fenced.service import bodies
+from fenced.service import bodies, views
 
 Right = Literal["lease", "guard", "observe", "operate"]
 
@@ -25,6 +25,8 @@ class ApiRoute(NamedTuple):
     """The class of its body; `bytes`: any."""
     answers: Mapping[int, Any] = MappingProxyType({})
     parameters: tuple[str, ...] = ("namespace", "realm")
+    streams: bool = False
+    """The answer is a stream of server-sent events."""
 
 
 STAMP = ("Fenced-Stamp", "Fenced-Proof")
@@ -103,6 +105,16 @@ ROUTES = (
         ("namespace", "realm", "after", "limit"),
     ),
     ApiRoute("GET", "/v1/names/{name}", "observe", "One name", "observe", None, {200: bodies.NameBody}),
+    ApiRoute(
+        "GET",
+        "/v1/events",
+        "live_events",
+        "The live page: an event `state`, a LiveState, then `change`, LiveChanges, until the client goes away",
+        "observe",
+        None,
+        {200: views.LiveState},
+        streams=True,
+    ),
     ApiRoute(
         "POST",
         "/v1/names/{name}/force-release",

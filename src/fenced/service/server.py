@@ -16,7 +16,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -146,19 +146,23 @@ def serve(
     values_beside: str | None = None,
     rate: float | None = None,
     demo: bool = False,
+    guards: Sequence[str] = (),
 ) -> None:
     """Run an instance until it gets SIGTERM or SIGINT.
 
     `tokens` is the path of a file of bearer tokens, `values` the address of the guard of the values, which must be
     usable at the start. Without it they are at `values_beside`, which is opened by the first request for a value.
     `rate` is how many requests a second each client may send. `demo`: stop and wake a holder every ten seconds.
+    `guards` are the addresses of the guards that the live page shows.
     """
 
     def audit(entry: dict[str, object]) -> None:
         say("audit " + json.dumps({"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **entry}))
 
     limits = Limits(connections=_connections_max(), rate=rate)
-    api = Api(make, None if tokens is None else TokenFile(tokens), audit, values or values_beside, limits)
+    api = Api(
+        make, None if tokens is None else TokenFile(tokens), audit, values or values_beside, limits, guards
+    )
     server = LeaseServer(api, options)
 
     async def run() -> None:

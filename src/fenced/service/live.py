@@ -1,0 +1,323 @@
+"""The streams of the live page: one look a second for all open pages together, and none while nobody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fenced import __version__
+from fenced.errors import FencedError, Unavailable
+from fenced.model import NameView, Standing
+from fenced.service.access import Principal
+from fenced.service.events import Events, ServiceEvent
+from fenced.service.namespaces import ServedNamespace
+from fenced.service.story import Story
+from fenced.service.views import LiveChange, LiveEvent, LiveName, LiveState, Sample, live_name
+from fenced.service.watched import WatchedGuards
+
+LOOK_SECONDS = 1.0
+GATHER_SECONDS = 0.05
+"""Events that come this close together are sent together."""
+EVENTS_AT_ONCE_MAX = 500
+NAMES_MAX = 5000
+"""How many names of a namespace an instance looks at."""
+SURVEY_PAGE = 1000
+PAGES_MAX = 100
+UNREAD_MAX = 30
+"""How many changes may be waiting for a slow reader before its stream is ended. It comes back, and gets the state."""
+SAMPLES_MAX = 120
+
+
+class OpenPage:
+    """One reader. What it may see depends on its credential."""
+
+    def __init__(self, by: Principal) -> None:
+        self.by = by
+        self.unread: asyncio.Queue[LiveChange | None] = asyncio.Queue(UNREAD_MAX)
+
+    def put(self, change: LiveChange | None) -> None:
+        """None ends the stream."""
+        if self.unread.full():
+            while not self.unread.empty():
+                self.unread.get_nowait()
+            change = None
+        self.unread.put_nowait(change)
+
+    def events(self, found: Sequence[LiveEvent]) -> list[LiveEvent]:
+        by = self.by
+        return [event for event in found if by.names is None or (event.names and by.may_use(event.names))]
+
+    def change(self, whole: LiveChange) -> LiveChange:
+        if self.by.names is None:
+            return whole
+        names = [each for each in whole.names if self.by.may_use([each.name])]
+        gone = [name for name in whole.gone if self.by.may_use([name])]
+        return msgspec.structs.replace(whole, names=names, gone=gone, events=self.events(whole.events))
+
+
+class Watch:
+    """One namespace, while somebody looks at it. The task of `_run` is the only one that changes what it knows."""
+
+    def __init__(self, namespace: ServedNamespace, events: Events, guards: WatchedGuards) -> None:
+        self._namespace = namespace
+        self._events = events
+        self._guards = guards
+        self._story = Story(namespace.name)
+        self._number = 0
+        self._names: dict[str, tuple[LiveName, float]] = {}
+        """What the last look showed, and when each lease ends."""
+        self._more = False
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        self._guards_number = 0
+        self._woken = asyncio.Event()
+        self._looked = asyncio.Event()
+        self._problem = ""
+        self._task: asyncio.Task[None] | None = None
+        """Ends by itself: a survey is never cancelled."""
+        self.pages: set[OpenPage] = set()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def open(self, by: Principal) -> tuple[OpenPage, LiveState]:
+        standing = await (await self._namespace.looker()).open(create=False)
+        page = OpenPage(by)
+        self.pages.add(page)
+        if self._task is None:
+            self._looked.clear()
+            self._task = asyncio.create_task(self._run(), name=f"looks at {self._namespace.name}")
+        try:
+            await self._looked.wait()
+            if self._problem:
+                raise Unavailable(self._problem)
+        except BaseException:
+            self.pages.discard(page)
+            raise
+        # From here to the return nothing is awaited, so the first change continues exactly this state.
+        while not page.unread.empty():
+            page.unread.get_nowait()
+        return page, self._state(standing, page)
+
+    async def close(self) -> None:
+        self.pages.clear()
+        self.wake()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _state(self, standing: Standing, page: OpenPage) -> LiveState:
+        by, namespace = page.by, self._namespace
+        now = _now()
+        names = [_aged(each, ends, now) for each, ends in self._names.values() if by.may_use([each.name])]
+        return LiveState(
+            namespace=namespace.name,
+            realm=standing.realm,
+            store=namespace.looking.url,
+            guarantee="best-effort" if standing.doubts else "strict",
+            doubts=list(standing.doubts),
+            version=__version__,
+            last_token=max(standing.last_token, self._story.last_token),
+            may_operate=by.may("operate", namespace.name),
+            names=names,
+            more=self._more,
+            guards=self._guards.views,
+            events=page.events(self._story.feed),
+            samples=list(self._samples),
+        )
+
+    async def _run(self) -> None:
+        """Looks until the last page is closed. A page that opens until then finds the last look."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self.pages:
+                due = loop.time() + LOOK_SECONDS
+                self._send(await self._look())
+                self._looked.set()
+                while self.pages and (left := due - loop.time()) > 0:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._woken.wait(), left)
+                        await asyncio.sleep(GATHER_SECONDS)
+                        self._send(LiveChange(events=self._take()))
+        finally:
+            self._task = None
+            self._story.pause()
+
+    def _send(self, change: LiveChange) -> None:
+        if self._guards.number != self._guards_number:
+            self._guards_number = self._guards.number
+            change.guards = self._guards.views
+        change.last_token = self._story.last_token
+        if change == LiveChange(last_token=change.last_token):
+            return
+        for page in self.pages:
+            page.put(page.change(change))
+
+    def _take(self) -> list[LiveEvent]:
+        self._woken.clear()
+        found = self._events.since(self._number)
+        self._number = self._events.number
+        return self._story.take(_limited(found))[-EVENTS_AT_ONCE_MAX:]
+
+    async def _look(self) -> LiveChange:
+        began = _now()
+        try:
+            views, more = await self._survey()
+        except FencedError as error:
+            self._problem = str(error)
+            return LiveChange(events=self._take(), problem=self._problem)
+        self._problem, self._more = "", more
+        self._story.realm = self._namespace.realm
+        ended = _now()
+        events = [*self._take(), *self._story.look(views, began, ended)]
+        changed, gone = self._compare(views, ended)
+        counts = self._story.counts
+        sample = Sample(
+            sum(view.held_by is not None for view in views),
+            sum(len(view.waiters) for view in views),
+            self._events.counts["granted"],
+            self._events.counts["refused"],
+            counts["lost"],
+        )
+        self._samples.append(sample)
+        return LiveChange(names=changed, gone=gone, more=more, events=events, sample=sample)
+
+    async def _survey(self) -> tuple[list[NameView], bool]:
+        """Through the authority object for surveys: a grant does not wait behind it."""
+        looker, after = await self._namespace.looker(), ""
+        found: list[NameView] = []
+        while len(found) < NAMES_MAX:
+            page = await looker.survey(after=after, limit=SURVEY_PAGE)
+            found += page
+            if len(page) < SURVEY_PAGE:
+                return found, False
+            after = page[-1].name
+        return found, True
+
+    def _compare(self, views: Sequence[NameView], now: float) -> tuple[list[LiveName], list[str]]:
+        """The names that differ from the last look by more than the time that has passed, and those that are gone."""
+        before, self._names = self._names, {}
+        changed = []
+        for view in views:
+            held = view.held_by
+            shown = live_name(view, self._story.since(held.grant) if held else None)
+            ends = now + (held.remaining if held else view.free_in)
+            self._names[view.name] = shown, ends
+            old = before.get(view.name)
+            if old is None or abs(old[1] - ends) > 0.3 or _aged(*old, now) != _aged(shown, ends, now):
+                changed.append(shown)
+        return changed, [name for name in before if name not in self._names]
+
+
+def _aged(shown: LiveName, ends: float, now: float) -> LiveName:
+    """As it is now: time has passed since the look."""
+    left = round(max(0.0, ends - now), 1)
+    if shown.held_by is None:
+        return msgspec.structs.replace(shown, free_in=left if shown.free_in > 0 else 0.0)
+    return msgspec.structs.replace(shown, held_by=msgspec.structs.replace(shown.held_by, remaining=left))
+
+
+def _limited(found: list[ServiceEvent]) -> list[ServiceEvent]:
+    """A page need not see thousands of grants a second, but every refusal."""
+    old, new = found[:-EVENTS_AT_ONCE_MAX], found[-EVENTS_AT_ONCE_MAX:]
+    return [event for event in old if event.kind in ("refused", "taken")] + new
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+class LiveStream(Response):
+    """A stream of server-sent events, until its reader goes away or this instance stops."""
+
+    def __init__(self, watch: Watch, page: OpenPage, state: LiveState) -> None:
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]
+        self.headers["cache-control"] = "no-store"
+        self.headers["x-accel-buffering"] = "no"  # a proxy must pass each event on at once
+        self._watch = watch
+        self._page = page
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send(_piece("state", self._state))
+            while True:
+                read = asyncio.ensure_future(self._page.unread.get())
+                done, _ = await asyncio.wait({gone, read}, return_when=asyncio.FIRST_COMPLETED)
+                if read not in done:
+                    read.cancel()
+                    return
+                if (change := read.result()) is None:
+                    await send({"type": "http.response.body", "body": b""})
+                    return
+                await send(_piece("change", change))
+        finally:
+            gone.cancel()
+            self._watch.pages.discard(self._page)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _piece(event: Literal["state", "change"], data: LiveState | LiveChange) -> dict[str, object]:
+    body = b"event: %s\ndata: %s\n\n" % (event.encode(), msgspec.json.encode(data))
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+class Live:
+    """All open pages of an instance."""
+
+    def __init__(self, events: Events, guards: Sequence[str] = ()) -> None:
+        self._events = events
+        self._guards = WatchedGuards(guards, events)
+        self._watches: dict[str, Watch] = {}
+        self._stopping = False
+
+    @property
+    def pages(self) -> int:
+        return sum(len(watch.pages) for watch in self._watches.values())
+
+    async def open(self, namespace: ServedNamespace, by: Principal) -> LiveStream:
+        if self._stopping or self.pages >= PAGES_MAX:
+            raise Unavailable("this instance shows no more pages; close one, or use another instance")
+        watch = self._watches.get(namespace.name)
+        if watch is None:
+            watch = self._watches[namespace.name] = Watch(namespace, self._events, self._guards)
+        page, state = await watch.open(by)
+        self._events.listener = self._wake
+        self._guards.start(self._watched)
+        return LiveStream(watch, page, state)
+
+    def send_on(self) -> None:
+        """This instance stops: end the streams. Their pages connect again, to another one."""
+        self._stopping = True
+        for watch in self._watches.values():
+            for page in watch.pages:
+                page.put(None)
+
+    async def close(self) -> None:
+        self.send_on()
+        for watch in self._watches.values():
+            await watch.close()
+        await self._guards.close()
+
+    def _watched(self) -> bool:
+        return self.pages > 0
+
+    def _wake(self) -> None:
+        if not self.pages:
+            self._events.listener = None
+            return
+        for watch in self._watches.values():
+            watch.wake()

@@ -1,0 +1,177 @@
+"""The live page: HTML that says something without a script, one module, one stylesheet, and a log-in."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from starlette.requests import Request, cookie_parser
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fenced.errors import FencedError, Unavailable
+from fenced.model import NameView, Standing
+
+if TYPE_CHECKING:
+    from fenced.service.access import Principal, TokenFile
+    from fenced.service.api import Api
+    from fenced.service.replies import HeadersOfRequest
+
+OPERATOR_HEADER = "fenced-operator"
+"""A page of another site cannot send it: a browser would ask first, and the answer is no."""
+COOKIE = "fenced_token"
+ROWS_WITHOUT_SCRIPT = 200
+FORM_BYTES_MAX = 4096
+
+_FOLDER = files(__name__)
+_PAGE, _LOGIN = (Template((_FOLDER / name).read_text()) for name in ("live.html", "login.html"))
+_ASSETS = {
+    name: ("text/css" if name.endswith(".css") else "text/javascript", (_FOLDER / name).read_bytes())
+    for name in ("live.css", "live.js", "lanes.js", "words.js")
+}
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+def logged_in(headers: HeadersOfRequest, tokens: TokenFile) -> Principal | None:
+    """Who has logged in. A request with an Authorization header is judged by that alone."""
+    cookies = headers.get("cookie")
+    if cookies is None or headers.get("authorization") is not None:
+        return None
+    return tokens.shown(unquote(cookie_parser(cookies).get(COOKIE, "")))
+
+
+def is_wanted(headers: HeadersOfRequest) -> bool:
+    """Whether an operator's request was not made by a page of another site."""
+    by_browser = headers.get("origin") is not None or headers.get("cookie") is not None
+    return not by_browser or headers.get(OPERATOR_HEADER) is not None
+
+
+def same_site(request: Request) -> bool:
+    origin = request.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+
+
+def routes(api: Api) -> list[Route]:
+    """What belongs to the page alone, and is no part of the API."""
+
+    async def page(request: Request) -> Response:
+        namespace = request.query_params.get("namespace", "default")
+        if api.tokens is not None:
+            by = logged_in(request.headers, api.tokens)
+            if by is None or not by.may("observe", namespace):
+                refused = "This token may not read this namespace." if by else ""
+                return _login(namespace, refused, 403 if by else 401)
+        else:
+            by = None
+        try:
+            looker = await (await api.namespaces.get(namespace)).looker()
+            standing = await looker.open(create=False)
+            views = await looker.survey(limit=ROWS_WITHOUT_SCRIPT)
+        except FencedError as error:
+            status = 503 if isinstance(error, Unavailable) else 404
+            return _html(_PAGE, status, _fields(namespace, "", None, f"<p>{escape(str(error))}</p>"))
+        rows = _rows([view for view in views if by is None or by.may_use([view.name])])
+        return _html(_PAGE, 200, _fields(namespace, looker.url, standing, rows, logged_in=by is not None))
+
+    async def log_in(request: Request) -> Response:
+        namespace = request.query_params.get("namespace", "default")
+        if not same_site(request) or api.tokens is None:
+            return _login(namespace, "Open the page itself to log in.", 403)
+        form = bytearray()
+        async for piece in request.stream():
+            form += piece
+            if len(form) > FORM_BYTES_MAX:
+                return _login(namespace, "That is no token.", 401)
+        token = parse_qs(form.decode("latin-1")).get("token", [""])[0].strip()
+        if api.tokens.shown(token) is None:
+            return _login(namespace, "This token is not known.", 401)
+        response = Response(status_code=303, headers={"location": f"./?namespace={quote(namespace)}"})
+        _set_cookie(request, response, quote(token, safe=""))
+        return response
+
+    async def log_out(request: Request) -> Response:
+        response = Response(status_code=303, headers={"location": "./"})
+        if same_site(request):
+            _set_cookie(request, response, "", max_age=0)
+        return response
+
+    return [
+        Route("/", page, methods=["GET"]),
+        Route("/login", log_in, methods=["POST"]),
+        Route("/logout", log_out, methods=["POST"]),
+        *(Route(f"/{name}", _asset(name), methods=["GET"]) for name in _ASSETS),
+    ]
+
+
+def _set_cookie(request: Request, response: Response, value: str, max_age: int | None = None) -> None:
+    """For this page only: its path is the one under which the page is served."""
+    secure = request.url.scheme == "https"
+    response.set_cookie(
+        COOKIE, value, max_age=max_age, path=None, secure=secure, httponly=True, samesite="strict"
+    )
+
+
+def _asset(name: str) -> Callable[[Request], Awaitable[Response]]:
+    media_type, content = _ASSETS[name]
+
+    async def asset(request: Request) -> Response:
+        return Response(content, 200, _HEADERS, media_type)
+
+    return asset
+
+
+def _login(namespace: str, message: str, status: int) -> Response:
+    return _html(_LOGIN, status, {"namespace": quote(namespace), "message": escape(message)})
+
+
+def _html(template: Template, status: int, fields: dict[str, str]) -> Response:
+    return Response(template.substitute(fields), status, _HEADERS, "text/html")
+
+
+def _fields(
+    namespace: str, store: str, standing: Standing | None, rows: str, *, logged_in: bool = False
+) -> dict[str, str]:
+    strict = "best effort" if standing is not None and standing.doubts else "strict"
+    return {
+        "namespace": escape(namespace),
+        "store": escape(store),
+        "guarantee": strict if standing else "",
+        "last_token": f"{standing.last_token:,}" if standing else "",
+        "rows": rows,
+        "logout": "" if logged_in else "hidden",
+    }
+
+
+def _rows(views: list[NameView]) -> str:
+    """The table without a script. Everything that a stranger wrote is escaped."""
+    return "".join(
+        '<tr role="row">'
+        + _cell("name", view.name)
+        + _cell("holder", _who(view))
+        + _cell("token", f"{view.held_by.token:,}" if view.held_by else "")
+        + _cell("left", f"{view.held_by.remaining:.0f} s" if view.held_by else "free")
+        + _cell("line", f"{len(view.waiters)} waiting" if view.waiters else "")
+        + "</tr>"
+        for view in views
+    )
+
+
+def _cell(kind: str, text: str) -> str:
+    return f'<td role="cell" class="{kind}">{escape(text)}</td>'
+
+
+def _who(view: NameView) -> str:
+    if view.held_by is None:
+        return ""
+    who = view.held_by.holder
+    return f"{who.label or 'no label'} on {who.host or 'an unknown host'}"

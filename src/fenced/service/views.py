@@ -1,0 +1,141 @@
+"""What the live page gets: the state of a namespace, then its changes. The OpenAPI document has these classes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from fenced.model import Holder, NameView
+from fenced.service.answers import held_by_view, holder_view
+from fenced.service.bodies import HeldByView, HolderView
+
+WAITERS_SHOWN = 20
+
+EventKind = Literal["granted", "released", "lost", "ended", "refused", "taken"]
+"""`lost`: while its holder may still have been working. `ended`: somewhere else, and nobody here knows how."""
+
+
+class LiveName(Struct):
+    """A name that is held or waited for."""
+
+    name: str
+    held_by: HeldByView | None
+    names: list[str]
+    ttl: float | None
+    free_in: float
+    waiting: int
+    waiters: list[HolderView]
+    """The first ones of the queue."""
+    since: float | None
+    """When this instance first saw the lease: seconds since 1970."""
+
+
+class LiveEvent(Struct, omit_defaults=True):
+    """Something that happened, in the order in which this instance saw it."""
+
+    number: int
+    at: float
+    """Seconds since 1970."""
+    kind: EventKind
+    names: tuple[str, ...] = ()
+    token: int | None = None
+    grant: str = ""
+    holder: HolderView | None = None
+    why: str = ""
+    mark: int | None = None
+    """Of a refusal: the highest token that the guard had seen."""
+    mark_holder: HolderView | None = None
+    guard: str = ""
+    mode: str = ""
+
+
+class StageView(Struct):
+    """The stage of the names that match a pattern, and what speaks against the next one."""
+
+    pattern: str
+    mode: str
+    next: str | None
+    reasons: list[str]
+
+
+class GuardTableView(Struct):
+    """One guarded table, or a guard without tables."""
+
+    guard: str
+    rule: str
+    stages: list[StageView]
+    marks: int
+    highest: int
+    refused: int | None
+    wrong: list[str]
+
+
+class GuardView(Struct):
+    """A guard that this instance was told about."""
+
+    url: str
+    tables: list[GuardTableView]
+    problem: str = ""
+    """Why it cannot be looked at; empty: it can."""
+
+
+class Sample(Struct):
+    """Numbers of one look. The last three count from the start of this instance."""
+
+    held: int
+    waiting: int
+    granted: int
+    refused: int
+    lost: int
+
+
+class LiveState(Struct, kw_only=True):
+    """The first event of a stream: everything, as it is now."""
+
+    namespace: str
+    realm: str
+    store: str
+    guarantee: Literal["strict", "best-effort"]
+    doubts: list[str]
+    version: str
+    last_token: int
+    may_operate: bool
+    """Whether the credential of this stream may force-release."""
+    names: list[LiveName]
+    more: bool
+    """Whether there are more names than an instance looks at."""
+    guards: list[GuardView]
+    events: list[LiveEvent]
+    samples: list[Sample]
+
+
+class LiveChange(Struct, kw_only=True, omit_defaults=True):
+    """Every other event of a stream: what has changed since the one before."""
+
+    names: list[LiveName] = []
+    gone: list[str] = []
+    more: bool = False
+    last_token: int = 0
+    guards: list[GuardView] | None = None
+    events: list[LiveEvent] = []
+    sample: Sample | None = None
+    problem: str = ""
+    """Why the store could not be looked at."""
+
+
+def live_name(view: NameView, since: float | None) -> LiveName:
+    return LiveName(
+        view.name,
+        held_by_view(view.held_by),
+        list(view.names),
+        view.ttl,
+        view.free_in,
+        len(view.waiters),
+        [holder_view(waiter.holder) for waiter in view.waiters[:WAITERS_SHOWN]],
+        since,
+    )
+
+
+def shown_holder(holder: Holder | None) -> HolderView | None:
+    return None if holder is None else holder_view(holder)

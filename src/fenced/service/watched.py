@@ -1,0 +1,170 @@
+"""The guards that an instance was told about: their stages, and their newest refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from fenced import registry
+from fenced.contracts import Operator
+from fenced.errors import Unavailable, Unsupported, redacted
+from fenced.rollout import DatabaseStatus, Decision
+from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.service.events import Events
+from fenced.service.views import GuardTableView, GuardView, StageView
+
+RECORDS_SECONDS = 0.5
+"""How often records are looked for, so that a refusal is shown within a second."""
+STATUS_EVERY = 10
+"""How many of these looks go by between two looks at the stages, which cost more."""
+RETRY_SECONDS = 5.0
+RECORDS_MAX = 100
+
+Reading = tuple[DatabaseStatus | None, list[Decision]]
+
+
+class WatchedGuard:
+    """One guard, with a thread and a connection of its own: a slow one delays nothing else."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self.view = GuardView(str(redacted(dsn)), [], "not looked at yet")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="guard")
+        self._source: SqlGuards | OneGuard | None = None
+        self._known: set[Decision] = set()
+
+    async def look(self, *, status: bool) -> list[Decision]:
+        """The records that are new. The view has the stages, or why it could not be looked at."""
+        loop = asyncio.get_running_loop()
+        try:
+            state, records = await loop.run_in_executor(self._thread, self._look, status)
+        except Exception as error:  # noqa: BLE001 - drivers raise their own; the page shows it, and it is tried again
+            why = str(redacted(str(error))).partition("\n")[0]
+            self.view = GuardView(self.view.url, self.view.tables, why or type(error).__name__)
+            raise Unavailable(why) from None
+        if state is not None:
+            self.view = GuardView(self.view.url, _tables(state))
+        new = [each for each in records if each not in self._known]
+        self._known = set(records)
+        return new
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+        self._thread.shutdown(wait=False)
+
+    async def disconnect(self) -> None:
+        """Until the next look."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+
+    def _look(self, status: bool) -> Reading:
+        if self._source is None:
+            self._source = (SqlGuards if registry.is_engine(self._dsn) else OneGuard)(self._dsn)
+        try:
+            return self._source.read(status)
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _disconnect(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            with contextlib.suppress(Exception):
+                source.close()
+
+
+class SqlGuards:
+    """The guarded tables of a database. Used in one thread."""
+
+    def __init__(self, dsn: str) -> None:
+        engine = registry.engine(dsn)
+        self._connection = engine.connect(dsn)
+        self._operator = engine.operator(self._connection)
+
+    def read(self, status: bool) -> Reading:
+        return step(_read(self._operator, status))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class OneGuard:
+    """A guard that guards no tables. Used in one thread."""
+
+    def __init__(self, dsn: str) -> None:
+        self._guard = registry.guard(dsn, BlockingRuntime())
+
+    def read(self, status: bool) -> Reading:
+        return step(self._guard.operate(lambda operator: _read(operator, status)))
+
+    def close(self) -> None:
+        step(self._guard.close())
+
+
+async def _read(operator: Operator, status: bool) -> Reading:
+    try:
+        records = await operator.records(limit=RECORDS_MAX)
+    except Unsupported:  # some guards only count
+        records = []
+    return await operator.status() if status else None, records
+
+
+def _tables(found: DatabaseStatus) -> list[GuardTableView]:
+    return [
+        GuardTableView(
+            each.guard,
+            each.rule,
+            [StageView(at.pattern, at.mode, at.next.stage, list(at.next.reasons)) for at in each.stages],
+            each.marks,
+            each.highest,
+            sum(count.count for count in each.counts if count.refused)
+            if each.refused is None
+            else each.refused,
+            list(each.wrong),
+        )
+        for each in found.guards
+    ]
+
+
+class WatchedGuards:
+    """All of them. Each is looked at by a task of its own while a page is open."""
+
+    def __init__(self, dsns: Sequence[str], events: Events) -> None:
+        self._guards = [WatchedGuard(dsn) for dsn in dsns]
+        self._events = events
+        self._tasks: list[asyncio.Task[None]] = []
+        self.number = 0
+        """Grows with every change of `views`."""
+
+    @property
+    def views(self) -> list[GuardView]:
+        return [guard.view for guard in self._guards]
+
+    def start(self, watched: Callable[[], bool]) -> None:
+        """Look from now on, as long as `watched` says so."""
+        if all(task.done() for task in self._tasks):
+            self._tasks = [asyncio.create_task(self._run(guard, watched)) for guard in self._guards]
+
+    async def _run(self, guard: WatchedGuard, watched: Callable[[], bool]) -> None:
+        looks = 0
+        while watched():
+            before = guard.view
+            try:
+                for record in await guard.look(status=looks % STATUS_EVERY == 0):
+                    self._events.decided(record)
+                seconds, looks = RECORDS_SECONDS, looks + 1
+            except Unavailable:
+                seconds, looks = RETRY_SECONDS, 0  # it begins with the stages when it is back
+            if guard.view != before:
+                self.number += 1
+            await asyncio.sleep(seconds)
+            if not watched():
+                await guard.disconnect()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for guard in self._guards:
+            await guard.close()  # behind the look that its thread may still be doing

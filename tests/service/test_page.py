@@ -1,0 +1,232 @@
+"""The live page in a real browser: what people see, what they can do, and what a stranger's words cannot."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import urllib.error
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from evidence.live_page import CHROMIUM, Cast, GuardedOrders
+from fenced.testing.servers import ServiceServer
+
+pytestmark = pytest.mark.xdist_group("page")
+PATIENCE_MS = 90_000
+RIGHTS = {"ops": ("lease", "observe", "operate"), "reader": ("observe",)}
+SECRETS = {user: secrets.token_hex(16) for user in RIGHTS}
+HOSTILE = '<img src=x onerror="document.title=1">'
+
+
+class Site:
+    """One instance with tokens and a guard, and the log-ins of its users."""
+
+    def __init__(self, server: ServiceServer, orders: GuardedOrders) -> None:
+        self.server = server
+        self.orders = orders
+
+    def cast(self) -> Cast:
+        """In a namespace of its own."""
+        return Cast(self.server.url(), secrets.token_hex(4), SECRETS["ops"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("page")
+    lines = [
+        f'[[token]]\nid = "{user}"\nsha256 = "{hashlib.sha256(SECRETS[user].encode()).hexdigest()}"\n'
+        f"rights = {json.dumps(rights)}\n"
+        for user, rights in RIGHTS.items()
+    ]
+    (folder / "tokens.toml").write_text("".join(lines))
+    orders = GuardedOrders(folder / "shop.db")
+    with ServiceServer(options=("--tokens", str(folder / "tokens.toml"), "--guard", orders.url)) as server:
+        yield Site(server, orders)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """For this module only: while it runs, no other test of this process can have an event loop."""
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+Opened = Callable[..., Page]
+
+
+@pytest.fixture
+def opened(browser: Browser, site: Site) -> Iterator[Opened]:
+    """Opens the page of a user. Nothing may be wrong in the browser's console at the end: no breach of the CSP."""
+    wrong: list[str] = []
+    pages: list[Page] = []
+
+    def open_page(cast: Cast, user: str = "ops", *, name: str = "", **options: object) -> Page:
+        context = browser.new_context(base_url=site.server.url(), **options)  # type: ignore[arg-type]
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        pages.append(page)
+        page.goto(f"/?namespace={cast.namespace}")
+        page.get_by_label("Token").fill(SECRETS[user])
+        page.get_by_role("button", name="Open the page").click()
+        page.locator("#live").wait_for()
+        if name:
+            page.goto(f"/?namespace={cast.namespace}#{name}")
+        return page
+
+    expect.set_options(timeout=PATIENCE_MS)
+    yield open_page
+    for page in pages:
+        page.context.close()
+    # The first page asks for a token, and one test kills the instance. A script that fails to load is another error.
+    assert [line for line in wrong if not re.search(r"401 \(Unauthorized\)|net::ERR", line)] == []
+
+
+def test_a_refusal_is_seen_with_both_holders(opened: Opened, site: Site, tmp_path: Path) -> None:
+    """And explained, with the name's history; a drill opens in the same picture."""
+    cast = site.cast()
+    page = opened(cast)
+    expect(page.locator("#live")).to_have_text("live")
+    late, newer = cast.overtake("orders/42", HOSTILE, "worker-7@web-3")
+    assert site.orders.write(newer) and not site.orders.write(late)
+    refusal = page.locator("#feed li.refused")
+    expect(refusal).to_contain_text(f"{HOSTILE} on web-1 with token 1, because worker-7 on web-3 has 3")
+    expect(refusal).to_contain_text("enforce")
+    expect(page.locator("#said")).to_contain_text("Refused")
+    expect(page.locator("#guards")).to_contain_text("enforce")
+    page.locator("#rows").get_by_role("button", name="orders/42").click()
+    detail = page.locator("#detail")
+    expect(detail).to_contain_text("worker-7 on web-3 holds it under token 3")
+    expect(detail).to_contain_text("did not know that its lease had ended")
+    expect(detail.locator("svg path.cross")).to_have_count(1)
+    assert page.locator("img").count() == 0 and page.title() != "1", "a label is text"
+    drill = {
+        "scenario": "pause", "verdict": "held", "refused": 1, "lost_updates": 0, "seconds": 2.5, "names": ["stock"],
+        "authority": "sqlite:", "guard": "sqlite:",
+        "grants": [{"name": "stock", "token": token, "holder": "AB"[token - 1], "time": token} for token in (1, 2)],
+        "operations": [{"name": "stock", "kind": "write", "token": 1, "time": 2.4, "decision": "refused"}],
+        "pauses": [{"token": 1, "began": 1.1, "ended": 2.3}],
+    }  # fmt: skip
+    (tmp_path / "drill.json").write_text(json.dumps(drill))
+    page.locator("#drill input").set_input_files(tmp_path / "drill.json")
+    expect(detail).to_contain_text("HELD: 1 operation refused, 0 acknowledged updates lost")
+    expect(detail.locator("svg path.cross")).to_have_count(1)
+
+
+def test_a_thousand_names(opened: Opened, site: Site) -> None:
+    cast = site.cast()
+    cast.ask_many([f"jobs/{number:04}" for number in range(1000)], "worker")
+    cast.ask("jobs/0500", "patient", wait=True)
+    page = opened(cast)
+    expect(page.locator("#rows tr")).to_have_count(1000)
+    expect(page.locator("#count")).to_have_text("1,000 names")
+    page.get_by_text("waited for", exact=True).click()
+    expect(page.locator("#rows tr")).to_have_count(1)
+    expect(page.locator("#rows")).to_contain_text("patient")
+    page.locator("#search").fill("jobs/0501")
+    expect(page.locator("#count")).to_have_text("None of 1,000 names matches.")
+
+
+def test_a_dropped_connection_comes_back(opened: Opened, site: Site) -> None:
+    cast = site.cast()
+    cast.ask("before", "worker")
+    page = opened(cast)
+    expect(page.locator("#rows")).to_contain_text("before")
+    site.server.kill()
+    expect(page.locator("#live")).to_have_text("connection lost, retrying")
+    site.server.start()
+    cast.ask("after", "worker")
+    expect(page.locator("#live")).to_have_text("live")
+    expect(page.locator("#rows tr")).to_have_count(2)
+    expect(page.locator("#rows")).to_contain_text("after")
+
+
+def test_force_release_by_keyboard(opened: Opened, site: Site) -> None:
+    """It names the holder and its token, wants a reason, and is audited. A reader has no such button."""
+    cast = site.cast()
+    token = cast.ask("orders/7", "worker-7@web-3")["token"]
+    page = opened(cast)
+    expect(page.locator("#rows")).to_contain_text("orders/7")
+    press = page.keyboard.press
+    press("/")
+    page.keyboard.type("worker-7")
+    _tab_to(page, "orders/7")
+    press("Enter")
+    _tab_to(page, "Take it away…")
+    press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Take orders/7 away from worker-7?")
+    expect(dialog).to_contain_text(f"worker-7 (web-3, pid 1001) holds it under token {token}")
+    _tab_to(page, "Take it away")
+    press("Enter")
+    expect(page.locator("#reason")).to_be_focused()  # without a reason nothing is sent
+    page.keyboard.type("stuck since noon")
+    _tab_to(page, "Take it away")
+    press("Enter")
+    expect(dialog).to_be_hidden()
+    expect(page.locator("#feed li.taken")).to_contain_text("by ops: stuck since noon")
+    expect(page.locator("#rows tr")).to_have_count(0)
+    site.server.wait_until(lambda: "stuck since noon" in site.server.log.read_text(), "the audit is written")
+    (entry,) = re.findall(r"audit (\{.*stuck since noon.*\})", site.server.log.read_text())
+    assert (json.loads(entry)["token"], json.loads(entry)["by"]) == (token, "ops")
+    cast.ask("orders/8", "worker-8")
+    reader = opened(cast, "reader", name="orders/8")
+    expect(reader.locator("#detail")).to_contain_text("worker-8 on web-1 holds it")
+    expect(reader.get_by_role("button", name="Take it away")).to_have_count(0)
+
+
+def _tab_to(page: Page, text: str) -> None:
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == text:
+            return
+    raise AssertionError(f"the keyboard does not reach {text!r}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_read_it(scheme: str, opened: Opened, site: Site) -> None:
+    """axe finds nothing in either theme, on a telephone and on a desk."""
+    cast = site.cast()
+    cast.ask("orders/42", "worker-7@web-3")
+    cast.ask("orders/42", "worker-9@web-1", wait=True)
+    width = 390 if scheme == "light" else 1280
+    size = {"width": width, "height": 800}
+    page = opened(cast, name="orders/42", color_scheme=scheme, viewport=size, reduced_motion="reduce")
+    expect(page.locator("#detail")).to_contain_text("1 waiter in line")
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") == width, "nothing is wider than the window"
+    page_color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", page_color))) < 200) == (scheme == "dark")
+
+
+def test_without_a_script_and_without_a_token(opened: Opened, site: Site) -> None:
+    cast = site.cast()
+    cast.ask("orders/42", HOSTILE)
+    page = opened(cast, java_script_enabled=False)
+    expect(page.locator("#rows")).to_contain_text(f"{HOSTILE} on web-1")
+    cookie = page.context.cookies()[0]
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict"
+    release = f"/v1/names/orders/42/force-release?namespace={cast.namespace}"
+    for headers, status in (({}, 403), ({"fenced-operator": "page", "origin": "https://evil.example"}, 403)):
+        answer = page.request.post(
+            release, data={"token": 1, "reason": "a form of another site"}, headers=headers
+        )
+        assert answer.status == status
+    assert SECRETS["ops"] not in page.content() + page.url + site.server.log.read_text()
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_label("Token")).to_be_visible()
+    page.get_by_label("Token").fill("guessed")
+    page.get_by_role("button", name="Open the page").click()
+    expect(page.get_by_role("alert")).to_have_text("This token is not known.")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        Cast(site.server.url())
