@@ -63,7 +63,7 @@ class OpenPage:
         return msgspec.structs.replace(whole, names=names, gone=gone, events=self.events(whole.events))
 
 
-class Watch:
+class WatchedNamespace:
     """One namespace, while somebody looks at it. The task of `_run` is the only one that changes what it knows."""
 
     def __init__(self, namespace: ServedNamespace, events: Events, guards: WatchedGuards) -> None:
@@ -236,7 +236,7 @@ def _now() -> float:
 class LiveStream(Response):
     """A stream of server-sent events, until its reader goes away or this instance stops."""
 
-    def __init__(self, watch: Watch, page: OpenPage, state: LiveState) -> None:
+    def __init__(self, watch: WatchedNamespace, page: OpenPage, state: LiveState) -> None:
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-store"
@@ -281,7 +281,7 @@ class Live:
     def __init__(self, events: Events, guards: Sequence[str] = ()) -> None:
         self._events = events
         self._guards = WatchedGuards(guards, events)
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, WatchedNamespace] = {}
         self._stopping = False
 
     @property
@@ -293,7 +293,7 @@ class Live:
             raise Unavailable("this instance shows no more pages; close one, or use another instance")
         watch = self._watches.get(namespace.name)
         if watch is None:
-            watch = self._watches[namespace.name] = Watch(namespace, self._events, self._guards)
+            watch = self._watches[namespace.name] = WatchedNamespace(namespace, self._events, self._guards)
         page, state = await watch.open(by)
         self._events.listener = self._wake
         self._guards.start(self._watched)
