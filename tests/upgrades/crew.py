@@ -41,21 +41,16 @@ def plant(folder: Path, file: str, right: str, wrong: str) -> Path:
 
 
 class Process:
-    """One program. Its methods are those of `program.Program`."""
+    """A process with the code of one version. Its methods are those of `program.Host`."""
 
-    def __init__(self, code: Path, authority: str, namespace: str) -> None:
+    def __init__(self, code: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "program.py"), authority, namespace],
+            [sys.executable, str(HERE / "program.py")],
             env={**os.environ, "PYTHONPATH": str(code)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        try:
-            self.version = self._answer()["version"]
-        except BaseException:
-            self.close()
-            raise
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -77,6 +72,25 @@ class Process:
         self._process.stdin.flush()
         return self._answer()
 
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+class CrewMember:
+    """One program. Its methods are those of `program.Program`."""
+
+    def __init__(self, process: Process, authority: str, namespace: str) -> None:
+        self._process = process
+        started = process.call("start", authority, namespace)
+        self._number, self.version = started["number"], started["version"]
+
+    def call(self, request: str, *arguments: Any) -> dict[str, Any]:
+        return self._process.call("ask", self._number, request, *arguments)
+
     def work_on(self, rounds: int) -> None:
         """Wait until its work in the background has gone on for so many rounds."""
         goal = self.call("rounds")["rounds"] + rounds
@@ -85,12 +99,21 @@ class Process:
                 self.call("fail", request)
             time.sleep(0.01)
 
+
+class Crew:
+    """The programs of a test: one process for each version."""
+
+    def __init__(self) -> None:
+        self._processes: dict[Path, Process] = {}
+
+    def process(self, code: Path) -> Process:
+        if code not in self._processes:
+            self._processes[code] = Process(code)
+        return self._processes[code]
+
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        for process in self._processes.values():
+            process.close()
 
 
 def judge(log: Path) -> int:

@@ -1,4 +1,7 @@
-"""A program that uses fenced, whichever version `PYTHONPATH` finds. Requests and answers are lines of JSON.
+"""Programs that use fenced, whichever version `PYTHONPATH` finds. Requests and answers are lines of JSON.
+
+Several programs of one version share a process, because starting one takes a quarter of a second of CPU. Each has its
+own client, with its own connections.
 
 It uses only what all versions have. Not a test: `tests/upgrades/crew.py` starts it.
 """
@@ -6,6 +9,7 @@ It uses only what all versions have. Not a test: `tests/upgrades/crew.py` starts
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sqlite3
@@ -142,13 +146,39 @@ def answered(work: Any) -> Answer:
         return {"error": type(error).__name__, "says": str(error)}
 
 
+class Host:
+    """The programs of this process."""
+
+    def __init__(self) -> None:
+        self._programs: list[Program] = []
+
+    def start(self, authority: str, namespace: str) -> Answer:
+        self._programs.append(Program(authority, namespace))
+        return {"number": len(self._programs) - 1, "version": fenced.__version__}
+
+    def ask(self, number: int, request: str, *arguments: Any) -> Answer:
+        answer: Answer = getattr(self._programs[number], request)(*arguments)
+        return answer
+
+    def command(self, *words: str) -> Answer:
+        """`fenced WORDS`: its status, and what it printed."""
+        from fenced.cli import main
+
+        printed, status = io.TextIOWrapper(io.BytesIO(), "utf-8"), 0
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            try:
+                main(words)
+            except SystemExit as ended:
+                status = int(ended.code or 0)
+        printed.seek(0)
+        return {"status": status, "printed": printed.read()}
+
+
 def main() -> None:
-    made = answered(lambda: {"program": Program(*sys.argv[1:]), "version": fenced.__version__})
-    program = made["answer"].pop("program") if "answer" in made else None
-    print(json.dumps(made), flush=True)
+    host = Host()
     for line in sys.stdin:
         request, *arguments = json.loads(line)
-        print(json.dumps(answered(lambda: getattr(program, request)(*arguments))), flush=True)  # noqa: B023
+        print(json.dumps(answered(lambda: getattr(host, request)(*arguments))), flush=True)  # noqa: B023
 
 
 if __name__ == "__main__":

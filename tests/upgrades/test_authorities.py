@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.upgrades.crew import NEW, Failed, Process, judge, plant, unpack_old
+from tests.upgrades.crew import NEW, Crew, CrewMember, Failed, judge, plant
+
+pytestmark = pytest.mark.xdist_group("upgrades")
 
 ROUNDS = 5
-Start = Callable[[Path], Process]
-
-
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack_old(tmp_path_factory.mktemp("old"))
+Start = Callable[[Path], CrewMember]
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "redis", "etcd", "zookeeper"])
@@ -30,17 +26,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def start(url: str) -> Iterator[Start]:
+def start(url: str, crew: Crew) -> Start:
     """Start a program of one version, on the authority and in a namespace of this test."""
     namespace = uuid.uuid4().hex
-    with ExitStack() as stack:
-
-        def begin(code: Path) -> Process:
-            process = Process(code, url, namespace)
-            stack.callback(process.close)
-            return process
-
-        yield begin
+    return lambda code: CrewMember(crew.process(code), url, namespace)
 
 
 def story(start: Start, old: Path, new: Path, log: Path) -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from tests.upgrades.crew import NEW, Failed, Process, plant, unpack_old
+from tests.upgrades.crew import NEW, Crew, CrewMember, Failed, Process, plant
 from tests.upgrades.program import connected
+
+pytestmark = pytest.mark.xdist_group("upgrades")
 
 ROUNDS = 3
 IN_THE_WAY = re.compile("lock timeout|in use|deadlock")
@@ -42,18 +39,16 @@ KEPT = {
 class Shop:
     """A guarded database that 0.1 made, and its programs."""
 
-    def __init__(self, kind: str, url: str, authority: str, old: Path, stack: ExitStack) -> None:
+    def __init__(self, kind: str, url: str, authority: str, old: Path, crew: Crew) -> None:
         self.kind, self.url = kind, url
-        self._authority, self._old, self._stack = authority, old, stack
+        self._authority, self._crew = authority, crew
         self.start(old).call("prepare", url, "enforce")
         if kind == "postgresql":
             self.run("SELECT fenced_guard.add_key('first', 'hmac', repeat('k', 32)::bytea)")
         self.before = self.kept()
 
-    def start(self, code: Path) -> Process:
-        process = Process(code, self._authority, "default")
-        self._stack.callback(process.close)
-        return process
+    def start(self, code: Path) -> CrewMember:
+        return CrewMember(self._crew.process(code), self._authority, "default")
 
     def run(self, sql: str) -> list[tuple[Any, ...]]:
         with contextlib.closing(connected(self.url)) as db:
@@ -69,16 +64,8 @@ class Shop:
         )
         return f"SELECT fenced_guard.announce('1:{realm}:{token}:-:{grant}:{name}', NULL, 'public.orders')"
 
-    def command(self, code: Path, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "fenced", "guard", *words, self.url],
-            env={**os.environ, "PYTHONPATH": str(code)},
-            capture_output=True,
-            text=True,
-        )
-
-    def try_to_upgrade(self, code: Path) -> subprocess.CompletedProcess[str]:
-        return self.command(code, "upgrade")
+    def status(self) -> str:
+        return str(self._crew.process(NEW).call("command", "guard", "status", self.url)["printed"])
 
     def install(self, code: Path) -> None:
         """As a program of this version does it, again while a writer's lock is in the way."""
@@ -92,31 +79,32 @@ class Shop:
                     raise
 
     def upgrade(self, code: Path) -> None:
-        """As an operator does it, again while a writer's lock is in the way."""
-        while True:
-            done = self.try_to_upgrade(code)
-            if done.returncode == 0:
-                return
-            if not IN_THE_WAY.search(done.stderr):
-                raise Failed(done.stderr)
+        upgrade(self._crew.process(code), self.url)
 
 
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack_old(tmp_path_factory.mktemp("old"))
+def upgrade(process: Process, url: str) -> None:
+    """As an operator does it, again while a writer's lock is in the way."""
+    while refused := refusal_of_upgrade(process, url):
+        if not IN_THE_WAY.search(refused):
+            raise Failed(refused)
+
+
+def refusal_of_upgrade(process: Process, url: str) -> str:
+    """What the command printed, if it failed."""
+    done = process.call("command", "guard", "upgrade", url)
+    return str(done["printed"]) if done["status"] else ""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def shop(request: pytest.FixtureRequest, tmp_path: Path, old: Path) -> Iterator[Shop]:
-    with ExitStack() as stack:
-        if request.param == "sqlite":
-            urls = f"sqlite:///{tmp_path}/shop.db", f"sqlite:///{tmp_path}/leases.db"
-        else:
-            urls = (request.getfixturevalue("postgresql_url"),) * 2
-        yield Shop(request.param, *urls, old, stack)
+def shop(request: pytest.FixtureRequest, tmp_path: Path, old: Path, crew: Crew) -> Shop:
+    if request.param == "sqlite":
+        urls = f"sqlite:///{tmp_path}/shop.db", f"sqlite:///{tmp_path}/leases.db"
+    else:
+        urls = (request.getfixturevalue("postgresql_url"),) * 2
+    return Shop(request.param, *urls, old, crew)
 
 
-def judge(shop: Shop, writers: list[Process]) -> None:
+def judge(shop: Shop, writers: list[CrewMember]) -> None:
     """Stop them. No write was lost, and each late holder was refused."""
     for writer in writers:
         writer.call("stop")
@@ -165,8 +153,10 @@ def test_a_guard_is_upgraded_under_load(shop: Shop, old: Path) -> None:
 @pytest.mark.parametrize("shop", ["postgresql"], indirect=True)
 def test_upgrades_at_the_same_time_do_not_meet(shop: Shop) -> None:
     """One of them upgrades; the others wait for it, look again, and find nothing to do."""
-    with ThreadPoolExecutor(4) as threads:
-        for done in [threads.submit(shop.upgrade, NEW) for _ in range(4)]:
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(contextlib.closing(Process(NEW))) for _ in range(4)]
+        threads = stack.enter_context(ThreadPoolExecutor(4))
+        for done in [threads.submit(upgrade, process, shop.url) for process in processes]:
             done.result()
     assert shop.run("SELECT version, functions <> '' FROM fenced_guard.schema") == [(3, True)]
     assert shop.run("SELECT DISTINCT address, pid FROM fenced_guard.record") == [(None, None)], "old records"
@@ -174,17 +164,13 @@ def test_upgrades_at_the_same_time_do_not_meet(shop: Shop) -> None:
 
 
 def test_status_shows_the_versions(shop: Shop) -> None:
-    def status() -> str:
-        done = shop.command(NEW, "status")
-        return done.stdout + done.stderr
-
     if shop.kind == "postgresql":
-        assert "run `fenced guard upgrade` as the role that owns the schema fenced_guard" in status()
+        assert "run `fenced guard upgrade` as the role that owns the schema fenced_guard" in shop.status()
     else:
-        assert "schema 1, installed by fenced 0.1" in status()
+        assert "schema 1, installed by fenced 0.1" in shop.status()
     shop.upgrade(NEW)
-    assert f"schema {3 if shop.kind == 'postgresql' else 2}, installed by fenced" in status()
-    assert "readable by clients that know 1 or later" in status()
+    assert f"schema {3 if shop.kind == 'postgresql' else 2}, installed by fenced" in shop.status()
+    assert "readable by clients that know 1 or later" in shop.status()
 
 
 TABLES = "guards/postgresql/schema/tables_2.sql"
@@ -206,14 +192,13 @@ def test_a_wrong_migration_is_caught(shop: Shop, old: Path, tmp_path: Path, bug:
 
 
 @pytest.mark.parametrize("shop", ["postgresql"], indirect=True)
-def test_an_upgrade_that_waits_too_long_changes_nothing(shop: Shop) -> None:
+def test_an_upgrade_that_waits_too_long_changes_nothing(shop: Shop, crew: Crew) -> None:
     """A transaction that has written keeps its locks. The upgrade gives up, and works once that has ended."""
     with contextlib.closing(connected(shop.url)) as db:
         db.execute("BEGIN")
         db.execute(shop.announcement())
         db.execute("UPDATE orders SET qty = 30 WHERE id = 3")
-        done = shop.try_to_upgrade(NEW)
-        assert done.returncode != 0 and "in use by process" in done.stderr, done.stderr
+        assert "in use by process" in refusal_of_upgrade(crew.process(NEW), shop.url)
         assert shop.run("SELECT fenced_guard.version(), to_regclass('fenced_guard.schema')") == [(1, None)]
         db.execute("COMMIT")
     shop.upgrade(NEW)
