@@ -27,6 +27,7 @@ from evidence import (
     message_storm,
     power_cut,
     server_cut,
+    service_crashes,
     service_kills,
     service_kits,
 )
@@ -185,6 +186,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "guard_holders": lambda _: holders(),
     "message_storm": lambda _: message_storm.run(),
     "service_kills": lambda _: service_kills.run(),
+    "service_crashes": lambda _: service_crashes.run(),
     "service_kits": lambda _: service_kits.run(),
     "worlds": lambda _: worlds(),
     "bench": lambda _: bench(),
