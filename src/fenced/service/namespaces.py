@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from fenced.contracts import Authority, Runtime
 from fenced.errors import FencedError, Misconfigured, Unavailable
@@ -17,6 +18,13 @@ NAMESPACES_MAX = 256
 LISTEN_SECONDS = 30.0
 RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
+
+OWN_MEMORY = (
+    "only the instance that ended an attempt remembers its end: a late copy of an ask that reaches another instance, "
+    "or this one after a restart, is granted again, above every earlier token, until its ttl. Let each client stay "
+    "with one instance, or take a store without the trait own-memory"
+)
+"""What a client should know about a service before an authority with that trait, which is ZooKeeper."""
 
 MakeAuthority = Callable[[Runtime, str], Authority]
 """An authority object of the store, for a runtime and a namespace, not yet opened."""
@@ -99,6 +107,8 @@ class ServedNamespace:
         async with self._opening:  # an authority object is opened by one caller at a time
             standing = await self.leases.open(create=create)
         self.realm = standing.realm
+        if any(trait.key == "own-memory" for trait in self.leases.traits):
+            return replace(standing, warnings=(*standing.warnings, OWN_MEMORY))
         return standing
 
     async def looker(self) -> Authority:

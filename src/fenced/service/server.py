@@ -29,6 +29,7 @@ from fenced.service.connections import BoundedConnection
 from fenced.service.hot import HotConnection
 from fenced.service.limits import Limits
 from fenced.service.namespaces import MakeAuthority
+from fenced.service.supervised import notify
 
 STOP_SECONDS = 10
 GONE_SECONDS = 30
@@ -91,17 +92,31 @@ class LeaseServer(uvicorn.Server):
         """Answer what is held, accept nothing more, and end when the requests under way are answered."""
         self.force_exit = self.should_exit  # the second time it does not wait for them
         self.should_exit = True
+        notify("STOPPING=1")
         self.api.send_on()
 
     def reload(self) -> None:
         """Read the tokens and the certificate again. What cannot be used is not: the old ones stay."""
-        try:
-            if self.api.tokens is not None:
-                self.api.tokens.reload()
-            if self._certificate is not None and self.config.ssl is not None:
-                self.config.ssl.load_cert_chain(*self._certificate)
-        except (FencedError, OSError) as error:
-            log.error("after SIGHUP the old tokens or certificate stay: %s", error)
+        for what, load in (("tokens", self._reload_tokens), ("certificate", self._reload_certificate)):
+            try:
+                load()
+            except (FencedError, OSError) as error:
+                log.error("after SIGHUP the old %s stays in use: %s", what, error)
+
+    def _reload_tokens(self) -> None:
+        if self.api.tokens is not None:
+            self.api.tokens.reload()
+
+    def _reload_certificate(self) -> None:
+        """For new connections. Those that are open go on with the old one."""
+        if self._certificate is not None and self.config.ssl is not None:
+            # A failed attempt would leave the new certificate without a key, so the files are tried elsewhere first.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._certificate)
+            self.config.ssl.load_cert_chain(*self._certificate)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        notify("READY=1")  # it accepts connections from here on
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn calls it ten times a second."""
@@ -174,6 +189,8 @@ def serve(
                 f"{where} cannot promise that tokens never repeat: {'; '.join(standing.doubts)}. "
                 "Change that, or accept it: --guarantee best-effort"
             )
+        for warning in standing.warnings:
+            say(f"warning: {warning}")
         if values is not None:
             await api.values.open()
         sockets = listening(options)
