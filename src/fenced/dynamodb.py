@@ -9,6 +9,7 @@ from fenced.decision import Rule
 from fenced.errors import Misuse, Unsupported, shown
 from fenced.guarding import Fences, credential
 from fenced.guards.dynamodb.cells import TRAITS, DynamoCells, DynamoMarks, Writes
+from fenced.guards.shared.answers import one_stamp
 from fenced.guards.shared.boto import BotoClient
 from fenced.model import Credential
 from fenced.runtime.aio import AioRuntime
@@ -122,12 +123,13 @@ class _Marks(DynamoMarks):
             raise Unsupported(
                 "this server has no TransactWriteItems: keep values under names, with fenced.Values, or use another"
             )
-        if not self.has_announced(carried):
+        stamp = one_stamp(carried, self.kind)
+        if not self.has_announced(stamp.grant, carried.names or stamp.names):
             await self.announce(carried)
 
     async def end(self, carried: Credential, writes: Writes) -> None:
-        names = carried.names or carried.stamps[0].names
-        await self._operate(carried, dict.fromkeys(names), writes=writes)
+        stamp = one_stamp(carried, self.kind)
+        await self._operate(stamp, dict.fromkeys(carried.names or stamp.names), writes=writes)
 
 
 class DynamoGuard:

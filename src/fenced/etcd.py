@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from fenced.decision import Rule
 from fenced.errors import Misuse, Unsupported, shown
-from fenced.guarding import Fences, credential
+from fenced.guarding import Fences, credential, is_announced, stamp_of
 from fenced.guards.etcd.values import ROOT, TRAITS, EtcdCells, EtcdValues, EtcdWrites
 from fenced.guards.shared.cells import CONFIG, key_of
 from fenced.model import Credential
@@ -21,6 +21,9 @@ from fenced.wire.etcd.messages import absent, delete, get, modified_at, put, txn
 if TYPE_CHECKING:
     from fenced.contracts import Runtime
     from fenced.runtime.aio import AioRuntime
+
+
+_PRIVATE = ROOT.encode()
 
 
 class EtcdValue(NamedTuple):
@@ -67,15 +70,22 @@ class EtcdTransaction:
         self._namespace = namespace
         self._writes = EtcdWrites()
 
-    async def _begin(self) -> None:
-        await self._guard.begin(credential(self._fence, self._names, announcing=True))
+    async def _announce(self) -> None:
+        await self._guard.ready()
+        await self._guard.announce(credential(self._fence, self._names, announcing=True))
 
     async def _end(self) -> None:
-        carried = credential(self._fence, self._names, still_held=self._still_held)
-        await self._guard.end(carried, self._writes, self._namespace)
+        stamp, writes = stamp_of(self._fence, self._guard.kind), self._writes
+        names = self._names or stamp.names
+        if self._still_held:
+            claims = ClaimKeys(self._namespace)
+            writes.claims = {claims.claim(name): stamp.grant for name in names}
+        if writes.operations or writes.compares or writes.claims:
+            await self._guard.write_with(stamp, names, writes)
 
     def __enter__(self) -> Self:
-        step(self._begin())
+        if not is_announced(self._fence, self._names, self._guard):
+            step(self._announce())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -88,27 +98,23 @@ class EtcdTransaction:
 
     def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
         """Put at the end of the block. `lease`: the id of an etcd lease."""
-        self._writes.operations.append(put(self._ours(key), value, lease))
+        self._writes.operations.append(put(_writable(key), value, lease))
 
     def delete(self, key: bytes) -> None:
         """Delete at the end of the block."""
-        self._writes.operations.append(delete(self._ours(key)))
+        self._writes.operations.append(delete(_writable(key)))
 
     def expect(self, key: bytes, revision: int) -> None:
         """Conflict at the end of the block, unless this revision was the last that wrote the key; 0: no such key."""
         self._writes.compares.append(_at(_checked(key), revision))
-
-    def _ours(self, key: bytes) -> bytes:
-        if _checked(key).startswith(ROOT.encode()):
-            raise Misuse(f"{shown(key)} belongs to the guard")
-        return key
 
 
 class AsyncEtcdTransaction(EtcdTransaction):
     """The same for `async with`; `get` is awaited."""
 
     async def __aenter__(self) -> Self:
-        await self._begin()
+        if not is_announced(self._fence, self._names, self._guard):
+            await self._announce()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -140,21 +146,6 @@ class _EtcdMarks(EtcdValues):
         if not self.opened:
             await self.open()
             self.opened = True
-
-    async def begin(self, carried: Credential) -> None:
-        """Announce before anything is read, unless that was done before."""
-        await self.ready()
-        if not self.has_announced(carried):
-            await self.announce(carried)
-
-    async def end(self, carried: Credential, writes: EtcdWrites, namespace: str) -> None:
-        names = carried.names or carried.stamps[0].names
-        if carried.still_held:
-            claims, grant = ClaimKeys(namespace), carried.stamps[0].grant
-            writes.claims = {claims.claim(name): grant for name in names}
-            carried = replace(carried, still_held=False)  # it is compared below
-        if writes.operations or writes.compares or writes.claims:
-            await self.write_with(carried, names, writes)
 
     async def look(self, key: bytes) -> EtcdValue:
         first = (await self.cells.read(txn((), [get(key)]))).found[0].first
@@ -281,6 +272,12 @@ class AsyncEtcdGuard(_OnEtcd):
 
 def _at(key: bytes, revision: int) -> bytes:
     return modified_at(key, revision) if revision else absent(key)
+
+
+def _writable(key: object) -> bytes:
+    if not isinstance(key, bytes) or not key or key.startswith(_PRIVATE):
+        raise Misuse(f"{shown(_checked(key))} belongs to the guard")
+    return key
 
 
 def _checked(key: object) -> bytes:

@@ -12,16 +12,15 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from fenced.decision import Rule
 from fenced.errors import FencedError, Indeterminate, Misuse, shown
-from fenced.guarding import Fences, credential, names_of
+from fenced.guarding import Fences, credential, names_of, stamp_of
 from fenced.guards.files import disk
 from fenced.guards.files.disk import translated, translating
 from fenced.guards.files.folder import PRIVATE, GuardedFolder, Marked, Place
 from fenced.guards.files.values import TRAITS, FileCells
-from fenced.guards.shared.answers import one_stamp
 from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import key_of, mark_in
 from fenced.guards.shared.guardedcells import LAG_SECONDS
-from fenced.model import Credential, check_name
+from fenced.model import Stamp, check_name
 from fenced.runtime.blocking import BlockingRuntime, step
 
 FilePath = str | os.PathLike[str]
@@ -183,11 +182,11 @@ class FileGuard:
 
         Returns whether the mark stays as it is, and the write is still to be carried out. The caller has the lock.
         """
-        carried = None if fence is None else credential(fence, (target.name,))
-        if self._marks.stays(self._folder.marked(target.key), carried, target.name):
+        stamp = None if fence is None else stamp_of(fence, self._marks.kind)
+        if self._marks.stays(self._folder.marked(target.key), stamp, target.name):
             return True
         self._cells.plans[target.key] = place, contents  # no other thread uses it: the name is locked
-        step(self._marks.write_step(carried, target.name, operation))
+        step(self._marks.write_step(stamp, target.name, operation))
         marked = self._folder.marked(target.key)
         if marked is None or marked.operation != operation:
             return True
@@ -297,17 +296,17 @@ class _FileMarks(CellGuard):
     traits = TRAITS
     kind = "a guard over files"
 
-    def stays(self, marked: Marked | None, carried: Credential | None, name: str) -> bool:
+    def stays(self, marked: Marked | None, stamp: Stamp | None, name: str) -> bool:
         """Whether a mark admits a write and stays as it is, nearly always. False: `write_step` judges in full."""
         known = self._known
-        if marked is None or carried is None or known is None:
+        if marked is None or stamp is None or known is None:
             return False
         if known.config.realm is None or self._runtime.now() - known.at > LAG_SECONDS:
             return False
-        return self._admits(known.config, mark_in(marked.header), one_stamp(carried, self.kind), name)
+        return self._admits(known.config, mark_in(marked.header), stamp, name)
 
-    async def write_step(self, carried: Credential | None, name: str, operation: str) -> None:
-        await self._operate(carried, {name: None}, operation=operation)
+    async def write_step(self, stamp: Stamp | None, name: str, operation: str) -> None:
+        await self._operate(stamp, {name: None}, operation=operation)
 
 
 def _without_links(top: str, given: str) -> tuple[str, os.stat_result | None] | None:

@@ -9,11 +9,13 @@ from fenced import registry
 from fenced.client import AsyncLease, Lease
 from fenced.contracts import Versioned
 from fenced.errors import Misuse, shown
+from fenced.guards.shared.answers import one_stamp
 from fenced.model import Credential, Stamp, check_name, check_realm
 from fenced.proofs import Proof
 from fenced.runtime.blocking import BlockingRuntime, step
 
 if TYPE_CHECKING:
+    from fenced.guards.shared.cellguard import CellGuard
     from fenced.runtime.aio import AioRuntime
 
 Fence = Lease | AsyncLease | Stamp | Proof
@@ -31,10 +33,12 @@ def credential(
     A lease makes its next stamp; `announcing`, it makes one with seq 0. Leases are renewed while a transaction runs,
     so only `max_hold` limits how long it may idle.
     """
-    chosen = tuple(check_name(name) for name in names)
+    chosen = tuple(map(check_name, names))
     if isinstance(fence, _LEASES):  # nearly always
-        stamps = (_stamp(fence, announcing),)
-        return Credential(stamps, chosen, _hold_left(fence), still_held, lost=fence._grant.error_if_lost)
+        grant = fence._grant
+        stamp = grant.announcement() if announcing else grant.next_stamp()
+        left = None if grant.hold_until is None else grant.hold_until - grant.runtime.now()
+        return Credential((stamp,), chosen, left, still_held, lost=grant.error_if_lost)
     if isinstance(fence, Stamp):
         return Credential((fence.announcing() if announcing else fence,), chosen, None, still_held)
     several = isinstance(fence, Sequence)
@@ -42,16 +46,36 @@ def credential(
     if not fences:
         raise Misuse("give a guard the lease that hold() returned, or a list of at least one")
     leases = [one for one in fences if isinstance(one, _LEASES)]
-    left = [limit for limit in map(_hold_left, leases) if limit is not None]
+    limits = [limit for limit in map(_hold_left, leases) if limit is not None]
     proofs = tuple(one.text if isinstance(one, Proof) else "-" for one in fences)
     return Credential(
         tuple(_stamp(one, announcing) for one in fences),
         chosen,
-        min(left) if left else None,
+        min(limits, default=None),
         still_held,
         proofs if any(isinstance(one, Proof) for one in fences) else (),
         lambda: next(filter(None, (lease._grant.error_if_lost() for lease in leases)), None),
     )
+
+
+def stamp_of(fence: Fences, guard: str, *, announcing: bool = False) -> Stamp:
+    """What this operation carries to a guard that takes one lease at a time, and nothing else of a credential."""
+    if isinstance(fence, _LEASES):  # nearly always
+        return fence._grant.announcement() if announcing else fence._grant.next_stamp()
+    if isinstance(fence, Stamp):
+        return fence.announcing() if announcing else fence
+    return one_stamp(credential(fence, announcing=announcing), guard)
+
+
+def is_announced(fence: Fences, names: tuple[str, ...], marks: CellGuard) -> bool:
+    """Whether this guard object has raised the marks for this lease before: then nothing is sent before a read.
+
+    False also for a released lease, or several: their credential is made next, and raises what is wrong.
+    """
+    if isinstance(fence, _LEASES):
+        grant = fence._grant
+        return not grant.released and marks.has_announced(grant.grant, names or grant.names)
+    return isinstance(fence, Stamp) and marks.has_announced(fence.grant, names or fence.names)
 
 
 def _stamp(fence: object, announcing: bool) -> Stamp:

@@ -11,10 +11,9 @@ import redis
 import redis.asyncio
 
 from fenced.announcing import GuardOn
-from fenced.client import AsyncLease, Lease
 from fenced.decision import Rule
 from fenced.errors import Misconfigured, Misuse, Unsupported, shown
-from fenced.guarding import Fences, credential
+from fenced.guarding import Fences, stamp_of
 from fenced.guards.redis.clients import (
     AsyncClientChannel,
     AsyncRedisClient,
@@ -35,7 +34,6 @@ from fenced.guards.redis.fence import (
 from fenced.guards.redis.scripts import GuardLibrary, GuardScript, wrapped, wrapped_library
 from fenced.guards.redis.slots import RedisFences
 from fenced.guards.redis.values import SLOT_TRAITS, TRAITS
-from fenced.guards.shared.answers import one_stamp
 from fenced.model import Stamp
 from fenced.runtime.blocking import step
 from fenced.wire.redis.routes import slot_of
@@ -338,8 +336,5 @@ def _stamped(
         if not names:
             raise Misuse("name what an operation without a lease is about")
         return None, names
-    if isinstance(fence, Lease | AsyncLease):  # nearly always
-        stamp = fence.announcement() if announcing else fence.next_stamp()
-    else:
-        stamp = one_stamp(credential(fence, announcing=announcing), KIND)
+    stamp = stamp_of(fence, KIND, announcing=announcing)
     return stamp, names or stamp.names

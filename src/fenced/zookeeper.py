@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fenced.announcing import GuardOn
 from fenced.decision import Rule
 from fenced.errors import Conflict, Indeterminate, Misconfigured, Misuse, Unavailable, Unsupported, shown
-from fenced.guarding import Fences, credential
+from fenced.guarding import Fences, credential, is_announced, stamp_of
 from fenced.guards.shared.cells import Swapped
 from fenced.guards.zookeeper.values import NODE_BYTES_MAX, TRAITS, NodePaths, ZooKeeperMarks, root_below
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -57,16 +57,15 @@ class ZooKeeperGuard:
         version; the message names it.
         """
         marks = self._marks(client)
-        announcing = credential(fence, names, announcing=True)
-        if not marks.has_announced(announcing):
-            step(marks.announce(announcing))
+        if not is_announced(fence, names, marks):
+            step(marks.announce(credential(fence, names, announcing=True)))
         transaction = client.transaction()
         transaction.commit = transaction.commit_async = _committed_by_the_guard
         yield transaction
         transaction.results = []
         if transaction.operations:
-            carried = credential(fence, names)
-            step(marks.write_with(carried, carried.names or carried.stamps[0].names, transaction))
+            stamp = stamp_of(fence, marks.kind)
+            step(marks.write_with(stamp, names or stamp.names, transaction))
 
     def _marks(self, client: Any) -> _KazooMarks:
         if not hasattr(client, "ensure_path"):

@@ -37,7 +37,7 @@ def test_a_planted_bug_is_caught(server: EtcdServer, monkeypatch: pytest.MonkeyP
     """A swap that the wire repeats after a lost reply fails its own compares, and the write happens again."""
 
     async def write_repeatedly(cells: EtcdCells, request: bytes) -> TxnReply:
-        return TxnReply(await cells.wire.call(TXN, request, cells._until()))
+        return TxnReply(await cells.wire.call(TXN, request, cells._runtime.now() + 5))
 
     monkeypatch.setattr(EtcdCells, "_write", write_repeatedly)
     check = next(each for each in GUARD_OUTAGE_CHECKS if each.name.startswith("a_lost_reply_is_settled"))

@@ -118,7 +118,9 @@ class GrantState:
 
     def next_stamp(self) -> Stamp:
         """The stamp of the next operation. A lost lease still makes stamps: the guard refuses stale ones."""
-        return self._stamp(self.next_seq())
+        if self.released:
+            raise self._released_error()
+        return Stamp(self.realm, self.names, self.token, next(self._sequence), self.grant)
 
     def next_seq(self) -> int:
         """The sequence number of the next operation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -76,7 +76,8 @@ class EtcdCells:
     async def read(self, request: bytes) -> TxnReply:
         """A transaction that only reads: without a reply nothing has happened."""
         try:
-            return TxnReply(await self.wire.call(messages.TXN, request, self._until()))
+            until = self._runtime.now() + timing.CALL_SECONDS
+            return TxnReply(await self.wire.call(messages.TXN, request, until))
         except Indeterminate as error:
             raise Unavailable(str(error)) from error
 
@@ -85,21 +86,25 @@ class EtcdCells:
     ) -> Swapped:
         """The failing branch returns the cells, so one reply shows whether a cell or the caller's compare differs."""
         writes = writes or EtcdWrites()
-        compares = list(writes.compares)
-        for key, grant in writes.claims.items():
-            compares += still_claimed(key, grant)
-        then = [put(self.key(key), blob) for key, _, blob in changes if blob is not None] + writes.operations
-        if max(len(changes) + len(compares), len(then)) > TXN_OPS_MAX:
+        compares, puts, versions = writes.compares, [], {}
+        for claim, grant in writes.claims.items():
+            compares = [*compares, *still_claimed(claim, grant)]
+        for key, version, blob in changes:
+            versions[key] = version
+            if blob is not None:
+                puts.append(put(self.key(key), blob))
+        then = puts + writes.operations
+        if len(changes) + len(compares) > TXN_OPS_MAX or len(then) > TXN_OPS_MAX:
             raise Misuse(f"etcd takes {TXN_OPS_MAX} compares and {TXN_OPS_MAX} operations a transaction")
-        ours = _compared(self.start, tuple((key, version) for key, version, _ in changes))
-        request = ours + txn(compares, then, map(get, writes.claims))
-        if then:
-            reply = await self._write(request)
-        else:
-            reply = await self.read(request)
+        request = _compared(self.start, tuple(versions.items())) + txn(
+            compares, then, map(get, writes.claims)
+        )
+        reply = await (self._write(request) if then else self.read(request))
         if reply.succeeded:
-            revision = reply.header.revision
-            return Swapped(tuple(version if blob is None else revision for _, version, blob in changes))
+            for key, _, blob in changes if puts else ():
+                if blob is not None:
+                    versions[key] = reply.header.revision
+            return Swapped(tuple(versions.values()))
         found = _cells(reply)
         if all(cell[0] == change[1] for cell, change in zip(found, changes, strict=False)):
             raise _unmet(writes, found[len(changes) :])
@@ -108,7 +113,8 @@ class EtcdCells:
     async def _write(self, request: bytes) -> TxnReply:
         """Sent once: repeated after a lost reply it would fail its own compares, and look like a conflict."""
         try:
-            return TxnReply(await self.wire.call(messages.TXN, request, self._until(), repeatable=False))
+            until = self._runtime.now() + timing.CALL_SECONDS
+            return TxnReply(await self.wire.call(messages.TXN, request, until, repeatable=False))
         except NoSpace as error:  # a member with less space than others may refuse what was carried out
             raise Indeterminate(str(error)) from error
 
@@ -118,9 +124,6 @@ class EtcdCells:
 
     async def close(self) -> None:
         self.wire.close()
-
-    def _until(self) -> float:
-        return self._runtime.now() + timing.CALL_SECONDS
 
 
 @lru_cache(maxsize=1024)
@@ -161,7 +164,7 @@ class EtcdValues(CellGuard):
         cells = EtcdCells(EtcdWire(address, runtime), runtime, prefix)
         return cls(cells, runtime, f"{address.url}?prefix={prefix}", **options)
 
-    async def _commit(
+    def _commit(
         self, changes: list[tuple[str, Any, bytes | None]], writes: EtcdWrites | None
-    ) -> Swapped:
-        return await self.cells.swap(changes, writes)
+    ) -> Coroutine[Any, Any, Swapped]:
+        return self.cells.swap(changes, writes)

@@ -69,13 +69,13 @@ class ObjectMarks(CellGuard):
 
     async def announced(self, credential: Credential, name: str) -> Cell:
         """Announce, then read."""
-        return (await self._operate(credential, {name: None}, announce=True))[name]
+        return (await self._operate(self._stamp_in(credential), {name: None}, announce=True))[name]
 
     async def write_as(
         self, operation: str, credential: Credential | None, name: str, value: bytes, expect: int | None
     ) -> None:
         """Write, as the operation with this id."""
-        await self._operate(credential, {name: value}, expect=expect, operation=operation)
+        await self._operate(self._stamp_in(credential), {name: value}, expect=expect, operation=operation)
 
 
 def path_of(key: str) -> str:

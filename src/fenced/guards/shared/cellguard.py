@@ -62,13 +62,14 @@ class CellGuard(GuardedCells):
         if self._many:
             done, sent = await self._compare_only(stamp, names, announce=True)
             if not done:
-                await self._operate(credential, dict.fromkeys(names), announce=True, sent=sent)
+                await self._operate(stamp, dict.fromkeys(names), announce=True, sent=sent)
             return
         for name in names:  # one swap each: a refusal leaves the marks that rose before it, which is harmless
-            await self._operate(credential, {name: None}, announce=True)
+            await self._operate(stamp, {name: None}, announce=True)
 
     async def read(self, credential: Credential, name: str) -> Versioned:
-        cells = await self._operate(credential, {check_name(name): None}, announce=True)
+        stamp = one_stamp(credential, self.kind)
+        cells = await self._operate(stamp, {check_name(name): None}, announce=True)
         return Versioned(cells[name].value, cells[name].version)
 
     async def peek(self, name: str, at_least: int = 0) -> Versioned:
@@ -81,29 +82,32 @@ class CellGuard(GuardedCells):
         self, credential: Credential | None, name: str, value: bytes, *, expect: int | None = None
     ) -> int:
         values: dict[str, bytes | None] = {check_name(name): check_value(value)}
-        return (await self._operate(credential, values, expect=expect))[name].version
+        return (await self._operate(self._stamp_in(credential), values, expect=expect))[name].version
 
     async def write_many(self, credential: Credential | None, values: dict[str, bytes]) -> None:
         if len(values) > 1 and not self._many:
             raise Unsupported(f"{self.kind} writes one name at a time; write them one by one")
-        await self._operate(credential, {check_name(name): check_value(values[name]) for name in values})
+        checked: dict[str, bytes | None] = {check_name(name): check_value(values[name]) for name in values}
+        await self._operate(self._stamp_in(credential), checked)
 
-    def has_announced(self, credential: Credential) -> bool:
-        """Whether this object has raised all marks for this grant: then nothing is to be sent before a read."""
-        stamp = one_stamp(credential, self.kind)
-        for name in credential.names or stamp.names:
+    def _stamp_in(self, credential: Credential | None) -> Stamp | None:
+        return None if credential is None else one_stamp(credential, self.kind)
+
+    def has_announced(self, grant: str, names: tuple[str, ...]) -> bool:
+        """Whether this object has raised the marks of all names for this grant: then nothing is sent before a read."""
+        for name in names:
             if (seen := self._seen.get(name)) is None or (mark := seen[1].mark) is None:
                 return False
-            if mark.grant != stamp.grant:
+            if mark.grant != grant:
                 return False
         return True
 
-    async def write_with(self, credential: Credential, names: tuple[str, ...], writes: Any) -> None:
+    async def write_with(self, stamp: Stamp, names: tuple[str, ...], writes: Any) -> None:
         """Judge, and let the caller's own `writes` happen in the same step, for guards whose `_commit` takes them."""
-        done, sent = await self._compare_only(one_stamp(credential, self.kind), names, writes=writes)
+        done, sent = await self._compare_only(stamp, names, writes=writes)
         if not done:
             values: dict[str, bytes | None] = {check_name(name): None for name in names}
-            await self._operate(credential, values, writes=writes, sent=sent)
+            await self._operate(stamp, values, writes=writes, sent=sent)
 
     async def _compare_only(
         self, stamp: Stamp, names: tuple[str, ...], *, announce: bool = False, writes: Any = None
@@ -112,36 +116,26 @@ class CellGuard(GuardedCells):
 
         Then one swap that only compares decides it. Returns whether it did; otherwise the cells that the store sent.
         """
-        if (known := self._known) is None or not self._one_step:
+        if (known := self._known) is None or known.config.realm is None or not self._one_step:
             return False, {}
-        compares = self._compares(known.config, stamp, names, announce)
-        if compares is None:
-            return False, {}
+        compares: list[tuple[str, Any, bytes | None]] = []
+        for name in names:
+            seen = self._seen.get(name)
+            if seen is None or not self._admits(known.config, seen[1].mark, stamp, name, announce):
+                return False, {}
+            compares.append((key_of(name), seen[0], None))
+        compares.append((CONFIG, known.version, None))
         try:
-            swapped = await self._commit([*compares, (CONFIG, known.version, None)], writes)
+            swapped = await self._commit(compares, writes)
         except Indeterminate:
             if writes is not None:
                 raise
             swapped = Swapped(None)  # a comparison changes nothing, so it may be repeated
-        if swapped:
+        if swapped.versions is not None:
             return True, {}
         self._forget(names)
         self._known = None
         return False, swapped.found
-
-    def _compares(
-        self, config: Config, stamp: Stamp, names: tuple[str, ...], announce: bool
-    ) -> list[tuple[str, Any, bytes | None]] | None:
-        """The remembered cells to compare, if they admit the operation and it changes none; otherwise None."""
-        compares: list[tuple[str, Any, bytes | None]] = []
-        for name in names:
-            if (seen := self._seen.get(name)) is None or config.realm is None:
-                return None
-            version, cell = seen
-            if not self._admits(config, cell.mark, stamp, name, announce):
-                return None
-            compares.append((key_of(name), version, None))
-        return compares
 
     def _admits(
         self, config: Config, mark: Mark | None, stamp: Stamp, name: str, announce: bool = False
@@ -152,7 +146,7 @@ class CellGuard(GuardedCells):
 
     async def _operate(
         self,
-        credential: Credential | None,
+        stamp: Stamp | None,
         values: dict[str, bytes | None],
         *,
         announce: bool = False,
@@ -168,7 +162,6 @@ class CellGuard(GuardedCells):
         `writes`: what the caller writes in the same swap, for guards whose `_commit` takes it. `sent`: the cells that
         the store sent with a failed swap.
         """
-        stamp = None if credential is None else one_stamp(credential, self.kind)
         operation = operation or self._new_id()
         unsettled: _Try | None = None
         trust = _Trust.MEMORY

@@ -73,20 +73,28 @@ class Found(NamedTuple):
 class TxnReply:
     """The reply to a transaction."""
 
-    __slots__ = ("_raw", "header", "succeeded")
+    __slots__ = ("_header", "_raw", "_usual", "succeeded")
 
     def __init__(self, reply: bytes) -> None:
         self._raw = reply
-        usual = _USUAL.match(reply)
-        if usual is not None:
-            self.header, self.succeeded = Header(number(usual[1]), number(usual[2])), True
+        self._header: Header | None = None
+        self._usual = _USUAL.match(reply)
+        if self._usual is not None:
+            self.succeeded = True
             return
         values = dict(fields(reply))
         header = dict(fields(raw(values.get(1, b""))))
-        self.header = Header(whole(header.get(1, 0)), signed(whole(header.get(3, 0))))
+        self._header = Header(whole(header.get(1, 0)), signed(whole(header.get(3, 0))))
         self.succeeded = bool(values.get(2, 0))
-        if not self.header.revision:
+        if not self._header.revision:
             raise MalformedMessage("the reply to a transaction has no revision")
+
+    @property
+    def header(self) -> Header:
+        if self._header is None:  # read when it is first asked for: most transactions of a guard only compare
+            assert self._usual is not None
+            self._header = Header(number(self._usual[1]), number(self._usual[2]))
+        return self._header
 
     @property
     def found(self) -> list[Found]:
@@ -164,7 +172,7 @@ def get(
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> bytes:
-    return message(2, data(1, key) + data(2, value) + integer(3, lease))
+    return message(2, data(1, key) + data(2, value) + (integer(3, lease) if lease else b""))
 
 
 def delete(key: bytes) -> bytes:
@@ -175,10 +183,11 @@ def delete(key: bytes) -> bytes:
 
 
 def txn(compares: Iterable[bytes], then: Iterable[bytes], otherwise: Iterable[bytes] = ()) -> bytes:
-    parts = [message(1, each) for each in compares]
-    parts += [message(2, each) for each in then]
-    parts += [message(3, each) for each in otherwise]
-    return b"".join(parts)
+    request = b""
+    for field, parts in ((1, compares), (2, then), (3, otherwise)):
+        for part in parts:
+            request += message(field, part)
+    return request
 
 
 def lease_grant(lease: int, seconds: int) -> bytes:
