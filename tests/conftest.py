@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fenced.testing.servers import (
     DynamoServer,
@@ -33,6 +34,10 @@ from tests.walk.traveller import Traveller
 # Each worker imports all tests, and the collector would look at them again and again and find nothing: a second in
 # each. `pytest_collection_finish` takes everything that exists by then away from it.
 gc.disable()
+
+# Hypothesis fails a test whose examples take longer than 200 ms each, or are drawn slowly. On a busy machine any test does.
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 
 
 def pytest_configure() -> None:
