@@ -35,7 +35,7 @@ from tests.walk.traveller import Traveller
 # each. `pytest_collection_finish` takes everything that exists by then away from it.
 gc.disable()
 
-# Hypothesis fails a test whose examples take longer than 200 ms each, or are drawn slowly. On a busy machine any test does.
+# Hypothesis fails a test if an example takes longer than 200 ms, or is drawn slowly. On a busy machine that is no bug.
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
 
