@@ -131,6 +131,43 @@ def test_what_came_during_a_sync_shares_the_next(path: Path, monkeypatch: pytest
     assert batches(path) == 3  # the namespace, the first, the others
 
 
+def test_a_slow_disk_does_not_stop_the_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is written by its caller while the disk is quick. Once writes are slow, a thread waits for them."""
+    writers: list[int] = []
+    began, goes_on = threading.Event(), threading.Event()
+    append = FileJournal.append
+
+    def slow(self: FileJournal, batch: Batch) -> None:
+        writers.append(threading.get_ident())
+        if len(writers) > 2:
+            began.set()
+            assert goes_on.wait(SOON)
+        append(self, batch)
+
+    async def story() -> None:
+        runtime = AioRuntime()
+        authority = LedgerAuthority(path, runtime)
+        await authority.open()
+        ledger = authority._ledger
+        assert ledger is not None
+        monkeypatch.setattr(FileJournal, "append", slow)
+        for number in range(2):
+            ledger._write_ns = 0.0  # as on a machine with nothing else to do
+            await authority.many([lease(f"quick/{number}")])
+        ledger._write_ns = 1e7
+        late = asyncio.create_task(authority.many([lease("slow")]))
+        while not began.is_set():
+            await asyncio.sleep(0.001)  # which it could not do if the loop waited for the disk
+        goes_on.set()
+        assert isinstance((await late)[0], Granted)
+        await authority.close()
+        runtime.close()
+
+    asyncio.run(story())
+    assert set(writers[:2]) == {threading.get_ident()}
+    assert threading.get_ident() not in writers[2:]
+
+
 def test_all_but_endings_are_synced(ledger: LedgerAuthority) -> None:
     """A grant, a place in a queue, a renewal, a floor, a tombstone: synced. An ending: with the next sync."""
     assert ledger._ledger is not None

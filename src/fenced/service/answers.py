@@ -53,6 +53,8 @@ STATUS: dict[type[Answer], int] = {
     ReleasedAnswer: 200,
     GoneAnswer: 404,
 }
+LABELS = {kind: (("answer", str(kind.__struct_config__.tag)),) for kind in STATUS}
+"""For the counter of answers."""
 
 
 def holder_view(holder: Holder) -> HolderView:

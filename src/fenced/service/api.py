@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -222,7 +223,7 @@ class Api:
         elif "namespace" in route.parameters:
             namespace = query.get("namespace", namespace)
         call = Call(request, body, namespace, query.get("realm", ""), by)
-        names = _names_of(call)
+        names = _names_of(call) if by.names is not None else []
         if route.handler in ("raise_floor", "tidy") and by.names is not None:
             raise NotAdmitted(plain(403, "This token does not allow that", "it concerns all names"))
         if not by.may(route.right, namespace) or not by.may_use(names):
@@ -251,7 +252,7 @@ class Api:
         status, headers = 200, [("content-type", "application/json")]
         if isinstance(answer, Answer):
             status = answers.STATUS[type(answer)]
-            self.numbers.count("fenced_answers_total", answer=str(answer.__struct_config__.tag))
+            self.numbers.add("fenced_answers_total", answers.LABELS[type(answer)])
             if status == 409:
                 headers = [*headers, ("retry-after", "1")]
         return ServiceReply(status, headers, msgspec.json.encode(answer))
@@ -274,7 +275,7 @@ class Api:
         return ServiceReply(found.status, headers, found.body)
 
     def _count(self, route: ApiRoute, status: int) -> None:
-        self.numbers.count("fenced_requests_total", route=route.path, status=str(status))
+        self.numbers.add("fenced_requests_total", _labels(route.path, status))
 
     # Leases.
 
@@ -460,6 +461,11 @@ def _names_of(call: Call) -> list[str]:
 
 def _shown(route: ApiRoute, names: list[str]) -> str:
     return f"the right {route.right}, this namespace" + (" and all of these names" if names else "")
+
+
+@lru_cache(maxsize=1024)
+def _labels(path: str, status: int) -> tuple[tuple[str, str], ...]:
+    return ("route", path), ("status", str(status))
 
 
 def body_bytes_max(route: ApiRoute) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 
 BUCKETS_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 5000)
@@ -23,13 +24,17 @@ class Metrics:
         self._sum_ms = 0.0
 
     def count(self, metric: str, **labels: str) -> None:
-        self._counts[metric][tuple(labels.items())] += 1
+        self.add(metric, tuple(labels.items()))
+
+    def add(self, metric: str, labels: tuple[tuple[str, str], ...]) -> None:
+        """The same, for labels that the caller has at hand."""
+        self._counts[metric][labels] += 1
 
     def granted(self, seconds: float) -> None:
         """An ask was granted; the store took this long."""
         ms = seconds * 1000
         self._sum_ms += ms
-        self._buckets[sum(ms > limit for limit in BUCKETS_MS)] += 1
+        self._buckets[bisect_left(BUCKETS_MS, ms)] += 1
 
     def text(self, held: int) -> str:
         lines = []

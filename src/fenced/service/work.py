@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,17 +14,9 @@ from fenced.errors import FencedError, InvariantBroken, Misuse
 from fenced.model import (
     Ask,
     BatchOperation,
-    Busy,
-    Ended,
-    Gone,
-    Granted,
     Holder,
-    Kept,
     Release,
-    Released,
     Renewal,
-    Unknown,
-    Waiting,
     Withdrawal,
     check_names,
 )
@@ -45,6 +38,7 @@ from fenced.service.bodies import (
 )
 from fenced.wire.problems import problem
 
+_holder = lru_cache(maxsize=1024)(Holder)
 Done = Callable[[Sequence[Result] | Exception], None]
 
 
@@ -75,7 +69,7 @@ def work_of(body: Any, secret: Callable[[], str]) -> Work:
 
 def _ask(body: AskBody, secret: Callable[[], str]) -> Ask:
     # A constant id would tie the leases of different clients together.
-    who = Holder(body.holder.id or secret(), body.holder.label, body.holder.host, body.holder.pid)
+    who = _holder(body.holder.id or secret(), body.holder.label, body.holder.host, body.holder.pid)
     names = check_names(body.names)
     return Ask(body.attempt, names, body.ttl, who, body.wait, body.lock_delay, body.number, body.settled)
 
@@ -109,32 +103,33 @@ def _batch(items: list[BatchOperation | FencedError]) -> Work:
 
 
 def _operation(item: BatchItem, secret: Callable[[], str]) -> BatchOperation | FencedError:
+    given = [each for each in (item.ask, item.renew, item.release, item.withdraw) if each is not None]
+    if len(given) != 1:
+        return Misuse("an item of a batch is one of ask, renew, release, withdraw")
     try:
-        match item:
-            case BatchItem(ask=AskBody() as ask, renew=None, release=None, withdraw=None):
+        match given[0]:
+            case AskBody() as ask:
                 return _ask(ask, secret)
-            case BatchItem(ask=None, renew=str(attempt), release=None, withdraw=None):
-                return Renewal(attempt)
-            case BatchItem(ask=None, renew=None, release=ReleaseBody() as release, withdraw=None):
+            case ReleaseBody() as release:
                 return Release(release.attempt, release.keep)
-            case BatchItem(ask=None, renew=None, release=None, withdraw=WithdrawBody() as withdraw):
+            case WithdrawBody() as withdraw:
                 return Withdrawal(withdraw.attempt)
-        raise Misuse("an item of a batch is one of ask, renew, release, withdraw")
+            case attempt:
+                return Renewal(attempt)
     except Misuse as error:
         return error
 
 
-def _batch_answer(operation: BatchOperation | None, result: Result, realm: str) -> Answer:
-    match result, operation:
-        case FencedError(), _:
-            return FailedAnswer(msgspec.json.decode(problem(result).body, type=ProblemView))
-        case ((Granted() | Busy()), Ask()):
+def _batch_answer(operation: BatchOperation | None, result: Any, realm: str) -> Answer:
+    if isinstance(result, FencedError):
+        return FailedAnswer(msgspec.json.decode(problem(result).body, type=ProblemView))
+    match operation:
+        case Ask():
             return answers.asked(operation, result, realm)
-        case Released(), _:
-            return answers.ended(result)
-        case ((Kept() | Waiting() | Ended() | Gone() | Unknown()), _):
+        case Renewal():
             return answers.renewed(result)
-    raise InvariantBroken("an answer that does not fit to its operation")
+        case _:
+            return answers.ended(result)
 
 
 class GroupedWork:

@@ -164,11 +164,19 @@ class LedgerAuthority:
 
     # Doing.
 
-    async def _do(self, work: Callable[[RecordedRows, LeaseAlgorithm], T], until: float | None) -> T:
+    async def _do(
+        self,
+        work: Callable[[RecordedRows, LeaseAlgorithm], T],
+        until: float | None,
+        *,
+        at_once: bool = False,
+    ) -> T:
         ledger, rows = self._ledger, self._rows
         if ledger is None or rows is None:
             raise Unavailable(f"{self.url} is not open")
         result, due = ledger.do(rows, lambda algorithm: work(rows, algorithm))
+        if at_once and not self._writes and ledger.written < due and ledger.is_quick():
+            ledger.write(due)
         await self._written(ledger, due, until)
         return result
 
@@ -240,8 +248,14 @@ class LedgerAuthority:
     async def many(
         self, operations: Sequence[BatchOperation], until: float | None = None
     ) -> list[BatchAnswer]:
+        """Written by the caller itself while the disk is quick.
+
+        The caller has collected what came meanwhile, so nothing could share this write: a thread would only cost time.
+        """
         return await self._do(
-            lambda rows, algorithm: [self._one(rows, algorithm, each) for each in operations], until
+            lambda rows, algorithm: [self._one(rows, algorithm, each) for each in operations],
+            until,
+            at_once=True,
         )
 
     def _one(self, rows: RecordedRows, algorithm: LeaseAlgorithm, operation: BatchOperation) -> BatchAnswer:

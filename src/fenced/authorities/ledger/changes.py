@@ -119,8 +119,9 @@ class RecordedRows(MemoryRows):
         self._record("take", row.id)
 
     def free(self, row: AttemptRow) -> None:
-        super().free(row)
-        self._record("free", row.id)
+        if any(self._claims.get(name) == row.id for name in row.names):
+            super().free(row)
+            self._record("free", row.id)
 
     def enqueue(self, row: AttemptRow) -> None:
         super().enqueue(row)
@@ -131,6 +132,9 @@ class RecordedRows(MemoryRows):
         self._record("dequeue", row.id)
 
     # Holders that count their attempts.
+
+    def knows(self, public: str) -> bool:
+        return public in self._attempts
 
     def is_settled(self, holder: str, number: int) -> bool:
         known = self.counted.get(holder)

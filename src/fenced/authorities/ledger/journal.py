@@ -14,9 +14,9 @@ import os
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fenced import sqlfile
 from fenced.authorities.ledger.changes import Change, only_ends
@@ -34,7 +34,17 @@ PART = 5
 TRIM_ROWS = 200
 """How many batches are deleted in one transaction: the batches of callers come between two of them."""
 
-_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+try:  # five times as fast, and there wherever a service runs
+    import msgspec
+
+    _text: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+    _value: Callable[[bytes | str], Any] = msgspec.json.Decoder().decode
+except ImportError:
+    _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    _value = json.loads
+
+    def _text(value: Any) -> bytes:
+        return _encode(value).encode()
 
 
 class Batch(NamedTuple):
@@ -166,7 +176,7 @@ class FileJournal:
             if number != last + 1:
                 raise self._damaged(f"batch {last + 1} is missing")
             last = number
-            yield Batch(number, now, json.loads(changes))
+            yield Batch(number, now, _value(changes))
 
     def _read_snapshot(self) -> Iterator[Batch]:
         try:
@@ -175,16 +185,16 @@ class FileJournal:
             return
         with file:
             head = file.readline()
-            check, (number, now) = zlib.crc32(head), json.loads(head)
+            check, (number, now) = zlib.crc32(head), _value(head)
             for line in file:
                 if line.startswith(b"{"):
-                    if json.loads(line) != {"crc32": check}:
+                    if _value(line) != {"crc32": check}:
                         raise self._damaged(
                             f"{self._snapshot.name} is damaged: it does not match its checksum"
                         )
                     return
                 check = zlib.crc32(line, check)
-                yield Batch(number, now, json.loads(line))
+                yield Batch(number, now, _value(line))
         raise self._damaged(f"{self._snapshot.name} is damaged: it has no end")
 
     def _damaged(self, why: str) -> Misconfigured:
@@ -196,7 +206,7 @@ class FileJournal:
     # Writing.
 
     def append(self, batch: Batch) -> None:
-        text = _text(batch.changes)
+        text = _text(batch.changes).decode()
         with self._using:  # the other thread holds it for the deletion of a few rows
             self._check_files()
             with self._transaction() as db:  # a single statement is a transaction of its own
@@ -240,7 +250,7 @@ class FileJournal:
             check = _write_line(file, [number, now], 0)
             while part := list(itertools.islice(rest, PART)):
                 check = _write_line(file, part, check)
-            file.write(_text({"crc32": check}).encode() + b"\n")
+            file.write(_text({"crc32": check}) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         new.replace(self._snapshot)
@@ -286,6 +296,6 @@ class FileJournal:
 
 
 def _write_line(file: object, value: object, check: int) -> int:
-    line = _text(value).encode() + b"\n"
+    line = _text(value) + b"\n"
     file.write(line)  # type: ignore[attr-defined]
     return zlib.crc32(line, check)

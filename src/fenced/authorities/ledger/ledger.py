@@ -25,6 +25,8 @@ from fenced.model import Ask, AskAnswer, Ended, grant_id
 
 T = TypeVar("T")
 
+QUICK_NS = 1_000_000
+
 
 class Ledger:
     """All namespaces of one journal. Safe to use from many threads."""
@@ -51,6 +53,8 @@ class Ledger:
         """Waiters to notify once the batch is on the disk."""
         self._since_snapshot = 0
         self.refusal: FencedError | None = None
+        self._write_ns = 0.0
+        """How long a write takes, as a mean over the last ones."""
         self._state = threading.Lock()
         """Held for one operation, or for copying what was collected: nothing under it waits."""
         self._writing = threading.Lock()
@@ -154,6 +158,10 @@ class Ledger:
             if self.written < due:
                 self._write(lambda: None)
 
+    def is_quick(self) -> bool:
+        """Whether a write takes hardly longer than it would take to start one in another thread."""
+        return self._write_ns < QUICK_NS and not self._snapshotting.locked()
+
     def _write(self, look: Callable[[], T]) -> T:
         """Write what was collected. `look` looks at the state that has exactly the changes up to this batch."""
         with self._state:
@@ -165,11 +173,13 @@ class Ledger:
             self._heads.clear()
             self._next += 1
             seen = look()
+        began = self._clock()
         try:
             self._journal.append(batch)
         except BaseException as error:
             self._failed(error)
             raise Indeterminate(f"{self.where}: a write failed: {error}") from error
+        self._write_ns += (self._clock() - began - self._write_ns) / 16
         self.written = batch.number
         self._since_snapshot += len(batch.changes)
         for head in heads:
@@ -259,8 +269,8 @@ def ask(rows: RecordedRows, algorithm: LeaseAlgorithm, ask: Ask) -> AskAnswer:
     holder, public = ask.holder.id, grant_id(ask.secret)
     if rows.is_settled(holder, ask.number):
         return Ended("settled")
-    known = bool(rows.attempts((public,)))
+    known = rows.knows(public)
     answer = algorithm.ask(ask)
-    if not known and rows.attempts((public,)):
+    if not known and rows.knows(public):
         rows.count(holder, ask.number, ask.settled, public, algorithm.now)
     return answer

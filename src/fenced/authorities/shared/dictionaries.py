@@ -47,8 +47,10 @@ class MemoryRows:
 
     def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
         for public in ids:
-            row = self._attempts[public]
-            self._attempts[public] = row._replace(state=state, expires=expires, forget=forget)
+            _, space, _, names, ttl, delay, ticket, token, _, _, wake, holder = self._attempts[public]
+            self._attempts[public] = AttemptRow(  # faster than `_replace`
+                public, space, state, names, ttl, delay, ticket, token, expires, forget, wake, holder
+            )
 
     def forget(self, row: AttemptRow) -> None:
         del self._attempts[row.id]

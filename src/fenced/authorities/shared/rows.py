@@ -241,7 +241,10 @@ class LeaseAlgorithm:
             self.rows.dequeue(row)
         expires = self.now + row.ttl
         forget = expires + row.lock_delay + _remember(row.ttl)
-        row = row._replace(state="granted", token=token, expires=expires, forget=forget, wake="")
+        public, namespace, _, names, ttl_ns, delay, ticket, _, _, _, _, holder = row  # faster than `_replace`
+        row = AttemptRow(
+            public, namespace, "granted", names, ttl_ns, delay, ticket, token, expires, forget, "", holder
+        )
         self.rows.put(row)
         self.rows.take(row)
         if token % SWEEP_EVERY_TOKENS == 0:

@@ -48,7 +48,7 @@ def holder_of(fields: list[Any]) -> Holder:
     return Holder(*fields)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def holder_text(holder: Holder) -> str:
     return json.dumps(holder_fields(holder), separators=(",", ":"))
 
