@@ -7,8 +7,10 @@ import json
 import re
 import secrets
 import urllib.error
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -19,7 +21,7 @@ from fenced.testing.servers import ServiceServer
 
 pytestmark = pytest.mark.xdist_group("page")
 PATIENCE_MS = 90_000
-RIGHTS = {"ops": ("lease", "observe", "operate"), "reader": ("observe",)}
+RIGHTS = {"ops": ("lease", "observe", "operate"), "reader": ("observe",), "scoped": ("observe",)}
 SECRETS = {user: secrets.token_hex(16) for user in RIGHTS}
 HOSTILE = '<img src=x onerror="document.title=1">'
 
@@ -41,13 +43,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("page")
     lines = [
         f'[[token]]\nid = "{user}"\nsha256 = "{hashlib.sha256(SECRETS[user].encode()).hexdigest()}"\n'
-        f"rights = {json.dumps(rights)}\n"
+        f"rights = {json.dumps(rights)}\n" + ('names = ["mine"]\n' if user == "scoped" else "")
         for user, rights in RIGHTS.items()
     ]
     (folder / "tokens.toml").write_text("".join(lines))
     orders = GuardedOrders(folder / "shop.db")
     with ServiceServer(options=("--tokens", str(folder / "tokens.toml"), "--guard", orders.url)) as server:
         yield Site(server, orders)
+
+
+def events_of(site: Site, cast: Cast, user: str) -> Generator[tuple[str, dict[str, Any]], None, None]:
+    """The stream of a page, without a browser."""
+    url = f"{site.server.url()}/v1/events?namespace={cast.namespace}"
+    request = urllib.request.Request(url, headers={"authorization": f"Bearer {SECRETS[user]}"})
+    with urllib.request.urlopen(request, timeout=PATIENCE_MS / 1000) as stream:
+        while line := stream.readline():
+            kind, data, _ = line.decode(), stream.readline().decode(), stream.readline()
+            yield kind.removeprefix("event: ").strip(), json.loads(data.removeprefix("data: "))
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +132,35 @@ def test_a_refusal_is_seen_with_both_holders(opened: Opened, site: Site, tmp_pat
     page.locator("#drill input").set_input_files(tmp_path / "drill.json")
     expect(detail).to_contain_text("HELD: 1 operation refused, 0 acknowledged updates lost")
     expect(detail.locator("svg path.cross")).to_have_count(1)
+
+
+def test_the_stream_has_the_state_and_then_what_changes(site: Site) -> None:
+    """Of the names that the reader may see. Time alone is no change."""
+    cast = site.cast()
+    cast.ask("mine/1", "worker", ttl=600)
+    cast.ask("theirs", "worker", ttl=600)
+    whole, scoped = events_of(site, cast, "ops"), events_of(site, cast, "scoped")
+    states = [next(stream) for stream in (whole, scoped)]
+    assert [kind for kind, _ in states] == ["state", "state"]
+    assert [[each["name"] for each in state["names"]] for _, state in states] == [
+        ["mine/1", "theirs"],
+        ["mine/1"],
+    ]
+    assert [state["may_operate"] for _, state in states] == [True, False]
+    quiet = [next(whole), next(whole)]
+    assert [change.keys() & {"names", "gone", "events"} for _, change in quiet] == [set(), set()]
+    cast.ask("theirs/too", "worker")
+    cast.ask("mine/2", "worker")
+    for stream, names in ((whole, {"theirs/too", "mine/2"}), (scoped, {"mine/2"})):
+        seen: set[str] = set()
+        granted: set[str] = set()
+        while "mine/2" not in seen & granted:
+            _, change = next(stream)
+            seen |= {each["name"] for each in change.get("names", [])}
+            granted |= {name for event in change.get("events", []) for name in event["names"]}
+        assert seen == granted == names
+    for stream in (whole, scoped):
+        stream.close()
 
 
 def test_a_thousand_names(opened: Opened, site: Site) -> None:

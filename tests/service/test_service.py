@@ -182,6 +182,10 @@ def test_wrong_requests_are_problems(caller: Callable[[], Caller]) -> None:
         assert secret.encode() not in answer.body
     other_site = call("POST", "/v1/leases", right, Origin="https://evil.example")
     assert other_site.status == 403
+    rebound = call("POST", "/v1/leases", right, Host="evil.example", Origin="http://evil.example")
+    assert rebound.status == 403, "a name that leads to loopback is still another site's"
+    for host in ("evil.example", "127.0.0.1.evil.example", "[", ""):
+        assert call("GET", "/", Host=host).status in (400, 403)
     assert call("GET", "/v1/names").fields == {"names": []}, "nothing happened"
 
 

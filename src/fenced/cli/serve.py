@@ -87,7 +87,8 @@ def serve(
       fenced run nightly-report --authority http://127.0.0.1:8700 -- ./report.sh
     """
     try:
-        from fenced.service.server import ListenOptions, is_loopback
+        from fenced.service.access import is_loopback
+        from fenced.service.server import ListenOptions
         from fenced.service.server import serve as serve_until_stopped
         from fenced.service.values import values_beside
     except ImportError as error:
@@ -112,7 +113,7 @@ def serve(
     certificate = (cert, key) if cert and key else None
     serve_until_stopped(
         lambda runtime, namespace: registry.authority(store, runtime, namespace),
-        ListenOptions(listen, socket, certificate, client_ca),
+        ListenOptions(listen, socket, certificate, client_ca, any_host=no_credentials),
         complain,
         best_effort=guarantee == "best-effort",
         tokens=tokens,

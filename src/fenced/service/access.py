@@ -11,17 +11,36 @@ rate = 100                        # requests a second; left out: as `fenced serv
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import ipaddress
 import tomllib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
 
 from fenced.errors import Misconfigured
 from fenced.service.routes import Right
+
+
+def is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+@lru_cache(256)
+def is_own_host(header: str) -> bool:
+    """Whether a Host header names this machine by its loopback address."""
+    try:
+        return is_loopback(urlsplit(f"//{header}").hostname or "")
+    except ValueError:
+        return False
 
 
 class Principal(Struct, forbid_unknown_fields=True, frozen=True):

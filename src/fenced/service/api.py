@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -23,7 +22,7 @@ from fenced.model import BatchAnswer, Granted, grant_id
 from fenced.runtime import clocks
 from fenced.runtime.aio import AioRuntime
 from fenced.service import answers, openapi, page
-from fenced.service.access import EVERYBODY, Principal, TokenFile
+from fenced.service.access import EVERYBODY, Principal, TokenFile, is_own_host
 from fenced.service.bodies import (
     Answer,
     AskBody,
@@ -113,6 +112,8 @@ class Api:
         self.events = Events()
         self.live = Live(self.events, guards)
         self.stopping = False
+        self.own_host_only = False
+        """Answer only requests that name this machine by its loopback address, or come by a Unix socket."""
         self._random = AioRuntime()
         self._running = 0
         self._rates = Rates()
@@ -190,16 +191,25 @@ class Api:
         else:
             self._start(namespace, work, finish)
 
-    def _admit(self, route: ApiRoute, request: ServiceRequest) -> Principal:
-        """Whose request it is. NotAdmitted if it is not looked at."""
-        if self._running > self.limits.running:
-            raise Unavailable("too many requests are under way; nothing happened")
+    def check_site(self, request: ServiceRequest) -> None:
+        """NotAdmitted if a page of another site has sent this request."""
+        if self.own_host_only and request.client and not is_own_host(request.headers.get("host") or ""):
+            # A page of another site can make its own name lead to loopback; its requests then name that site.
+            needs = "name this machine as 127.0.0.1 or localhost, or start the service with --no-credentials"
+            raise NotAdmitted(plain(403, "The request is meant for another host", needs))
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
             # A page of another site could send requests to a service on this machine.
             raise NotAdmitted(
                 plain(403, "The request comes from a page of another site", "only its own page may use it")
             )
+
+    def _admit(self, route: ApiRoute, request: ServiceRequest) -> Principal:
+        """Whose request it is. NotAdmitted if it is not looked at."""
+        if self._running > self.limits.running:
+            raise Unavailable("too many requests are under way; nothing happened")
+        if route.right is not None:
+            self.check_site(request)
         if route.right == "operate" and not page.is_wanted(request.headers):
             needs = f"from a browser it needs the header {page.OPERATOR_HEADER}"
             raise NotAdmitted(plain(403, "This may be the form of another site", needs))

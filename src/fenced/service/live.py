@@ -74,6 +74,8 @@ class WatchedNamespace:
         self._number = 0
         self._names: dict[str, tuple[LiveName, float]] = {}
         """What the last look showed, and when each lease ends."""
+        self._took = 0.0
+        """How long the last look took: each end of a lease may be off by so much."""
         self._more = False
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self._guards_number = 0
@@ -176,7 +178,7 @@ class WatchedNamespace:
         self._story.realm = self._namespace.realm
         ended = _now()
         events = [*self._take(), *self._story.look(views, began, ended)]
-        changed, gone = self._compare(views, ended)
+        changed, gone = self._compare(views, began, ended)
         counts = self._story.counts
         sample = Sample(
             sum(view.held_by is not None for view in views),
@@ -200,19 +202,29 @@ class WatchedNamespace:
             after = page[-1].name
         return found, True
 
-    def _compare(self, views: Sequence[NameView], now: float) -> tuple[list[LiveName], list[str]]:
+    def _compare(
+        self, views: Sequence[NameView], began: float, ended: float
+    ) -> tuple[list[LiveName], list[str]]:
         """The names that differ from the last look by more than the time that has passed, and those that are gone."""
         before, self._names = self._names, {}
         changed = []
         for view in views:
             held = view.held_by
             shown = live_name(view, self._story.since(held.grant) if held else None)
-            ends = now + (held.remaining if held else view.free_in)
-            self._names[view.name] = shown, ends
+            ends = ended + (held.remaining if held else view.free_in)
             old = before.get(view.name)
-            if old is None or abs(old[1] - ends) > 0.3 or _aged(*old, now) != _aged(shown, ends, now):
+            slack = max(self._took, ended - began) + min(1.0, (view.ttl or 4.0) / 4)
+            if old is None or abs(old[1] - ends) > slack or _standing(old[0]) != _standing(shown):
                 changed.append(shown)
+            self._names[view.name] = shown, ends
+        self._took = ended - began
         return changed, [name for name in before if name not in self._names]
+
+
+def _standing(shown: LiveName) -> tuple[object, ...]:
+    """What does not change by time alone."""
+    grant = shown.held_by.grant if shown.held_by else None
+    return grant, shown.ttl, shown.waiting, shown.waiters, shown.since, shown.free_in > 0
 
 
 def _aged(shown: LiveName, ends: float, now: float) -> LiveName:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ from datetime import UTC, datetime
 import uvicorn
 
 from fenced.errors import FencedError, Misconfigured
-from fenced.service.access import TokenFile
+from fenced.service.access import TokenFile, is_loopback
 from fenced.service.api import Api
 from fenced.service.connections import BoundedConnection
 from fenced.service.hot import HotConnection
@@ -52,12 +51,8 @@ class ListenOptions:
     """The files of a chain of certificates and of its key, for TLS on the address."""
     client_ca: str | None = None
     """Only clients with a certificate of this CA may connect to the address."""
-
-
-def is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
+    any_host: bool = False
+    """Answer requests for any host, also where only loopback and no credential protects the leases."""
 
 
 class LeaseServer(uvicorn.Server):
@@ -178,6 +173,8 @@ def serve(
     api = Api(
         make, None if tokens is None else TokenFile(tokens), audit, values or values_beside, limits, guards
     )
+    unprotected = tokens is None and options.client_ca is None and not options.any_host
+    api.own_host_only = unprotected and options.address is not None and is_loopback(options.address[0])
     server = LeaseServer(api, options)
 
     async def run() -> None:

@@ -15,9 +15,9 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.service.events import Events
 from fenced.service.views import GuardTableView, GuardView, StageView
 
-RECORDS_SECONDS = 0.5
+RECORDS_SECONDS = 0.25
 """How often records are looked for, so that a refusal is shown within a second."""
-STATUS_EVERY = 10
+STATUS_EVERY = 20
 """How many of these looks go by between two looks at the stages, which cost more."""
 RETRY_SECONDS = 5.0
 RECORDS_MAX = 100

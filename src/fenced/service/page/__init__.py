@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote
 
 from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from fenced.errors import FencedError, Unavailable
 from fenced.model import NameView, Standing
+from fenced.service.replies import NotAdmitted, as_response
 
 if TYPE_CHECKING:
     from fenced.service.access import Principal, TokenFile
@@ -56,11 +57,6 @@ def is_wanted(headers: HeadersOfRequest) -> bool:
     return not by_browser or headers.get(OPERATOR_HEADER) is not None
 
 
-def same_site(request: Request) -> bool:
-    origin = request.headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
-
-
 def routes(api: Api) -> list[Route]:
     """What belongs to the page alone, and is no part of the API."""
 
@@ -85,8 +81,8 @@ def routes(api: Api) -> list[Route]:
 
     async def log_in(request: Request) -> Response:
         namespace = request.query_params.get("namespace", "default")
-        if not same_site(request) or api.tokens is None:
-            return _login(namespace, "Open the page itself to log in.", 403)
+        if api.tokens is None:
+            return Response(status_code=303, headers={"location": "./"})
         form = bytearray()
         async for piece in request.stream():
             form += piece
@@ -101,14 +97,25 @@ def routes(api: Api) -> list[Route]:
 
     async def log_out(request: Request) -> Response:
         response = Response(status_code=303, headers={"location": "./"})
-        if same_site(request):
-            _set_cookie(request, response, "", max_age=0)
+        _set_cookie(request, response, "", max_age=0)
         return response
 
+    def own(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """For this site only."""
+
+        async def checked(request: Request) -> Response:
+            try:
+                api.check_site(request)
+            except NotAdmitted as error:
+                return as_response(error.problem)
+            return await endpoint(request)
+
+        return checked
+
     return [
-        Route("/", page, methods=["GET"]),
-        Route("/login", log_in, methods=["POST"]),
-        Route("/logout", log_out, methods=["POST"]),
+        Route("/", own(page), methods=["GET"]),
+        Route("/login", own(log_in), methods=["POST"]),
+        Route("/logout", own(log_out), methods=["POST"]),
         *(Route(f"/{name}", _asset(name), methods=["GET"]) for name in _ASSETS),
     ]
 

@@ -228,7 +228,7 @@ function drawRow(known) {
   put(parts.first, view.waiters.slice(0, 2).map(label).join(", ") + (view.waiting > 2 ? " …" : ""));
   row.classList.toggle("chosen", view.name === chosen);
   parts.button.setAttribute("aria-current", view.name === chosen);
-  drawLeft(known);
+  if (known.seen) drawLeft(known);
 }
 
 function drawLeft({ view, ends, parts, row }) {
