@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 from fenced.errors import FencedError, InvariantBroken, Unavailable, Unsupported
 from fenced.http.protocol import read_fence
 from fenced.model import Stamp
+from fenced.proxy.bodies import LAST_CHUNK, BadChunk, Chunks, Data, chunk
 from fenced.proxy.messages import (
     CHUNKED,
     CONTINUE,
-    UNTIL_CLOSE,
     BadMessage,
     OutcomeUnknown,
     PassedRequest,
     PassedResponse,
     answer,
-    chunk,
 )
 from fenced.proxy.names import NoName
 from fenced.wire.problems import problem
@@ -41,6 +40,7 @@ class Exchange:
 
     __slots__ = (
         "_body",
+        "_chunks",
         "_line",
         "_retried",
         "_token",
@@ -50,46 +50,30 @@ class Exchange:
         "head",
         "keep",
         "received_all",
-        "refusal",
         "responding",
         "sent_all",
         "size",
-        "started",
         "upstream",
-        "version",
     )
 
-    def __init__(self, front: Front, head: PassedRequest, version: str, keep: bool) -> None:
+    def __init__(self, front: Front, head: PassedRequest) -> None:
         self.front = front
         self.head = head
-        self.version = version
-        self.keep = keep
+        self.keep = head.keep
         """The client's connection is kept afterwards."""
         self.upstream: UpstreamConnection | None = None
-        self.started = False
-        self.received_all = False
-        self.sent_all = False
-        self.responding = False
-        self.done = False
-        self.chunks_back = False
+        self.received_all = not head.length
         self.size = 0
-        self.refusal: BadMessage | None = None
-        """Why it is not even a request."""
-        self._body: list[bytes] = []
+        self.sent_all = self.responding = self.done = self.chunks_back = self._retried = False
+        self._body: list[Data] = []
+        self._chunks = Chunks() if head.length == CHUNKED else None
         self._line: Line | None = None
-        self._token = 0
-        self._retried = False
 
     # The request
 
     def start(self) -> None:
         """Decide, and pass the request on: at once if nothing has to be awaited, else in a task."""
-        self.started = True
-        proxy = self.front.proxy
-        if self.refusal is not None:
-            self.refuse(self.refusal)
-            return
-        head = self.head
+        proxy, head = self.front.proxy, self.head
         if head.safe and not head.fence:
             self._connect()
             return
@@ -162,73 +146,94 @@ class Exchange:
         self.upstream = connection
         connection.start(self)
         if self.head.expects and not self._body:
-            self.front.write(CONTINUE)
-        self._send(self.head.passed_on)
+            self.front.write([CONTINUE])
+        self._body.insert(0, self.head.passed_on)
+        self._send()
         self.front.resume("gate")
 
-    def receive(self, data: bytes) -> None:
-        """A part of the body."""
-        self.size += len(data)
-        self._body.append(chunk(data) if self.head.length == CHUNKED else data)
+    def receive(self, data: Data) -> Data | None:
+        """A part of the body. Returns what follows the request, None if its body is not complete. Or BadMessage."""
+        rest: Data | None = None
+        if self._chunks is None:
+            left = self.head.length - self.size
+            self.size += len(data)
+            if len(data) >= left:
+                data, rest = data[:left], data[left:]
+                self.size = self.head.length
+            self._body.append(data)
+        else:
+            try:
+                pieces, rest = self._chunks.feed(data)
+            except BadChunk as error:
+                raise BadMessage(400, str(error)) from error
+            for piece in pieces:
+                self.size += len(piece)
+                self._body += chunk(piece)
+            if 0 <= self.front.proxy.options.body_bytes_max < self.size:
+                raise BadMessage(413, "the body is too long")
+        self.received_all = rest is not None
+        return rest
 
     def flush(self) -> None:
         """Send what has been received since the last time."""
         if self.upstream is not None:
             if self._body or (self.received_all and not self.sent_all):
-                self._send(b"")
-        elif self.size > BUFFERED_BYTES:
+                self._send()
+        elif self.size > BUFFERED_BYTES and not self.done:
             self.front.pause("gate")
 
-    def _send(self, head: bytes) -> None:
+    def _send(self) -> None:
         upstream = self.upstream
         assert upstream is not None
         if self._line is not None and not self.front.proxy.gate.may_send(self._line, self._token):
             # This proxy was stopped for so long that others may have let newer requests through.
             upstream.abort("this proxy was stopped, or could not reach its store, for too long")
             return
-        parts, self._body = [head, *self._body] if head else self._body, []
+        parts, self._body = self._body, []
         if self.received_all and not self.sent_all:
             self.sent_all = True
-            if self.head.length == CHUNKED:
-                parts.append(b"0\r\n\r\n")
-        upstream.send(b"".join(parts))  # of one part this is no copy
+            if self._chunks is not None:
+                parts.append(LAST_CHUNK)
+        upstream.quiet = 0
+        upstream.write(parts)
 
     # The answer
 
     def pass_interim(self, head: PassedResponse) -> None:
-        if self.version == "1.1" and not self.done:
-            self.front.write(head.lines + b"\r\n")
+        if self.head.new and not self.done:
+            self.front.write([head.lines, b"\r\n"])
 
-    def response_lines(self, head: PassedResponse) -> bytes:
-        """The head of the answer as the client gets it."""
+    def begin_answer(self, head: PassedResponse) -> bytes:
+        """Count the answer. Returns the lines that its head gets in addition."""
         self.responding = True
-        self.keep = self.keep and not self.front.proxy.stopping
-        lines = head.lines
-        if head.length in (CHUNKED, UNTIL_CLOSE):
-            if self.version == "1.1":
+        proxy, added = self.front.proxy, b""
+        proxy.counts.answers[head.status // 100] += 1
+        if head.length < 0:
+            if self.head.new:
                 self.chunks_back = True
-                lines += b"transfer-encoding: chunked\r\n"
+                added = b"transfer-encoding: chunked\r\n"
             else:
                 self.keep = False
-        if not self.keep:
-            lines += b"connection: close\r\n"
-        elif self.version != "1.1":
-            lines += b"connection: keep-alive\r\n"
-        self.front.proxy.counts.answers[head.status // 100] += 1
-        return lines + b"\r\n"
+        if not self.keep or proxy.stopping:
+            self.keep = False
+            added += b"connection: close\r\n"
+        elif not self.head.new:
+            added = b"connection: keep-alive\r\n"
+        return added
 
-    def pass_back(self, data: bytes) -> None:
+    def pass_back(self, parts: list[Data]) -> None:
         if not self.done:
-            self.front.write(data)
+            self.front.write(parts)
 
     def answered(self) -> None:
         """The upstream has answered everything."""
         self.upstream = None
-        self._give_back()
+        if self._line is not None:
+            self.front.proxy.gate.answered(self._line, self._token)
+            self._line = None
         if not self.done:
-            if self.chunks_back:
-                self.front.write(b"0\r\n\r\n")
-            self._finish()
+            self.done = True
+            self.front.next(self)
 
     def broken(self, why: str) -> None:
         """The connection to the upstream has ended. What was sent may have been carried out."""
@@ -236,6 +241,7 @@ class Exchange:
         assert connection is not None
         if connection.used and self.head.safe and not self.responding and not self._retried and not self.size:
             self._retried = True  # a safe request may be repeated, and the upstream closes idle connections
+            self.sent_all = False
             self._connect()
             return
         proxy, held = self.front.proxy, ""
@@ -261,8 +267,9 @@ class Exchange:
         self.front.proxy.counts.own[found.status] += 1
         # A client that still sends its body is not read to the end.
         self.keep = self.keep and self.received_all and not self.front.proxy.stopping
-        self.front.write(answer(found, keep=self.keep, to_head=self.head.method == b"HEAD"))
-        self._finish()
+        self.front.write([answer(found, keep=self.keep, to_head=self.head.method == b"HEAD")])
+        self.done = True
+        self.front.next(self)
 
     def abandon(self) -> None:
         """The client has gone. A request that was sent in whole is waited for: its order must be kept."""
@@ -272,10 +279,6 @@ class Exchange:
                 self.upstream.let_go()
             else:
                 self.upstream.abort("the client has gone before the request was complete")
-
-    def _finish(self) -> None:
-        self.done = True
-        self.front.next(self)
 
     def _give_back(self) -> None:
         if self._line is not None:

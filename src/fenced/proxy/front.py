@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, cast
-
-import httptools
+from typing import TYPE_CHECKING
 
 from fenced.errors import Unavailable
+from fenced.proxy.bodies import Data, after
+from fenced.proxy.connections import ProxyConnection
 from fenced.proxy.exchange import Exchange
-from fenced.proxy.messages import RECEIVED, BadMessage, Headers, PassedRequest, answer, request_head
+from fenced.proxy.messages import (
+    HEAD_END,
+    NO_HEAD,
+    BadMessage,
+    PassedRequest,
+    answer,
+    request_head,
+)
 from fenced.wire.problems import problem
 
 if TYPE_CHECKING:
     from fenced.proxy.server import FencingProxy
 
-NOTHING = PassedRequest(b"", b"", 0, safe=False, expects=False, fence=[], headers=[], passed_on=b"")
+NOTHING = PassedRequest(
+    b"", b"", 0, safe=False, expects=False, new=True, keep=False, fence=[], text=b"", passed_on=b""
+)
 TOO_LONG = "the head of the request is too long"
 LINGERING_SWEEPS = 4
 """For how long a client is read that does not notice that its connection has ended."""
 
 
-class Front(asyncio.BufferedProtocol):
+class Front(ProxyConnection):
     """One connection of a client. Its requests are answered one after the other."""
 
     def __init__(self, proxy: FencingProxy) -> None:
+        super().__init__()
         self.proxy = proxy
         self.quiet = 0
         """How many sweeps ago something was received, or taken by a client that did not take anything before."""
-        self._transport = cast(asyncio.Transport, None)
-        self._parser = httptools.HttpRequestParser(self)
-        self._exchanges: deque[Exchange] = deque()
-        self._target = b""
-        self._headers: Headers = []
-        self._head_bytes = 0
-        self._in_head = False
+        self._exchange: Exchange | None = None
+        self._rest = b""
+        """What was received and not read yet: a part of a head, or what follows the request that is not answered."""
         self._why_paused: set[str] = set()
         self._stuck = False
         """The client does not take what was written."""
@@ -46,149 +51,131 @@ class Front(asyncio.BufferedProtocol):
         self._head_sweeps = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        super().connection_made(transport)
         fronts = self.proxy.fronts
         fronts.add(self)
         if len(fronts) > self.proxy.options.connections_max or self.proxy.stopping:
             busy = problem(Unavailable("this proxy has as many connections as it takes; try again later"))
-            self.write(answer(busy, keep=False, to_head=False))
+            self.write([answer(busy, keep=False, to_head=False)])
             self._end()
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return RECEIVED
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._received(RECEIVED[:nbytes])
-
-    def _received(self, data: memoryview) -> None:
+    def data_received(self, data: bytes) -> None:
         self.quiet = 0
         if self._closing:
             return  # a body that nobody reads
-        if self._in_head or not self._exchanges:
-            self._head_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._after_upgrade(data[upgrade.args[0] :])
-            return
-        except httptools.HttpParserError as error:
-            self._malformed(error)
-            return
-        if self._in_head and self._head_bytes > self.proxy.options.head_bytes_max:
-            self._malformed(BadMessage(431, TOO_LONG))
-            return
-        self._go_on()
+        exchange = self._exchange
+        if exchange is None:
+            self._read_head(data)
+        elif exchange.received_all:
+            self._rest += data
+            self.pause("pipeline")
+        else:
+            try:
+                self._read_body(exchange, data)
+            except BadMessage:
+                self._transport.abort()  # a part of it was passed on, or will be
+            else:
+                exchange.flush()
 
-    def _go_on(self) -> None:
-        if not self._exchanges:
+    def _read_head(self, data: bytes) -> None:
+        seen = len(self._rest)
+        if seen:
+            data, self._rest = self._rest + data, b""
+        try:
+            # Of a head that comes in many pieces only the last one is searched.
+            head = request_head(data) if not seen or HEAD_END in data[max(0, seen - 3) :] else None
+            if head is None:
+                self._unfinished(data, seen)
+                return
+            options, size = self.proxy.options, len(head.text)
+            if size > options.head_bytes_max:
+                raise BadMessage(431, TOO_LONG)
+            if 0 <= options.body_bytes_max < head.length:
+                raise BadMessage(413, "the body is too long")
+            exchange = self._exchange = Exchange(self, head)
+            if len(data) > size:
+                self._read_body(exchange, after(data, size))
+        except BadMessage as error:
+            self._refuse(error)
             return
-        first = self._exchanges[0]
-        if not first.started:
-            first.start()
-        if not first.done:
-            first.flush()
-        if len(self._exchanges) > 1:
+        self._head_sweeps = 0
+        exchange.start()
+        if not exchange.sent_all:
+            exchange.flush()
+
+    def _read_body(self, exchange: Exchange, data: Data) -> None:
+        rest = data if exchange.received_all else exchange.receive(data)
+        if rest:
+            self._rest = bytes(rest)
             self.pause("pipeline")
 
-    def _after_upgrade(self, rest: memoryview) -> None:
-        """A client that offered another protocol goes on with HTTP/1.1."""
-        self._parser = httptools.HttpRequestParser(self)
-        self._go_on()
-        if rest and not self._closing:
-            self._received(rest)
+    def _unfinished(self, data: bytes, seen: int) -> None:
+        """Wait for the rest of a head, unless this cannot become one."""
+        if data[:1] in (b"\r", b"\n"):  # after a body some clients send a line too many
+            data, seen = data.lstrip(b"\r\n"), 0
+            if data:
+                self._read_head(data)
+            return
+        end = data.find(HEAD_END)
+        if (end if end >= 0 else len(data)) > self.proxy.options.head_bytes_max:
+            self._refuse(BadMessage(431, TOO_LONG))
+        elif end >= 0 or NO_HEAD.search(data, max(0, seen - 1)):
+            self._refuse(BadMessage(400, "not a request of HTTP/1.1"))
+        elif self._half_closed:
+            self._end()
+        else:
+            self._rest = data
 
-    def _malformed(self, error: Exception) -> None:
-        """Answer what cannot be read, after the requests before it."""
-        last = self._exchanges[-1] if self._exchanges else None
-        if last is not None and not last.received_all:
-            if last.started:
-                self._transport.abort()  # a part of it was passed on
-                return
-            self._exchanges.pop()
-        if not isinstance(error, BadMessage):
-            cause = error.__context__  # what was raised in a callback of the parser
-            error = cause if isinstance(cause, BadMessage) else BadMessage(400, "not a request of HTTP/1.1")
+    def _refuse(self, error: BadMessage) -> None:
+        """Answer what cannot be read, and read nothing more."""
         self._closing = True
-        refused = Exchange(self, NOTHING, "1.1", keep=False)
-        refused.refusal = error
-        self._exchanges.append(refused)
-        self._go_on()
+        self._exchange = Exchange(self, NOTHING)
+        self._exchange.refuse(error)
 
-    # Called by the parser
-
-    def on_message_begin(self) -> None:
-        self._target, self._headers, self._in_head, self._head_sweeps = b"", [], True, 0
-
-    def on_url(self, target: bytes) -> None:
-        self._target += target
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # not a trailer
-            self._headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        parser = self._parser
-        version = parser.get_http_version()
-        if self._head_bytes > (most := self.proxy.options.head_bytes_max) and most < len(self._target) + sum(
-            len(name) + len(value) for name, value in self._headers
-        ):
-            raise BadMessage(431, TOO_LONG)
-        head = request_head(parser.get_method(), self._target, version, self._headers)
-        if 0 <= self.proxy.options.body_bytes_max < head.length:
-            raise BadMessage(413, "the body is too long")
-        self._in_head, self._head_bytes = False, 0
-        self._exchanges.append(Exchange(self, head, version, parser.should_keep_alive()))
-
-    def on_body(self, data: bytes) -> None:
-        if self._exchanges:  # else it was refused meanwhile
-            exchange = self._exchanges[-1]
-            exchange.receive(data)
-            if 0 <= self.proxy.options.body_bytes_max < exchange.size:
-                raise BadMessage(413, "the body is too long")
-
-    def on_message_complete(self) -> None:
-        if self._exchanges:
-            self._exchanges[-1].received_all = True
+    def _read_on(self) -> None:
+        if self._exchange is None and not self._closing:
+            rest, self._rest = self._rest, b""
+            if rest:
+                self._read_head(rest)
 
     # The end of an exchange, and of the connection
 
     def next(self, exchange: Exchange) -> None:
-        """The first exchange is over: close, or go on with the next request."""
-        if not self._exchanges or self._exchanges[0] is not exchange:
+        """The exchange is over: close, or go on with the next request."""
+        if self._exchange is not exchange:
             return
-        self._exchanges.popleft()
+        self._exchange = None
         self.proxy.counts.requests += 1
-        if not exchange.keep or not exchange.received_all:
+        if not exchange.keep or not exchange.received_all or (self._half_closed and not self._rest):
             self._end()
             return
-        for reason in list(self._why_paused):
-            self.resume(reason)
-        if self._exchanges:
-            asyncio.get_running_loop().call_soon(self._go_on)  # not deeper in this stack
+        if self._why_paused:
+            self._resume_all()
+        if self._rest:
+            asyncio.get_running_loop().call_soon(self._read_on)  # not deeper in this stack
 
     def _end(self) -> None:
         """Close once everything was written. What the client still sends is read for a while: a reset would reach it
         before our answer."""
         self._closing = True
         self.quiet = 0
-        for reason in list(self._why_paused):
-            self.resume(reason)
+        self._resume_all()
         if self._transport.can_write_eof() and not self._transport.is_closing() and not self._half_closed:
             self._transport.write_eof()
         else:
             self._transport.close()
 
     def eof_received(self) -> bool:
-        if self._closing or not self._exchanges or not self._exchanges[-1].received_all:
+        if self._closing or self._exchange is None or not self._exchange.received_all:
             return False
-        self._exchanges[-1].keep = False
         self._half_closed = True
         return self._transport.can_write_eof()  # it still waits for its answers
 
     def connection_lost(self, error: Exception | None) -> None:
         self.proxy.fronts.discard(self)
-        exchanges, self._exchanges = self._exchanges, deque()
-        for exchange in exchanges:
+        self._closing = True
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
             exchange.abandon()
 
     def abort(self) -> None:
@@ -197,30 +184,25 @@ class Front(asyncio.BufferedProtocol):
     @property
     def busy(self) -> bool:
         """Whether the client still gets something."""
-        return bool(self._exchanges) or self._transport.get_write_buffer_size() > 0
-
-    def write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(data)
+        return self._exchange is not None or self._transport.get_write_buffer_size() > 0
 
     def sweep(self, idle: int, slow: int) -> None:
         """End a connection on which nothing happens: after `idle` sweeps between requests, `slow` within one."""
         self.quiet += 1
-        first = self._exchanges[0] if self._exchanges else None
-        if self._in_head:
-            self._head_sweeps += 1
+        exchange = self._exchange
         if self._stuck:
             if self.quiet > slow:
                 self._transport.abort()
-        elif first is not None:
-            if not first.received_all and self.quiet > slow and not self._why_paused:
+        elif exchange is not None:
+            if not exchange.received_all and self.quiet > slow and not self._why_paused:
                 self._transport.abort()
         elif self._closing:
             if self.quiet > LINGERING_SWEEPS:
                 self._transport.abort()
-        elif self._in_head:
+        elif self._rest:
+            self._head_sweeps += 1
             if self._head_sweeps > slow:  # however often it sends a byte
-                self._malformed(BadMessage(408, "the request was not complete in time"))
+                self._refuse(BadMessage(408, "the request was not complete in time"))
         elif self.quiet > idle or self.proxy.stopping:
             self._transport.close()
 
@@ -237,14 +219,18 @@ class Front(asyncio.BufferedProtocol):
             if not self._why_paused and not self._transport.is_closing():
                 self._transport.resume_reading()
 
+    def _resume_all(self) -> None:
+        for reason in list(self._why_paused):
+            self.resume(reason)
+
     def pause_writing(self) -> None:
         self._stuck = True
         self.quiet = 0
-        if self._exchanges and (upstream := self._exchanges[0].upstream) is not None:
+        if self._exchange is not None and (upstream := self._exchange.upstream) is not None:
             upstream.hold_back()
 
     def resume_writing(self) -> None:
         self._stuck = False
         self.quiet = 0
-        if self._exchanges and (upstream := self._exchanges[0].upstream) is not None:
+        if self._exchange is not None and (upstream := self._exchange.upstream) is not None:
             upstream.let_go()

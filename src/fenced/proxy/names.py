@@ -12,12 +12,13 @@ because an upstream may read 042 as 42.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from fenced.errors import Misuse, shown
 from fenced.model import check_name
+from fenced.proxy.messages import Headers
 
 _FIELD = re.compile(r"\{(path|header|query)\.([A-Za-z0-9_-]+)\}")
 _SEGMENT = re.compile(r"\{([A-Za-z0-9_-]+)(:int)?\}")
@@ -120,15 +121,16 @@ class Naming:
             for part in template.parts
             if isinstance(part, tuple)
         )
-        self._found: dict[bytes, str | None] = {}
+        self._found: dict[bytes, str] = {}
         """By target, if the path alone decides: the same paths come again and again."""
 
-    def name_of(self, target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    def name_of(self, target: bytes, headers: Callable[[], Headers]) -> str | None:
         """The name; None if no route matches. NoName if the request does not say clearly which one."""
-        if target in self._found:
-            return self._found[target]
-        name = self._look(target, headers)
-        if self._by_path:
+        name = self._found.get(target)
+        if name is not None:
+            return name
+        name = self._look(target, () if self._by_path else headers())
+        if self._by_path and name is not None:
             if len(self._found) >= FOUND_MAX:
                 self._found.clear()
             self._found[target] = name

@@ -4,114 +4,134 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-import httptools
-
-from fenced.proxy.messages import RECEIVED, UNTIL_CLOSE, Headers, PassedResponse, chunk, response_head
+from fenced.proxy.bodies import LAST_CHUNK, BadChunk, Chunks, Data, after, chunk
+from fenced.proxy.connections import ProxyConnection
+from fenced.proxy.messages import (
+    CHUNKED,
+    HEAD_END,
+    UNTIL_CLOSE,
+    BadAnswer,
+    PassedResponse,
+    response_head,
+)
 
 if TYPE_CHECKING:
     from fenced.proxy.exchange import Exchange
 
+HEAD_BYTES_MAX = 65_536
+"""Of an answer."""
 CLOSED = "the upstream closed the connection"
 
 
-class UpstreamConnection(asyncio.BufferedProtocol):
+class UpstreamConnection(ProxyConnection):
     """One connection to the upstream. Its exchange is notified of what comes; None while it is idle."""
 
     def __init__(self, pool: UpstreamPool) -> None:
+        super().__init__()
         self.exchange: Exchange | None = None
         self.quiet = 0
         """How many sweeps ago something was sent or received."""
         self.used = False
         """It has answered before, so the upstream may have closed it just now."""
         self._pool = pool
-        self._transport = cast(asyncio.Transport, None)
-        self._parser = httptools.HttpResponseParser(self)
-        self._out: list[bytes] = []
-        self._complete = False
+        self._head: PassedResponse | None = None
+        """Of the answer, once it has come."""
+        self._held = b""
+        """A part of a head."""
+        self._left = 0
+        """What is to come of a body with a length."""
+        self._chunks: Chunks | None = None
         self._keep = False
         self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        super().connection_made(transport)
         self._pool.open.add(self)
 
     def start(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.quiet = 0
-        self._complete = False
-        self._head: PassedResponse | None = None
-        self._headers: Headers = []
-        self._reason = b""
+        self._head = None
 
-    def send(self, data: bytes) -> None:
-        self.quiet = 0
-        self._transport.write(data)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return RECEIVED
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def data_received(self, data: bytes) -> None:
         self.quiet = 0
         exchange = self.exchange
         if exchange is None:
             self.abort()  # nobody has asked for anything
             return
         try:
-            self._parser.feed_data(RECEIVED[:nbytes])
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade, ValueError):
+            if self._head is None:
+                self._read_head(exchange, data)
+            else:
+                self._read_body(exchange, data, [])
+        except (BadAnswer, BadChunk):
             self._fail("the upstream's answer is not HTTP")
-            return
-        out, self._out = self._out, []
-        if out:
-            exchange.pass_back(b"".join(out))
-        if self._complete:
-            self._finish(exchange)
 
-    # Called by the parser
-
-    def on_message_begin(self) -> None:
-        self._headers, self._reason = [], b""
-
-    def on_status(self, reason: bytes) -> None:
-        self._reason += reason
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        exchange = self.exchange
-        assert exchange is not None
-        status = self._parser.get_status_code()
-        if self._complete or status == 101:
-            raise ValueError("more than one answer")
-        if status < 200:
-            if status != 100:
-                exchange.pass_interim(response_head(status, self._reason, self._headers, to_head=True))
-            return
+    def _read_head(self, exchange: Exchange, data: bytes) -> None:
+        if self._held:
+            data, self._held = self._held + data, b""
         to_head = exchange.head.method == b"HEAD"
-        self._head = response_head(status, self._reason, self._headers, to_head=to_head)
-        self._keep = self._parser.should_keep_alive()
-        self._out.append(exchange.response_lines(self._head))
-        if to_head:
-            self._complete = True
+        at = 0
+        while head := response_head(data, at, to_head=to_head):
+            at += head.size
+            if head.status >= 200:
+                self._answer(exchange, head, data, at)
+                return
+            if head.status == 101:
+                raise BadAnswer("an upgrade that nobody has asked for")
+            if head.status != 100:
+                exchange.pass_interim(head)
+        self._held = data[at:]
+        if HEAD_END in self._held or len(self._held) > HEAD_BYTES_MAX:
+            raise BadAnswer("not an answer of HTTP/1.1")
 
-    def on_body(self, data: bytes) -> None:
-        if self._head is not None and not self._complete and self.exchange is not None:
-            self._out.append(chunk(data) if self.exchange.chunks_back else data)
+    def _answer(self, exchange: Exchange, head: PassedResponse, data: bytes, at: int) -> None:
+        """The head has come, and ends at `at`."""
+        self._head, self._keep, self._left = head, head.keep, head.length
+        added = exchange.begin_answer(head)
+        if head.same and not added and len(data) == head.size + head.length:
+            exchange.pass_back([data])
+            self._finish(exchange)
+            return
+        self._chunks = Chunks() if head.length == CHUNKED else None
+        self._read_body(exchange, after(data, at), [head.lines, added, b"\r\n"])
 
-    def on_message_complete(self) -> None:
-        if self._head is not None:
-            self._complete = True
+    def _read_body(self, exchange: Exchange, data: Data, out: list[Data]) -> None:
+        """Pass on what has come of the body, in one write with what is in `out`."""
+        rest: Data | None = None
+        if self._chunks is not None:
+            pieces, rest = self._chunks.feed(data)
+        elif self._left >= 0:
+            pieces = [data]
+            if len(data) >= self._left:
+                pieces, rest = [data[: self._left]], data[self._left :]
+            self._left -= len(pieces[0])
+        else:
+            pieces = [data]
+        if exchange.chunks_back:
+            for piece in pieces:
+                if piece:
+                    out += chunk(piece)
+            if rest is not None:
+                out.append(LAST_CHUNK)
+        else:
+            out += pieces
+        exchange.pass_back(out)
+        if rest is not None:
+            if rest:
+                self._keep = False  # nobody has asked for more
+            self._finish(exchange)
 
     # The end of an exchange
 
     def _finish(self, exchange: Exchange) -> None:
         self.exchange = None
         self.used = True
-        self.let_go()
-        # After HEAD the parser would wait for a body.
+        if self._paused:
+            self.let_go()
+        # A body that wrongly follows the answer to HEAD would be read as the next answer.
         if self._keep and exchange.sent_all and exchange.head.method != b"HEAD":
             self._pool.give_back(self)
         else:
@@ -134,6 +154,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if exchange is None:
             return
         if error is None and self._head is not None and self._head.length == UNTIL_CLOSE:
+            if exchange.chunks_back:
+                exchange.pass_back([LAST_CHUNK])
             exchange.answered()
         else:
             exchange.broken(CLOSED)

@@ -1,0 +1,81 @@
+"""Bodies in chunks, and pieces of data that are not copied. Pure."""
+
+from __future__ import annotations
+
+import re
+
+Data = bytes | memoryview
+LAST_CHUNK = b"0\r\n\r\n"
+COPIED_BYTES = 4096
+"""A slice of so much is cheaper as a copy than as a view."""
+HELD_BYTES_MAX = 4096
+"""How long the line before a chunk may be, and the trailers."""
+
+_SIZE = rb"([0-9A-Fa-f]{1,15})(?:[ \t]*+;[\t\x20-\x7e\x80-\xff]*+)?\r\n"
+_FIRST_SIZE = re.compile(_SIZE)
+_NEXT_SIZE = re.compile(rb"\r\n" + _SIZE)
+_TRAILERS = re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+\r\n)*+\r\n")
+
+
+class BadChunk(ValueError):
+    """A body that is not in chunks, although its head says so."""
+
+
+def after(data: bytes, start: int) -> Data:
+    """What follows `start`."""
+    return data[start:] if len(data) - start <= COPIED_BYTES else memoryview(data)[start:]
+
+
+def chunk(data: Data) -> tuple[Data, ...]:
+    """One chunk, in parts. Not for empty data, which would end the body."""
+    return b"%x\r\n" % len(data), data, b"\r\n"
+
+
+class Chunks:
+    """Decodes one body, which comes in any pieces. Trailers are read, and dropped."""
+
+    __slots__ = ("_held", "_left", "_line")
+
+    def __init__(self) -> None:
+        self._held = b""
+        """What has come of a line that is not complete."""
+        self._left = 0
+        """Of the current chunk."""
+        self._line = _FIRST_SIZE
+        """What comes after the chunk."""
+
+    def feed(self, data: Data) -> tuple[list[Data], Data | None]:
+        """The pieces of the body in `data`; and what follows the body, None if that is not complete. Or BadChunk."""
+        if self._held:
+            data, self._held = self._held + data, b""
+        pieces: list[Data] = []
+        at = 0
+        while True:
+            if self._left:
+                piece = data[at : at + self._left]
+                if piece:
+                    pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                if self._left:
+                    return pieces, None
+            found = self._line.match(data, at)
+            if found is None:
+                self._hold(bytes(data[at : at + HELD_BYTES_MAX + 1]))
+                return pieces, None
+            at = found.end()
+            if self._line is _TRAILERS:
+                return pieces, data[at:]
+            self._left = int(found[1], 16)
+            self._line = _NEXT_SIZE if self._left else _TRAILERS
+
+    def _hold(self, data: bytes) -> None:
+        """Wait for the rest of a line, unless this cannot become one."""
+        if self._line is _TRAILERS:
+            bad = b"\r\n\r\n" in data
+        else:
+            start = 2 if self._line is _NEXT_SIZE else 0
+            bad = b"\n" in data[start:] or not b"\r\n".startswith(data[:start])
+        if bad or len(data) > HELD_BYTES_MAX:
+            raise BadChunk("a body that is not in chunks")
+        self._held = data

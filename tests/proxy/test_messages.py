@@ -1,0 +1,204 @@
+"""HTTP/1.1 as the proxy reads it, compared with another parser: what is passed on has one meaning."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from itertools import pairwise, product
+from typing import Any
+
+import httptools
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fenced.proxy import messages
+from fenced.proxy.bodies import BadChunk, Chunks, chunk
+from fenced.proxy.messages import (
+    CHUNKED,
+    UNTIL_CLOSE,
+    BadAnswer,
+    BadMessage,
+    Headers,
+    PassedRequest,
+    PassedResponse,
+)
+from tests.proxy.worlds import stamp_of
+
+STAMP = f'"{stamp_of(7, seq=1)}"'
+LINES = (
+    "Host: shop|host:shop|HOST: a b|Content-Length: 3|content-length:\t3 |Content-Length: 03|Content-Length: +3|"
+    "Content-Length: 3, 3|CONTENT-LENGTH: 4|Content-Length:|Transfer-Encoding: chunked|transfer-encoding: CHUNKED |"
+    "Transfer-Encoding: gzip, chunked|Connection: keep-alive|Connection: close|connection: Keep-Alive, x-a|"
+    "Connection:keep-alive|Connection: content-length|Keep-Alive: 5|X-A: 1|x-a:|Accept: */*|User-Agent: \xe9|"
+    f"Fenced-Stamp: {STAMP}|fenced-stamp:{STAMP} |Fenced-Stamp: a b|Fenced-Proof: a|Expect: 100-continue|Expect: no|"
+    "TE: gzip|Trailer: x|Upgrade: h2c|X-HTTP-Method: PUT|Host : a|: a|X-A: \0|X-A: 1\n2|X-A: 1\r2|X-A: 1\r\n 2|"
+    "X A: 1|X-A"
+).split("|")
+TARGETS = "/orders/42|/?a=%20|/#|/\xe9|*|http://a/|a:1||\t/|/ ".split("|")
+METHODS = ("PUT", "GET", "OPTIONS", "CONNECT", "put", "P\xdcT", "")
+VERSIONS = ("HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/1.1 ", "http/1.1", "")
+STATUS = ("200 OK", "200", "404 \xe9", "304 -", "204 ", "103 -", "99 -", "2000", "-200", "200 \0", "")
+
+
+def requests() -> Iterator[bytes]:
+    """All first lines, and all pairs of headers."""
+    for method, target, version in product(METHODS, TARGETS, VERSIONS):
+        yield f"{method} {target} {version}\r\nHost: shop\r\n\r\n".encode("latin-1")
+    for version, first, second in product(("1.1", "1.0"), LINES, LINES):
+        for host in ("", "Host: shop\r\n"):
+            yield f"PUT / HTTP/{version}\r\n{first}\r\n{host}{second}\r\n\r\n".encode("latin-1")
+
+
+def responses() -> Iterator[bytes]:
+    for version, status in product(VERSIONS, STATUS):
+        yield f"{version} {status}\r\nContent-Length: 3\r\n\r\n".encode("latin-1")
+    for version, first, second in product(("1.1", "1.0"), LINES, LINES):
+        yield f"HTTP/{version} 200 OK\r\n{first}\r\n{second}\r\n\r\n".encode("latin-1")
+
+
+class Other:
+    """What another parser reads."""
+
+    def __init__(self, kind: Any, data: bytes) -> None:
+        self.target, self.headers, self.body, self.ended = b"", Headers(), b"", False
+        self.keep = False
+        self.parser = kind(self)
+        with contextlib.suppress(httptools.HttpParserUpgrade):
+            self.parser.feed_data(data)
+
+    def on_url(self, target: bytes) -> None:
+        self.target += target
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value.strip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        self.keep = self.parser.should_keep_alive()
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_message_complete(self) -> None:
+        self.ended = True
+
+
+def test_a_request_has_one_meaning() -> None:
+    """If we pass a head on, another parser reads the same in it, and the same in what is passed on."""
+    passed = refused = 0
+    for data in requests():
+        found = messages._REQUEST.match(data)
+        try:
+            wanted = found and messages.any_request(found)
+        except BadMessage as error:
+            with pytest.raises(BadMessage, match=re.escape(str(error))):
+                messages.request_head(data)
+            refused += 1
+            continue
+        assert messages.request_head(data) == wanted, data  # the usual form is only a quicker way to the same
+        if wanted:
+            _check_request(data, wanted)
+            passed += 1
+    assert min(passed, refused) > 400
+
+
+def _check_request(data: bytes, head: PassedRequest) -> None:
+    body = b"0\r\n\r\n" if head.length == CHUNKED else b"x" * head.length
+    for text in (data, head.passed_on):
+        other = Other(httptools.HttpRequestParser, text + body)
+        assert other.ended and other.body == b"x" * max(0, head.length), text
+        assert (other.parser.get_method(), other.target) == (head.method, head.target)
+        if text is data:
+            assert other.headers == head.headers()
+            assert not head.keep or other.keep  # of two answers we take the careful one
+    assert other.parser.get_http_version() == "1.1" and other.keep
+    connection = [value.lower() for name, value in head.headers() if name == b"connection"]
+    named = {word.strip() for value in connection for word in value.split(b",")}
+    gone = (messages.HOP_BY_HOP | {b"expect"} | named) - {b"content-length"}
+    kept = [(name, value) for name, value in head.headers() if name not in gone]
+    coding = [(b"transfer-encoding", b"chunked")] * (head.length == CHUNKED)
+    assert other.headers == [*kept, *coding, (b"via", b"1.1 fenced")], data
+    assert head.fence == [h for name in messages.FENCE for h in head.headers() if h[0] == name]
+
+
+@pytest.mark.parametrize("to_head", [False, True])
+def test_an_answer_has_one_meaning(to_head: bool) -> None:
+    passed = refused = 0
+    for data in responses():
+        found = messages._RESPONSE.match(data)
+        try:
+            wanted = found and messages.any_response(found, to_head)
+        except BadAnswer:
+            with pytest.raises(BadAnswer):
+                messages.response_head(data, 0, to_head=to_head)
+            refused += 1
+            continue
+        head = messages.response_head(b"123" + data, 3, to_head=to_head)
+        assert (head and head._replace(same=False)) == wanted, data
+        if head:
+            _check_response(data, head, to_head)
+            passed += 1
+    assert min(passed, refused) > 200
+
+
+def _check_response(data: bytes, head: PassedResponse, to_head: bool) -> None:
+    assert head.size == len(data) and (not head.same or head.lines + b"\r\n" == data)
+    if to_head or head.status in (103, 204, 304):
+        assert head.length == 0
+        return
+    body = {CHUNKED: b"1\r\nx\r\n0\r\n\r\n", UNTIL_CLOSE: b"x"}.get(head.length, b"x" * head.length)
+    other = Other(httptools.HttpResponseParser, data + body)
+    assert other.parser.get_status_code() == head.status
+    assert len(other.body) == (1 if head.length < 0 else head.length)
+    assert other.ended == (head.length != UNTIL_CLOSE)
+    assert not head.keep or other.keep
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=20)),
+    st.lists(st.integers(0, 100)),
+    st.sampled_from((b"", b"X: 1\r\n")),
+)
+def test_chunks_in_any_pieces(pieces: list[bytes], cuts: list[int], trailers: bytes) -> None:
+    sent = b"".join(b"".join(chunk(piece)) for piece in pieces) + b"0;a=b\r\n" + trailers + b"\r\nGET"
+    chunks, got, rest = Chunks(), b"", None
+    for start, end in pairwise(sorted({0, len(sent), *(cut % len(sent) for cut in cuts)})):
+        if rest is not None:
+            rest = bytes(rest) + sent[start:end]
+            continue
+        found, rest = chunks.feed(memoryview(sent)[start:end])
+        got += b"".join(found)
+    assert got == b"".join(pieces) and rest == b"GET"
+
+
+PIECES = (
+    "1\r\n|a\r\n|x|\r\n|0\r\n|\r\n\r\n|;a\r\n| |\t|0|g|\n|\r|-1\r\n|+1\r\n|0x1\r\n|X: 1\r\n|X : 1\r\n|\0|1;\n"
+)
+
+
+@given(st.lists(st.sampled_from(PIECES.encode().split(b"|"))).map(b"".join))
+def test_chunks_have_one_meaning(data: bytes) -> None:
+    try:
+        pieces, rest = Chunks().feed(data)
+    except BadChunk:
+        return
+    if rest is not None:
+        whole = data[: len(data) - len(rest)]
+        other = Other(
+            httptools.HttpRequestParser, b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + whole
+        )
+        assert other.ended and other.body == b"".join(pieces)
+
+
+def test_what_is_no_chunk_is_not_waited_for() -> None:
+    for first, bad in (
+        (b"", b"zz\r\n"),
+        (b"1\r\nx", b"y"),
+        (b"0\r\n", b"X\r\n\r\n"),
+        (b"", b"1;" + b"a" * 5000),
+    ):
+        chunks = Chunks()
+        chunks.feed(first)
+        with pytest.raises(BadChunk):
+            chunks.feed(bad)
