@@ -31,6 +31,8 @@ from evidence import (
     service_crashes,
     service_kills,
     service_kits,
+    service_requests,
+    service_waiters,
 )
 from fenced.testing.servers import (
     DynamoServer,
@@ -189,6 +191,8 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "message_storm": lambda _: message_storm.run(),
     "service_kills": lambda _: service_kills.run(),
     "service_crashes": lambda _: service_crashes.run(),
+    "service_waiters": lambda _: service_waiters.run(),
+    "service_requests": lambda _: service_requests.run(),
     "service_kits": lambda _: service_kits.run(),
     "worlds": lambda _: worlds(),
     "bench": lambda _: bench(),
