@@ -1,7 +1,8 @@
 """Ten thousand waiters of one instance of the service, each with a connection of its own whose answer is held.
 
 What they cost: the memory of the instance, its CPU, and what another client notices while they wait. Clients renew the
-places of a hundred waiters by one request, as a Python client does for all of its own.
+places of a hundred waiters by one request, as a Python client does for all of its own. Then five thousand connections
+on which a request arrives byte by byte, one a second: how long each lives, and the same costs.
 """
 
 from __future__ import annotations
@@ -24,12 +25,30 @@ RENEW_SECONDS = 3.3
 PAIRS = 1_000
 HANDOVERS = 20
 SECONDS = 20.0
+SLOW = 5_000
 
 
 def _request(method: str, path: str, body: object, *headers: str) -> bytes:
     data = json.dumps(body).encode()
     head = [f"{method} {path} HTTP/1.1", "Host: service", f"Content-Length: {len(data)}", *headers]
     return "\r\n".join([*head, "", ""]).encode() + data
+
+
+class SlowRequest(asyncio.Protocol):
+    """A request that never arrives completely."""
+
+    def __init__(self) -> None:
+        self.seconds: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        """How long the connection lived."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._began = time.monotonic()
+        transport.write(b"GET /healthz HTTP/1.1\r\nX: ")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.seconds.set_result(time.monotonic() - self._began)
 
 
 class Caller:
@@ -170,6 +189,31 @@ async def _waited(host: str, port: int, pid: int) -> dict[str, Any]:
     }
 
 
+async def _slow(host: str, port: int, pid: int) -> dict[str, Any]:
+    alone, before = await _pairs(host, port, "alone"), _memory(pid)
+    loop = asyncio.get_running_loop()
+    slow = [(await loop.create_connection(SlowRequest, host, port))[1] for _ in range(SLOW)]
+
+    async def trickle() -> None:
+        while True:
+            for each in slow:
+                if not each.transport.is_closing():
+                    each.transport.write(b"x")
+            await asyncio.sleep(1.0)
+
+    trickling = asyncio.create_task(trickle())
+    after, crowded = _memory(pid), await _pairs(host, port, "crowded")
+    lived = await asyncio.gather(*(each.seconds for each in slow))
+    trickling.cancel()
+    return {
+        "slow requests": SLOW,
+        "closed after, s": {"first": round(min(lived), 1), "last": round(max(lived), 1)},
+        "memory before, MB": before,
+        "memory with them, MB": after,
+        "grant and release of another client, ms": {"without them": alone, "with them": crowded},
+    }
+
+
 def run() -> dict[str, Any]:
     found = {}
     for kind in ("ledger", "sqlite"):
@@ -178,4 +222,6 @@ def run() -> dict[str, Any]:
             ServiceServer(store=f"{kind}:///{folder}/leases") as server,
         ):
             found[kind] = asyncio.run(_waited(server.host, server.port, server.pid))
+    with ServiceServer(store="memory:") as server:
+        found["slow requests"] = asyncio.run(_slow(server.host, server.port, server.pid))
     return found

@@ -17,8 +17,9 @@ from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.runtime import clocks
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
+from fenced.service.connections import BoundedConnection
 from fenced.service.limits import Limits, Rates
-from fenced.service.server import LeaseServer, ListenOptions, listening
+from fenced.service.server import GONE_SECONDS, LeaseServer, ListenOptions, listening
 from tests.service.test_values import Program
 
 PATIENCE = 100.0
@@ -107,6 +108,11 @@ def test_slow_clients_are_ended() -> None:
         head = await (await bounded.peer()).send(GET[:-2])
         second = await (await bounded.peer()).send(GET)
         assert (await second.answer())[0] == 200
+        for connection in bounded.server.server_state.connections:
+            assert isinstance(connection, BoundedConnection)
+            accepted = connection.transport.get_extra_info("socket")
+            # The kernel notices a peer that has vanished.
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == GONE_SECONDS * 1000
         await second.send(GET[:9])  # its second request does not arrive
         body = await bounded.peer()
         await body.send(b"POST /v1/leases HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")

@@ -111,6 +111,7 @@ def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
         metrics = (await program.http.get("/metrics")).text
         for kind, count in {"stale": 2, "missing": 1, "uncovered": 1, "foreign": 1}.items():
             assert f'fencing_reject_total{{kind="{kind}"}} {count}\n' in metrics
+        assert "\ncritical_write_without_token_total 1\n" in metrics
 
     served(story, guard.format(tmp_path.name, tmp_path))
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fenced.authorities.shared.rules import NoNamespace
-from fenced.errors import FencedError, Misuse, Refused, Unavailable
+from fenced.errors import FencedError, Misuse, Unavailable
 from fenced.model import BatchAnswer, Granted, grant_id
 from fenced.runtime import clocks
 from fenced.runtime.aio import AioRuntime
@@ -105,12 +105,12 @@ class Api:
     ) -> None:
         self.limits = limits or Limits()
         self.namespaces = ServedNamespaces(make)
-        self.values = ServedValues(values, self._default_realm, self._refused)
         self.tokens = tokens
         self._audit = audit or (lambda entry: log.info("%s", entry))
         self.numbers = Metrics()
         self.events = Events()
         self.live = Live(self.events, guards)
+        self.values = ServedValues(values, self._default_realm, self.numbers, self.events)
         self.stopping = False
         self.own_host_only = False
         """Answer only requests that name this machine by its loopback address, or come by a Unix socket."""
@@ -382,10 +382,6 @@ class Api:
 
     async def _default_realm(self) -> str:
         return (await self.namespaces.get("default")).realm
-
-    def _refused(self, guard: str, error: Refused) -> None:
-        self.numbers.count("fencing_reject_total", kind=error.kind)
-        self.events.refused(guard, error)
 
     # Operating.
 

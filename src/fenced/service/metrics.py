@@ -12,6 +12,7 @@ _HELP = {
     "fenced_answers_total": "Answers about attempts, by kind.",
     "fenced_errors_total": "Problem documents by type.",
     "fencing_reject_total": "Operations on values that their guard refused, by kind.",
+    "critical_write_without_token_total": "Writes to values without a stamp, refused or not.",
 }
 
 
@@ -42,7 +43,7 @@ class Metrics:
             lines += [f"# HELP {metric} {help_text}", f"# TYPE {metric} counter"]
             for labels, count in sorted(self._counts[metric].items()):
                 inside = ",".join(f'{name}="{value}"' for name, value in labels)
-                lines.append(f"{metric}{{{inside}}} {count}")
+                lines.append(f"{metric}{{{inside}}} {count}" if inside else f"{metric} {count}")
         lines += [
             "# HELP fenced_held_requests Requests of waiters that are held.",
             "# TYPE fenced_held_requests gauge",

@@ -22,11 +22,11 @@ from fenced.http.protocol import read_fence
 from fenced.model import TOKEN_MAX, Credential, check_name
 from fenced.runtime.aio import AioRuntime
 from fenced.service.bodies import MarkBody, WrittenBody
+from fenced.service.events import Events
+from fenced.service.metrics import Metrics
 from fenced.service.replies import ServiceRequest, as_response, plain
 
 T = TypeVar("T")
-Refusal = Callable[[str, Refused], None]
-"""Called with the guard's address and the error of each refusal."""
 
 _VERSION = re.compile(r'"(0|[1-9][0-9]{0,15})"', re.ASCII)
 _EMBEDDED = re.compile(r"(?:sqlite|ledger)://(/[^?]+)")
@@ -44,10 +44,13 @@ def values_beside(store: str) -> str | None:
 class ServedValues:
     """The guard of one instance, in a runtime of its own: a slow write must not delay the grants."""
 
-    def __init__(self, url: str | None, realm: Callable[[], Awaitable[str]], refused: Refusal) -> None:
+    def __init__(
+        self, url: str | None, realm: Callable[[], Awaitable[str]], numbers: Metrics, events: Events
+    ) -> None:
         self._url = url
         self._realm = realm
-        self._refused = refused
+        self._numbers = numbers
+        self._events = events
         self._opening = asyncio.Lock()
         self._runtime: AioRuntime | None = None
         self._guard: NamedValues | None = None
@@ -89,7 +92,10 @@ class ServedValues:
         expect = _expected(request)
 
         async def work(guard: NamedValues) -> int:
-            return await guard.write(_credential(request), name, value, expect=expect)
+            stamp = _credential(request)
+            if stamp is None:
+                self._numbers.count("critical_write_without_token_total")
+            return await guard.write(stamp, name, value, expect=expect)
 
         version = await self._guarded(work)
         return Response(
@@ -121,7 +127,8 @@ class ServedValues:
         try:
             return await work(guard)
         except Refused as error:
-            self._refused(guard.url, error)
+            self._numbers.count("fencing_reject_total", kind=error.kind)
+            self._events.refused(guard.url, error)
             raise
 
 
