@@ -215,13 +215,10 @@ async def _slow(host: str, port: int, pid: int) -> dict[str, Any]:
 
 
 def run() -> dict[str, Any]:
-    found = {}
-    for kind in ("ledger", "sqlite"):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            ServiceServer(store=f"{kind}:///{folder}/leases") as server,
-        ):
-            found[kind] = asyncio.run(_waited(server.host, server.port, server.pid))
-    with ServiceServer(store="memory:") as server:
-        found["slow requests"] = asyncio.run(_slow(server.host, server.port, server.pid))
-    return found
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ServiceServer(store=f"ledger:///{folder}/leases") as server,
+    ):
+        waiting = asyncio.run(_waited(server.host, server.port, server.pid))
+        slow = asyncio.run(_slow(server.host, server.port, server.pid))
+    return {"store": "ledger", "waiting": waiting, "slow requests": slow}
