@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +27,11 @@ ROUNDS = 4000
 CONNECTIONS = 50
 PIPELINE = 16
 BATCHES = 40
+REQUESTS = 20_000
 TURNS = 9
 VALUE = b"x" * 100
+Words = tuple[Any, ...]
+"""A request, word by word."""
 DEFAULTS = {"appendonly": "no", "save": "3600 1 300 100 60 10000"}
 """As Redis comes: snapshots now and then, no append-only file."""
 STAMP = Stamp("00000000000000aa", ("stock",), 5, None, f"{5:032x}")
@@ -36,20 +41,9 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
     with RedisServer(DEFAULTS) as server, redis.Redis.from_url(server.url()) as client:
         with fenced.Client("memory:") as leases, leases.hold("stock", ttl=3600) as lease:
             yield from _one_connection(client, lease, "as Redis comes", "redis", 1.4, effort)
-        plain, guarded = _requests(client)
-        for key, what, pipeline, target in (
-            ("many", f"{CONNECTIONS} connections, one request each at a time", 1, 1.3),
-            (
-                "saturated",
-                f"{CONNECTIONS} connections with {PIPELINE} requests each at a time",
-                PIPELINE,
-                4.5,
-            ),
-        ):
-            theirs, ours = _loads(server, (plain, guarded), pipeline, effort)
-            yield ratio(
-                f"guard.redis.{key}", f"fenced SET, {what}", ours, theirs, target=target, against="SET"
-            )
+        requests = ("SET", "plain", VALUE), _guarded(client)
+        yield from _many(server, client, requests, effort)
+        yield from _saturated(server, requests, effort)
     with (
         RedisServer() as server,
         redis.Redis.from_url(server.url()) as client,
@@ -88,40 +82,75 @@ def _one_connection(
     yield ratio(f"guard.{key}.new", "the same, a new token each", new, theirs, against=against)
 
 
-def _requests(client: redis.Redis) -> tuple[bytes, bytes]:
-    """A SET, and the request by which the guard sends one, as bytes: then the server's time counts, and not ours."""
-    caught: list[bytes] = []
+def _guarded(client: redis.Redis) -> Words:
+    """The request by which the guard sends a SET. Sent by another program, the server's time counts, and not ours."""
+    caught: list[Words] = []
 
     class Recording(ClientChannel):
         async def run(self, script, keys, arguments, *, again, confirm=False):  # type: ignore[no-untyped-def]
-            caught.append(command("EVALSHA", script.sha, len(keys), *keys, *arguments))
+            caught.append((*script.words, len(keys), *keys, *arguments))
             return await super().run(script, keys, arguments, again=again, confirm=confirm)
 
     fence = RedisFence(Recording(client, False), FenceOptions("requests", guarantee="best-effort"))
     step(fence.open())
     for _ in range(3):
         step(fence.step(STAMP, ["stock"], commands=[("SET", "fenced", VALUE)]))
-    return command("SET", "plain", VALUE), caught[-1]
+    return caught[-1]
 
 
-def _loads(
-    server: RedisServer, requests: tuple[bytes, bytes], pipeline: int, effort: Effort
-) -> tuple[float, float]:
-    """The medians of the seconds that each takes, turn by turn, on the same connections."""
+def _many(
+    server: RedisServer, client: redis.Redis, requests: tuple[Words, Words], effort: Effort
+) -> Iterator[Figure]:
+    """Fifty connections, one request each at a time, by redis-benchmark; and the CPU time of the server alone."""
+    count = effort.of(REQUESTS)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    work: tuple[list[float], list[float]] = ([], [])
+    for _ in range(TURNS):
+        for chosen, words in enumerate(requests):
+            before = _cpu_seconds(client)
+            seconds[chosen].append(_benchmark(server, words, count))
+            work[chosen].append((_cpu_seconds(client) - before) / count)
+    what = f"fenced SET, {CONNECTIONS} connections, one request each at a time"
+    for key, name, target, (theirs, ours) in (
+        ("many", what, 1.3, map(statistics.median, seconds)),
+        ("many_server", "the same, CPU time of the server", None, map(statistics.median, work)),
+    ):
+        yield ratio(f"guard.redis.{key}", name, ours, theirs, target=target, against="SET")
+
+
+def _benchmark(server: RedisServer, words: Words, count: int) -> float:
+    """Seconds for each of these requests."""
+    given = [word.decode() if isinstance(word, bytes) else str(word) for word in words]
+    options = ["-h", server.host, "-p", str(server.port), "-c", str(CONNECTIONS), "-n", str(count)]
+    line = ["redis-benchmark", *options, "-e", "--csv", *given]
+    output = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    head, found = csv.reader(output.splitlines())  # it prints more if the server replies with an error
+    return 1 / float(found[head.index("rps")])
+
+
+def _cpu_seconds(client: redis.Redis) -> float:
+    used: Any = client.info("cpu")
+    return float(used["used_cpu_sys"] + used["used_cpu_user"])
+
+
+def _saturated(server: RedisServer, requests: tuple[Words, Words], effort: Effort) -> Iterator[Figure]:
+    """Many requests at a time on each connection, turn by turn on the same connections."""
     clients = [redis.Redis.from_url(server.url()) for _ in range(CONNECTIONS)]
     connections = [client.connection_pool.get_connection() for client in clients]
     sockets: list[Any] = [connection._sock for connection in connections]
-    batches = effort.of(BATCHES) * (PIPELINE if pipeline == 1 else 1)
+    batches = effort.of(BATCHES)
     times: tuple[list[float], list[float]] = ([], [])
-    lengths = [_reply_length(sockets[0], request) for request in requests]
+    packed = [command(*words) for words in requests]
+    lengths = [_reply_length(sockets[0], request) for request in packed]
     for _ in range(TURNS):
-        for request, length, found in zip(requests, lengths, times, strict=True):
-            found.append(_drive(sockets, request * pipeline, length * pipeline, batches))
+        for request, length, found in zip(packed, lengths, times, strict=True):
+            found.append(_drive(sockets, request * PIPELINE, length * PIPELINE, batches))
     for client, connection in zip(clients, connections, strict=True):
         client.connection_pool.release(connection)
         client.close()
-    plain, guarded = (statistics.median(each) / (CONNECTIONS * batches * pipeline) for each in times)
-    return plain, guarded
+    theirs, ours = (statistics.median(each) / (CONNECTIONS * batches * PIPELINE) for each in times)
+    what = f"fenced SET, {CONNECTIONS} connections with {PIPELINE} requests each at a time"
+    yield ratio("guard.redis.saturated", what, ours, theirs, target=4.5, against="SET")
 
 
 def _reply_length(link: Any, request: bytes) -> int:
