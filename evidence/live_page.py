@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import sqlite3
 import statistics
+import sys
 import tempfile
 import time
 import urllib.request
@@ -20,7 +22,8 @@ import fenced.sql
 from fenced.testing.servers import ServiceServer
 
 CHROMIUM = os.environ.get("FENCED_CHROMIUM", "/usr/bin/chromium")
-WIDTHS = {390: 844, 1280: 800, 3840: 2160}
+WIDTHS = {390: 760, 1280: 720, 3840: 2160}
+DOCS = Path(__file__).parents[1] / "docs" / "img"
 REFUSALS = 20
 NAMES = 1000
 
@@ -145,6 +148,9 @@ def screens(folder: Path) -> None:
             page.close()
 
         shot("live-empty", 1280, "light")
+        watcher = browser.new_page()  # while somebody looks, the service sees how leases end
+        watcher.goto(url)
+        watcher.locator("#live.on").wait_for()
         _populate(cast, orders)
         for width in WIDTHS:
             for scheme in ("light", "dark"):
@@ -153,6 +159,14 @@ def screens(folder: Path) -> None:
         cast.ask_many([f"jobs/{number:04}" for number in range(NAMES)], "worker@node-4")
         shot("live-thousand", 1280, "dark")
         browser.close()
+
+
+def main(folder: Path) -> None:
+    """`python -m evidence.live_page FOLDER`: all screenshots into the folder, and three of them into the docs."""
+    screens(folder)
+    chosen = {"live-1280-light": "live", "live-390-dark": "live-phone", "live-thousand": "live-thousand"}
+    for shown, name in chosen.items():
+        shutil.copy(folder / f"{shown}.png", DOCS / f"{name}.png")
 
 
 def run() -> dict[str, Any]:
@@ -192,3 +206,7 @@ _FRAMES = """() => new Promise((done) => {
   };
   requestAnimationFrame(frame);
 })"""
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

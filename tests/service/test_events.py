@@ -8,9 +8,24 @@ import msgspec
 
 from fenced.decision import Mark, Ruling, Verdict
 from fenced.errors import StaleToken
-from fenced.model import Ask, Ended, Granted, Holder, Kept, Released, Renewal, Stamp, Waiting, grant_id
+from fenced.model import (
+    Ask,
+    Ended,
+    Granted,
+    HeldBy,
+    Holder,
+    Kept,
+    NameView,
+    Release,
+    Released,
+    Renewal,
+    Stamp,
+    Waiting,
+    grant_id,
+)
 from fenced.rollout import Decision
 from fenced.service.events import EVENTS_MAX, Events
+from fenced.service.story import Story
 
 SECRET = "5ec2e7" + "0" * 26
 ASK = Ask(SECRET, ("orders",), 30.0, Holder("id", "worker", "web-3", 4711))
@@ -50,3 +65,58 @@ def test_only_the_newest_are_remembered() -> None:
     assert [each.token for each in events.since(events.number - 2)] == [EVENTS_MAX + 9, EVENTS_MAX + 10]
     assert len(events.since(0)) == EVENTS_MAX
     assert events.since(events.number) == []
+
+
+def held(name: str, token: int, remaining: float) -> NameView:
+    by = HeldBy(Holder("id", f"worker-{token}", "web-3", token), token, f"{token:032x}", remaining)
+    return NameView(name, by, (name,), 30.0, 0.0, ())
+
+
+def told(story: Story, views: list[NameView], at: float) -> list[tuple[str, int | None, str]]:
+    return [(event.kind, event.token, event.why) for event in story.look(views, at, at)]
+
+
+def test_ends_that_nobody_reported() -> None:
+    """A lease that is gone at its deadline has expired. Of one that is gone before it, nobody here knows how."""
+    story = Story("default")
+    assert told(story, [held("a", 1, 10.0), held("b", 2, 10.0)], 100.0) == [], "they were there before"
+    assert told(story, [held("a", 1, 30.0), held("b", 2, 9.0), held("c", 3, 30.0)], 101.0) == [
+        ("granted", 3, "seen in the store")
+    ]
+    assert told(story, [held("a", 4, 30.0), held("c", 3, 20.0)], 110.0) == [
+        ("ended", 1, ""),
+        ("granted", 4, "seen in the store"),
+        ("lost", 2, "expired"),
+    ]
+    assert story.look([], 111.0, 111.0, whole=False) == [], (
+        "they may be among the names that were not looked at"
+    )
+    story.pause()
+    assert told(story, [], 200.0) == [("ended", 3, ""), ("ended", 4, "")], "when, was not seen"
+    assert {event.at for event in list(story.feed)[-2:]} == {130.0, 140.0}
+
+
+def test_what_was_taken_away_is_lost() -> None:
+    """And a refusal names both holders."""
+    events, story = Events(), Story("default")
+    story.realm = STAMP.realm
+    events.answered("default", ASK, Granted(33, 30.0, 30.0))
+    events.answered("default", ASK, Granted(33, 30.0, 30.0))
+    events.taken("default", "orders", 33, "by ops: stuck")
+    newer = Ask("0" * 32, ("orders",), 30.0, Holder("other", "newer", "web-1", 1))
+    events.answered("default", newer, Granted(35, 30.0, 30.0))
+    events.answered("billing", ASK, Granted(99, 30.0, 30.0))
+    events.refused("memory:", StaleToken("late", name="orders", stamp=STAMP, mark=35))
+    events.refused("memory:", StaleToken("late", name="orders", stamp=STAMP._replace(realm="1" * 16), mark=9))
+    found = story.take(events.since(0))
+    assert [(event.kind, event.token) for event in found] == [
+        ("granted", 33), ("taken", 33), ("lost", 33), ("granted", 35), ("refused", 33),
+    ]  # fmt: skip
+    events.answered("default", Release(newer.secret), Released())
+    assert [event.kind for event in story.take(events.since(7))] == ["released"]
+    grant = HeldBy(newer.holder, 35, grant_id(newer.secret), 30.0)
+    before_the_release = NameView("orders", grant, ("orders",), 30.0, 0.0, ())
+    assert told(story, [before_the_release], 100.0) == told(story, [], 101.0) == []
+    late, mark = found[-1].holder, found[-1].mark_holder
+    assert late is not None and mark is not None
+    assert (late.label, mark.label) == ("worker", "newer")

@@ -182,7 +182,7 @@ def test_a_dropped_connection_comes_back(opened: Opened, site: Site) -> None:
     cast.ask("before", "worker")
     page = opened(cast)
     expect(page.locator("#rows")).to_contain_text("before")
-    site.server.kill()
+    site.server.stop()  # an open stream does not hold it up
     expect(page.locator("#live")).to_have_text("connection lost, retrying")
     site.server.start()
     cast.ask("after", "worker")

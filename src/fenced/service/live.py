@@ -177,7 +177,7 @@ class WatchedNamespace:
         self._problem, self._more = "", more
         self._story.realm = self._namespace.realm
         ended = _now()
-        events = [*self._take(), *self._story.look(views, began, ended)]
+        events = [*self._take(), *self._story.look(views, began, ended, whole=not more)]
         changed, gone = self._compare(views, began, ended)
         counts = self._story.counts
         sample = Sample(

@@ -60,8 +60,10 @@ class Story:
                 self._leases(event)
         return self._added(before)
 
-    def look(self, views: Iterable[NameView], began: float, ended: float) -> list[LiveEvent]:
-        """What a survey adds: leases that began or ended without a request to this instance."""
+    def look(
+        self, views: Iterable[NameView], began: float, ended: float, *, whole: bool = True
+    ) -> list[LiveEvent]:
+        """What a survey adds: leases that began or ended without a request to this instance. `whole`: of all names."""
         before, seen = self._number, set()
         for view in views:
             held = view.held_by
@@ -71,15 +73,14 @@ class Story:
             if held.grant not in self._grants:
                 known = KnownGrant(held.grant, view.names, held.token, held.holder, ended)
                 self._begin(known, ended, "seen in the store", quiet=not self._looked)
-            self._held[held.grant] = ended + held.remaining
-        for grant, deadline in list(self._held.items()):
+            if held.grant in self._held:  # and not released while the survey ran
+                self._held[held.grant] = ended + held.remaining
+        for grant in list(self._held) if whole else ():
             known = self._grants[grant]
-            if grant in seen or known.since >= began:  # granted after the survey began: it may have missed it
-                continue
-            if self._looked and ended >= deadline - SLACK_SECONDS:
-                self._end(known, ended, "lost", "expired")
-            else:
-                self._end(known, ended, "ended", "")
+            if (
+                grant not in seen and known.since < began
+            ):  # a later one may have been granted after the survey
+                self._end_unseen(known, ended)
         self._looked = True
         return self._added(before)
 
@@ -96,6 +97,9 @@ class Story:
             return
         if event.kind == "taken":
             self._add(event.at, "taken", names=event.names, token=event.token, why=event.why)
+            taken = self._by_token.get((event.names[0], event.token or 0))
+            if taken is not None and taken.grant in self._held:
+                self._end(taken, event.at, "lost", "revoked")
             return
         known_end = self._grants.get(event.grant)
         if known_end is not None and event.grant in self._held:
@@ -106,11 +110,20 @@ class Story:
         for name in known.names:
             earlier = self._holding.get(name)
             if earlier is not None and earlier in self._held:
-                self._end(self._grants[earlier], at, "lost", "expired")
+                self._end_unseen(self._grants[earlier], at)
             self._holding[name] = known.grant
         self._remember(known)
+        self._held[known.grant] = at
         if not quiet:
             self._add(at, "granted", known, why=why)
+
+    def _end_unseen(self, known: KnownGrant, at: float) -> None:
+        """It is over by now. It has expired if looks have followed its renewals; else nobody here knows how."""
+        deadline = self._held[known.grant]
+        if self._looked and at >= deadline - SLACK_SECONDS:
+            self._end(known, at, "lost", "expired")
+        else:
+            self._end(known, min(at, max(deadline, known.since)), "ended", "")
 
     def _end(self, known: KnownGrant, at: float, kind: EventKind, why: str) -> None:
         self._held.pop(known.grant, None)

@@ -22,6 +22,8 @@ let chosen = decodeURIComponent(location.hash.slice(1));
 let mayOperate = false;
 let paused = false;
 let missed = 0;
+let lastToken = 0;
+let more = false; // there are more names than the service looks at
 
 // The stream.
 
@@ -72,7 +74,7 @@ function onState(state) {
   put($("guarantee"), state.guarantee === "strict" ? "✓ strict" : "⚠ best effort");
   $("guarantee").className = state.guarantee === "strict" ? "chip" : "chip doubt";
   $("guarantee").title = state.doubts.join("; ");
-  put($("last-token"), number.format(state.last_token));
+  showToken(state.last_token);
   put($("version"), `fenced ${state.version}, realm ${state.realm}`);
   for (const id of ["numbers", "search", "filters", "feed-section", "drill"]) $(id).hidden = false;
   showLive("on", "live");
@@ -85,7 +87,10 @@ function onState(state) {
   drawDetail();
 }
 
-let more = false;
+function showToken(token) {
+  lastToken = token;
+  put($("last-token"), number.format(token));
+}
 
 function onChange(change) {
   const gone = change.gone ?? [], changed = change.names ?? [], happened = change.events ?? [];
@@ -98,7 +103,7 @@ function onChange(change) {
     more = change.more ?? false;
     drawNumbers();
   }
-  if (change.last_token) put($("last-token"), number.format(Math.max(change.last_token, Number($("last-token").textContent.replace(/\D/g, "")))));
+  if (change.last_token) showToken(Math.max(lastToken, change.last_token));
   if (change.guards) drawGuards(change.guards);
   if (changed.length || gone.length) drawRows();
   if (happened.length) {
@@ -251,7 +256,7 @@ function drawFeed() {
   const list = $("feed");
   const old = new Map([...list.children].map((item) => [Number(item.dataset.number), item]));
   list.replaceChildren(...shown.map((event) => old.get(event.number) ?? feedItem(event)));
-  if (!shown.length) list.append(element("li", { class: "soft" }, "", element("span", {}, "Nothing yet.")));
+  if (!shown.length) list.append(element("li", { class: "soft" }, "", element("span", {}, "Nothing of that yet.")));
 }
 
 function feedItem(event) {

@@ -24,9 +24,8 @@ export function element(kind, attributes = {}, ...children) {
 }
 
 export function span(seconds) {
-  if (seconds >= 7200) return `${Math.round(seconds / 3600)} h`;
-  if (seconds >= 120) return `${Math.round(seconds / 60)} min`;
-  return `${Math.max(0, Math.round(seconds))} s`;
+  const [amount, unit] = seconds >= 7200 ? [seconds / 3600, "h"] : seconds >= 120 ? [seconds / 60, "min"] : [seconds, "s"];
+  return `${Math.max(0, Math.round(amount))}\u00a0${unit}`;
 }
 
 // An event in three parts: what happened, to which name, and the rest.
