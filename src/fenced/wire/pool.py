@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 from fenced.contracts import Runtime, Wakeup
 from fenced.errors import FencedError, Indeterminate, Unavailable
@@ -28,6 +29,30 @@ class PooledConnection(Protocol):
 
 
 C = TypeVar("C", bound=PooledConnection)
+
+
+class Interruptible(Protocol):
+    def interrupt(self) -> None:
+        """Shut the connection down; its user closes it. Takes no lock, and may be called from any thread."""
+
+
+W = TypeVar("W", bound=Interruptible)
+_inherited: list[object] = []
+"""The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
+
+
+class Wires(WeakSet[W]):
+    """All connections of a client that exist, idle or in use."""
+
+    def interrupt(self) -> None:
+        """Shut all of them down: one that is in use is closed by its user."""
+        for wire in list(self):
+            wire.interrupt()
+
+    def forked(self) -> None:
+        """Start without connections; those of a parent process are left as they are."""
+        _inherited.extend(self)
+        super().__init__()  # as new: a thread of the parent may have been in the middle of an iteration
 
 
 class _Turn(Generic[C]):

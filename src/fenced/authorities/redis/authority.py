@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
-from weakref import WeakSet
 
 from fenced import timing
 from fenced.authorities.redis import probe, replies
@@ -29,7 +28,7 @@ from fenced.model import (
     grant_id,
 )
 from fenced.schema import Schema, check_readable
-from fenced.wire.pool import Pool
+from fenced.wire.pool import Pool, Wires
 from fenced.wire.redis.address import RedisAddress, redis_address
 from fenced.wire.redis.connection import RedisWire
 from fenced.wire.redis.routes import route_to
@@ -48,9 +47,6 @@ LOOK_AT = 200
 TIDY_AT = 1000
 
 _RELEASE, _WITHDRAW = bulks(("r", 0)), bulks(("d", 0))
-
-_inherited: list[RedisWire] = []
-"""The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
 
 
 @lru_cache(maxsize=1024)
@@ -118,7 +114,7 @@ class RedisAuthority:
         self._scripts = scripts_of(self._namespace)
         self._realm = ""
         self._promise = probe.SettingsPromise(self.url)
-        self._wires: WeakSet[RedisWire] = WeakSet()
+        self._wires: Wires[RedisWire] = Wires()
         self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
         self._waiting: dict[str, None] = {}
@@ -382,8 +378,7 @@ class RedisAuthority:
         self.abandon()
 
     def abandon(self) -> None:
-        for wire in list(self._wires):
-            wire.interrupt()  # one that is in use is shut down here and closed by its user
+        self._wires.interrupt()
         self._pool.abandon()
         self._renewals.abandon()
         self._wakeups.close()
@@ -392,8 +387,7 @@ class RedisAuthority:
         return
 
     def forked(self) -> None:
-        _inherited.extend(self._wires)
-        self._wires = WeakSet()
+        self._wires.forked()
         self._pool.forked()
         self._renewals.forked()
         self._waiting = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 from urllib.parse import quote, urlencode
-from weakref import WeakSet
 
 from fenced import timing
 from fenced.authorities.service import messages
@@ -25,7 +24,7 @@ from fenced.model import (
     check_name,
     grant_id,
 )
-from fenced.wire.pool import ConnectionBroken, Pool
+from fenced.wire.pool import ConnectionBroken, Pool, Wires
 from fenced.wire.service.address import ServiceAddress, service_address
 from fenced.wire.service.connection import HttpReply, HttpWire, InstanceRoute
 
@@ -35,9 +34,6 @@ PAGE_MAX = 1000
 """How many names the service lists in one answer."""
 HELD_SECONDS = 30.0
 """How long the service holds back the notification of a waiter, which then asks again."""
-
-_inherited: list[HttpWire] = []
-"""The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
 
 
 class ServiceAuthority:
@@ -54,7 +50,7 @@ class ServiceAuthority:
         self._route = self.route_type(address, runtime)
         self._realm = ""
         self._query = urlencode({"namespace": namespace})
-        self._wires: WeakSet[HttpWire] = WeakSet()
+        self._wires: Wires[HttpWire] = Wires()
         self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
         self._wakeups = ServiceWakeups(runtime)
@@ -229,8 +225,7 @@ class ServiceAuthority:
         self.abandon()
 
     def abandon(self) -> None:
-        for wire in list(self._wires):
-            wire.interrupt()  # one that is in use is shut down here and closed by its user
+        self._wires.interrupt()
         self._pool.abandon()
         self._renewals.abandon()
         self._wakeups.close()
@@ -239,8 +234,7 @@ class ServiceAuthority:
         return
 
     def forked(self) -> None:
-        _inherited.extend(self._wires)
-        self._wires = WeakSet()
+        self._wires.forked()
         self._pool.forked()
         self._renewals.forked()
         self._wakeups.forked()

@@ -14,7 +14,7 @@ from fenced.errors import Misconfigured, Misuse, Unsupported, redacted, shown
 from fenced.guards.objects.buckets import ObstoreBucket, short
 from fenced.guards.objects.cells import ObjectCells, ObjectMarks
 from fenced.guards.objects.policy import bucket_policy
-from fenced.guards.shared.celloperator import CellOperator
+from fenced.guards.shared.configoperator import CellOperator
 from fenced.guards.shared.options import options_in
 
 T = TypeVar("T")

@@ -7,12 +7,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode
-from weakref import WeakSet
 
 from fenced import timing
 from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Ruling, Verdict
-from fenced.errors import Conflict, FencedError, Misuse
+from fenced.errors import Conflict, FencedError
 from fenced.guards.redis.fence import (
     KIND,
     RIGHTS,
@@ -27,6 +26,7 @@ from fenced.guards.redis.fence import (
 from fenced.guards.redis.scripts import GuardScript
 from fenced.guards.redis.slots import RedisFences
 from fenced.guards.shared.answers import check_pattern, check_value, one_stamp
+from fenced.guards.shared.configoperator import ConfigOperator
 from fenced.guards.shared.options import split_options
 from fenced.model import Credential, check_name, check_realm
 from fenced.rollout import (
@@ -39,7 +39,7 @@ from fenced.rollout import (
     advised,
 )
 from fenced.runtime import forking
-from fenced.wire.pool import Pool
+from fenced.wire.pool import Pool, Wires
 from fenced.wire.redis import refusals
 from fenced.wire.redis.address import ClusterAddress, RedisAddress, redis_address
 from fenced.wire.redis.connection import RedisWire
@@ -75,8 +75,6 @@ SLOT_TRAITS = tuple(trait for trait in TRAITS if trait is not MANY_NAMES)
 """Of a guard with a slot for each name: several names are written together only if they are in one slot."""
 CONNECTIONS_MAX = 8
 _WAIT = command(*WAIT)
-_inherited: list[RedisWire] = []
-"""The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
 
 
 class WireChannel:
@@ -89,7 +87,7 @@ class WireChannel:
         self._address = address
         self._runtime = runtime
         self._route = route_to(address, runtime, key)
-        self._wires: WeakSet[RedisWire] = WeakSet()
+        self._wires: Wires[RedisWire] = Wires()
         self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.where)
         forking.register(self)
 
@@ -103,8 +101,7 @@ class WireChannel:
         return
 
     def _forked(self) -> None:
-        _inherited.extend(self._wires)
-        self._wires = WeakSet()
+        self._wires.forked()
         self._pool.forked()
 
     async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
@@ -149,8 +146,7 @@ class WireChannel:
         return refusals.refused(error, self.where, RIGHTS)
 
     def close(self) -> None:
-        for wire in list(self._wires):
-            wire.interrupt()  # one that is in use is shut down here and closed by its user
+        self._wires.interrupt()
         self._pool.abandon()
 
 
@@ -246,6 +242,12 @@ class RedisValues:
         new = {check_pattern(pattern): str(Mode.parse(mode))}
         await self.fences.reconfigure(lambda config: replace(config, modes={**config.modes, **new}))
 
+    async def unset_mode(self, pattern: str) -> bool:
+        before = await self.fences.reconfigure(
+            lambda config: replace(config, modes={p: m for p, m in config.modes.items() if p != pattern})
+        )
+        return pattern in before.modes
+
     async def adopt(self, realm: str) -> None:
         check_realm(realm)
         await self.fences.reconfigure(lambda config: replace(config, realm=realm))
@@ -262,12 +264,11 @@ def _versioned(fields: Sequence[Any]) -> Versioned:
     return Versioned(value, int(version or 0))
 
 
-class RedisOperator(Operator):
+class RedisOperator(ConfigOperator):
     """What operators do with a guard in Redis."""
 
-    kind = KIND
-
     def __init__(self, values: RedisValues) -> None:
+        super().__init__(values, KIND)
         self._values = values
         self._fences = values.fences
 
@@ -305,23 +306,3 @@ class RedisOperator(Operator):
             )
             found.append(replace(made, stamp=record["stamp"] or None))
         return found
-
-    async def modes(self, table: str | None = None) -> dict[str, str]:
-        return await self._values.modes()
-
-    async def set_mode(
-        self, table: str | None, mode: str, pattern: str = "*", wait: float = 0.0
-    ) -> tuple[str, ...]:
-        await self._values.set_mode(mode, pattern)
-        return ()
-
-    async def unset_mode(self, table: str | None, pattern: str) -> bool:
-        if check_pattern(pattern) == "*":
-            raise Misuse("the mode of * is the guard's own: set another one")
-        before = await self._fences.reconfigure(
-            lambda config: replace(config, modes={p: m for p, m in config.modes.items() if p != pattern})
-        )
-        return pattern in before.modes
-
-    async def adopt(self, realm: str) -> None:
-        await self._values.adopt(realm)

@@ -13,8 +13,8 @@ from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait
 from fenced.decision import RULES, Mark, Mode, Rule, Ruling
 from fenced.errors import Contended, Indeterminate, Misconfigured, Misuse, shown
 from fenced.guards.shared.answers import RECORDS_MAX, check_pattern
-from fenced.guards.shared.celloperator import CellOperator
 from fenced.guards.shared.cells import CONFIG, Cell, Cells, Config, ManyCells, key_of
+from fenced.guards.shared.configoperator import CellOperator
 from fenced.model import check_name, check_realm
 from fenced.rollout import DatabaseStatus, Decision, DecisionCount, GuardStatus, Stage, advised
 
