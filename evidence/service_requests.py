@@ -18,7 +18,7 @@ from schemathesis.core.result import Ok
 
 from fenced.testing.servers import ServiceServer
 
-EXAMPLES = 300
+EXAMPLES = 150
 NOT_CHECKED = {
     "positive_data_acceptance",  # a stamp, a name or a realm that fits its schema may still be none
     "not_a_server_error",  # `answers` does that

@@ -69,6 +69,7 @@ class HeldWaiter(asyncio.Protocol):
     """A waiter whose answer is held. Told that it may be its turn, it asks again."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self.attempt = secrets.token_hex(16)
         self.parked = asyncio.get_running_loop().create_future()
         self.granted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -144,14 +145,12 @@ async def _waited(host: str, port: int, pid: int) -> dict[str, Any]:
     waiters: dict[str, list[HeldWaiter]] = {name: [] for name in holders}
     keepers, took = [], [0.0]
     for _ in range(WAITERS // PER_CLIENT):
-        crowd = []
-        for number in range(PER_CLIENT):
-            name = f"name/{number % NAMES}"
-            made = (await loop.create_connection(lambda name=name: HeldWaiter(name), host, port))[1]  # type: ignore[misc]
-            waiters[name].append(made)
-            crowd.append(made)
-        await asyncio.gather(*(each.parked for each in crowd))
-        keepers.append(asyncio.create_task(_renew(host, port, crowd, took)))
+        made = [HeldWaiter(f"name/{number % NAMES}") for number in range(PER_CLIENT)]
+        await asyncio.gather(*(loop.create_connection(lambda each=each: each, host, port) for each in made))  # type: ignore[misc]
+        for each in made:
+            waiters[each.name].append(each)
+        await asyncio.gather(*(each.parked for each in made))
+        keepers.append(asyncio.create_task(_renew(host, port, made, took)))
     after, used = _memory(pid), _cpu(pid)
     await asyncio.sleep(SECONDS)
     used = _cpu(pid) - used

@@ -10,7 +10,7 @@ from fenced.runtime import clocks
 from fenced.service.api import Api
 
 EXAMPLES = 5
-"""The evidence has 300."""
+"""The evidence has more."""
 
 
 def test_answers_are_as_described() -> None:
