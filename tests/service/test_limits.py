@@ -210,6 +210,9 @@ def test_a_client_that_asks_too_often(tmp_path: Path) -> None:
         assert not held.done()
         api.send_on()
         assert (await held).status_code == 202
+        api.limits = Limits(running=0)
+        full = await calm.http.get("/v1/names/a")
+        assert (full.status_code, full.headers["retry-after"]) == (503, "1")
         await api.close()
 
     asyncio.run(story())

@@ -204,9 +204,8 @@ def serve(
 def _demo(url: str) -> Iterator[None]:
     """A process that runs the demo at this instance, which listens long before that process has loaded its modules."""
     command = [sys.executable, "-P", "-m", "fenced.drills.demo", str(os.getpid()), url]
-    process = subprocess.Popen(
-        command, process_group=0
-    )  # Ctrl-C reaches only this process, which then ends the demo
+    # In a process group of its own: Ctrl-C reaches only this process, which then ends the demo.
+    process = subprocess.Popen(command, process_group=0)
     try:
         yield
     finally:
@@ -216,12 +215,13 @@ def _demo(url: str) -> Iterator[None]:
 
 def _connections_max() -> int:
     """As many connections as an instance bears, and this process may have descriptors for."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    connections = Limits().connections
-    return (
-        connections if most == resource.RLIM_INFINITY else max(1, min(connections, most - DESCRIPTORS_KEPT))
-    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = Limits().connections + DESCRIPTORS_KEPT
+    if soft < wanted and soft != resource.RLIM_INFINITY:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft)
+    return max(1, most - DESCRIPTORS_KEPT)
 
 
 def _shown(options: ListenOptions, sockets: list[socket.socket]) -> list[str]:
