@@ -22,6 +22,7 @@ Change = list[Any]
 ROWS = 100
 """How many attempts a snapshot has in one change."""
 _STATE, _HOLDER = AttemptRow._fields.index("state"), AttemptRow._fields.index("holder")
+_make_row = AttemptRow._make
 _ENDS = frozenset({"update", "free", "dequeue", "forget", "silent"})
 _IDLE = int(timing.REMEMBER_SECONDS_MIN * NS)
 
@@ -187,7 +188,7 @@ class RecordedRows(MemoryRows):
             case "put":
                 self._put(AttemptRow(*arguments))
             case "rows":
-                self._put_all(arguments[0])
+                self._put_all(*arguments)
             case "token":
                 self.token = arguments[0]
             case "take":
@@ -218,14 +219,14 @@ class RecordedRows(MemoryRows):
             case _:
                 raise ValueError(f"unknown change {verb!r}")
 
-    def _put_all(self, rows: list[list[Any]]) -> None:
-        """Most of a restart is spent here: a snapshot may have a million of them."""
-        attempts, sweep = self._attempts, self._sweep
-        for fields in rows:
-            fields[_STATE], fields[_HOLDER] = intern(fields[_STATE]), intern(fields[_HOLDER])
-            row = AttemptRow._make(fields)
-            attempts[row.id] = row
-            sweep.append(row.id)
+    def _put_all(self, holders: list[str], columns: list[list[Any]]) -> None:
+        """Most of a restart is spent here: a snapshot may have a million rows. So no loop runs in Python."""
+        known = list(map(intern, holders))
+        ids = columns[0]
+        columns[_STATE] = list(map(intern, columns[_STATE]))
+        columns[_HOLDER] = [known[each] for each in columns[_HOLDER]]
+        self._attempts.update(zip(ids, map(_make_row, zip(*columns, strict=True)), strict=True))
+        self._sweep.extend(ids)
 
     def _resettle(self, holder: str, settled: int, seen: int, attempts: list[tuple[int, str]]) -> None:
         known = self.counted[holder] = Counted()
@@ -243,7 +244,10 @@ class RecordedRows(MemoryRows):
         names = {public: self._attempts[public].names_json for _, public in waiting}
         return itertools.chain(
             [[number, "namespace", self.name, self.realm], [number, "token", self.token]],
-            ([number, "rows", attempts[at : at + ROWS]] for at in range(0, len(attempts), ROWS)),
+            (
+                [number, "rows", *_in_columns(attempts[at : at + ROWS])]
+                for at in range(0, len(attempts), ROWS)
+            ),
             ([number, "claim", *claim] for claim in claims),
             ([number, "enqueue", public, ticket, names[public]] for ticket, public in waiting),
             [[number, "ticket", self.ticket]],  # after the queues: the last waiter may have left
@@ -261,3 +265,11 @@ class RecordedRows(MemoryRows):
             )
             for holder, known in self.counted.items()
         ]
+
+
+def _in_columns(rows: list[AttemptRow]) -> tuple[list[str], list[list[Any]]]:
+    """The holders of these rows, each once, and the columns; the one of the holders has their places in that list."""
+    columns: list[list[Any]] = list(map(list, zip(*rows, strict=True)))
+    holders = {holder: place for place, holder in enumerate(dict.fromkeys(columns[_HOLDER]))}
+    columns[_HOLDER] = [holders[each] for each in columns[_HOLDER]]
+    return list(holders), columns

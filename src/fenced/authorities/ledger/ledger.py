@@ -34,7 +34,7 @@ class Ledger:
     algorithm: type[LeaseAlgorithm] = LeaseAlgorithm
     rows_type: type[RecordedRows] = RecordedRows
     snapshot_changes = 100_000
-    """A snapshot is due after this many changes, or after as many as there are rows, if those are more."""
+    """A snapshot is due after this many changes, or after half as many as there are rows, if those are more."""
 
     def __init__(self, where: object, journal: Journal, clock: Callable[[], int]) -> None:
         self.where = where
@@ -198,7 +198,8 @@ class Ledger:
 
     def wants_snapshot(self) -> bool:
         rows = sum(map(len, self._namespaces))
-        return self._since_snapshot >= max(self.snapshot_changes, rows) and not self._snapshotting.locked()
+        due = max(self.snapshot_changes, rows // 2)
+        return self._since_snapshot >= due and not self._snapshotting.locked()
 
     def snapshot_if_due(self) -> None:
         """Several callers may have found that one is due: the first one makes it."""
