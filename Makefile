@@ -41,9 +41,9 @@ test: $(VENV)/.test servers .postgresql/.made $(VENV)/.dynoxide ## install what 
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS) || tests=$$?; \
 	wait $$lint || linted=$$?; cat $(VENV)/lint.log; exit $$((tests ? tests : linted))
 
-serve: $(VENV)/.service ## leases over HTTP at 127.0.0.1:8700, in .serve/leases.db; ARGS=--demo shows a paused holder being refused
+serve: $(VENV)/.service ## leases over HTTP at 127.0.0.1:8700, in a ledger in .serve; ARGS=--demo shows a paused holder being refused
 	@mkdir -p .serve
-	@$(BIN)/fenced serve --store sqlite:///.serve/leases.db $(ARGS)
+	@$(BIN)/fenced serve --store ledger:///.serve/leases.ledger $(ARGS)
 
 docs: $(VENV)/.docs ## build the documentation site, and check every link in it
 	@$(BIN)/python docs/site/build.py

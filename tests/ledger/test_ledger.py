@@ -362,21 +362,25 @@ def test_memory_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_is_one_write(path: Path, ledger: LedgerAuthority) -> None:
-    """`many` answers each operation as if it came alone; an error of one is its answer."""
     assert ledger._ledger is not None
     before = ledger._ledger.written
+    answered_as_if_alone(ledger)
+    assert ledger._ledger.written == before + 1
+
+
+def answered_as_if_alone(authority: Any) -> None:
+    """`many` answers each operation as if it came alone; an error of one is its answer."""
     one, two = lease("a"), asking(RUNTIME, "a", ttl=300.0, wait=True)
     reused = Ask(one.secret, ("b",), 300.0, one.holder)
     gone = lease("gone")
     answers = step(
-        ledger.many(
+        authority.many(
             [one, two, reused, Renewal(one.secret), Release(one.secret), Withdrawal(gone.secret), gone, two]
         )
     )
     kinds = [type(answer) for answer in answers]
     assert kinds == [Granted, Waiting, Misuse, Kept, Released, Released, Ended, Granted]
-    assert ledger._ledger.written == before + 1
-    assert step(ledger.next_wakeups(RUNTIME.now() + SOON)) != []
+    assert step(authority.next_wakeups(RUNTIME.now() + SOON)) != []
 
 
 def load(path: Path, writer: int) -> None:

@@ -11,6 +11,7 @@ from fenced.cli.proxy import listen_address
 from fenced.errors import Misconfigured
 
 PORT = 8700
+STORE = "ledger:///leases.ledger"
 
 
 @click.command()
@@ -18,8 +19,14 @@ PORT = 8700
     "--store",
     metavar="URL",
     envvar="FENCED_STORE",
-    required=True,
-    help="The authority behind it, such as sqlite:////var/lib/fenced/leases.db; else FENCED_STORE.",
+    default=STORE,
+    show_default=True,
+    help="The authority behind it, such as postgresql://db.internal/leases; else FENCED_STORE.",
+)
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="If another process has the file of the store, wait until that process ends, and then serve.",
 )
 @click.option(
     "--values",
@@ -74,16 +81,20 @@ def serve(
     no_credentials: bool,
     rate: float | None,
     demo: bool,
+    standby: bool,
     guarantee: str,
 ) -> None:
     """Serve the leases of an authority over HTTP.
 
-    Several instances may serve the same store: their clients go from one to another. /openapi.json has all requests.
+    Without --store they are in a ledger in the current folder, which belongs to one instance; others can be its
+    --standby. Several instances may serve the same database: their clients go from one to another. /openapi.json
+    has all requests.
+
     SIGTERM stops it: waiters are sent on, and no lease is lost. SIGHUP reads the tokens and the certificate again.
 
     \b
     Example:
-      fenced serve --store sqlite:////var/lib/fenced/leases.db
+      fenced serve --store ledger:////var/lib/fenced/leases.db
       fenced run nightly-report --authority http://127.0.0.1:8700 -- ./report.sh
     """
     try:
@@ -121,5 +132,6 @@ def serve(
         values_beside=values_beside(store),
         rate=rate,
         demo=demo,
+        standby=standby,
         guards=guards,
     )

@@ -21,16 +21,20 @@ from datetime import UTC, datetime
 
 import uvicorn
 
+from fenced.authorities.shared.filesystem import FileInUse
 from fenced.errors import FencedError, Misconfigured
+from fenced.model import Standing
 from fenced.service.access import TokenFile, is_loopback
 from fenced.service.api import Api
 from fenced.service.connections import BoundedConnection
 from fenced.service.hot import HotConnection
 from fenced.service.limits import Limits
-from fenced.service.namespaces import MakeAuthority
+from fenced.service.namespaces import MakeAuthority, ServedNamespace
 from fenced.service.supervised import notify
 
 STOP_SECONDS = 10
+STANDBY_SECONDS = 0.1
+"""How often a standby tries to open the file."""
 GONE_SECONDS = 30
 """After how long a peer that acknowledges nothing is taken for gone."""
 DESCRIPTORS_KEPT = 600
@@ -157,13 +161,14 @@ def serve(
     rate: float | None = None,
     demo: bool = False,
     guards: Sequence[str] = (),
+    standby: bool = False,
 ) -> None:
     """Run an instance until it gets SIGTERM or SIGINT.
 
     `tokens` is the path of a file of bearer tokens, `values` the address of the guard of the values, which must be
     usable at the start. Without it they are at `values_beside`, which is opened by the first request for a value.
     `rate` is how many requests a second each client may send. `demo`: stop and wake a holder every ten seconds.
-    `guards` are the addresses of the guards that the live page shows.
+    `guards` are the addresses of the guards that the live page shows. `standby`: wait for the file of the store.
     """
 
     def audit(entry: dict[str, object]) -> None:
@@ -178,7 +183,7 @@ def serve(
     server = LeaseServer(api, options)
 
     async def run() -> None:
-        namespace, standing = await api.namespaces.opened("default", create=True)
+        namespace, standing = await _opened(api, say if standby else None)
         where = namespace.leases.url
         if standing.doubts and not best_effort:
             await api.close()
@@ -198,6 +203,21 @@ def serve(
 
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run())
+
+
+async def _opened(api: Api, say: Callable[[str], None] | None) -> tuple[ServedNamespace, Standing]:
+    """Open the store; with `say`, wait while another process has its file. It does not listen meanwhile."""
+    waits = False
+    while True:
+        try:
+            return await api.namespaces.opened("default", create=True)
+        except FileInUse as error:
+            if say is None:
+                raise
+            if not waits:
+                say(f"standing by: {error}")
+            waits = True
+            await asyncio.sleep(STANDBY_SECONDS)
 
 
 @contextlib.contextmanager

@@ -13,24 +13,22 @@ from fenced.authorities.ledger import ledger as ledgers
 from fenced.authorities.ledger.changes import RecordedRows
 from fenced.authorities.ledger.journal import SCHEMA_VERSION, FileJournal
 from fenced.authorities.ledger.ledger import Ledger
+from fenced.authorities.shared.batches import carry_out
 from fenced.authorities.shared.filesystem import machine_clock, path_of
 from fenced.authorities.shared.local_wakeups import LocalWakeups
 from fenced.authorities.shared.rows import AttemptRow, LeaseAlgorithm
 from fenced.authorities.shared.rules import NAMESPACE_ORDER
 from fenced.contracts import Runtime, Trait
-from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable
+from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.model import (
     Ask,
     AskAnswer,
     BatchAnswer,
     BatchOperation,
     NameView,
-    Release,
     ReleaseAnswer,
-    Renewal,
     RenewAnswer,
     Standing,
-    Withdrawal,
     check_name,
     grant_id,
 )
@@ -259,19 +257,7 @@ class LedgerAuthority:
         )
 
     def _one(self, rows: RecordedRows, algorithm: LeaseAlgorithm, operation: BatchOperation) -> BatchAnswer:
-        try:
-            match operation:
-                case Ask():
-                    return ledgers.ask(rows, algorithm, operation)
-                case Renewal(secret):
-                    return algorithm.renew([grant_id(secret)])[0]
-                case Withdrawal(secret):
-                    return self._waking(algorithm.withdraw(secret))
-                case Release(secret, keep):
-                    return self._waking(algorithm.release(secret, keep))
-        except FencedError as error:
-            return error
-        raise Misuse(f"not an operation of a batch: {type(operation).__name__}")
+        return self._waking(carry_out(algorithm, operation, lambda ask: ledgers.ask(rows, algorithm, ask)))
 
     async def next_wakeups(self, until: float) -> list[str]:
         return await self._wakeups.next(until)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from fenced import sqlfile
 from fenced.authorities.ledger.changes import Change, only_ends
 from fenced.authorities.shared import filesystem
+from fenced.authorities.shared.filesystem import FileInUse
 from fenced.authorities.shared.sqlite import never_close, translate
 from fenced.errors import Misconfigured
 from fenced.runtime import forking
@@ -108,7 +109,7 @@ class FileJournal:
         except sqlite3.Error as error:
             self.close()
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-                raise Misconfigured(
+                raise FileInUse(
                     f"{self.path} is used by another process: a ledger belongs to one process at a time. Stop that "
                     "process, or ask it for leases; processes of one machine that share a file need sqlite:///"
                 ) from error

@@ -16,6 +16,11 @@ from fenced.errors import Misconfigured, Misuse, redacted, shown
 from fenced.runtime import clocks
 from fenced.runtime.machine import NETWORK, mount_of
 
+
+class FileInUse(Misconfigured):
+    """Another process has this file for itself, until it ends."""
+
+
 FileId = tuple[int, int]
 """Device and inode: they identify the file, whatever its name is."""
 NO_FILE: FileId = (0, 0)

@@ -18,6 +18,8 @@ from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.model import (
     Ask,
     AskAnswer,
+    BatchAnswer,
+    BatchOperation,
     NameView,
     ReleaseAnswer,
     RenewAnswer,
@@ -129,6 +131,18 @@ class SqliteAuthority:
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
         return await self._do(lambda deadline: self._end(self._store.withdraw, secret, deadline), until)
+
+    async def many(
+        self, operations: Sequence[BatchOperation], until: float | None = None
+    ) -> list[BatchAnswer]:
+        if any(isinstance(each, Ask) and each.wait for each in operations):
+            self._wakes.listen()  # before they are stored, so that each of them has the address
+        return await self._do(lambda deadline: self._many(operations, deadline), until)
+
+    def _many(self, operations: Sequence[BatchOperation], deadline: Deadline) -> list[BatchAnswer]:
+        answers, wakes = self._store.many(operations, self._wakes.address, deadline)
+        self._wakes.send(wakes)
+        return answers
 
     def _end(
         self,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fenced import sqlfile, timing
 from fenced.authorities.shared import filesystem
+from fenced.authorities.shared.batches import carry_out
 from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm
 from fenced.authorities.shared.rules import no_namespace
 from fenced.authorities.shared.sqlite import translate
@@ -28,6 +29,8 @@ from fenced.errors import Misconfigured
 from fenced.model import (
     Ask,
     AskAnswer,
+    BatchAnswer,
+    BatchOperation,
     Granted,
     NameView,
     ReleaseAnswer,
@@ -165,6 +168,19 @@ class Store:
         with self.file.transaction(deadline, durable=False) as db:
             answer, heads = self._begin(db).withdraw(secret)
         return answer, _wakes(heads)
+
+    def many(
+        self, operations: Sequence[BatchOperation], wake: str = "", deadline: Deadline | None = None
+    ) -> tuple[list[BatchAnswer], list[Wake]]:
+        """All operations in one transaction, synced if one of them asks."""
+        durable = any(isinstance(each, Ask) for each in operations)
+        with self.file.transaction(deadline, durable=durable) as db:
+            algorithm = self._begin(db)
+            done = [carry_out(algorithm, each, lambda ask: algorithm.ask(ask, wake)) for each in operations]
+        answers = [answer for answer, _ in done]
+        if tokens := [answer.token for answer in answers if isinstance(answer, Granted)]:
+            self._floor.rise(max(tokens))
+        return answers, _wakes([head for _, heads in done for head in heads])
 
     def force_release(
         self, name: str, token: int, deadline: Deadline | None = None

@@ -10,7 +10,7 @@ from fenced.testing.servers.base import Server
 
 
 class ServiceServer(Server):
-    """One instance before a store; by default before an SQLite file in its folder."""
+    """One instance before a store; by default before a ledger in its folder."""
 
     name = "service"
 
@@ -18,7 +18,7 @@ class ServiceServer(Server):
         self, folder: str | os.PathLike[str] | None = None, *, store: str = "", options: tuple[str, ...] = ()
     ) -> None:
         super().__init__(folder)
-        self.store = store or f"sqlite://{self.folder}/leases.db"
+        self.store = store or f"ledger://{self.folder}/leases.db"
         self._options = options
 
     def url(self) -> str:
