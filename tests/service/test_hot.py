@@ -20,7 +20,7 @@ from fenced.errors import Indeterminate
 from fenced.model import Ask, BatchAnswer, BatchOperation, Granted, Release, Standing
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
-from fenced.service.limits import Limits
+from fenced.service.limits import Limits, Rates
 from fenced.service.server import LeaseServer, ListenOptions
 from fenced.service.work import GroupedWork, Work
 
@@ -73,6 +73,7 @@ class Instance:
             return self.leases[-1]
 
         self.api = CountedApi(make, tokens, limits=limits)
+        self.api._rates = Rates(lambda: 1000.0)
         self.server = LeaseServer(self.api, ListenOptions())
         self.server.config.load()
 
