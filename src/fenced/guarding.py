@@ -62,8 +62,8 @@ def stamp_of(fence: Fences, guard: str, *, announcing: bool = False) -> Stamp:
     """What this operation carries to a guard that takes one lease at a time, and nothing else of a credential."""
     if isinstance(fence, _LEASES):  # nearly always
         return fence._grant.announcement() if announcing else fence._grant.next_stamp()
-    if isinstance(fence, Stamp):
-        return fence.announcing() if announcing else fence
+    if isinstance(fence, Stamp) and fence.names and not announcing:
+        return fence
     return one_stamp(credential(fence, announcing=announcing), guard)
 
 

@@ -13,7 +13,7 @@ import pytest
 import fenced
 from fenced import timing
 from fenced.contracts import MANY_NAMES
-from fenced.errors import Conflict, LeaseLost, Misuse, StaleToken, Unsupported
+from fenced.errors import Conflict, InvalidStamp, LeaseLost, Misuse, StaleToken, Unsupported
 from fenced.etcd import AsyncEtcdGuard, EtcdGuard
 from fenced.guards.etcd.values import EtcdValues
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -68,6 +68,20 @@ def test_a_body_that_raises_sends_nothing(guard: EtcdGuard, prefix: str) -> None
         for wrong in ("stock", b"", b"fenced-guard/default"):
             with pytest.raises(Misuse):
                 tx.put(wrong, b"")  # type: ignore[arg-type]
+
+
+def test_marks_that_were_announced_let_nobody_else_in(guard: EtcdGuard, prefix: str) -> None:
+    """A further transaction makes no credential. A lease that was released, and a stamp without names, are refused."""
+    with fenced.Client("memory:") as leases:
+        lease = leases.acquire("a", ttl=600)
+        with guard.transaction(lease) as tx:
+            tx.put(f"{prefix}/stock".encode(), b"10")
+        lease.release()
+    with pytest.raises(Misuse, match="released"), guard.transaction(lease):
+        raise AssertionError
+    empty = stamp(7)._replace(realm=lease.realm, names=())
+    with pytest.raises(InvalidStamp), guard.transaction(empty) as tx:
+        tx.put(f"{prefix}/stock".encode(), b"zombie")
 
 
 @pytest.mark.parametrize("rule", ["sequenced", "once"])

@@ -103,7 +103,10 @@ def one_stamp(credential: Credential, guard: str) -> Stamp:
         raise Unsupported(f"{guard} has no still_held: it cannot ask the authority in the same step")
     if credential.proofs:
         raise Unsupported(f"{guard} has no proofs: it cannot check one, and does not ignore it")
-    return credential.stamps[0]
+    stamp = credential.stamps[0]
+    if not stamp.names:  # an operation about no name would be compared with no mark, and admitted
+        raise InvalidStamp(f"a stamp covers at least one name, and {shown(stamp)} none")
+    return stamp
 
 
 def check_value(value: object) -> bytes:
