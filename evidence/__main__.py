@@ -59,6 +59,7 @@ WORLDS = {
     "redis-cluster": 500,
     "etcd": 1_500,
     "zookeeper": 500,
+    "service": 1_000,
 }
 """How many seeds of each authority; they begin behind those of `make test`."""
 

@@ -7,7 +7,15 @@ from fenced.testing.worlds.judge import PromiseBroken
 from fenced.testing.worlds.site import Site
 from tests.simulation.planting import planted
 
-SEEDS = {"memory": 4400, "ledger": 100, "redis": 200, "redis-cluster": 100, "etcd": 100, "zookeeper": 100}
+SEEDS = {
+    "memory": 4300,
+    "ledger": 100,
+    "redis": 200,
+    "redis-cluster": 100,
+    "etcd": 100,
+    "zookeeper": 100,
+    "service": 100,
+}
 CHUNK = 100
 WORLDS = [(authority, first) for authority in BACKENDS for first in range(0, SEEDS[authority], CHUNK)]
 STRONG = ("acknowledged", "refused", "overtaken", "unavailable", "not granted", "applied already")

@@ -25,6 +25,7 @@ BACKENDS = {
     "redis": "fenced.testing.worlds.redis:RedisBackend",
     "zookeeper": "fenced.testing.worlds.zookeeper:ZooKeeperBackend",
     "etcd": "fenced.testing.worlds.etcd:EtcdBackend",
+    "service": "fenced.testing.worlds.service:ServiceBackend",
     "redis-cluster": "fenced.testing.worlds.redis_cluster:RedisClusterBackend",
 }
 """Which backend serves which authority in the worlds."""

@@ -1,0 +1,117 @@
+"""Planted bugs in the shipped client of the service, and in an instance, that a world must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fenced.authorities.service.authority import ServiceAuthority
+from fenced.authorities.service.listening import ServiceWakeups
+from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.runtime.sockets import Late
+from fenced.testing.worlds.service import ServiceBackend
+from fenced.testing.worlds.site import Site
+from fenced.wire.pool import ConnectionBroken
+from fenced.wire.service.connection import HttpReply, HttpWire
+from tests.simulation.planting import with_authority, with_backend
+
+
+class Failing(ServiceBackend):
+    """The gateway and the store often fail."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        site.faults.server_fault_every = 0.5
+
+    def faults(self) -> Sequence[Callable[[], None]]:
+        return (self._break_gateway, self._break_store)
+
+
+class TrustingWire(HttpWire):
+    async def exchange(self, *request: Any, **options: Any) -> HttpReply:
+        reply = await super().exchange(*request, **options)
+        if reply.status == 502:
+            raise Unavailable("the gateway said so")
+        return reply
+
+
+class DoubtlessWire(HttpWire):
+    async def exchange(self, *request: Any, **options: Any) -> HttpReply:
+        try:
+            return await super().exchange(*request, **options)
+        except ConnectionBroken as error:
+            self.close()
+            raise Unavailable(str(error)) from error
+
+
+class PatientWire(HttpWire):
+    async def exchange(self, *request: Any, **options: Any) -> HttpReply:
+        try:
+            return await super().exchange(*request, **options)
+        except ConnectionBroken as error:
+            if not isinstance(error.__cause__, Late):
+                raise
+            # For the pool this is an answer: the connection is kept.
+            raise Indeterminate(str(error)) from error
+
+
+class WithWire(ServiceAuthority):
+    wire_type: type[HttpWire]
+
+    async def _connect(self, until: float) -> HttpWire:
+        made = self.wire_type(self._address, self._route, self._runtime)
+        self._wires.add(made)
+        await made.connect(until)
+        return made
+
+
+class GatewayIsBelieved(WithWire):
+    """A gateway's 502 is taken for "nothing happened", although the instance may carry the request out."""
+
+    wire_type = TrustingWire
+
+
+class BrokenMeansNothingHappened(WithWire):
+    """A connection that broke after the request was sent is taken for "nothing happened"."""
+
+    wire_type = DoubtlessWire
+
+
+class LateResponseAnswersTheNext(WithWire):
+    """A connection whose response came too late is used again: the next request takes that response for its own."""
+
+    wire_type = PatientWire
+
+
+class DeafWakeups(ServiceWakeups):
+    def _look(self, publics: list[str]) -> list[str]:
+        super()._look(publics)
+        return []
+
+
+class SecondLineIsIgnored(ServiceAuthority):
+    """The second line of a held response wakes nobody: the waiter asks when `check_in` is over."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._wakeups = DeafWakeups(self._runtime)
+
+
+class UnknownIsAnsweredAsNo(Failing):
+    """An instance answers 503, "nothing happened", where the store itself did not know."""
+
+    def results(self, operations: Any) -> Any:
+        try:
+            return super().results(operations)
+        except Indeterminate as error:
+            failed: FencedError = Unavailable(str(error))
+            raise failed from error
+
+
+PLANTED = [
+    with_authority(GatewayIsBelieved, Failing),
+    with_authority(BrokenMeansNothingHappened, ServiceBackend),
+    with_authority(LateResponseAnswersTheNext, ServiceBackend),
+    with_authority(SecondLineIsIgnored, ServiceBackend),
+    with_backend(UnknownIsAnsweredAsNo, UnknownIsAnsweredAsNo),
+]
