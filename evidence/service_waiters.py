@@ -30,7 +30,7 @@ SLOW = 5_000
 
 def _request(method: str, path: str, body: object, *headers: str) -> bytes:
     data = json.dumps(body).encode()
-    head = [f"{method} {path} HTTP/1.1", "Host: service", f"Content-Length: {len(data)}", *headers]
+    head = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(data)}", *headers]
     return "\r\n".join([*head, "", ""]).encode() + data
 
 
@@ -60,6 +60,7 @@ class Caller:
     async def __call__(self, path: str, body: object) -> dict[str, Any]:
         self._writer.write(_request("POST", path, body))
         head = await self._reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in head.partition(b"\r\n")[0], head
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         found: dict[str, Any] = json.loads(await self._reader.readexactly(length))
         return found
@@ -96,6 +97,8 @@ class HeldWaiter(asyncio.Protocol):
             self.ended = True
         elif b'"waiting"' in self._buffer and not self.parked.done():
             self.parked.set_result(None)
+        elif not (self.parked.done() or self._buffer.startswith(b"HTTP/1.1 202 ")):
+            self.parked.set_exception(RuntimeError(self._buffer.decode()))
         if self._buffer.endswith(b"0\r\n\r\n"):
             self._ask()
 

@@ -14,6 +14,8 @@ import pytest
 
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.errors import AlreadyApplied, Conflict, MissingStamp, StaleToken
+from fenced.http import stamping
+from fenced.http.httpx import AsyncStampingTransport
 from fenced.http.protocol import fence_headers
 from fenced.model import Stamp
 from fenced.runtime import clocks
@@ -81,6 +83,8 @@ def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
 
     async def story(program: Program, api: Api) -> None:
         assert isinstance(error_of(await program.write("a/b", b"x", "")), MissingStamp)
+        stranger = f"1:{'0' * 16}:9:-:{'1' * 32}:a/b"  # comes first, and still does not say whom to trust
+        assert (await program.write("a/b", b"x", stranger)).json()["type"] == "urn:fenced:problem:foreign"
         assert (await program.read("a/b")).status_code == 404
         old = await program.take("a/b")
         first = await program.write("a/b", b"\x00first", old)
@@ -99,15 +103,13 @@ def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
         assert second.headers["etag"] == '"2"'
         other = await program.take("other")
         assert (await program.write("a/b", b"x", other)).json()["type"] == "urn:fenced:problem:uncovered"
-        foreign = str(Stamp.parse(new)._replace(realm="0" * 16))
-        assert (await program.write("a/b", b"x", foreign)).json()["type"] == "urn:fenced:problem:foreign"
         assert (await program.read("a/b")).content == b"second"
         assert (await program.http.get("/v1/marks/a/b")).json() == {"name": "a/b", "token": 3}
         assert (await program.http.get("/v1/marks/nobody")).json()["token"] == 0
         refused = [event for event in api.events.since(0) if event.kind == "refused"]
-        assert [event.why for event in refused] == ["missing", "stale", "stale", "uncovered", "foreign"]
-        assert (refused[1].token, refused[1].mark) == (1, 3)
-        assert (refused[1].grant, refused[1].mark_grant) == (old.split(":")[4], new.split(":")[4])
+        assert [event.why for event in refused] == ["missing", "foreign", "stale", "stale", "uncovered"]
+        assert (refused[2].token, refused[2].mark) == (1, 3)
+        assert (refused[2].grant, refused[2].mark_grant) == (old.split(":")[4], new.split(":")[4])
         metrics = (await program.http.get("/metrics")).text
         for kind, count in {"stale": 2, "missing": 1, "uncovered": 1, "foreign": 1}.items():
             assert f'fencing_reject_total{{kind="{kind}"}} {count}\n' in metrics
@@ -129,6 +131,23 @@ def test_a_repeated_write_is_applied_once(tmp_path: Path) -> None:
         assert unnumbered.json()["type"] == "urn:fenced:problem:invalid"
 
     served(story, f"memory://{tmp_path.name}?rule=sequenced")
+
+
+def test_senders_raise_what_the_service_refused(tmp_path: Path) -> None:
+    """It speaks the protocol of receivers, so the hooks in HTTP clients work with it."""
+
+    async def story(program: Program, api: Api) -> None:
+        old, new = [Stamp.parse(await program.take("a")) for _ in range(2)]
+        inner = httpx.ASGITransport(api.app)
+        transport = AsyncStampingTransport("http://service", inner=inner)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            with stamping(new):
+                assert (await http.put("/v1/values/a", content=b"new")).json() == {"version": 1}
+            with stamping(old), pytest.raises(StaleToken) as refused:
+                await http.put("/v1/values/a", content=b"old")
+            assert refused.value.stamp == old and refused.value.mark == new.token
+
+    served(story, f"memory://{tmp_path.name}")
 
 
 def test_requests_that_are_none(tmp_path: Path) -> None:
