@@ -97,7 +97,7 @@ def is_problem(answer: tuple[int, dict[str, str], bytes], status: int) -> bool:
     )
 
 
-def test_slow_clients_are_ended() -> None:
+def test_slow_clients_are_ended(caplog: pytest.LogCaptureFixture) -> None:
     """Whose head or body does not arrive, who sends nothing, who does not read. Others are served meanwhile."""
 
     async def story(bounded: Bounded) -> None:
@@ -116,6 +116,9 @@ def test_slow_clients_are_ended() -> None:
         await second.send(GET[:9])  # its second request does not arrive
         body = await bounded.peer()
         await body.send(b"POST /v1/leases HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        gone = await bounded.peer()
+        await gone.send(b"PUT /v1/values/a HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        gone.writer.close()
         deaf = socket.create_connection(bounded.sockets[0].getsockname())
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
@@ -129,6 +132,7 @@ def test_slow_clients_are_ended() -> None:
             while bounded.server.server_state.connections:
                 await asyncio.sleep(0.05)
         assert await another_is_served()
+        assert not [record for record in caplog.records if record.name == "fenced.service"]
         deaf.close()
 
     limits = Limits(request_time=1.0, idle_time=3.0, body_time=0.5)

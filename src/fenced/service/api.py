@@ -12,7 +12,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -496,6 +496,10 @@ async def _read(request: Request, limit: int, seconds: float) -> bytes:
                 body += piece
                 if len(body) > limit:
                     raise NotAdmitted(plain(413, "The body is too long", f"at most {limit} bytes"), CLOSE)
+    except ClientDisconnect:
+        raise NotAdmitted(
+            plain(400, "The client has gone", "before its request had arrived"), CLOSE
+        ) from None
     except TimeoutError:
         late = plain(408, "The body did not arrive in time", f"it has {seconds:g} seconds")
         raise NotAdmitted(late, CLOSE) from None

@@ -76,6 +76,7 @@ class LeaseServer(uvicorn.Server):
                 server_header=False,
                 http=type("Connection", (HotConnection,), {"limits": api.limits, "api": api}),
                 ws="none",
+                proxy_headers=False,  # everybody could write another address into them
                 timeout_keep_alive=round(api.limits.idle_time),
                 timeout_graceful_shutdown=STOP_SECONDS,
                 ssl_certfile=chain,
