@@ -75,18 +75,27 @@ def _begin(connection: Any) -> str:
 class PsycopgSession:
     """A psycopg connection. With autocommit off, psycopg begins transactions implicitly, so we send no BEGIN."""
 
-    __slots__ = ("_commit", "connection")
+    __slots__ = ("_commit", "_made", "connection")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self._commit = b"COMMIT"
+        self._made: Any = None
 
     def state(self) -> State:
-        found: State = _STATES[self.connection.info.transaction_status]
+        found: State = _STATES[self.connection.pgconn.transaction_status]
         return found
 
+    @property
+    def _cursor(self) -> Any:
+        """One for all statements of ours: psycopg needs as long to make one as to send a statement."""
+        if self._made is None:
+            self._made = self.connection.cursor()
+        return self._made
+
     async def _execute(self, sql: bytes) -> Any:
-        return self.connection.execute(sql)
+        # Not prepared: with a stamp in it, a statement is sent once.
+        return self._cursor.execute(sql, prepare=False)
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         from psycopg.rows import tuple_row
@@ -138,7 +147,7 @@ class AsyncPsycopgSession(PsycopgSession):
     __slots__ = ()
 
     async def _execute(self, sql: bytes) -> Any:
-        return await self.connection.execute(sql)
+        return await self._cursor.execute(sql, prepare=False)
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         from psycopg.rows import tuple_row
