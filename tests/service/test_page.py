@@ -23,6 +23,10 @@ pytestmark = pytest.mark.xdist_group("page")
 PATIENCE_MS = 90_000
 RIGHTS = {"ops": ("lease", "observe", "operate"), "reader": ("observe",), "scoped": ("observe",)}
 SECRETS = {user: secrets.token_hex(16) for user in RIGHTS}
+HIDE = """(hidden) => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
@@ -48,15 +52,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     ]
     (folder / "tokens.toml").write_text("".join(lines))
     orders = GuardedOrders(folder / "shop.db")
-    with ServiceServer(options=("--tokens", str(folder / "tokens.toml"), "--guard", orders.url)) as server:
+    missing = f"sqlite://{folder}/missing.db"
+    options = ("--tokens", str(folder / "tokens.toml"), "--guard", orders.url, "--guard", missing)
+    with ServiceServer(options=options) as server:
         yield Site(server, orders)
+
+
+def asked(site: Site, cast: Cast, user: str, method: str = "GET") -> Any:
+    url = f"{site.server.url()}/v1/events?namespace={cast.namespace}"
+    headers = {"authorization": f"Bearer {SECRETS[user]}"}
+    return urllib.request.urlopen(
+        urllib.request.Request(url, headers=headers, method=method), timeout=PATIENCE_MS / 1000
+    )
 
 
 def events_of(site: Site, cast: Cast, user: str) -> Generator[tuple[str, dict[str, Any]], None, None]:
     """The stream of a page, without a browser."""
-    url = f"{site.server.url()}/v1/events?namespace={cast.namespace}"
-    request = urllib.request.Request(url, headers={"authorization": f"Bearer {SECRETS[user]}"})
-    with urllib.request.urlopen(request, timeout=PATIENCE_MS / 1000) as stream:
+    with asked(site, cast, user) as stream:
         while line := stream.readline():
             kind, data, _ = line.decode(), stream.readline().decode(), stream.readline()
             yield kind.removeprefix("event: ").strip(), json.loads(data.removeprefix("data: "))
@@ -114,7 +126,8 @@ def test_a_refusal_is_seen_with_both_holders(opened: Opened, site: Site, tmp_pat
     expect(refusal).to_contain_text(f"{HOSTILE} on web-1 with token 1, because worker-7 on web-3 has 3")
     expect(refusal).to_contain_text("enforce")
     expect(page.locator("#said")).to_contain_text("Refused")
-    expect(page.locator("#guards")).to_contain_text("enforce")
+    expect(page.locator("#guards")).to_contain_text("● enforce")
+    expect(page.locator("#guards .warn")).to_contain_text("missing.db")
     page.locator("#rows").get_by_role("button", name="orders/42").click()
     detail = page.locator("#detail")
     expect(detail).to_contain_text("worker-7 on web-3 holds it under token 3")
@@ -149,6 +162,8 @@ def test_the_stream_has_the_state_and_then_what_changes(site: Site) -> None:
     assert [state["may_operate"] for _, state in states] == [True, False]
     quiet = [next(whole), next(whole)]
     assert [change.keys() & {"names", "gone", "events"} for _, change in quiet] == [set(), set()]
+    with asked(site, cast, "ops", "HEAD") as head:
+        assert head.read() == b"", "and it ends"
     cast.ask("theirs/too", "worker")
     cast.ask("mine/2", "worker")
     for stream, names in ((whole, {"theirs/too", "mine/2"}), (scoped, {"mine/2"})):
@@ -182,12 +197,17 @@ def test_a_dropped_connection_comes_back(opened: Opened, site: Site) -> None:
     cast.ask("before", "worker")
     page = opened(cast)
     expect(page.locator("#rows")).to_contain_text("before")
+    page.evaluate(HIDE, True)
+    expect(page.locator("#live")).to_have_text("paused while the tab is hidden")
+    cast.ask("meanwhile", "worker")
+    page.evaluate(HIDE, False)
+    expect(page.locator("#rows tr")).to_have_count(2)
     site.server.stop()  # an open stream does not hold it up
     expect(page.locator("#live")).to_have_text("connection lost, retrying")
     site.server.start()
     cast.ask("after", "worker")
     expect(page.locator("#live")).to_have_text("live")
-    expect(page.locator("#rows tr")).to_have_count(2)
+    expect(page.locator("#rows tr")).to_have_count(3)
     expect(page.locator("#rows")).to_contain_text("after")
 
 

@@ -62,7 +62,8 @@ class Events:
         self._newest: deque[ServiceEvent] = deque(maxlen=EVENTS_MAX)
         self.number = 0
         """Of the last event."""
-        self.counts: Counter[str] = Counter()
+        self.granted: Counter[str] = Counter()
+        """How many leases were granted in each namespace."""
         self.listener: Callable[[], None] | None = None
         """Called after each event while somebody looks; it must return at once."""
 
@@ -70,6 +71,7 @@ class Events:
         """What the store has answered to one operation. Renewals that were kept, and waiters, are no events."""
         match answer, operation:
             case Granted(), Ask():
+                self.granted[namespace] += 1
                 self._add(
                     ServiceEvent(
                         self.number + 1,
@@ -142,7 +144,6 @@ class Events:
 
     def _add(self, event: ServiceEvent) -> None:
         self.number = event.number
-        self.counts[event.kind] += 1
         self._newest.append(event)
         if self.listener is not None:
             self.listener()

@@ -126,6 +126,7 @@ class WatchedNamespace:
             doubts=list(standing.doubts),
             version=__version__,
             last_token=max(standing.last_token, self._story.last_token),
+            now=now,
             may_operate=by.may("operate", namespace.name),
             names=names,
             more=self._more,
@@ -179,13 +180,13 @@ class WatchedNamespace:
         ended = _now()
         events = [*self._take(), *self._story.look(views, began, ended, whole=not more)]
         changed, gone = self._compare(views, began, ended)
-        counts = self._story.counts
+        seen = self._story.counts
         sample = Sample(
             sum(view.held_by is not None for view in views),
             sum(len(view.waiters) for view in views),
-            self._events.counts["granted"],
-            self._events.counts["refused"],
-            counts["lost"],
+            self._events.granted[self._namespace.name],
+            seen["refused"],
+            seen["lost"],
         )
         self._samples.append(sample)
         return LiveChange(names=changed, gone=gone, more=more, events=events, sample=sample)
@@ -261,6 +262,9 @@ class LiveStream(Response):
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if scope["method"] == "HEAD":
+                await send({"type": "http.response.body", "body": b""})
+                return
             await send(_piece("state", self._state))
             while True:
                 read = asyncio.ensure_future(self._page.unread.get())

@@ -81,7 +81,7 @@ class GuardView(Struct):
 
 
 class Sample(Struct):
-    """Numbers of one look. The last three count from the start of this instance."""
+    """Numbers of one look. The last three count what this instance has seen."""
 
     held: int
     waiting: int
@@ -100,6 +100,8 @@ class LiveState(Struct, kw_only=True):
     doubts: list[str]
     version: str
     last_token: int
+    now: float
+    """By the clock of the service, in seconds since 1970."""
     may_operate: bool
     """Whether the credential of this stream may force-release."""
     names: list[LiveName]

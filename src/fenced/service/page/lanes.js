@@ -1,11 +1,11 @@
 // Lanes: who held a name, from when to when, and what was refused. Of the live page, and of a drill.
 
-import { element, label, number, span } from "./words.js";
+import { element, label, number, span, time } from "./words.js";
 
 const WINDOW_SECONDS = 300;
 
 export function lanesOf(view, own, left) {
-  const lanes = [], end = Date.now() / 1000;
+  const lanes = [], end = time.now();
   const lane = (event) => {
     let found = lanes.find((each) => each.token === event.token);
     if (!found) lanes.push(found = { token: event.token, who: label(event.holder), from: null, to: null, fate: "", marks: [] });
@@ -48,7 +48,7 @@ export function drawLanes({ lanes, from, to, live }, title, pixels) {
   lanes.forEach((lane, index) => picture.append(...drawLane(lane, index * step + 30, `lane${index % 8}`, { x, to, width })));
   const caption = (at, anchor, text) => element("svg:text", { x: at, y: height - 4, "text-anchor": anchor, class: "soft" }, text);
   picture.append(caption(2, "start", live ? `${span(to - from)} ago` : "0 s"), caption(right, "end", live ? "now" : span(to)));
-  if (lanes.some((lane) => lane.marks.length)) picture.append(caption(width / 2, "middle", live ? "✕ refused" : "● written   ✕ refused"));
+  if (lanes.some((lane) => lane.marks.length)) picture.append(caption(width / 2, "middle", live ? "✕ refused" : "● written · ✕ refused · ┄ stopped"));
   return picture;
 }
 

@@ -1,7 +1,7 @@
 // The live page: its stream, its table, its feed, and what an operator can do.
 
 import { drawLanes, lanesOf, lanesOfDrill } from "./lanes.js";
-import { clock, element, explain, isLate, label, number, plural, put, sentence, span, where } from "./words.js";
+import { clock, element, explain, isLate, label, number, plural, put, sentence, span, time, where } from "./words.js";
 
 const ROWS_MAX = 1000;
 const FEED_MAX = 200;
@@ -18,12 +18,20 @@ const now = () => performance.now() / 1000;
 const names = new Map(); // name → { view, ends, seen, row, parts }
 let events = [];
 let samples = [];
-let chosen = decodeURIComponent(location.hash.slice(1));
+let chosen = nameInAddress();
 let mayOperate = false;
 let paused = false;
 let missed = 0;
 let lastToken = 0;
 let more = false; // there are more names than the service looks at
+
+function nameInAddress() {
+  try {
+    return decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return "";
+  }
+}
 
 // The stream.
 
@@ -46,7 +54,15 @@ function lost() {
   source = null;
   showLive("off", "connection lost, retrying");
   clearTimeout(retry);
-  retry = setTimeout(connect, RETRY_MS);
+  retry = setTimeout(reconnect, RETRY_MS);
+}
+
+async function reconnect() {
+  const answer = await fetch(place("v1/events"), { method: "HEAD" }).catch(() => null);
+  if (document.hidden) return;
+  if (answer?.status === 401) location.reload(); // the token is no longer known: the page asks for another one
+  else if (answer?.ok) connect();
+  else lost();
 }
 
 function showLive(kind, words) {
@@ -68,6 +84,8 @@ function onState(state) {
   for (const name of [...names.keys()]) if (!present.has(name)) names.delete(name);
   for (const view of state.names) keep(view);
   events = state.events;
+  $("feed").replaceChildren(); // another instance counts its events from 1 again
+  time.skew = state.now - Date.now() / 1000;
   samples = state.samples.slice(-SAMPLES_MAX);
   mayOperate = state.may_operate;
   put($("store"), state.store);
@@ -108,7 +126,7 @@ function onChange(change) {
   if (changed.length || gone.length) drawRows();
   if (happened.length) {
     events = [...events, ...happened].slice(-1000);
-    say(happened.filter((event) => event.kind === "refused" && Date.now() / 1000 - event.at < 10));
+    say(happened.filter((event) => event.kind === "refused" && time.now() - event.at < 10));
     if (paused) missed += happened.length;
     drawFeed();
   }
@@ -182,7 +200,7 @@ function matches({ view, ends }) {
   }
   const filter = document.querySelector("#filters input:checked").value;
   if (filter === "waited") return view.waiting > 0;
-  if (filter === "long") return view.since !== null && Date.now() / 1000 - view.since > LONG_SECONDS;
+  if (filter === "long") return view.since !== null && time.now() - view.since > LONG_SECONDS;
   return filter !== "late" || isLate(view, ends - now());
 }
 
@@ -270,11 +288,16 @@ function feedItem(event) {
 
 // One name: what it means, and its lanes.
 
-function choose(name) {
+function select(name) {
   const before = names.get(chosen);
   chosen = name;
   history.replaceState(null, "", name ? `#${encodeURIComponent(name)}` : "#");
   for (const known of [before, names.get(name)]) if (known?.row) drawRow(known);
+  return before;
+}
+
+function choose(name) {
+  const before = select(name);
   drawDetail();
   if (name && innerWidth < 1050) $("detail").scrollIntoView({ block: "start" });
   if (name) $("detail").focus({ preventScroll: true });
@@ -315,7 +338,7 @@ function detailFrame(title, takes, close) {
 $("drill").querySelector("input").addEventListener("change", async (event) => {
   const box = $("detail"), [file] = event.target.files;
   if (!file) return;
-  choose("");
+  select("");
   box.hidden = false;
   delete box.dataset.frame;
   box.replaceChildren(...detailFrame(`Drill ${file.name}`, false, () => { box.hidden = true; }));
@@ -407,7 +430,7 @@ addEventListener("keydown", (event) => {
   const next = event.key === "ArrowDown" ? row?.nextElementSibling : event.key === "ArrowUp" ? row?.previousElementSibling : null;
   if (next) { event.preventDefault(); next.querySelector("button").focus(); }
 });
-addEventListener("hashchange", () => choose(decodeURIComponent(location.hash.slice(1))));
+addEventListener("hashchange", () => choose(nameInAddress()));
 setInterval(() => {
   if (document.hidden) return;
   for (const known of names.values()) if (known.seen && known.row) drawLeft(known);

@@ -8,6 +8,9 @@ export const label = (holder) => (holder ? holder.label || "somebody without a l
 export const where = (holder) => (holder ? [holder.host, holder.pid && `pid ${holder.pid}`].filter(Boolean).join(", ") : "");
 export const who = (holder) => label(holder) + (holder?.host ? ` on ${holder.host}` : "");
 
+// Times of day are the service's: clocks need not agree.
+export const time = { skew: 0, now: () => Date.now() / 1000 + time.skew };
+
 // A client renews after a third of the ttl: past two thirds it has missed a renewal.
 export const isLate = (view, left) => Boolean(view?.held_by && view.ttl && left < view.ttl / 3);
 
@@ -54,7 +57,7 @@ export function explain(view, left, own) {
   const held = view?.held_by;
   if (held) {
     said.push(`${who(held.holder)} holds it under token ${number.format(held.token)}` +
-      (view.since ? `, for ${span(Date.now() / 1000 - view.since)} as far as this instance knows` : "") +
+      (view.since ? `, for ${span(time.now() - view.since)} as far as this instance knows` : "") +
       `. If it does not renew, it ends in ${span(left)}.`);
     if (isLate(view, left)) said.push("⚠ It has not renewed in time. Its process may be stopped, overloaded or cut off from the store.");
     if (view.names.length > 1) said.push(`The same lease covers ${view.names.filter((name) => name !== view.name).join(", ")}.`);
