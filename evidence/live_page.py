@@ -11,6 +11,7 @@ import sqlite3
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -46,7 +47,7 @@ class Cast:
             found: dict[str, Any] = json.load(answer)
             return found
 
-    def asking(self, name: str, label: str, *, ttl: float = 60, wait: bool = False) -> dict[str, Any]:
+    def asking(self, name: str, label: str, *, ttl: float = 600, wait: bool = False) -> dict[str, Any]:
         """The ask of a program whose label may name its host: worker@web-1."""
         attempt = secrets.token_hex(16)
         self._attempts.append(attempt)
@@ -54,14 +55,32 @@ class Cast:
         holder = {"label": who, "host": host or "web-1", "pid": 1000 + len(self._attempts)}
         return {"attempt": attempt, "names": [name], "ttl": ttl, "wait": wait, "holder": holder}
 
-    def ask(self, name: str, label: str, *, ttl: float = 60, wait: bool = False) -> dict[str, Any]:
+    def ask(self, name: str, label: str, *, ttl: float = 600, wait: bool = False) -> dict[str, Any]:
         return self.post("/v1/leases", self.asking(name, label, ttl=ttl, wait=wait))
 
     def ask_many(self, names: Sequence[str], label: str) -> None:
-        self.post("/v1/batch", {"do": [{"ask": self.asking(name, label, ttl=600)} for name in names]})
+        self.post("/v1/batch", {"do": [{"ask": self.asking(name, label)} for name in names]})
 
     def renew(self) -> None:
         self.post("/v1/leases/renew", {"attempts": self._attempts[-1000:]})
+
+    @contextlib.contextmanager
+    def waiting(self, name: str, label: str) -> Iterator[None]:
+        """A waiter that keeps its place, however slow this machine is."""
+        ask, end = self.asking(name, label, wait=True), threading.Event()
+        self.post("/v1/leases", ask)
+
+        def keep() -> None:
+            while not end.wait(2):
+                self.post("/v1/leases", ask)
+
+        thread = threading.Thread(target=keep)
+        thread.start()
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join()
 
     def overtake(self, name: str, late: str, newer: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """The grants of a holder that was overtaken, and of its successor."""
@@ -120,7 +139,7 @@ def _populate(cast: Cast, orders: GuardedOrders) -> None:
     cast.ask("nightly-report", "cron@ops-1", ttl=120)
     cast.ask("billing/close-of-month", "ledger-close@batch-4", ttl=300)
     for shard in range(12):
-        cast.ask(f"index/shard-{shard:02}", f"indexer-{shard % 4}@search-{shard % 4 + 1}")
+        cast.ask(f"index/shard-{shard:02}", f"indexer-{shard % 4}@search-{shard % 4 + 1}", ttl=60)
     cast.ask("index/shard-03", "indexer-9@search-2", wait=True)
     cast.ask("mail/outbox", "relay@mx-1", ttl=45)
     cast.ask("mail/outbox", "relay@mx-2", ttl=45, wait=True)

@@ -150,8 +150,8 @@ def test_a_refusal_is_seen_with_both_holders(opened: Opened, site: Site, tmp_pat
 def test_the_stream_has_the_state_and_then_what_changes(site: Site) -> None:
     """Of the names that the reader may see. Time alone is no change."""
     cast = site.cast()
-    cast.ask("mine/1", "worker", ttl=600)
-    cast.ask("theirs", "worker", ttl=600)
+    cast.ask("mine/1", "worker")
+    cast.ask("theirs", "worker")
     whole, scoped = events_of(site, cast, "ops"), events_of(site, cast, "scoped")
     states = [next(stream) for stream in (whole, scoped)]
     assert [kind for kind, _ in states] == ["state", "state"]
@@ -160,6 +160,7 @@ def test_the_stream_has_the_state_and_then_what_changes(site: Site) -> None:
         ["mine/1"],
     ]
     assert [state["may_operate"] for _, state in states] == [True, False]
+    assert [len(state["guards"]) for _, state in states] == [2, 0], "guards hold the names of all"
     quiet = [next(whole), next(whole)]
     assert [change.keys() & {"names", "gone", "events"} for _, change in quiet] == [set(), set()]
     with asked(site, cast, "ops", "HEAD") as head:
@@ -181,13 +182,13 @@ def test_the_stream_has_the_state_and_then_what_changes(site: Site) -> None:
 def test_a_thousand_names(opened: Opened, site: Site) -> None:
     cast = site.cast()
     cast.ask_many([f"jobs/{number:04}" for number in range(1000)], "worker")
-    cast.ask("jobs/0500", "patient", wait=True)
     page = opened(cast)
     expect(page.locator("#rows tr")).to_have_count(1000)
     expect(page.locator("#count")).to_have_text("1,000 names")
     page.get_by_text("waited for", exact=True).click()
-    expect(page.locator("#rows tr")).to_have_count(1)
-    expect(page.locator("#rows")).to_contain_text("patient")
+    with cast.waiting("jobs/0500", "patient"):
+        expect(page.locator("#rows tr")).to_have_count(1)
+        expect(page.locator("#rows")).to_contain_text("patient")
     page.locator("#search").fill("jobs/0501")
     expect(page.locator("#count")).to_have_text("None of 1,000 names matches.")
 
@@ -258,12 +259,12 @@ def test_everybody_can_read_it(scheme: str, opened: Opened, site: Site) -> None:
     """axe finds nothing in either theme, on a telephone and on a desk."""
     cast = site.cast()
     cast.ask("orders/42", "worker-7@web-3")
-    cast.ask("orders/42", "worker-9@web-1", wait=True)
     width = 390 if scheme == "light" else 1280
     size = {"width": width, "height": 800}
     page = opened(cast, name="orders/42", color_scheme=scheme, viewport=size, reduced_motion="reduce")
-    expect(page.locator("#detail")).to_contain_text("1 waiter in line")
-    found = Axe().run(page)
+    with cast.waiting("orders/42", "worker-9@web-1"):
+        expect(page.locator("#detail")).to_contain_text("1 waiter in line")
+        found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") == width, "nothing is wider than the window"
     page_color = page.evaluate("getComputedStyle(document.body).backgroundColor")

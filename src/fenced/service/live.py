@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -20,7 +20,7 @@ from fenced.service.access import Principal
 from fenced.service.events import Events, ServiceEvent
 from fenced.service.namespaces import ServedNamespace
 from fenced.service.story import Story
-from fenced.service.views import LiveChange, LiveEvent, LiveName, LiveState, Sample, live_name
+from fenced.service.views import GuardView, LiveChange, LiveEvent, LiveName, LiveState, Sample, live_name
 from fenced.service.watched import WatchedGuards
 
 LOOK_SECONDS = 1.0
@@ -29,6 +29,7 @@ GATHER_SECONDS = 0.05
 EVENTS_AT_ONCE_MAX = 500
 NAMES_MAX = 5000
 """How many names of a namespace an instance looks at."""
+NAMES_AT_ONCE = 250
 SURVEY_PAGE = 1000
 PAGES_MAX = 100
 UNREAD_MAX = 30
@@ -51,16 +52,30 @@ class OpenPage:
             change = None
         self.unread.put_nowait(change)
 
-    def events(self, found: Sequence[LiveEvent]) -> list[LiveEvent]:
-        by = self.by
-        return [event for event in found if by.names is None or (event.names and by.may_use(event.names))]
+    def events(self, found: Iterable[LiveEvent]) -> list[LiveEvent]:
+        return [event for event in found if self._may_see(event)]
+
+    def _may_see(self, event: LiveEvent) -> bool:
+        """A write without a stamp may have been meant for any namespace."""
+        if self.by.namespaces is not None and event.token is None:
+            return False
+        return self.by.names is None or (bool(event.names) and self.by.may_use(event.names))
+
+    def guards(self, views: list[GuardView]) -> list[GuardView]:
+        """They guard the names of all."""
+        return views if self.by.names is None and self.by.namespaces is None else []
 
     def change(self, whole: LiveChange) -> LiveChange:
-        if self.by.names is None:
+        """What this reader may see of it."""
+        if self.by.names is None and self.by.namespaces is None:
             return whole
-        names = [each for each in whole.names if self.by.may_use([each.name])]
-        gone = [name for name in whole.gone if self.by.may_use([name])]
-        return msgspec.structs.replace(whole, names=names, gone=gone, events=self.events(whole.events))
+        return msgspec.structs.replace(
+            whole,
+            names=[each for each in whole.names if self.by.may_use([each.name])],
+            gone=[name for name in whole.gone if self.by.may_use([name])],
+            events=self.events(whole.events),
+            guards=None,
+        )
 
 
 class WatchedNamespace:
@@ -72,8 +87,8 @@ class WatchedNamespace:
         self._guards = guards
         self._story = Story(namespace.name)
         self._number = 0
-        self._names: dict[str, tuple[LiveName, float]] = {}
-        """What the last look showed, and when each lease ends."""
+        self._views: dict[str, tuple[NameView, float]] = {}
+        """What the last look showed, and when."""
         self._took = 0.0
         """How long the last look took: each end of a lease may be off by so much."""
         self._more = False
@@ -117,7 +132,7 @@ class WatchedNamespace:
     def _state(self, standing: Standing, page: OpenPage) -> LiveState:
         by, namespace = page.by, self._namespace
         now = _now()
-        names = [_aged(each, ends, now) for each, ends in self._names.values() if by.may_use([each.name])]
+        names = [self._shown(view, now - at) for view, at in self._views.values() if by.may_use([view.name])]
         return LiveState(
             namespace=namespace.name,
             realm=standing.realm,
@@ -130,7 +145,7 @@ class WatchedNamespace:
             may_operate=by.may("operate", namespace.name),
             names=names,
             more=self._more,
-            guards=self._guards.views,
+            guards=page.guards(self._guards.views),
             events=page.events(self._story.feed),
             samples=list(self._samples),
         )
@@ -148,8 +163,12 @@ class WatchedNamespace:
                         await asyncio.wait_for(self._woken.wait(), left)
                         await asyncio.sleep(GATHER_SECONDS)
                         self._send(LiveChange(events=self._take()))
+        except BaseException:
+            self._problem = "the looks at the store were ended by a bug"
+            raise
         finally:
             self._task = None
+            self._looked.set()  # whoever waits for a look gets the problem instead
             self._story.pause()
 
     def _send(self, change: LiveChange) -> None:
@@ -175,21 +194,50 @@ class WatchedNamespace:
         except FencedError as error:
             self._problem = str(error)
             return LiveChange(events=self._take(), problem=self._problem)
-        self._problem, self._more = "", more
-        self._story.realm = self._namespace.realm
         ended = _now()
+        differ = await self._differing(views, began, ended)
+        # From here on nothing is awaited: a page that opens gets the state before this look or the one after it.
+        self._problem, self._more, self._took = "", more, ended - began
+        self._story.realm = self._namespace.realm
         events = [*self._take(), *self._story.look(views, began, ended, whole=not more)]
-        changed, gone = self._compare(views, began, ended)
-        seen = self._story.counts
+        before, self._views = self._views, {view.name: (view, ended) for view in views}
         sample = Sample(
             sum(view.held_by is not None for view in views),
             sum(len(view.waiters) for view in views),
             self._events.granted[self._namespace.name],
-            seen["refused"],
-            seen["lost"],
+            self._story.counts["refused"],
+            self._story.counts["lost"],
         )
         self._samples.append(sample)
-        return LiveChange(names=changed, gone=gone, more=more, events=events, sample=sample)
+        return LiveChange(
+            names=[self._shown(view, 0.0) for view in differ],
+            gone=[name for name in before if name not in self._views],
+            more=more,
+            events=events,
+            sample=sample,
+        )
+
+    async def _differing(self, views: Sequence[NameView], began: float, ended: float) -> list[NameView]:
+        """The names that differ from the last look by more than the time that has passed."""
+        differ = []
+        slack = max(self._took, ended - began)
+        for number, view in enumerate(views):
+            if number % NAMES_AT_ONCE == NAMES_AT_ONCE - 1:
+                await asyncio.sleep(0)  # requests of clients come first
+            old, at = self._views.get(view.name, (None, 0.0))
+            if old is None or _standing(old) != _standing(view):
+                differ.append(view)
+            elif abs(at + _left(old) - ended - _left(view)) > slack + min(1.0, (view.ttl or 4.0) / 4):
+                differ.append(view)  # renewed
+        return differ
+
+    def _shown(self, view: NameView, age: float) -> LiveName:
+        """As it is now, `age` seconds after the look."""
+        shown = live_name(view, self._story.since(view.held_by.grant) if view.held_by else None)
+        shown.free_in = max(0.0, shown.free_in - age)
+        if shown.held_by is not None:
+            shown.held_by.remaining = max(0.0, shown.held_by.remaining - age)
+        return shown
 
     async def _survey(self) -> tuple[list[NameView], bool]:
         """Through the authority object for surveys: a grant does not wait behind it."""
@@ -203,37 +251,16 @@ class WatchedNamespace:
             after = page[-1].name
         return found, True
 
-    def _compare(
-        self, views: Sequence[NameView], began: float, ended: float
-    ) -> tuple[list[LiveName], list[str]]:
-        """The names that differ from the last look by more than the time that has passed, and those that are gone."""
-        before, self._names = self._names, {}
-        changed = []
-        for view in views:
-            held = view.held_by
-            shown = live_name(view, self._story.since(held.grant) if held else None)
-            ends = ended + (held.remaining if held else view.free_in)
-            old = before.get(view.name)
-            slack = max(self._took, ended - began) + min(1.0, (view.ttl or 4.0) / 4)
-            if old is None or abs(old[1] - ends) > slack or _standing(old[0]) != _standing(shown):
-                changed.append(shown)
-            self._names[view.name] = shown, ends
-        self._took = ended - began
-        return changed, [name for name in before if name not in self._names]
+
+def _left(view: NameView) -> float:
+    """Seconds until the lease ends, or the name becomes free."""
+    return view.held_by.remaining if view.held_by else view.free_in
 
 
-def _standing(shown: LiveName) -> tuple[object, ...]:
+def _standing(view: NameView) -> tuple[object, ...]:
     """What does not change by time alone."""
-    grant = shown.held_by.grant if shown.held_by else None
-    return grant, shown.ttl, shown.waiting, shown.waiters, shown.since, shown.free_in > 0
-
-
-def _aged(shown: LiveName, ends: float, now: float) -> LiveName:
-    """As it is now: time has passed since the look."""
-    left = round(max(0.0, ends - now), 1)
-    if shown.held_by is None:
-        return msgspec.structs.replace(shown, free_in=left if shown.free_in > 0 else 0.0)
-    return msgspec.structs.replace(shown, held_by=msgspec.structs.replace(shown.held_by, remaining=left))
+    grant = view.held_by.grant if view.held_by else view.free_in > 0
+    return grant, view.ttl, [waiter.holder.id for waiter in view.waiters]
 
 
 def _limited(found: list[ServiceEvent]) -> list[ServiceEvent]:
@@ -260,22 +287,14 @@ class LiveStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(_disconnected(receive))
+        gone.add_done_callback(lambda _: self._page.put(None))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            if scope["method"] == "HEAD":
-                await send({"type": "http.response.body", "body": b""})
-                return
-            await send(_piece("state", self._state))
-            while True:
-                read = asyncio.ensure_future(self._page.unread.get())
-                done, _ = await asyncio.wait({gone, read}, return_when=asyncio.FIRST_COMPLETED)
-                if read not in done:
-                    read.cancel()
-                    return
-                if (change := read.result()) is None:
-                    await send({"type": "http.response.body", "body": b""})
-                    return
-                await send(_piece("change", change))
+            if scope["method"] != "HEAD":
+                await send(_piece("state", self._state))
+                while (change := await self._page.unread.get()) is not None:
+                    await send(_piece("change", change))
+            await send({"type": "http.response.body", "body": b""})
         finally:
             gone.cancel()
             self._watch.pages.discard(self._page)

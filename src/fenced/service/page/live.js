@@ -9,6 +9,7 @@ const SAMPLES_MAX = 60;
 const LONG_SECONDS = 600;
 const SILENCE_MS = 6000;
 const RETRY_MS = 1500;
+const NEW_SECONDS = 60; // an older refusal is history, and not announced
 
 const $ = (id) => document.getElementById(id);
 const namespace = document.body.dataset.namespace;
@@ -126,7 +127,7 @@ function onChange(change) {
   if (changed.length || gone.length) drawRows();
   if (happened.length) {
     events = [...events, ...happened].slice(-1000);
-    say(happened.filter((event) => event.kind === "refused" && time.now() - event.at < 10));
+    say(happened.filter((event) => event.kind === "refused" && time.now() - event.at < NEW_SECONDS));
     if (paused) missed += happened.length;
     drawFeed();
   }
