@@ -96,7 +96,10 @@ def opened(browser: Browser, site: Site) -> Iterator[Opened]:
         context = browser.new_context(base_url=site.server.url(), **options)  # type: ignore[arg-type]
         context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda line: wrong.append(f"{line.text} {line.location}") if line.type == "error" else None,
+        )
         page.on("pageerror", lambda error: wrong.append(str(error)))
         pages.append(page)
         page.goto(f"/?namespace={cast.namespace}")
@@ -111,8 +114,8 @@ def opened(browser: Browser, site: Site) -> Iterator[Opened]:
     yield open_page
     for page in pages:
         page.context.close()
-    # The first page asks for a token, and one test kills the instance. A script that fails to load is another error.
-    assert [line for line in wrong if not re.search(r"401 \(Unauthorized\)|net::ERR", line)] == []
+    # The first page asks for a token, one test stops the instance, and one asks for a namespace that is not there.
+    assert [line for line in wrong if not re.search(r"401 \(|net::ERR|namespace=nowhere", line)] == []
 
 
 def test_a_refusal_is_seen_with_both_holders(opened: Opened, site: Site, tmp_path: Path) -> None:
@@ -285,6 +288,9 @@ def test_without_a_script_and_without_a_token(opened: Opened, site: Site) -> Non
         )
         assert answer.status == status
     assert SECRETS["ops"] not in page.content() + page.url + site.server.log.read_text()
+    page.goto("/?namespace=nowhere")
+    expect(page.get_by_role("alert")).to_contain_text("nowhere")
+    page.goto("/")
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_label("Token")).to_be_visible()
     page.get_by_label("Token").fill("guessed")

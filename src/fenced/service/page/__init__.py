@@ -29,7 +29,9 @@ ROWS_WITHOUT_SCRIPT = 200
 FORM_BYTES_MAX = 4096
 
 _FOLDER = files(__name__)
-_PAGE, _LOGIN = (Template((_FOLDER / name).read_text()) for name in ("live.html", "login.html"))
+_PAGE, _LOGIN, _NOTICE = (
+    Template((_FOLDER / f"{name}.html").read_text()) for name in ("live", "login", "notice")
+)
 _ASSETS = {
     name: ("text/css" if name.endswith(".css") else "text/javascript", (_FOLDER / name).read_bytes())
     for name in ("live.css", "live.js", "lanes.js", "words.js")
@@ -75,9 +77,9 @@ def routes(api: Api) -> list[Route]:
             views = await looker.survey(limit=ROWS_WITHOUT_SCRIPT)
         except FencedError as error:
             status = 503 if isinstance(error, Unavailable) else 404
-            return _html(_PAGE, status, _fields(namespace, "", None, f"<p>{escape(str(error))}</p>"))
+            return _html(_NOTICE, status, {"message": escape(str(error))})
         rows = _rows([view for view in views if by is None or by.may_use([view.name])])
-        return _html(_PAGE, 200, _fields(namespace, looker.url, standing, rows, logged_in=by is not None))
+        return _html(_PAGE, 200, _fields(namespace, looker.url, standing, rows, shows_log_out=by is not None))
 
     async def log_in(request: Request) -> Response:
         namespace = request.query_params.get("namespace", "default")
@@ -146,16 +148,15 @@ def _html(template: Template, status: int, fields: dict[str, str]) -> Response:
 
 
 def _fields(
-    namespace: str, store: str, standing: Standing | None, rows: str, *, logged_in: bool = False
+    namespace: str, store: str, standing: Standing, rows: str, *, shows_log_out: bool
 ) -> dict[str, str]:
-    strict = "best effort" if standing is not None and standing.doubts else "strict"
     return {
         "namespace": escape(namespace),
         "store": escape(store),
-        "guarantee": strict if standing else "",
-        "last_token": f"{standing.last_token:,}" if standing else "",
+        "guarantee": "best effort" if standing.doubts else "strict",
+        "last_token": f"{standing.last_token:,}",
         "rows": rows,
-        "logout": "" if logged_in else "hidden",
+        "logout": "" if shows_log_out else "hidden",
     }
 
 

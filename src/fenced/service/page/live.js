@@ -61,7 +61,7 @@ function lost() {
 async function reconnect() {
   const answer = await fetch(place("v1/events"), { method: "HEAD" }).catch(() => null);
   if (document.hidden) return;
-  if (answer?.status === 401) location.reload(); // the token is no longer known: the page asks for another one
+  if ([401, 403, 404].includes(answer?.status)) location.reload(); // the token is no longer known: the page asks again
   else if (answer?.ok) connect();
   else lost();
 }
