@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import ssl
 from collections.abc import Callable, Coroutine
@@ -273,6 +274,8 @@ def test_an_unknown_outcome_holds_newer_tokens_back(alone: bool) -> None:
             held = await stage.ask("PUT", "/orders/42", 2)
             assert (held.problem, held.headers["retry-after"]) == ("contended", "1")
             assert (await stage.ask("PUT", "/orders/42", 1)).problem == "stale"  # the mark has risen
+            await stage.proxy.gate.settle("orders/42")  # an operator knows more
+            assert (await stage.ask("PUT", "/orders/42", 2)).status == 200
 
             half = await stage.caller()
             half.writer.write(request("PUT", "/orders/43", 1, b"whole", name="orders/43")[:-2])
@@ -425,6 +428,18 @@ def test_operators_port() -> None:
             assert 'fenced_proxy_upstream_answers_total{class="2xx"} 1\n' in metrics
             assert (await operators.ask("GET", "/x")).status == 404
             assert (await operators.ask("PUT", "/healthz")).status == 405
+            assert (await (await operators.caller()).raw(b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(
+                b"HTTP/1.1 400"
+            )
+            by = "Fenced-Operator: eve\r\n"
+            assert (await operators.ask("GET", "/settle?name=orders/42", headers=by)).status == 405
+            assert (await operators.ask("POST", "/settle?name=orders/42")).status == 400
+            assert (await operators.ask("POST", "/settle?name=a&name=b", headers=by)).status == 400
+            assert (await operators.ask("POST", "/settle?name=%00", headers=by)).status == 400
+            assert stage.reports == []
+            done = await operators.ask("POST", "/settle?name=orders%2F42", headers=by)
+            assert done.body == b"orders/42: 0 settled\n"
+            assert json.loads(stage.reports[0].removeprefix("audit "))["by"] == "eve"
             server.close()
             for caller in operators.callers:
                 await caller.close()

@@ -82,6 +82,15 @@ def test_permits(found: list[Permit], token: int, proxy: str) -> None:
     assert doubt not in after.permits  # it is a new one, so everybody waits from now on
 
 
+def test_a_proxy_that_renews_is_not_silent() -> None:
+    watch, permit = order.Watch(settle=30.0), Permit("a", 1, beat=1)
+    watch.look([permit], 10.0)
+    assert not watch.silent(permit, 12.9) and watch.silent(permit, 13.0)
+    renewed = permit._replace(beat=2)
+    watch.look([renewed], 12.9)
+    assert not watch.silent(renewed, 13.0)
+
+
 def test_a_value_of_another_program_is_not_taken_for_ours() -> None:
     for value in (b"", b"7", b"[1, 2]", b'["1:x", []]', b"\xff"):
         with pytest.raises(Misconfigured):

@@ -45,6 +45,8 @@ async def _story(url: str) -> None:
         await asyncio.sleep(0.001)
     with pytest.raises(StaleToken):
         await two.enter(NAME, stamp_of(1), forever)
+    settled, left = await two.settle(NAME)
+    assert not settled and [permit.token for permit in left] == [1]  # of a proxy that is alive
     assert not newer.done()
     one.answered(old, 1)
     line = await newer
@@ -54,6 +56,9 @@ async def _story(url: str) -> None:
         await asyncio.sleep(0.01)
     with pytest.raises(Contended):
         await one.enter(NAME, stamp_of(3), runtime.now() + 0.1)
+    settled, left = await one.settle(NAME)
+    assert [(permit.token, permit.unknown) for permit in settled] == [(2, True)]
+    assert await one.enter(NAME, stamp_of(3), forever) is not None
     await one.unstamped("orders/43")
     for gate in (one, two):
         await gate.close()

@@ -67,7 +67,10 @@ def listen_address(
     help="Where clients connect.",
 )
 @click.option(
-    "--admin", metavar="HOST:PORT", callback=listen_address, help="Serve /healthz, /readyz and /metrics."
+    "--admin",
+    metavar="HOST:PORT",
+    callback=listen_address,
+    help="Serve operators: /healthz, /readyz, /metrics and /settle.",
 )
 @click.option("--alone", is_flag=True, help="No other proxy uses this store: one step for each new token.")
 @_time("--settle", "How long a request may run at the upstream after the proxy gave it up.", 30.0)

@@ -1,28 +1,34 @@
-"""The operators' port: is it alive, is it ready, what has happened."""
+"""The operators' port: is it alive, is it ready, what has happened, and what an operator knows to be settled."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+from datetime import UTC, datetime
+from urllib.parse import parse_qs
 
-from fenced.errors import Misconfigured
+from fenced.errors import FencedError, Misconfigured, Misuse
+from fenced.model import check_name
+from fenced.proxy.messages import BadMessage, PassedRequest, request_head
 from fenced.proxy.server import FencingProxy
 
-_SECONDS = 5.0
+SETTLE = b"/settle"
+_SECONDS = 10.0
 
 
 async def listen(proxy: FencingProxy, host: str, port: int) -> asyncio.Server:
-    """Answer GET /healthz, /readyz and /metrics, one request a connection."""
+    """Answer GET /healthz, /readyz and /metrics and POST /settle, one request a connection."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(TimeoutError, OSError, ValueError, asyncio.IncompleteReadError):
             async with asyncio.timeout(_SECONDS):
-                request = (await reader.readuntil(b"\r\n\r\n")).split(b" ")
-                status, text = await _answer(proxy, request[0], request[1].partition(b"?")[0])
+                data = await reader.readuntil(b"\r\n\r\n")
+                status, text = await _answer(proxy, data)
                 body = text.encode()
                 head = f"HTTP/1.1 {status}\r\ncontent-type: text/plain; charset=utf-8\r\n"
                 head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-                writer.write(head.encode() + (b"" if request[0] == b"HEAD" else body))
+                writer.write(head.encode() + (b"" if data.startswith(b"HEAD ") else body))
                 await writer.drain()
         writer.close()
 
@@ -32,9 +38,18 @@ async def listen(proxy: FencingProxy, host: str, port: int) -> asyncio.Server:
         raise Misconfigured(f"cannot listen on {host}:{port}: {error}") from error
 
 
-async def _answer(proxy: FencingProxy, method: bytes, path: bytes) -> tuple[str, str]:
-    if method not in (b"GET", b"HEAD"):
-        return "405 Method Not Allowed", "GET or HEAD\n"
+async def _answer(proxy: FencingProxy, data: bytes) -> tuple[str, str]:
+    try:
+        request = request_head(data)
+    except BadMessage as error:
+        return "400 Bad Request", f"{error}\n"
+    if request is None:
+        return "400 Bad Request", "not a request of HTTP/1.1\n"
+    path, _, query = request.target.partition(b"?")
+    if path == SETTLE and request.method == b"POST":
+        return await _settle(proxy, request, query)
+    if path == SETTLE or request.method not in (b"GET", b"HEAD"):
+        return "405 Method Not Allowed", "GET or HEAD; POST /settle\n"
     if path == b"/healthz":
         return "200 OK", "alive\n"
     if path == b"/metrics":
@@ -42,4 +57,31 @@ async def _answer(proxy: FencingProxy, method: bytes, path: bytes) -> tuple[str,
     if path == b"/readyz":
         why = await proxy.ready()
         return ("200 OK", "ready\n") if why is None else ("503 Service Unavailable", f"not ready: {why}\n")
-    return "404 Not Found", "GET /healthz, /readyz or /metrics\n"
+    return "404 Not Found", "GET /healthz, /readyz or /metrics; POST /settle\n"
+
+
+async def _settle(proxy: FencingProxy, request: PassedRequest, query: bytes) -> tuple[str, str]:
+    """What an operator knows: nothing of this name runs any more whose outcome was unknown."""
+    # The header says who it was, and no page in an operator's browser can send it here.
+    operators = [value for name, value in request.headers() if name == b"fenced-operator"]
+    names = parse_qs(query.decode()).get("name", [])
+    if len(operators) != 1 or not operators[0] or len(names) != 1:
+        return (
+            "400 Bad Request",
+            "POST /settle?name=NAME, with a header Fenced-Operator that says who you are\n",
+        )
+    try:
+        settled, left = await proxy.gate.settle(check_name(names[0]))
+    except Misuse as error:
+        return "400 Bad Request", f"{error}\n"
+    except FencedError as error:
+        return "503 Service Unavailable", f"nothing was settled: {error}\n"
+    at, by = datetime.now(UTC).isoformat(timespec="milliseconds"), operators[0].decode("latin-1")
+    tokens = [permit.token for permit in settled]
+    proxy.report(
+        "audit " + json.dumps({"at": at, "by": by, "did": "settle", "name": names[0], "tokens": tokens})
+    )
+    text = f"{names[0]}: {len(settled)} settled\n"
+    if left:
+        text += f"{len(left)} left, of proxies that may be alive; if one is dead, repeat this in 4 seconds\n"
+    return "200 OK", text

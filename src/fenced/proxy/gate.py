@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from fenced.contracts import NamedValues, Runtime, Wakeup
-from fenced.errors import Conflict, Contended, FencedError, Misconfigured, Refused
+from fenced.errors import Conflict, Contended, FencedError, Misconfigured, Refused, Unavailable
 from fenced.model import Credential, Stamp
 from fenced.proxy.order import BEAT_SECONDS, SEND_SECONDS, InFlight, Permit, Watch
 
@@ -26,7 +26,7 @@ POLL_SECONDS_MAX = 0.1
 UNSTAMPED_SECONDS = 1.0
 """How often the store is asked what it does about requests without a stamp on one name."""
 CLOSE_SECONDS = 5.0
-"""How long a proxy that stops takes to give its permits back."""
+"""How long a proxy that stops takes to give its permits back, and to do what an operator wants."""
 STAMP = b"fenced-stamp"
 SEQ_DIGITS = 15
 ZERO = ord("0")
@@ -292,9 +292,7 @@ class Gate:
             return
         del line.wanted[token]
         if line.waiters:
-            for wakeup in line.waiters:
-                wakeup.set()
-            line.waiters.clear()
+            self._notify(line)
         self._tend(line)
 
     def doubt(self, line: Line, token: int) -> None:
@@ -309,6 +307,28 @@ class Gate:
             self.answered(line, token)
 
         self._runtime.spawn(noted, "fenced-proxy-doubt")
+
+    async def settle(self, name: str) -> tuple[list[Permit], list[Permit]]:
+        """An operator says that no request of this name runs at the upstream whose outcome is unknown.
+
+        Returns the permits that were deleted, and those that stay because their proxy may be alive: it has not been
+        silent for SILENT_SECONDS while this one looked. Safe because a proxy that was silent for so long sends nothing.
+        """
+        line, settled = self._line(name), list[Permit]()
+
+        def change(found: InFlight) -> InFlight:
+            now = self._runtime.now()
+            settled[:] = [
+                permit
+                for permit in found.permits
+                if permit.unknown or (permit.proxy != self.proxy and line.watch.silent(permit, now))
+            ]
+            return found.without(settled)
+
+        if not await self._noted(line, change, self._runtime.now() + CLOSE_SECONDS):
+            raise Unavailable(f"{name}: the store could not be changed; try again")
+        self._notify(line)
+        return settled, [permit for permit in line.in_flight.permits if permit.proxy != self.proxy]
 
     async def unstamped(self, name: str) -> None:
         """Raise the refusal of a request without a stamp if the mode refuses it. The store counts it, once a second."""
@@ -460,6 +480,11 @@ class Gate:
             line.queue.popleft().set()  # stays locked, for the next one
         else:
             line.locked = False
+
+    def _notify(self, line: Line) -> None:
+        for wakeup in line.waiters:
+            wakeup.set()
+        line.waiters.clear()
 
     async def _wait(self, line: Line, until: float) -> None:
         """Until something has changed here, or `until`."""

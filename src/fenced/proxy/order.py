@@ -96,6 +96,10 @@ class Watch:
         """Note what is there. A permit with a new beat is a new one; a permit that has gone is forgotten."""
         self._first_seen = {permit: self._first_seen.get(permit, now) for permit in permits}
 
+    def silent(self, permit: Permit, now: float) -> bool:
+        """Whether its proxy has not renewed it for so long that it is dead, or has stopped sending."""
+        return now - self._first_seen[permit] >= SILENT_SECONDS
+
     def over_at(self, permit: Permit) -> float:
         """When nothing of this permit can be running any more.
 
