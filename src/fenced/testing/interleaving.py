@@ -34,8 +34,9 @@ from psycopg.pq import TransactionStatus
 
 PATIENCE_SECONDS = 30.0
 """How long a step may run without finishing or waiting for another session of the run."""
-LOOK_SECONDS = 0.001
-"""How long to wait for a step before the server is asked whether it waits for a lock."""
+LOOK_SECONDS = 0.002
+"""How long to wait for a step before the server is asked whether it waits for a lock; then twice as long, and so on."""
+LOOK_SECONDS_MAX = 0.016
 OUTCOME_LENGTH_MAX = 48
 """How much of an outcome is printed."""
 DEADLOCK_TIMEOUT = "10ms"
@@ -383,9 +384,11 @@ class _Run:
         Two looks must agree: between the readings of one look a session may go from one lock to the next.
         """
         limit = time.monotonic() + PATIENCE_SECONDS
+        patience = LOOK_SECONDS
         before: dict[int, frozenset[int]] = {}
         while busy := sorted((s for s in self._sessions.values() if s.event), key=_newest_first):
-            wait([s.running for s in busy if s.running], LOOK_SECONDS, FIRST_COMPLETED)
+            wait([s.running for s in busy if s.running], patience, FIRST_COMPLETED)
+            patience = min(2 * patience, LOOK_SECONDS_MAX)
             found = self._blockers([s.pid for s in busy if s.running and not s.running.done()])
             for session in busy:
                 if not self._collect(session) and not found.get(session.pid):
