@@ -42,8 +42,14 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
         with fenced.Client("memory:") as leases, leases.hold("stock", ttl=3600) as lease:
             yield from _one_connection(client, lease, "as Redis comes", "redis", 1.4, effort)
         requests = ("SET", "plain", VALUE), _guarded(client)
-        yield from _many(server, client, requests, effort)
-        yield from _saturated(server, requests, effort)
+        for key, what, pipeline, target in (
+            ("many", "one request each at a time", 1, 1.3),
+            ("saturated", f"{PIPELINE} requests each at a time", PIPELINE, 4.5),
+        ):
+            theirs, ours = _loads(server, requests, pipeline, effort)
+            whole = f"fenced SET, {CONNECTIONS} connections, {what}"
+            yield ratio(f"guard.redis.{key}", whole, ours, theirs, target=target, against="SET")
+        yield from _by_redis_benchmark(server, client, requests, effort)
     with (
         RedisServer() as server,
         redis.Redis.from_url(server.url()) as client,
@@ -98,10 +104,10 @@ def _guarded(client: redis.Redis) -> Words:
     return caught[-1]
 
 
-def _many(
+def _by_redis_benchmark(
     server: RedisServer, client: redis.Redis, requests: tuple[Words, Words], effort: Effort
 ) -> Iterator[Figure]:
-    """Fifty connections, one request each at a time, by redis-benchmark; and the CPU time of the server alone."""
+    """One request at a time on each connection, sent by redis-benchmark; and the CPU time of the server alone."""
     count = effort.of(REQUESTS)
     seconds: tuple[list[float], list[float]] = ([], [])
     work: tuple[list[float], list[float]] = ([], [])
@@ -110,12 +116,11 @@ def _many(
             before = _cpu_seconds(client)
             seconds[chosen].append(_benchmark(server, words, count))
             work[chosen].append((_cpu_seconds(client) - before) / count)
-    what = f"fenced SET, {CONNECTIONS} connections, one request each at a time"
-    for key, name, target, (theirs, ours) in (
-        ("many", what, 1.3, map(statistics.median, seconds)),
-        ("many_server", "the same, CPU time of the server", None, map(statistics.median, work)),
+    for key, what, (theirs, ours) in (
+        ("benchmark", "... sent by redis-benchmark, one each at a time", map(statistics.median, seconds)),
+        ("server", "... the same, CPU time of the server", map(statistics.median, work)),
     ):
-        yield ratio(f"guard.redis.{key}", name, ours, theirs, target=target, against="SET")
+        yield ratio(f"guard.redis.{key}", what, ours, theirs, against="SET")
 
 
 def _benchmark(server: RedisServer, words: Words, count: int) -> float:
@@ -133,24 +138,25 @@ def _cpu_seconds(client: redis.Redis) -> float:
     return float(used["used_cpu_sys"] + used["used_cpu_user"])
 
 
-def _saturated(server: RedisServer, requests: tuple[Words, Words], effort: Effort) -> Iterator[Figure]:
-    """Many requests at a time on each connection, turn by turn on the same connections."""
+def _loads(
+    server: RedisServer, requests: tuple[Words, Words], pipeline: int, effort: Effort
+) -> tuple[float, float]:
+    """The medians of the seconds that each takes, turn by turn, on the same connections."""
     clients = [redis.Redis.from_url(server.url()) for _ in range(CONNECTIONS)]
     connections = [client.connection_pool.get_connection() for client in clients]
     sockets: list[Any] = [connection._sock for connection in connections]
-    batches = effort.of(BATCHES)
+    batches = effort.of(BATCHES) * (PIPELINE if pipeline == 1 else 1)
     times: tuple[list[float], list[float]] = ([], [])
     packed = [command(*words) for words in requests]
     lengths = [_reply_length(sockets[0], request) for request in packed]
     for _ in range(TURNS):
         for request, length, found in zip(packed, lengths, times, strict=True):
-            found.append(_drive(sockets, request * PIPELINE, length * PIPELINE, batches))
+            found.append(_drive(sockets, request * pipeline, length * pipeline, batches))
     for client, connection in zip(clients, connections, strict=True):
         client.connection_pool.release(connection)
         client.close()
-    theirs, ours = (statistics.median(each) / (CONNECTIONS * batches * PIPELINE) for each in times)
-    what = f"fenced SET, {CONNECTIONS} connections with {PIPELINE} requests each at a time"
-    yield ratio("guard.redis.saturated", what, ours, theirs, target=4.5, against="SET")
+    plain, guarded = (statistics.median(each) / (CONNECTIONS * batches * pipeline) for each in times)
+    return plain, guarded
 
 
 def _reply_length(link: Any, request: bytes) -> int:
