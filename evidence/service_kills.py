@@ -74,6 +74,7 @@ class Crew:
         self._note(name, lease.token, began)
         self.seen[what] += 1
         if what == "expires":
+            # It is renewed until then, so it ends up to a ttl later: the wait is measured too long, if at all.
             self._free_at[name] = time.monotonic() + lease.ttl
             return
         end = time.monotonic() + (2 * TTL if what == "renewed" else seconds)

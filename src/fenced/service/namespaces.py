@@ -20,9 +20,9 @@ RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 
 OWN_MEMORY = (
-    "only the instance that ended an attempt remembers its end: a late copy of an ask that reaches another instance, "
-    "or this one after a restart, is granted again, above every earlier token, until its ttl. Let each client stay "
-    "with one instance, or take a store without the trait own-memory"
+    "over this store only the instance of the service that ended an attempt remembers its end: a late copy of an ask "
+    "that reaches another instance, or the same one after a restart, is granted again, above every earlier token, "
+    "until its ttl. Let each client stay with one instance, or take a store without the trait own-memory"
 )
 """What a client should know about a service before an authority with that trait, which is ZooKeeper."""
 

@@ -373,7 +373,7 @@ async def a_client_that_listens_first_is_notified(h: AuthorityHarness) -> None:
     arrived = h.runtime.wakeup()
 
     async def listen() -> None:
-        until = h.runtime.now() + 60.0
+        until = h.runtime.now() + 90.0
         while not woken and h.runtime.now() < until:
             woken.extend(await b.next_wakeups(until))
         arrived.set()
@@ -383,7 +383,7 @@ async def a_client_that_listens_first_is_notified(h: AuthorityHarness) -> None:
     await granted(a, holder)
     ensure(isinstance(await b.ask(head), Waiting), "queued")
     await a.release(holder.secret)
-    in_time = await h.runtime.wait(arrived, h.runtime.now() + 30.0)
+    in_time = await h.runtime.wait(arrived, h.runtime.now() + 60.0)
     b.interrupt()
     ensure(in_time and grant_id(head.secret) in woken, f"the wake-up comes: {woken}")
     await listener.join()

@@ -149,8 +149,12 @@ class ServiceInstance:
                 except FencedError as error:
                     self._reply(connection, self._problem(error))
                     return
-                held = waits and isinstance(results[0], Waiting) and isinstance(work.operations[0], Ask)
-                self._answer(connection, answer, work.operations[0] if held else None, results[0])
+                held = waits and isinstance(results[0], Waiting)
+                reply = partial(
+                    self._answer, connection, answer, work.operations[0] if held else None, results[0]
+                )
+                # Until then it may crash, and nobody learns what the store has decided.
+                self._after(self.backend.store_delay(), reply)
 
             self._after(self.backend.store_delay(), decide)
         else:
