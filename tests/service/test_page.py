@@ -148,6 +148,8 @@ def test_a_refusal_is_seen_with_both_holders(opened: Opened, site: Site, tmp_pat
     page.locator("#drill input").set_input_files(tmp_path / "drill.json")
     expect(detail).to_contain_text("HELD: 1 operation refused, 0 acknowledged updates lost")
     expect(detail.locator("svg path.cross")).to_have_count(1)
+    detail.get_by_role("button", name="Close").click()
+    expect(detail).to_be_hidden()
 
 
 def test_the_stream_has_the_state_and_then_what_changes(site: Site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from fenced.model import Holder, NameView
@@ -77,9 +78,8 @@ class Story:
                 self._held[held.grant] = ended + held.remaining
         for grant in list(self._held) if whole else ():
             known = self._grants[grant]
-            if (
-                grant not in seen and known.since < began
-            ):  # a later one may have been granted after the survey
+            # One that is newer than the beginning of the survey may have been granted after it.
+            if grant not in seen and known.since < began:
                 self._end_unseen(known, ended)
         self._looked = True
         return self._added(before)
@@ -157,7 +157,7 @@ class Story:
         self._grants[known.grant] = known
         self._by_token |= {(name, known.token): known for name in known.names}
         if len(self._grants) > GRANTS_MAX:
-            for grant in list(self._grants)[: GRANTS_MAX // 10]:  # the oldest ones
+            for grant in list(islice(self._grants, GRANTS_MAX // 10)):  # the oldest ones
                 if grant not in self._held:
                     old = self._grants.pop(grant)
                     for name in old.names:

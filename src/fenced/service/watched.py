@@ -30,7 +30,7 @@ class WatchedGuard:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self.view = GuardView(str(redacted(dsn)), [], "not looked at yet")
+        self.view = GuardView(str(redacted(dsn)), [])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guard")
         self._source: SqlGuards | OneGuard | None = None
         self._known: set[Decision] = set()
@@ -133,7 +133,7 @@ class WatchedGuards:
     def __init__(self, dsns: Sequence[str], events: Events) -> None:
         self._guards = [WatchedGuard(dsn) for dsn in dsns]
         self._events = events
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[WatchedGuard, asyncio.Task[None]] = {}
         self.number = 0
         """Grows with every change of `views`."""
 
@@ -143,8 +143,10 @@ class WatchedGuards:
 
     def start(self, watched: Callable[[], bool]) -> None:
         """Look from now on, as long as `watched` says so."""
-        if all(task.done() for task in self._tasks):
-            self._tasks = [asyncio.create_task(self._run(guard, watched)) for guard in self._guards]
+        for guard in self._guards:
+            task = self._tasks.get(guard)
+            if task is None or task.done():
+                self._tasks[guard] = asyncio.create_task(self._run(guard, watched))
 
     async def _run(self, guard: WatchedGuard, watched: Callable[[], bool]) -> None:
         looks = 0
@@ -163,8 +165,8 @@ class WatchedGuards:
                 await guard.disconnect()
 
     async def close(self) -> None:
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for guard in self._guards:
             await guard.close()  # behind the look that its thread may still be doing

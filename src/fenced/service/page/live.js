@@ -307,7 +307,8 @@ function choose(name) {
 
 function drawDetail() {
   const box = $("detail");
-  box.hidden = !chosen;
+  if (chosen) delete box.dataset.drill;
+  box.hidden = !chosen && !("drill" in box.dataset);
   if (!chosen) return;
   const known = names.get(chosen), view = known?.view;
   const left = known ? Math.max(0, known.ends - now()) : 0;
@@ -339,10 +340,12 @@ function detailFrame(title, takes, close) {
 $("drill").querySelector("input").addEventListener("change", async (event) => {
   const box = $("detail"), [file] = event.target.files;
   if (!file) return;
+  const close = () => { delete box.dataset.drill; drawDetail(); };
   select("");
-  box.hidden = false;
   delete box.dataset.frame;
-  box.replaceChildren(...detailFrame(`Drill ${file.name}`, false, () => { box.hidden = true; }));
+  box.dataset.drill = file.name;
+  box.hidden = false;
+  box.replaceChildren(...detailFrame(`Drill ${file.name}`, false, close));
   const [, said, picture] = box.children;
   try {
     const drill = JSON.parse(await file.text());
