@@ -10,12 +10,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fenced.cli.proxy import proxy as proxy_command
 from fenced.errors import Misconfigured, Misuse
+from fenced.proofs import HmacKey
 from fenced.proxy import admin
 from fenced.proxy.server import FencingProxy, ProxyOptions
 from fenced.testing.servers.certificates import make_certificates
@@ -246,6 +249,35 @@ def test_what_needs_a_name_and_a_stamp() -> None:
                 ("uncovered", "refuse"),
             } <= counts
             assert stage.proxy.counts.refused["stale"] == 2
+
+    run(story())
+
+
+def test_with_keys_only_a_proven_stamp_counts(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("ab" * 32)
+    key, other = HmacKey.read("shop-1", tmp_path / "key"), HmacKey("shop-1", b"c" * 32)
+    option = next(one for one in proxy_command.params if one.name == "hmac_keys")
+    context = click.Context(proxy_command)
+    (read,) = option.process_value(context, [f"shop-1={tmp_path}/key"])
+    with pytest.raises(click.BadParameter):
+        option.process_value(context, ["key"])
+
+    def proof(signing: HmacKey, token: int) -> str:
+        return f'Fenced-Proof: "{signing.sign(stamp_of(token, seq=1)).text}"\r\n'
+
+    async def story() -> None:
+        async with proxied(keys=(read,), alone=True) as stage:
+            ask = stage.ask
+            assert (await ask("PUT", "/orders/42", 9)).problem == "forged"
+            assert (await ask("PUT", "/orders/42", 5, headers=proof(key, 5))).status == 200
+            # The mark is there now, so nothing else than the proof is looked at.
+            assert (await ask("PUT", "/orders/42", 5, headers=proof(key, 5))).status == 200
+            assert (await ask("PUT", "/orders/42", 5)).problem == "forged"
+            assert (await ask("PUT", "/orders/42", 5, headers=proof(other, 5))).problem == "forged"
+            assert (await ask("PUT", "/orders/42", 5, headers=proof(key, 6))).problem == "forged"
+            assert (await ask("PUT", "/orders/42", 4, headers=proof(key, 4))).problem == "stale"
+            assert (await ask("PUT", "/orders/42")).status == 200  # the mode decides
+            assert len(stage.upstream.arrived) == 3
 
     run(story())
 

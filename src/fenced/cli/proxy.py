@@ -11,6 +11,7 @@ import click
 
 from fenced.cli.output import complain
 from fenced.durations import duration
+from fenced.proofs import Ed25519Public, HmacKey, VerifyingKey
 
 F = TypeVar("F", bound=Callable[..., Any])
 SECONDS_MAX = 86_400.0
@@ -28,6 +29,19 @@ def _limit(
     return click.option(
         option, name, metavar=metavar, type=kind, default=default, show_default=default is not None, help=text
     )
+
+
+def _keys(kind: type[HmacKey] | type[Ed25519Public]) -> Callable[..., list[VerifyingKey]]:
+    def read(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> list[VerifyingKey]:
+        found: list[VerifyingKey] = []
+        for text in texts:
+            key_id, equals, file = text.partition("=")
+            if not equals:
+                raise click.BadParameter(f"a key is ID=FILE, not {text!r}")
+            found.append(kind.read(key_id, file))
+        return found
+
+    return read
 
 
 def listen_address(
@@ -94,6 +108,22 @@ def listen_address(
 @_limit("--max-connections", "connections_max", "N", "How many clients may be connected.", 1, 1000)
 @click.option("--cert", metavar="FILE", help="Serve TLS with this chain of certificates.")
 @click.option("--key", metavar="FILE", help="The key of --cert.")
+@click.option(
+    "--hmac-key",
+    "hmac_keys",
+    metavar="ID=FILE",
+    multiple=True,
+    callback=_keys(HmacKey),
+    help="Only stamps that a key has signed count: this one, or another. In hexadecimal.",
+)
+@click.option(
+    "--ed25519-key",
+    "public_keys",
+    metavar="ID=FILE",
+    multiple=True,
+    callback=_keys(Ed25519Public),
+    help="The same with a public key: PEM, or hexadecimal.",
+)
 @click.option("--upstream-ca", metavar="FILE", help="Trust an https upstream by these certificates.")
 def proxy(
     listen: tuple[str, int],
@@ -101,6 +131,8 @@ def proxy(
     cert: str | None,
     key: str | None,
     body_bytes_max: int | None,
+    hmac_keys: list[VerifyingKey],
+    public_keys: list[VerifyingKey],
     **options: Any,
 ) -> None:
     """Pass requests on to a service in the order of their tokens.
@@ -126,6 +158,7 @@ def proxy(
                 listen=listen,
                 certificate=(cert, key) if cert and key else None,
                 body_bytes_max=-1 if body_bytes_max is None else body_bytes_max,
+                keys=(*hmac_keys, *public_keys),
                 **options,
             ),
             complain,

@@ -112,11 +112,12 @@ def read_request(
         return Received(None, method, path)
     fence = read_fence(ours)
     if keys and fence is not None:
-        fence = _proven(fence, keys)
+        fence = proven(fence, keys)
     return Received(fence, method, path)
 
 
-def _proven(fence: Stamp | Proof, keys: tuple[VerifyingKey, ...]) -> Stamp:
+def proven(fence: Stamp | Proof, keys: tuple[VerifyingKey, ...]) -> Stamp:
+    """The stamp, if one of the keys has signed it; ForgedStamp otherwise."""
     if isinstance(fence, Stamp):
         raise ForgedStamp("the stamp needs a proof, and has none", stamp=fence)
     if not verify(fence, keys):

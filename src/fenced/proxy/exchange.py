@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from fenced.errors import FencedError, InvariantBroken, Unavailable, Unsupported
 from fenced.http.protocol import read_fence
+from fenced.http.receiving import proven
 from fenced.model import Stamp
+from fenced.proofs import Proof
 from fenced.proxy.bodies import LAST_CHUNK, BadChunk, Chunks, Data, chunk
 from fenced.proxy.messages import (
     CHUNKED,
@@ -78,16 +80,15 @@ class Exchange:
             self._connect()
             return
         try:
-            name = proxy.naming.name_of(head.target, head.headers)
-            if name is not None and len(head.fence) == 1:
+            name, keys = proxy.naming.name_of(head.target, head.headers), proxy.options.keys
+            stamp = self._stamp() if keys else None
+            if name is not None and (stamp is not None if keys else len(head.fence) == 1):
                 entered = proxy.gate.enter_by_text(name, head.fence[0])
                 if entered is not None:  # nearly always: a further request of the same holder
                     self._line, self._token = entered
                     self._connect()
                     return
-            fence = read_fence(head.fence)
-            if fence is not None and not isinstance(fence, Stamp):
-                raise Unsupported("this proxy cannot check a proof, and does not ignore it")
+            stamp = stamp if keys else self._stamp()
         except FencedError as error:
             self.refuse(error)
             return
@@ -97,7 +98,16 @@ class Exchange:
             else:
                 self.refuse(NoName("no --name of this proxy is for this path, so it is not passed on"))
             return
-        proxy.spawn(partial(self._enter, name, fence))
+        proxy.spawn(partial(self._enter, name, stamp))
+
+    def _stamp(self) -> Stamp | None:
+        """The stamp of the request: proven, if this proxy has keys."""
+        fence, keys = read_fence(self.head.fence), self.front.proxy.options.keys
+        if keys and fence is not None:
+            return proven(fence, keys)
+        if isinstance(fence, Proof):
+            raise Unsupported("this proxy has no keys to check a proof with, and does not ignore it")
+        return fence
 
     async def _enter(self, name: str, stamp: Stamp | None) -> None:
         proxy = self.front.proxy

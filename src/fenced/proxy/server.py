@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from fenced import registry
 from fenced.errors import FencedError, Misconfigured, Misuse, Refused, redacted, shown
+from fenced.proofs import VerifyingKey
 from fenced.proxy.front import Front
 from fenced.proxy.gate import Gate
 from fenced.proxy.names import Naming
@@ -55,6 +56,8 @@ class ProxyOptions:
     certificate: tuple[str, str] | None = None
     """Files: the chain of certificates, and the key."""
     upstream_ca: str | None = None
+    keys: tuple[VerifyingKey, ...] = ()
+    """With any, only stamps that one of them has signed count."""
 
 
 @dataclass(slots=True)
@@ -101,6 +104,8 @@ class FencingProxy:
 
     async def start(self) -> tuple[str, int]:
         """Open the store and listen; returns the address."""
+        for key in self.options.keys:
+            key.verifies(b"", b"\2" * 64)  # a package that is missing is missed now
         await self.gate.open()
         if self.options.mode is not None:
             await self.gate.store.set_mode(self.options.mode)
