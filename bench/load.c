@@ -253,11 +253,12 @@ static int frames(struct connection *c) {
     uint32_t stream = (uint32_t)(at[5] & 127) << 24 | at[6] << 16 | at[7] << 8 | at[8];
     if (c->filled < 9 + length) return 0;
     char reply[64];
-    if (type == 3 || type == 7) fail("etcd closed a stream");
+    if (type == 7) fail("etcd closed the connection");
     if (type == 4 && !(flags & 1)) put(c, reply, frame(reply, 4, 1, 0, "", 0));
     if (type == 6 && !(flags & 1)) put(c, reply, frame(reply, 6, 1, 0, (char *)at + 9, 8));
-    for (int i = 0; (type == 0 || type == 1) && i < each; i++) {
+    for (int i = 0; (type == 0 || type == 1 || type == 3) && i < each; i++) {
         if (c->clients[i].stream != stream) continue;
+        if (type == 3) fail("etcd closed a stream"); /* it may do that after the answer, when the client has another one */
         if (type == 0 && length) message_of(&c->clients[i], at + 9, length);
         if (type == 1 && flags & 1) called(c, i);
         break;

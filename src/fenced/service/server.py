@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -33,6 +34,8 @@ from fenced.service.namespaces import MakeAuthority, ServedNamespace
 from fenced.service.supervised import notify
 
 STOP_SECONDS = 10
+COLLECT_AFTER = 50_000
+"""How many more objects than before there are when the collector runs."""
 STANDBY_SECONDS = 0.1
 """How often a standby tries to open the file."""
 GONE_SECONDS = 30
@@ -196,6 +199,7 @@ def serve(
             say(f"warning: {warning}")
         if values is not None:
             await api.values.open()
+        _collect_less()
         sockets = listening(options)
         guarantee = "best-effort" if standing.doubts else "strict"
         say(f"listening on {' and '.join(_shown(options, sockets))}, in front of {where} ({guarantee})")
@@ -204,6 +208,16 @@ def serve(
 
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run())
+
+
+def _collect_less() -> None:
+    """What is loaded by now stays: never look at it again for garbage. And look less often at what is new.
+
+    Requests leave hardly any cycles behind, and the collector took 40 % of the CPU of each.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 100)
 
 
 async def _opened(api: Api, say: Callable[[str], None] | None) -> tuple[ServedNamespace, Standing]:

@@ -193,6 +193,8 @@ class GroupedWork:
         try:
             if work.answer is _renewed:
                 found = await self._leases.renew([each.secret for each in work.operations], work.until)
+            elif len(work.operations) == 1:
+                found = [await _single(self._leases, work.operations[0])]
             else:
                 found = await asyncio.gather(*(_single(self._leases, each) for each in work.operations))
         except Exception as error:  # noqa: BLE001 the request is answered by it
