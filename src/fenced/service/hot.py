@@ -159,7 +159,7 @@ class HotConnection(BoundedConnection):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._body is not None:
+        if self._body is not None and not self.transport.is_closing():
             # The rest of the body comes later. The application bounds the time of that.
             self._go_on()
 
