@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from fenced import sql
-from fenced.http import AsyncAtomic, Before, Receiver, atomic
+from fenced.http import AsyncAtomic, Before, BeforeHandler, Receiver, atomic
 from fenced.http.asgi import App
 from tests.http.counting import ADD, LOOK, RULES, crash_if, guard_options, name_of, table_of
 
@@ -34,6 +34,10 @@ def make_app(database: str, store: str) -> App:
             names={"/{id:int}": name_of("before", rule, 0).replace("0", "{id}")},
             rule=rule,  # type: ignore[arg-type]
         )
+        handlers = BeforeHandler(f"{store}-{rule}", rule=rule)  # type: ignore[arg-type]
+        decorated = _before(engine, rule, "handler", handlers(f"handler-{rule}/{{number}}"))
+        decorated.add_middleware(Receiver)  # around it, FastAPI would answer 500 first
+        apps[f"/handler/{rule}"] = decorated
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -82,11 +86,14 @@ def _atomic(engine: Any, rule: str) -> App:
     return app
 
 
-def _before(engine: Any, rule: str) -> App:
+def _before(
+    engine: Any, rule: str, way: str = "before", judged: Callable[[Any], Any] = lambda handler: handler
+) -> FastAPI:
     app = FastAPI()
-    table = table_of("before", rule)
+    table = table_of(way, rule)
 
     @app.post("/{number}")
+    @judged
     async def add(number: int, request: Request) -> Any:
         crash_if(request.headers.get("x-crash"))
         async with AsyncSession(engine) as session, session.begin():

@@ -1,9 +1,10 @@
 """What the receivers of the tests serve: counters in PostgreSQL, in both depths and under every rule.
 
-    POST /DEPTH/RULE/ID    add one to a counter; answers with its value
-    GET  /DEPTH/RULE/ID    its value
+    POST /WAY/RULE/ID    add one to a counter; answers with its value
+    GET  /WAY/RULE/ID    its value
 
-The lease of a counter has the name DEPTH-RULE/ID. With the header X-Crash the process kills itself after the mark and
+WAY is `atomic`, `before` (the middleware) or `handler` (the decorator, which also judges before the handler runs). The
+lease of a counter has the name WAY-RULE/ID. With the header X-Crash the process kills itself after the mark and
 before the effect.
 """
 
@@ -17,19 +18,19 @@ import psycopg
 from fenced import sql
 
 RULES = ("retry", "once", "sequenced")
-DEPTHS = ("atomic", "before")
+WAYS = ("atomic", "before", "handler")
 ADD = (
     "INSERT INTO {table} VALUES ({id}, 1) ON CONFLICT (id) DO UPDATE SET qty = {table}.qty + 1 RETURNING qty"
 )
 LOOK = "SELECT coalesce(max(qty), 0) FROM {table} WHERE id = {id}"
 
 
-def name_of(depth: str, rule: str, number: int) -> str:
-    return f"{depth}-{rule}/{number}"
+def name_of(way: str, rule: str, number: int) -> str:
+    return f"{way}-{rule}/{number}"
 
 
-def table_of(depth: str, rule: str) -> str:
-    return f"{depth}_{rule}"
+def table_of(way: str, rule: str) -> str:
+    return f"{way}_{rule}"
 
 
 def guard_options(rule: str) -> dict[str, str]:
@@ -41,8 +42,8 @@ def create_tables(url: str) -> None:
 
     with psycopg.connect(url, autocommit=True) as db:
         for rule in RULES:
-            for depth in DEPTHS:
-                db.execute(f"CREATE TABLE {table_of(depth, rule)} (id int PRIMARY KEY, qty int)")
+            for way in WAYS:
+                db.execute(f"CREATE TABLE {table_of(way, rule)} (id int PRIMARY KEY, qty int)")
             sql.Guard(**guard_options(rule)).install(db, mode="require")  # type: ignore[arg-type]
         db.execute(replies_table())
 

@@ -1,4 +1,4 @@
-"""Receivers over real HTTP: uvicorn and gunicorn, both depths, every rule and verdict."""
+"""Receivers over real HTTP: uvicorn and gunicorn, both depths, the decorator, every rule and verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import fenced
 from fenced.testing.servers import PostgresqlServer
-from tests.http.counting import DEPTHS, RULES, create_tables, name_of
+from tests.http.counting import RULES, WAYS, create_tables, name_of
 from tests.http.serving import Browser, serving, stamp
 
 pytestmark = pytest.mark.xdist_group("receivers")
@@ -84,11 +84,11 @@ STORIES: dict[str, list[tuple[int, int, int, str | None]]] = {
 
 
 @pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rule", RULES)
-def test_every_verdict(receivers: Receivers, server: str, depth: str, rule: str) -> None:
+def test_every_verdict(receivers: Receivers, server: str, way: str, rule: str) -> None:
     browser, number = receivers.browsers[server], next(NUMBERS)
-    path, name, applied = f"/{depth}/{rule}/{number}", name_of(depth, rule, number), 0
+    path, name, applied = f"/{way}/{rule}/{number}", name_of(way, rule, number), 0
     for token, seq, status, kind in STORIES[rule]:
         reply = browser.post(path, stamp(token, seq, name))
         applied += reply.status == 201 and not reply.replayed
@@ -150,11 +150,11 @@ def test_a_thousand_late_requests_and_none_is_admitted(receivers: Receivers) -> 
 
 
 @pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_a_refused_upload_is_not_read(receivers: Receivers, server: str, depth: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_refused_upload_is_not_read(receivers: Receivers, server: str, way: str) -> None:
     """The client sends the beginning of 60 MB, and has its answer."""
     number = next(NUMBERS)
     with socket.create_connection(("127.0.0.1", receivers.ports[server]), timeout=100) as connection:
-        head = f"POST /{depth}/retry/{number} HTTP/1.1\r\nHost: here\r\nFenced-Stamp: nonsense\r\n"
+        head = f"POST /{way}/retry/{number} HTTP/1.1\r\nHost: here\r\nFenced-Stamp: nonsense\r\n"
         connection.sendall(head.encode() + b"Content-Length: 60000000\r\n\r\n" + bytes(10_000))
         assert connection.recv(12) == b"HTTP/1.1 400"

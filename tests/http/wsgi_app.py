@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from flask import Flask, jsonify, request
+from flask import Flask, jsonify, make_response, request
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 import fenced
 from fenced import sql
-from fenced.http import WsgiBefore, WsgiReceiver, atomic, flask_answer
+from fenced.http import BeforeHandler, WsgiBefore, WsgiReceiver, atomic, flask_answer
 from fenced.http.wsgi import WsgiApp
 from tests.http.counting import ADD, LOOK, RULES, crash_if, guard_options, name_of, table_of
 
@@ -27,11 +27,15 @@ def make_app(database: str, store: str) -> WsgiApp:
     for rule in RULES:
         apps[f"/atomic/{rule}"] = _atomic(engine, rule)
         apps[f"/before/{rule}"] = WsgiBefore(
-            _before(engine, rule),
+            _before(engine, rule).wsgi_app,
             store=f"{store}-{rule}",
             names={"/{id:int}": name_of("before", rule, 0).replace("0", "{id}")},
             rule=rule,  # type: ignore[arg-type]
         )
+        handlers = BeforeHandler(f"{store}-{rule}", rule=rule, request=request)  # type: ignore[arg-type]
+        decorated = _before(engine, rule, "handler", handlers(f"handler-{rule}/{{number}}"))
+        decorated.register_error_handler(fenced.FencedError, flask_answer)
+        apps[f"/handler/{rule}"] = WsgiReceiver(decorated.wsgi_app)
 
     def app(environ: dict[str, Any], start_response: Any) -> Any:
         mount, _, rest = environ["PATH_INFO"].rpartition("/")
@@ -61,16 +65,19 @@ def _atomic(engine: Any, rule: str) -> WsgiApp:
     return WsgiReceiver(app.wsgi_app)
 
 
-def _before(engine: Any, rule: str) -> WsgiApp:
-    table = table_of("before", rule)
+def _before(
+    engine: Any, rule: str, way: str = "before", judged: Callable[[Any], Any] = lambda handler: handler
+) -> Flask:
+    table = table_of(way, rule)
 
+    @judged
     def add(number: int) -> Any:
         crash_if(request.headers.get("x-crash"))
         with Session(engine) as session, session.begin():
             qty = session.execute(text(ADD.format(table=table, id=number))).scalar_one()
-        return jsonify({"qty": qty}), 201
+        return make_response({"qty": qty}, 201)
 
-    return _flask(engine, table, add).wsgi_app
+    return _flask(engine, table, add)
 
 
 def _flask(engine: Any, table: str, add: Callable[[int], Any]) -> Flask:

@@ -102,7 +102,8 @@ def reply_in(response: Any) -> KeptReply | None:
         body = None if response.streaming else response.content
     else:
         raise Misuse(
-            f"keep() takes a response of Starlette, FastAPI, Flask or Django, not {shown(type(response))}"
+            "a kept reply takes a response of Starlette, FastAPI, Flask or Django, such as JSONResponse(...) or "
+            f"make_response(...), not {shown(type(response))}"
         )
     if not isinstance(body, bytes):
         return None
