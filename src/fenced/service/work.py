@@ -18,6 +18,7 @@ from fenced.model import (
     Release,
     Renewal,
     Withdrawal,
+    check_name,
     check_names,
 )
 from fenced.model import BatchAnswer as Result
@@ -70,7 +71,7 @@ def work_of(body: Any, secret: Callable[[], str]) -> Work:
 def _ask(body: AskBody, secret: Callable[[], str]) -> Ask:
     # A constant id would tie the leases of different clients together.
     who = _holder(body.holder.id or secret(), body.holder.label, body.holder.host, body.holder.pid)
-    names = check_names(body.names)
+    names = (check_name(body.names[0]),) if len(body.names) == 1 else check_names(body.names)
     return Ask(body.attempt, names, body.ttl, who, body.wait, body.lock_delay, body.number, body.settled)
 
 

@@ -120,8 +120,9 @@ class RecordedRows(MemoryRows):
         self._record("take", row.id)
 
     def free(self, row: AttemptRow) -> None:
-        if any(self._claims.get(name) == row.id for name in row.names):
-            super().free(row)
+        before = len(self._claims)
+        super().free(row)
+        if len(self._claims) != before:
             self._record("free", row.id)
 
     def enqueue(self, row: AttemptRow) -> None:
@@ -161,8 +162,10 @@ class RecordedRows(MemoryRows):
         known.attempts[number] = public
         known.settled = max(known.settled, settled)
         # Numbers rise, but asks may overtake each other: whatever is left behind an unsettled one comes next time.
-        over = list(itertools.takewhile(lambda each: each <= known.settled, known.attempts))
-        return [known.attempts.pop(each) for each in over]
+        over = []
+        while known.attempts and (first := next(iter(known.attempts))) <= known.settled:
+            over.append(known.attempts.pop(first))
+        return over
 
     def _forget_idle(self, now: int) -> None:
         """Check two holders in turn: one that was silent for as long as attempts are remembered is forgotten."""
@@ -171,9 +174,10 @@ class RecordedRows(MemoryRows):
             known = self.counted[holder]
             idle = known.seen + _IDLE <= now
             # Attempts that were deleted by their age. While the holder asks, a few at a time keep up with it.
-            for number, public in list(itertools.islice(known.attempts.items(), None if idle else 2)):
-                if public not in self._attempts:
-                    del known.attempts[number]
+            if idle or len(known.attempts) > 2:
+                for number, public in list(itertools.islice(known.attempts.items(), None if idle else 2)):
+                    if public not in self._attempts:
+                        del known.attempts[number]
             if idle and not known.attempts:
                 del self.counted[holder]
                 self._record("silent", holder)

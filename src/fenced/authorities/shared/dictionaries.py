@@ -86,6 +86,8 @@ class MemoryRows:
                 self._queues.pop(name, None)
 
     def before(self, name: str, ticket: int) -> AttemptRow | None:
+        if name not in self._queues:
+            return None
         place = self.ahead(name, ticket)
         return self._attempts[self._queues[name][place - 1][1]] if place else None
 
