@@ -13,6 +13,7 @@ import multiprocessing
 import secrets
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -100,7 +101,12 @@ def _grant_leases(server: EtcdServer, ids: range) -> None:
 
 
 def run(folder: Path, effort: Effort) -> Iterator[Figure]:
-    load = Generator(folder, effort)
+    try:
+        load = Generator(folder, effort)
+    except MissingProgram as missing:
+        sys.stderr.write(f"service: {missing}. Only what a Python program pays is measured\n")
+        yield from _programs(folder, effort)
+        return
     with EtcdServer(DEFAULTS, folder=folder / "etcd") as etcd:
         yield from _against_v3lock(folder, load, etcd)
         yield from _against_direct("etcd", etcd.url(), folder, load, effort)

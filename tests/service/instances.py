@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from fenced.authorities.ledger.authority import LedgerAuthority
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.authorities.service.authority import ServiceAuthority
 from fenced.authorities.sqlite.authority import SqliteAuthority
@@ -169,12 +170,20 @@ class OverMemory(Harness):
 
 
 class OverSqlite(Harness):
+    authority_type: type[SqliteAuthority] | type[LedgerAuthority] = SqliteAuthority
+
     def __init__(self, runtime: Runtime, instances: Instances, folder: Path) -> None:
         self._path = folder / "leases.db"
         super().__init__(runtime, instances)
 
     def make(self, runtime: Runtime, namespace: str) -> Authority:
-        def clock() -> int:
-            return clocks.now_ns() + round(self.ahead * 1e9)
+        return self.authority_type(self._path, runtime, namespace=namespace, clock=self._clock)
 
-        return SqliteAuthority(self._path, runtime, namespace=namespace, clock=clock)
+    def _clock(self) -> int:
+        return clocks.now_ns() + round(self.ahead * 1e9)
+
+
+class OverLedger(OverSqlite):
+    """Both instances are in one process here, so both can have the ledger. A restart reads it again."""
+
+    authority_type = LedgerAuthority

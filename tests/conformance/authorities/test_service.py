@@ -1,6 +1,6 @@
 """The kit through the service, with clients whose requests reach two instances by turns.
 
-The whole of it over SQLite and memory; over PostgreSQL and etcd what differs, and the whole in `make evidence`.
+The whole of it over the ledger and SQLite; over PostgreSQL and etcd what differs, and the whole in `make evidence`.
 """
 
 import os
@@ -16,7 +16,7 @@ from fenced.testing import AUTHORITY_CHECKS, COLOURS, AuthorityHarness, Check, C
 from fenced.testing.servers import EtcdServer, PostgresqlServer
 from tests.colours import alternating, named
 from tests.etcd.aging import SCALE
-from tests.service.instances import Instances, OverMemory, OverSqlite, running
+from tests.service.instances import Instances, OverLedger, OverSqlite, running
 from tests.service.stores import OverEtcd, OverPostgresql
 
 BACKEND = "http"
@@ -70,13 +70,15 @@ def database(postgresql_server: PostgresqlServer) -> str:
 def test_service(
     check: Check[AuthorityHarness], colour: Colour, instances: Instances, tmp_path: Path
 ) -> None:
-    run(check, lambda runtime: OverSqlite(runtime, instances, tmp_path), colour)
+    run(check, lambda runtime: OverLedger(runtime, instances, tmp_path), colour)
 
 
 @pytest.mark.xdist_group("service")
 @pytest.mark.parametrize(("check", "colour"), alternating(AUTHORITY_CHECKS))
-def test_service_over_memory(check: Check[AuthorityHarness], colour: Colour, instances: Instances) -> None:
-    run(check, lambda runtime: OverMemory(runtime, instances), colour)
+def test_service_over_sqlite(
+    check: Check[AuthorityHarness], colour: Colour, instances: Instances, tmp_path: Path
+) -> None:
+    run(check, lambda runtime: OverSqlite(runtime, instances, tmp_path), colour)
 
 
 @pytest.mark.xdist_group("service")
