@@ -31,17 +31,17 @@ def _limit(
     )
 
 
-def _keys(kind: type[HmacKey] | type[Ed25519Public]) -> Callable[..., list[VerifyingKey]]:
-    def read(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> list[VerifyingKey]:
+def _keys(option: str, name: str, kind: type[HmacKey] | type[Ed25519Public], text: str) -> Callable[[F], F]:
+    def read(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> list[VerifyingKey]:
         found: list[VerifyingKey] = []
-        for text in texts:
-            key_id, equals, file = text.partition("=")
+        for word in words:
+            key_id, equals, file = word.partition("=")
             if not equals:
-                raise click.BadParameter(f"a key is ID=FILE, not {text!r}")
+                raise click.BadParameter(f"a key is ID=FILE, not {word!r}")
             found.append(kind.read(key_id, file))
         return found
 
-    return read
+    return click.option(option, name, metavar="ID=FILE", multiple=True, callback=read, help=text)
 
 
 def listen_address(
@@ -108,22 +108,13 @@ def listen_address(
 @_limit("--max-connections", "connections_max", "N", "How many clients may be connected.", 1, 1000)
 @click.option("--cert", metavar="FILE", help="Serve TLS with this chain of certificates.")
 @click.option("--key", metavar="FILE", help="The key of --cert.")
-@click.option(
+@_keys(
     "--hmac-key",
     "hmac_keys",
-    metavar="ID=FILE",
-    multiple=True,
-    callback=_keys(HmacKey),
-    help="Only stamps that a key has signed count: this one, or another. In hexadecimal.",
+    HmacKey,
+    "Only stamps that a key has signed count: this one, or another. In hexadecimal.",
 )
-@click.option(
-    "--ed25519-key",
-    "public_keys",
-    metavar="ID=FILE",
-    multiple=True,
-    callback=_keys(Ed25519Public),
-    help="The same with a public key: PEM, or hexadecimal.",
-)
+@_keys("--ed25519-key", "public_keys", Ed25519Public, "The same with a public key: PEM, or hexadecimal.")
 @click.option("--upstream-ca", metavar="FILE", help="Trust an https upstream by these certificates.")
 def proxy(
     listen: tuple[str, int],
