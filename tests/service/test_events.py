@@ -33,8 +33,8 @@ STAMP = Stamp("0" * 16, ("orders",), 33, None, grant_id(SECRET))
 
 
 def test_grants_ends_and_refusals_are_events() -> None:
-    events, heard = Events(), []
-    events.listener = lambda: heard.append(events.number)
+    events, numbers = Events(), []
+    events.listener = lambda: numbers.append(events.number)
     events.answered("default", ASK, Waiting(1.0))
     events.answered("default", ASK, Granted(33, 30.0, 30.0))
     events.answered("default", Renewal(SECRET), Kept(30.0))
@@ -54,7 +54,7 @@ def test_grants_ends_and_refusals_are_events() -> None:
     ]  # fmt: skip
     assert {each.grant for each in found} == {grant_id(SECRET)}
     assert [(each.token, each.mark) for each in found[3:]] == [(33, 34)] * 2
-    assert heard == [1, 2, 3, 4, 5] and events.granted == {"default": 1}
+    assert numbers == [1, 2, 3, 4, 5] and events.granted == {"default": 1}
     assert SECRET.encode() not in msgspec.json.encode(found), "an attempt is a secret"
 
 
@@ -72,18 +72,18 @@ def held(name: str, token: int, remaining: float) -> NameView:
     return NameView(name, by, (name,), 30.0, 0.0, ())
 
 
-def told(story: Story, views: list[NameView], at: float) -> list[tuple[str, int | None, str]]:
+def reported(story: Story, views: list[NameView], at: float) -> list[tuple[str, int | None, str]]:
     return [(event.kind, event.token, event.why) for event in story.look(views, at, at)]
 
 
 def test_ends_that_nobody_reported() -> None:
     """A lease that is gone at its deadline has expired. Of one that is gone before it, nobody here knows how."""
     story = Story("default")
-    assert told(story, [held("a", 1, 10.0), held("b", 2, 10.0)], 100.0) == [], "they were there before"
-    assert told(story, [held("a", 1, 30.0), held("b", 2, 9.0), held("c", 3, 30.0)], 101.0) == [
+    assert reported(story, [held("a", 1, 10.0), held("b", 2, 10.0)], 100.0) == [], "they were there before"
+    assert reported(story, [held("a", 1, 30.0), held("b", 2, 9.0), held("c", 3, 30.0)], 101.0) == [
         ("granted", 3, "seen in the store")
     ]
-    assert told(story, [held("a", 4, 30.0), held("c", 3, 20.0)], 110.0) == [
+    assert reported(story, [held("a", 4, 30.0), held("c", 3, 20.0)], 110.0) == [
         ("ended", 1, ""),
         ("granted", 4, "seen in the store"),
         ("lost", 2, "expired"),
@@ -92,7 +92,7 @@ def test_ends_that_nobody_reported() -> None:
         "they may be among the names that were not looked at"
     )
     story.pause()
-    assert told(story, [], 200.0) == [("ended", 3, ""), ("ended", 4, "")], "when, was not seen"
+    assert reported(story, [], 200.0) == [("ended", 3, ""), ("ended", 4, "")], "when, was not seen"
     assert {event.at for event in list(story.feed)[-2:]} == {130.0, 140.0}
 
 
@@ -116,7 +116,7 @@ def test_what_was_taken_away_is_lost() -> None:
     assert [event.kind for event in story.take(events.since(7))] == ["released"]
     grant = HeldBy(newer.holder, 35, grant_id(newer.secret), 30.0)
     before_the_release = NameView("orders", grant, ("orders",), 30.0, 0.0, ())
-    assert told(story, [before_the_release], 100.0) == told(story, [], 101.0) == []
+    assert reported(story, [before_the_release], 100.0) == reported(story, [], 101.0) == []
     late, mark = found[-1].holder, found[-1].mark_holder
     assert late is not None and mark is not None
     assert (late.label, mark.label) == ("worker", "newer")

@@ -72,7 +72,7 @@ class GuardTableView(Struct):
 
 
 class GuardView(Struct):
-    """A guard that this instance was told about."""
+    """A guard of `--guard`."""
 
     url: str
     tables: list[GuardTableView]

@@ -1,4 +1,4 @@
-"""The guards that an instance was told about: their stages, and their newest refusals."""
+"""The guards of `--guard`: their stages, and their newest refusals."""
 
 from __future__ import annotations
 

@@ -37,16 +37,16 @@ function nameInAddress() {
 // The stream.
 
 let source = null;
-let heard = 0;
+let lastMessage = 0;
 let retry = 0;
 
 function connect() {
   source?.close();
   clearTimeout(retry);
-  heard = performance.now();
+  lastMessage = performance.now();
   source = new EventSource(place("v1/events"));
-  source.addEventListener("state", (message) => { heard = performance.now(); onState(JSON.parse(message.data)); });
-  source.addEventListener("change", (message) => { heard = performance.now(); onChange(JSON.parse(message.data)); });
+  source.addEventListener("state", (message) => { lastMessage = performance.now(); onState(JSON.parse(message.data)); });
+  source.addEventListener("change", (message) => { lastMessage = performance.now(); onChange(JSON.parse(message.data)); });
   source.onerror = lost;
 }
 
@@ -439,7 +439,7 @@ setInterval(() => {
   if (document.hidden) return;
   for (const known of names.values()) if (known.seen && known.row) drawLeft(known);
   if (chosen && !$("take").open) drawDetail();
-  if (source && performance.now() - heard > SILENCE_MS) lost();
+  if (source && performance.now() - lastMessage > SILENCE_MS) lost();
   if (["long", "late"].includes(document.querySelector("#filters input:checked").value)) drawRows();
 }, 1000);
 
