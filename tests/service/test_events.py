@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -93,7 +94,7 @@ def test_ends_that_nobody_reported() -> None:
     )
     story.pause()
     assert reported(story, [], 200.0) == [("ended", 3, ""), ("ended", 4, "")], "when, was not seen"
-    assert {event.at for event in list(story.feed)[-2:]} == {130.0, 140.0}
+    assert {event.at for event in story.feed[-2:]} == {130.0, 140.0}
 
 
 def test_what_was_taken_away_is_lost() -> None:
@@ -117,6 +118,13 @@ def test_what_was_taken_away_is_lost() -> None:
     grant = HeldBy(newer.holder, 35, grant_id(newer.secret), 30.0)
     before_the_release = NameView("orders", grant, ("orders",), 30.0, 0.0, ())
     assert reported(story, [before_the_release], 100.0) == reported(story, [], 101.0) == []
+    for token in range(100, 2100):
+        again = replace(newer, secret=f"{token:032x}")
+        events.answered("default", again, Granted(token, 30.0, 30.0))
+    story.take(events.since(8))
+    assert [event.kind for event in story.feed][:3] == ["taken", "lost", "refused"], (
+        "grants do not displace them"
+    )
     late, mark = found[-1].holder, found[-1].mark_holder
     assert late is not None and mark is not None
     assert (late.label, mark.label) == ("worker", "newer")

@@ -13,6 +13,8 @@ from fenced.service.views import EventKind, LiveEvent, shown_holder
 
 FEED_MAX = 1000
 """How many events a page gets when it opens."""
+NOTABLE_MAX = 500
+"""How many refusals, losses and force-releases it gets, however many grants came after them."""
 GRANTS_MAX = 20_000
 """How many grants are remembered, for the names of their holders."""
 SLACK_SECONDS = 0.5
@@ -35,7 +37,8 @@ class Story:
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.realm = ""
-        self.feed: deque[LiveEvent] = deque(maxlen=FEED_MAX)
+        self._notable: deque[LiveEvent] = deque(maxlen=NOTABLE_MAX)
+        self._others: deque[LiveEvent] = deque(maxlen=FEED_MAX - NOTABLE_MAX)
         self.counts: Counter[str] = Counter()
         self.last_token = 0
         self._number = 0
@@ -46,6 +49,11 @@ class Story:
         self._holding: dict[str, str] = {}
         """The grant that holds a name."""
         self._looked = False
+
+    @property
+    def feed(self) -> list[LiveEvent]:
+        """The newest events, in their order."""
+        return sorted([*self._notable, *self._others], key=lambda event: event.number)
 
     def since(self, grant: str) -> float | None:
         known = self._grants.get(grant)
@@ -173,7 +181,10 @@ class Story:
             }
         self._number += 1
         self.counts[kind] += 1
-        self.feed.append(LiveEvent(self._number, at, kind, **fields))  # type: ignore[arg-type]
+        kept = self._notable if kind in ("refused", "lost", "taken") else self._others
+        kept.append(LiveEvent(self._number, at, kind, **fields))  # type: ignore[arg-type]
 
     def _added(self, before: int) -> list[LiveEvent]:
-        return [event for event in self.feed if event.number > before] if self._number > before else []
+        if self._number == before:
+            return []
+        return [event for event in self.feed if event.number > before]

@@ -9,6 +9,7 @@ const SAMPLES_MAX = 60;
 const LONG_SECONDS = 600;
 const SILENCE_MS = 6000;
 const RETRY_MS = 1500;
+const HIDDEN = "paused while the tab is hidden";
 const NEW_SECONDS = 60; // an older refusal is history, and not announced
 
 const $ = (id) => document.getElementById(id);
@@ -77,7 +78,7 @@ document.addEventListener("visibilitychange", () => {
   source?.close();
   source = null;
   clearTimeout(retry);
-  showLive("", "paused while the tab is hidden");
+  showLive("", HIDDEN);
 });
 
 function onState(state) {
@@ -126,12 +127,18 @@ function onChange(change) {
   if (change.guards) drawGuards(change.guards);
   if (changed.length || gone.length) drawRows();
   if (happened.length) {
-    events = [...events, ...happened].slice(-1000);
+    events = newest([...events, ...happened]);
     say(happened.filter((event) => event.kind === "refused" && time.now() - event.at < NEW_SECONDS));
     if (paused) missed += happened.length;
     drawFeed();
   }
   if (happened.some((event) => event.names?.includes(chosen)) || [...gone, ...changed.map((view) => view.name)].includes(chosen)) drawDetail();
+}
+
+// However many grants come, refusals and losses stay.
+function newest(all) {
+  const notable = (event) => KINDS[event.kind] !== "granted";
+  return [...all.filter(notable).slice(-500), ...all.filter((event) => !notable(event)).slice(-500)];
 }
 
 function say(refusals) {
@@ -275,7 +282,7 @@ function drawFeed() {
   const list = $("feed");
   const old = new Map([...list.children].map((item) => [Number(item.dataset.number), item]));
   list.replaceChildren(...shown.map((event) => old.get(event.number) ?? feedItem(event)));
-  if (!shown.length) list.append(element("li", { class: "soft" }, "", element("span", {}, "Nothing of that yet.")));
+  if (!shown.length) list.append(element("li", { class: "nothing soft" }, "Nothing of that yet."));
 }
 
 function feedItem(event) {
@@ -443,4 +450,5 @@ setInterval(() => {
   if (["long", "late"].includes(document.querySelector("#filters input:checked").value)) drawRows();
 }, 1000);
 
-if (!document.hidden) connect();
+if (document.hidden) showLive("", HIDDEN);
+else connect();
