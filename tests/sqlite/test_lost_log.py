@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import secrets
 import shutil
 import sqlite3
 import subprocess
@@ -21,17 +20,16 @@ from fenced.authorities.sqlite.connecting import LeaseFile
 from fenced.authorities.sqlite.floor import Floor
 from fenced.authorities.sqlite.store import Store
 from fenced.errors import Misconfigured
-from fenced.model import Ask, Granted, Holder
 from fenced.runtime import clocks
+from tests.sqlite.lease_files import checkpoint, opened, tokens_of
 
-HOLDER = Holder("0" * 32, "label", "host", 1)
 REMOVED = [("-wal",), ("-shm",), ("-wal", "-shm")]
 
 OTHER = """
 import json, sys
 from pathlib import Path
 from fenced.errors import FencedError
-from tests.sqlite.test_lost_log import opened, tokens_of
+from tests.sqlite.lease_files import opened, tokens_of
 try:
     store = opened(Path(sys.argv[1]))
     print(json.dumps(tokens_of(store, int(sys.argv[2]))), flush=True)
@@ -43,24 +41,6 @@ try:
 except FencedError as error:
     print(json.dumps(f"{type(error).__name__}: {error}"))
 """
-
-
-def opened(path: Path) -> Store:
-    store = Store(path, "default", clocks.now_ns)
-    store.open()
-    return store
-
-
-def tokens_of(store: Store, count: int) -> list[int]:
-    """So many grants, each released again."""
-    tokens = []
-    for _ in range(count):
-        secret = secrets.token_hex(16)
-        answer = store.ask(Ask(secret, ("orders",), 10.0, HOLDER), "")
-        assert isinstance(answer, Granted)
-        tokens.append(answer.token)
-        store.release(secret)
-    return tokens
 
 
 def another_process(path: Path, count: int = 3, end: str = "close") -> list[int] | str:
@@ -75,13 +55,6 @@ def another_process(path: Path, count: int = 3, end: str = "close") -> list[int]
     assert ran.returncode == 0, ran.stderr
     told: list[int] | str = json.loads(ran.stdout)
     return told
-
-
-def checkpoint(path: Path) -> None:
-    """Carry what is in the log over into the file, as SQLite does now and then."""
-    db = sqlite3.connect(path)
-    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    db.close()
 
 
 def raise_floor(path: Path, above: int) -> str:
@@ -162,7 +135,7 @@ OLD = """
 import sys
 from pathlib import Path
 from fenced.errors import Misconfigured
-from tests.sqlite.test_lost_log import checkpoint, opened, tokens_of
+from tests.sqlite.lease_files import checkpoint, opened, tokens_of
 store = opened(Path(sys.argv[1]))
 tokens_of(store, 3)
 checkpoint(Path(sys.argv[1]))
