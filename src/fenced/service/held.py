@@ -21,6 +21,8 @@ from fenced.service.namespaces import HeldRequest
 from fenced.service.replies import ServiceRequest
 
 HELD_SECONDS_MAX = 30.0
+SPREAD = 0.2
+"""By how much of it the times of different waiters differ."""
 LINES_MEDIA_TYPE = "application/x-ndjson"
 _WAIT = re.compile(r"(?:^|[,;])\s*wait\s*=\s*([0-9]{1,6}(?:\.[0-9]{0,6})?)\s*(?:$|[,;])")
 
@@ -35,7 +37,8 @@ def held_seconds(request: ServiceRequest, body: AskBody) -> float:
     if found is None:
         return 0.0
     limit = HELD_SECONDS_MAX if body.keeps else timing.waiter_ttl(body.ttl) / 2
-    return min(float(found[1]), limit)
+    # Waiters that were answered at one moment, after a pause of the instance, would ask together again and again.
+    return min(float(found[1]), limit) * (1 - SPREAD * int(body.attempt[:2], 16) / 255)
 
 
 class HeldAnswer(Response):
