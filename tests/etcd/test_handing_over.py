@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,13 +19,20 @@ from fenced.errors import Indeterminate
 from fenced.model import Ask, Busy, Ended, Granted, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import step
 from fenced.testing.faults import Fault, Proxy, http2_reply
-from fenced.testing.kit import asking, granted
+from fenced.testing.kit import asking as asking_as_a_new_holder
+from fenced.testing.kit import granted
 from fenced.testing.servers import EtcdServer
 from fenced.wire.etcd import messages
 from tests.etcd.aging import LEASE_REVOKE
 from tests.etcd.test_authority import RUNTIME, opened, received
 
 pytestmark = pytest.mark.xdist_group("etcd")  # some count what the server is asked
+PROGRAM = asking_as_a_new_holder(RUNTIME).holder
+
+
+def asking(*arguments: Any, **options: Any) -> Ask:
+    """All attempts of a client are one program's, unless it is in a service."""
+    return replace(asking_as_a_new_holder(*arguments, **options), holder=PROGRAM)
 
 
 class Queue:
@@ -37,8 +45,8 @@ class Queue:
         self.first = step(granted(self.mine, self.holder))
         self.again = asking(RUNTIME, "orders", ttl=30)
 
-    def wait(self, authority: EtcdAuthority) -> Ask:
-        ask = asking(RUNTIME, "orders", ttl=30, wait=True)
+    def wait(self, authority: EtcdAuthority, ttl: float = 30) -> Ask:
+        ask = asking(RUNTIME, "orders", ttl=ttl, wait=True)
         assert isinstance(step(authority.ask(ask)), Waiting)
         step(authority.next_wakeups(RUNTIME.now() + 0.05))
         assert authority._wakeups.listening
@@ -245,12 +253,12 @@ def test_who_expired_in_the_queue_gets_nothing(queue: Queue) -> None:
 
 def test_a_waiter_whose_session_is_gone_gets_another(queue: Queue) -> None:
     """Its place is there; what its claim would hang on is not."""
-    waiter = queue.wait(queue.mine)
+    waiter = queue.wait(queue.mine, ttl=40)  # another ttl has another session
     queue.revoke(queue.mine._attempts.live[grant_id(waiter.secret)].hold)
     assert queue.release(queue.holder) == Released()
     queue.heard(waiter)
     assert step(granted(queue.mine, waiter)).token > queue.first.token
-    assert step(queue.mine.renew([waiter.secret])) == [Kept(30.0)]
+    assert step(queue.mine.renew([waiter.secret])) == [Kept(40.0)]
 
 
 def test_a_waiter_whose_record_is_gone_keeps_nobody_from_the_end(queue: Queue) -> None:
@@ -408,3 +416,15 @@ def test_a_crowd_that_loses_patience(etcd_server: EtcdServer) -> None:
         assert time.monotonic() < until, left
         time.sleep(0.05)
     step(authority.close())
+
+
+def test_nothing_is_given_to_another_program(queue: Queue) -> None:
+    """The requests of both reach this client through a service, and the one that waits may be dead by now."""
+    waiter = asking_as_a_new_holder(RUNTIME, "orders", ttl=30, wait=True)
+    assert isinstance(step(queue.mine.ask(waiter)), Waiting)
+    step(queue.mine.next_wakeups(RUNTIME.now() + 0.05))
+    assert queue.mine._wakeups.listening
+    assert queue.release(queue.holder) == Released()
+    assert not queue.given(waiter) and step(queue.mine.observe("orders")).held_by is None
+    queue.heard(waiter)
+    assert step(granted(queue.mine, waiter)).token > queue.first.token

@@ -124,7 +124,10 @@ class Ending(Carrying):
         return await self._space.run(last, until)
 
     async def _hand_over(self, mine: EtcdAttempt, memory: EtcdLease, until: float) -> bool:
-        """End it and grant its name to the waiter directly behind it in one transaction, if both are this client's."""
+        """End it and grant its name to the waiter directly behind it in one transaction, if both are one program's.
+
+        Of another program, whose requests reach this client through a service, nobody knows whether it is still alive.
+        """
         heir = self.live.get(self._behind.get(mine.public, ""))
         if heir is None or heir.granted or not mine.granted or not self._wakeups.listening:
             return False
@@ -132,7 +135,10 @@ class Ending(Carrying):
             return False
         if heir.record.ticket < mine.record.ticket:
             return False
-        if heir.record.delay or mine.record.delay or heir.memory is None or heir.record.holder is None:
+        if heir.record.delay or mine.record.delay or heir.memory is None:
+            return False
+        holder, before = heir.record.holder, mine.record.holder
+        if holder is None or before is None or holder.id != before.id:
             return False
         if (sign := self.signs.get(heir.public)) is None or not self.carries(heir):
             return False
@@ -140,7 +146,7 @@ class Ending(Carrying):
             self._now()
         )  # its ttl begins now, although its last renewal may have reached another client
         self._behind.pop(mine.public, None)  # once only: its lease may be gone
-        session = await self._sessions.holding(heir.record.holder, heir.record.ttl, 0.0, until)
+        session = await self._sessions.holding(holder, heir.record.ttl, 0.0, until)
         record = self._granted(heir.record, session)
         follower = (heir.public, record, heir.memory.id)
         floor = min(self._floor(record.names), mine.record.ticket or record.ticket)
