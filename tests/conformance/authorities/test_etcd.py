@@ -91,6 +91,7 @@ def test_etcd_cluster(check: Check[AuthorityHarness], colour: Colour, cluster: E
     run(check, lambda runtime: Harness(runtime, cluster), colour)
 
 
+@pytest.mark.xdist_group("etcd-cluster")  # one worker starts this server, too
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", CHANNEL_CHECKS, ids=lambda check: check.name)
 def test_etcds(check: Check[AuthorityHarness], colour: Colour, tls_server: EtcdServer) -> None:

@@ -74,6 +74,7 @@ def test_redis(check: Check[AuthorityHarness], colour: Colour, redis_server: Red
     run(check, lambda runtime: Harness(runtime, redis_server), colour)
 
 
+@pytest.mark.xdist_group("redis")  # one worker starts this server
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("check", CHANNEL_CHECKS, ids=lambda check: check.name)
 def test_rediss(check: Check[AuthorityHarness], colour: Colour, tls_server: RedisServer) -> None:
