@@ -227,6 +227,53 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     run(story)
 
 
+class Forgetful(dict[bytes, Any]):
+    def __setitem__(self, *_: object) -> None:
+        return
+
+
+def test_a_head_that_is_remembered_means_what_the_parser_reads_in_it() -> None:
+    """Pieces of requests in any order: with and without remembered heads the client gets the same bytes."""
+    post = request("POST", "/v1/leases/release", {"attempt": A})
+    other = request("POST", "/v1/leases/release?namespace=default", {"attempt": B}, ("X-A", "\xe9"))
+    head, _, body = post.partition(b"\r\n\r\n")
+    odd = head.replace(b"Length: %d" % len(body), b"Length: %d" % (len(head) - 2))
+    # `odd + b"\r"` without its last byte is a head, and without its first three a body of the length that it names.
+    whole = [post, post, other, odd + b"\r\n\r\n" + b" " * (len(head) - 2)]
+    parts = [
+        *(head, b"\r\n\r\n", body, post[:9], post[9:], odd + b"\r", b"\r\n", b"\n", b" ", b""),
+        *(request("GET", "/healthz"), request("POST", "/v1/leases/release", {"attempt": A}, LONG_WAY)),
+        request("POST", "/v1/leases/release", {"attempt": A}, ("Connection", "close")),
+        request("POST", "/v1/leases/release", {"attempt": A}, ("Upgrade", "h2c"), ("Connection", "upgrade")),
+    ]
+
+    async def answered(instance: Instance, pieces: list[bytes]) -> bytes:
+        await instance.disconnect()
+        await instance.connect()
+        for piece in pieces:
+            if not instance.connection.transport.is_closing():
+                instance.connection.data_received(piece)
+            for _ in range(9):  # all that happens by then happens in this loop, without a socket or a thread
+                await asyncio.sleep(0)
+        instance.connection.transport.close()
+        async with asyncio.timeout(PATIENCE):
+            return await instance.reader.read()
+
+    async def story() -> None:
+        draw = random.Random(7)
+        async with Instance() as one, Instance() as another:
+            remembered: dict[bytes, Any] = one.server.config.http.heads  # type: ignore[union-attr]
+            another.server.config.http.heads = Forgetful()  # type: ignore[union-attr]
+            for _ in range(150):
+                pieces = draw.choices(whole, k=2) + draw.choices(whole + parts, k=6)
+                if draw.random() < 0.5:
+                    pieces[1:3] = [pieces[1] + pieces[2]]
+                assert await answered(one, pieces) == await answered(another, pieces), pieces
+            assert set(remembered) == {each.partition(b"\r\n\r\n")[0] for each in whole}
+
+    run(story)
+
+
 def test_a_server_that_stops_answers_what_is_under_way() -> None:
     async def story() -> None:
         async with Instance() as instance:

@@ -3,14 +3,18 @@
 A request takes it if its route is in `HOT`, its head and its body have arrived together, everything before it on its
 connection is answered, and it wants no held answer. Every other request goes on to the application, with the same
 bytes. Both ways use the same functions of `Api` for access, limits, operations and answers.
+
+A client sends nearly the same head with each request, so connections remember heads: what the parser has read in some
+bytes, it reads in the same bytes again. There is no second parser that could read something else in them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
-from functools import lru_cache, partial
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from starlette.datastructures import Address, QueryParams
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -18,11 +22,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from fenced.service.api import Api, body_bytes_max
 from fenced.service.connections import BoundedConnection
 from fenced.service.replies import ServiceReply
-from fenced.service.routes import ROUTES
+from fenced.service.routes import ROUTES, ApiRoute
 
 HOT = {
     route.path.encode(): route for route in ROUTES if route.handler in ("ask", "renew", "release", "batch")
 }
+HEAD_END = b"\r\n\r\n"
+HEADS_MAX = 2000
+"""How many heads an instance remembers. Clients that send a new head with each request make it forget all of them."""
+HEAD_REMEMBERED_MAX = 2000
+"""How long a head is that is remembered."""
 _LONG_WAY = frozenset({b"prefer", b"expect", b"upgrade", b"transfer-encoding"})
 """Headers of requests that may be held, that wait for a reply before their body, or whose body has no length."""
 
@@ -36,37 +45,58 @@ def _query_of(text: bytes) -> Mapping[str, str]:
 class RawHeaders:
     """The headers of a request as they arrived, with names in lower case."""
 
-    __slots__ = ("raw",)
+    __slots__ = ("_values", "raw")
 
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
         self.raw = raw
+        self._values: dict[str, list[str]] = {}
+        for name, value in raw:
+            self._values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
 
     def getlist(self, key: str) -> list[str]:
-        name = key.encode("latin-1")
-        return [value.decode("latin-1") for each, value in self.raw if each == name]
+        return self._values.get(key, [])
 
     def get(self, key: str, /) -> str | None:
-        found = self.getlist(key)
+        found = self._values.get(key)
         return found[0] if found else None
 
 
+class HotHead(NamedTuple):
+    """What the parser has read in the head of a request that takes the short way."""
+
+    route: ApiRoute
+    headers: RawHeaders
+    query: Mapping[str, str]
+    namespace: str
+    length: int
+    """Of the body."""
+
+
 class HotRequest:
-    """A request on the short way. It stands where uvicorn has its cycle, so what comes behind it is queued."""
+    """The request on the short way of one connection, which has one at a time, and uses this object again.
 
-    __slots__ = ("client", "disconnected", "headers", "keep_alive", "query_params", "response_complete")
+    It stands where uvicorn has its cycle, so what comes behind it is queued.
+    """
 
-    def __init__(self, headers: RawHeaders, query: Mapping[str, str], client: Address | None) -> None:
-        self.headers = headers
-        self.query_params = query
+    __slots__ = (
+        "client",
+        "disconnected",
+        "headers",
+        "keep_alive",
+        "path_params",
+        "query_params",
+        "response_complete",
+    )
+    headers: RawHeaders
+    query_params: Mapping[str, str]
+
+    def __init__(self, client: Address | None) -> None:
         self.client = client
+        self.path_params: dict[str, Any] = {}
         self.disconnected = False
-        self.response_complete = False
+        self.response_complete = True
         self.keep_alive = True
         """uvicorn makes it False when the server stops."""
-
-    @property
-    def path_params(self) -> dict[str, Any]:
-        return {}
 
     @property
     def message_event(self) -> HotRequest:
@@ -81,16 +111,62 @@ class HotConnection(BoundedConnection):
     """One connection of a client."""
 
     api: Api
+    heads: dict[bytes, HotHead]
+    """The heads that the connections of this instance remember, without the empty line at their ends."""
+
     _body: list[bytes] | None = None
     """The body of the request that is being read, as long as it may take the short way."""
 
     _long = False
     """One of its headers says that it takes the long way."""
 
+    _between = True
+    """The parser is between two requests, as in the beginning."""
+
+    _data: bytes | None = None
+    """What is being parsed, if it began with a request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._request = HotRequest(None if self.client is None else Address(*self.client))
+
+    def data_received(self, data: bytes) -> None:
+        if self._between and (self.cycle is None or self.cycle.response_complete):
+            end = data.find(HEAD_END, 0, HEAD_REMEMBERED_MAX)
+            head = self.heads.get(data[:end]) if end > 0 else None
+            if head is not None and head.length == len(data) - end - 4 and self._is_taken(head.namespace):
+                # The parser does not see this request. It is between two requests before and after it.
+                self._serve(head, data[end + 4 :])
+                return
+        self._data = data if self._between else None
+        super().data_received(data)
+        self._data = None
+        if self._body is not None and not self.transport.is_closing():
+            # The rest of the body comes later. The application bounds the time of that.
+            self._go_on()
+
+    def _is_taken(self, namespace: str) -> bool:
+        """Whether this connection takes requests for that namespace the short way, now."""
+        return (
+            (self.cycle is None or self.cycle.response_complete)
+            and self.app is self.config.loaded_app  # and not that of a connection beyond the limit
+            and self.api.namespaces.has(namespace)
+            and not self.transport.is_closing()
+        )
+
+    def _serve(self, head: HotHead, body: bytes) -> None:
+        self.request_until = math.inf
+        request = self._request
+        request.headers, request.query_params = head.headers, head.query
+        request.response_complete = False
+        self.cycle = request  # type: ignore[assignment]
+        self.api.serve(head.route, request, body, self._reply)
+
     # Reading: the parser calls these in this order.
 
     def on_message_begin(self) -> None:
         self.begin_head()
+        self._between = False
         self.url = b""
         self.headers = []
         self.expect_100_continue = self._long = False
@@ -117,10 +193,8 @@ class HotConnection(BoundedConnection):
             and self.parser.get_method() == b"POST"
             and self.parser.get_http_version() == "1.1"
             and self.parser.should_keep_alive()
-            and (self.cycle is None or self.cycle.response_complete)
-            and self.app is self.config.loaded_app  # and not that of a connection beyond the limit
             and not self._long
-            and self.api.namespaces.has(_query_of(query).get("namespace", "default"))
+            and self._is_taken(_query_of(query).get("namespace", "default"))
         )
 
     def _go_on(self) -> None:
@@ -141,27 +215,30 @@ class HotConnection(BoundedConnection):
             self._body.append(body)
 
     def on_message_complete(self) -> None:
+        self._between = self.parser.should_keep_alive() and not self.parser.should_upgrade()
+        data, self._data = self._data, None  # only the first request in these bytes may be all of them
         if self._body is None:
             super().on_message_complete()
             return
-        path, _, query = self.url.partition(b"?")
-        route, data = HOT[path], b"".join(self._body)
-        if len(data) > body_bytes_max(route):
+        path, _, query_text = self.url.partition(b"?")
+        route, body, query = HOT[path], b"".join(self._body), _query_of(query_text)
+        if len(body) > body_bytes_max(route):
             self._go_on()
             super().on_message_complete()
             return
         self._body = None
-        self.request_until = math.inf
-        client = None if self.client is None else Address(*self.client)
-        request = HotRequest(RawHeaders(self.headers), _query_of(query), client)
-        self.cycle = request  # type: ignore[assignment]
-        self.api.serve(route, request, data, partial(self._reply, request))
+        head = HotHead(route, RawHeaders(self.headers), query, query.get("namespace", "default"), len(body))
+        if data is not None:
+            self._remember(head, data)
+        self._serve(head, body)
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._body is not None and not self.transport.is_closing():
-            # The rest of the body comes later. The application bounds the time of that.
-            self._go_on()
+    def _remember(self, head: HotHead, data: bytes) -> None:
+        """The parser has read this head in `data`. Remember it if nothing else is there but the body."""
+        end = data.find(HEAD_END, 0, HEAD_REMEMBERED_MAX)
+        if end > 0 and len(data) - end - 4 == head.length:
+            if len(self.heads) >= HEADS_MAX:
+                self.heads.clear()
+            self.heads[data[:end]] = head
 
     # Replying.
 
@@ -176,19 +253,20 @@ class HotConnection(BoundedConnection):
         elif self.request_until == math.inf:  # and not the time of a request that is being read
             self.request_until = self.loop.time() + self.limits.idle_time
 
-    def _reply(self, request: HotRequest, reply: ServiceReply) -> None:
+    def _reply(self, reply: ServiceReply) -> None:
+        request = self._request
         request.response_complete = True
         if request.disconnected:
             return
-        self.transport.write(self._bytes_of(request, reply))
+        self.transport.write(self._bytes_of(reply))
         if not request.keep_alive:
             self.transport.close()
         self.on_response_complete()
 
-    def _bytes_of(self, request: HotRequest, reply: ServiceReply) -> bytes:
+    def _bytes_of(self, reply: ServiceReply) -> bytes:
         headers = [*self.server_state.default_headers]
         headers += [(name.encode(), value.encode()) for name, value in reply.headers]
-        if not request.keep_alive:
+        if not self._request.keep_alive:
             headers.append((b"connection", b"close"))
         lines = [b"%b: %b\r\n" % header for header in headers]
         length = b"content-length: %d\r\n\r\n" % len(reply.body)

@@ -77,7 +77,7 @@ class LeaseServer(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                http=type("Connection", (HotConnection,), {"limits": api.limits, "api": api}),
+                http=type("Connection", (HotConnection,), {"limits": api.limits, "api": api, "heads": {}}),
                 ws="none",
                 proxy_headers=False,  # everybody could write another address into them
                 timeout_keep_alive=round(api.limits.idle_time),
