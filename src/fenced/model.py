@@ -110,6 +110,10 @@ class Holder:
     host: str
     pid: int
 
+    def __hash__(self) -> int:
+        """Ids are random: the other fields would only cost time. A holder is looked up in a cache for each ask."""
+        return hash(self.id)
+
 
 _STAMP = re.compile(
     r"1:(?P<realm>[0-9a-f]{16}):(?P<token>[1-9][0-9]{0,15}):(?P<seq>-|0|[1-9][0-9]{0,15})"
@@ -177,8 +181,7 @@ class Stamp(NamedTuple):
         return self if self.seq == 0 else self._replace(seq=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """A request for one lease over `names`. `secret` identifies the attempt; only its owner knows it."""
 
     secret: str

@@ -91,7 +91,7 @@ class Scaled:
         return getattr(self._authority, name)
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        longer = dataclasses.replace(ask, ttl=ask.ttl * SCALE, lock_delay=ask.lock_delay * SCALE)
+        longer = ask._replace(ttl=ask.ttl * SCALE, lock_delay=ask.lock_delay * SCALE)
         answer: AskAnswer = _shorter(await self._authority.ask(longer, until))
         return answer
 

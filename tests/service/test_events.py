@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -119,7 +118,7 @@ def test_what_was_taken_away_is_lost() -> None:
     before_the_release = NameView("orders", grant, ("orders",), 30.0, 0.0, ())
     assert reported(story, [before_the_release], 100.0) == reported(story, [], 101.0) == []
     for token in range(100, 2100):
-        again = replace(newer, secret=f"{token:032x}")
+        again = newer._replace(secret=f"{token:032x}")
         events.answered("default", again, Granted(token, 30.0, 30.0))
     story.take(events.since(8))
     assert [event.kind for event in story.feed][:3] == ["taken", "lost", "refused"], (

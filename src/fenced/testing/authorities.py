@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from dataclasses import replace
 
 from fenced.contracts import Authority
 from fenced.errors import Misconfigured, Misuse
@@ -168,7 +166,7 @@ async def a_waiter_that_asks_for_something_else_keeps_its_place(h: AuthorityHarn
     holder, waiter = asking(h.runtime, "orders"), asking(h.runtime, "orders", wait=True)
     await granted(a, holder)
     ensure(isinstance(await b.ask(waiter), Waiting), "it waits")
-    await raises(Misuse, b.ask(dataclasses.replace(waiter, names=("more", "orders"))))
+    await raises(Misuse, b.ask(waiter._replace(names=("more", "orders"))))
     (kept,) = await b.renew([waiter.secret])
     ensure(isinstance(kept, Waiting) and kept.check_in > 0, f"it still waits, and for the holder: {kept}")
     await a.release(holder.secret)
@@ -226,7 +224,7 @@ async def a_lease_ends_by_its_own_ttl(h: AuthorityHarness) -> None:
     mine = asking(h.runtime).holder
 
     def of_mine(name: str, *, wait: bool = False) -> Ask:
-        return replace(asking(h.runtime, name, ttl=10.0, wait=wait), holder=mine)
+        return asking(h.runtime, name, ttl=10.0, wait=wait)._replace(holder=mine)
 
     blocks, behind = asking(h.runtime, "queue", ttl=60.0), asking(h.runtime, "queue", ttl=60.0, wait=True)
     await granted(b, blocks)

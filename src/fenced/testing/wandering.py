@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fenced.contracts import Authority
 from fenced.model import Ask, AskAnswer, Busy, Ended, Gone, Granted, Kept, Released, Waiting
@@ -139,7 +139,7 @@ async def leases_of_one_holder_are_independent(h: AuthorityHarness) -> None:
         kept, silent, other = (asking(h.runtime, name, ttl=10.0) for name in ("kept", "silent", "other"))
         queue = asking(h.runtime, "queue", ttl=60.0)
         gone = asking(h.runtime, "queue", ttl=10.0, wait=True)
-        mine = [replace(ask, holder=kept.holder) for ask in (kept, silent, other, gone)]
+        mine = [ask._replace(holder=kept.holder) for ask in (kept, silent, other, gone)]
         kept, silent, other, gone = mine
         await granted(b, queue)
         for client, ask in ((a, kept), (a, silent), (b, other)):
@@ -156,7 +156,7 @@ async def leases_of_one_holder_are_independent(h: AuthorityHarness) -> None:
         ensure(await b.release(queue.secret) == Released(), "the queue moves on")
         await granted(b, asking(h.runtime, "queue"))
         for ask in (silent, gone):
-            answer = await b.ask(replace(ask, wait=False))
+            answer = await b.ask(ask._replace(wait=False))
             ensure(isinstance(answer, Ended | Busy), f"it has ended, and is not granted: {answer}")
         for name in ("kept", "silent", "other", "queue"):
             held_by = (await b.observe(name)).held_by
@@ -254,7 +254,7 @@ class Wandering:
     def _new(self) -> Wanderer:
         names = self.random.choice([(name,) for name in self.names] + [self.names])
         ask = asking(self.harness.runtime, *names, ttl=TTL, wait=self.random.random() < 0.8)
-        return Wanderer(replace(ask, holder=self.holder) if self.random.random() < 0.7 else ask)
+        return Wanderer(ask._replace(holder=self.holder) if self.random.random() < 0.7 else ask)
 
     async def _pass_time(self) -> None:
         """Everybody renews, at any client, and then nobody does for a while."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -239,8 +240,8 @@ class LedgerAuthority:
 
     def _waking(self, ended: tuple[T, list[AttemptRow]]) -> T:
         answer, heads = ended
-        assert self._ledger is not None
-        self._ledger.wake(heads)
+        if heads and self._ledger is not None:
+            self._ledger.wake(heads)
         return answer
 
     async def many(
@@ -251,13 +252,14 @@ class LedgerAuthority:
         The caller has collected what came meanwhile, so nothing could share this write: a thread would only cost time.
         """
         return await self._do(
-            lambda rows, algorithm: [self._one(rows, algorithm, each) for each in operations],
-            until,
-            at_once=True,
+            lambda rows, algorithm: self._carried_out(rows, algorithm, operations), until, at_once=True
         )
 
-    def _one(self, rows: RecordedRows, algorithm: LeaseAlgorithm, operation: BatchOperation) -> BatchAnswer:
-        return self._waking(carry_out(algorithm, operation, lambda ask: ledgers.ask(rows, algorithm, ask)))
+    def _carried_out(
+        self, rows: RecordedRows, algorithm: LeaseAlgorithm, operations: Sequence[BatchOperation]
+    ) -> list[BatchAnswer]:
+        ask = partial(ledgers.ask, rows, algorithm)
+        return [self._waking(carry_out(algorithm, each, ask)) for each in operations]
 
     async def next_wakeups(self, until: float) -> list[str]:
         return await self._wakeups.next(until)

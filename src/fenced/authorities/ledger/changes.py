@@ -69,25 +69,22 @@ class RecordedRows(MemoryRows):
     def __len__(self) -> int:
         return len(self._attempts)
 
-    def _record(self, verb: str, *arguments: Any) -> None:
-        self._changes.append([self._number, verb, *arguments])
-
     # The verbs of the algorithm.
 
     def mint(self) -> int | None:
         token = super().mint()
         if token is not None:
-            self._record("token", token)
+            self._changes.append([self._number, "token", token])
         return token
 
     def raise_floor(self, above: int) -> int:
         token = super().raise_floor(above)
-        self._record("token", token)
+        self._changes.append([self._number, "token", token])
         return token
 
     def put(self, row: AttemptRow) -> None:
         self._put(row)
-        self._record("put", *row)
+        self._changes.append([self._number, "put", *row])
 
     def _put(self, row: AttemptRow) -> None:
         if row.id not in self._attempts:
@@ -96,11 +93,11 @@ class RecordedRows(MemoryRows):
 
     def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
         super().update(ids, state, expires, forget)
-        self._record("update", list(ids), state, expires, forget)
+        self._changes.append([self._number, "update", list(ids), state, expires, forget])
 
     def forget(self, row: AttemptRow) -> None:
         super().forget(row)
-        self._record("forget", row.id)
+        self._changes.append([self._number, "forget", row.id])
 
     def overdue(self, now: int, near: str = "", limit: int = 0) -> list[AttemptRow]:
         """Check the next `limit` rows in turn, so that every row is checked again and again, however long it lives."""
@@ -117,21 +114,21 @@ class RecordedRows(MemoryRows):
 
     def take(self, row: AttemptRow) -> None:
         super().take(row)
-        self._record("take", row.id)
+        self._changes.append([self._number, "take", row.id])
 
     def free(self, row: AttemptRow) -> None:
         before = len(self._claims)
         super().free(row)
         if len(self._claims) != before:
-            self._record("free", row.id)
+            self._changes.append([self._number, "free", row.id])
 
     def enqueue(self, row: AttemptRow) -> None:
         super().enqueue(row)
-        self._record("enqueue", row.id, row.ticket, row.names_json)
+        self._changes.append([self._number, "enqueue", row.id, row.ticket, row.names_json])
 
     def dequeue(self, row: AttemptRow) -> None:
         super().dequeue(row)
-        self._record("dequeue", row.id)
+        self._changes.append([self._number, "dequeue", row.id])
 
     # Holders that count their attempts.
 
@@ -149,7 +146,7 @@ class RecordedRows(MemoryRows):
             if row is not None and not row.is_open():
                 self.free(row)
                 self.forget(row)
-        self._record("count", holder, number, settled, public, now)
+        self._changes.append([self._number, "count", holder, number, settled, public, now])
         self._forget_idle(now)
 
     def _count(self, holder: str, number: int, settled: int, public: str, now: int) -> list[str]:
@@ -180,7 +177,7 @@ class RecordedRows(MemoryRows):
                         del known.attempts[number]
             if idle and not known.attempts:
                 del self.counted[holder]
-                self._record("silent", holder)
+                self._changes.append([self._number, "silent", holder])
             else:
                 self._holders.append(holder)
 

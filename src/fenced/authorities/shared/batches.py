@@ -26,15 +26,14 @@ def carry_out(
     The algorithm refuses an operation before it changes anything for it.
     """
     try:
-        match operation:
-            case Ask():
-                return ask(operation), []
-            case Renewal(secret):
-                return algorithm.renew([grant_id(secret)])[0], []
-            case Withdrawal(secret):
-                return algorithm.withdraw(secret)
-            case Release(secret, keep):
-                return algorithm.release(secret, keep)
+        if isinstance(operation, Ask):
+            return ask(operation), []
+        if isinstance(operation, Release):
+            return algorithm.release(operation.secret, operation.keep)
+        if isinstance(operation, Renewal):
+            return algorithm.renew([grant_id(operation.secret)])[0], []
+        if isinstance(operation, Withdrawal):
+            return algorithm.withdraw(operation.secret)
     except FencedError as error:
         return error, []
     raise Misuse(f"not an operation of a batch: {type(operation).__name__}")

@@ -40,7 +40,8 @@ class MemoryRows:
         return self.token
 
     def attempts(self, ids: Sequence[str]) -> dict[str, AttemptRow]:
-        return {public: self._attempts[public] for public in ids if public in self._attempts}
+        known = self._attempts
+        return {public: known[public] for public in ids if public in known}
 
     def put(self, row: AttemptRow) -> None:
         self._attempts[row.id] = row

@@ -215,7 +215,9 @@ class LeaseAlgorithm:
 
         Ends expired waiters that are directly ahead.
         """
-        free_at = max([self.now, *(claim.free_at() for claim in claims)])
+        free_at = self.now
+        for claim in claims:
+            free_at = max(free_at, claim.free_at())
         for name in row.names:
             before = self.rows.before(name, row.ticket or _LAST)
             while before is not None and before.expires <= self.now:
