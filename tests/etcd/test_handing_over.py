@@ -6,7 +6,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ PROGRAM = asking_as_a_new_holder(RUNTIME).holder
 
 def asking(*arguments: Any, **options: Any) -> Ask:
     """All attempts of a client are one program's, unless it is in a service."""
-    return replace(asking_as_a_new_holder(*arguments, **options), holder=PROGRAM)
+    return asking_as_a_new_holder(*arguments, **options)._replace(holder=PROGRAM)
 
 
 class Queue:

@@ -18,7 +18,7 @@ from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm, names
 from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState
 from fenced.decision import Judgement, Mark, Verdict
-from fenced.errors import FencedError
+from fenced.errors import FencedError, Indeterminate
 from fenced.guards.memory import MemoryGuard
 from fenced.guards.shared.cells import Cell, Config
 from fenced.model import (
@@ -512,14 +512,22 @@ class WithdrawalIsWaitedFor(LeaseEngine):
 class NewAttemptEachTime(LeaseEngine):
     """An unknown outcome is repeated with a new attempt: the first one may have been granted."""
 
-    async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer]:
-        from fenced.errors import Indeterminate
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._newest: dict[str, Ask] = {}
 
+    async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer]:
         for _ in itertools.count():
+            newest = self._newest.get(ask.secret, ask)
             sent = self.runtime.now()
             try:
-                return sent, await self.authority.ask(ask)
+                return sent, await self.authority.ask(newest)
             except Indeterminate:
-                fresh = Ask(self.runtime.secret(), ask.names, ask.ttl, ask.holder, ask.wait, ask.lock_delay)
-                object.__setattr__(ask, "secret", fresh.secret)
+                self._newest[ask.secret] = newest._replace(secret=self.runtime.secret())
         raise AssertionError
+
+    def _take(self, request: Any, ask: Ask, *rest: Any) -> Any:
+        return super()._take(request, self._newest.get(ask.secret, ask), *rest)
+
+    def _join_queue(self, ask: Ask) -> Any:
+        return super()._join_queue(self._newest.get(ask.secret, ask))
