@@ -133,6 +133,11 @@ def _names_in(text: str) -> tuple[str, ...]:
     return check_names([unquote_to_bytes(name).decode() for name in text.split(",")])
 
 
+def stamp_text(realm: str, names: tuple[str, ...], token: int, seq: int | None, grant: str) -> str:
+    """The text of the stamp with these fields."""
+    return f"1:{realm}:{token}:{'-' if seq is None else seq}:{grant}:{_names_text(names)}"
+
+
 class Stamp(NamedTuple):
     """What an operation carries to a guard. `seq` 0 announces; rule `retry` alone accepts None."""
 
@@ -143,8 +148,7 @@ class Stamp(NamedTuple):
     grant: str
 
     def __str__(self) -> str:
-        seq = "-" if self.seq is None else self.seq
-        return f"1:{self.realm}:{self.token}:{seq}:{self.grant}:{_names_text(self.names)}"
+        return stamp_text(*self)
 
     @property
     def bare_text(self) -> str:

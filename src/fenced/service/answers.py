@@ -19,11 +19,11 @@ from fenced.model import (
     ReleaseAnswer,
     Released,
     RenewAnswer,
-    Stamp,
     Standing,
     Unknown,
     Waiting,
     grant_id,
+    stamp_text,
 )
 from fenced.service import bodies
 from fenced.service.bodies import (
@@ -44,6 +44,7 @@ from fenced.service.bodies import (
     WaiterView,
     WaitingAnswer,
 )
+from fenced.service.metrics import labels_text
 
 STATUS: dict[type[Answer], int] = {
     GrantedAnswer: 200,
@@ -53,7 +54,7 @@ STATUS: dict[type[Answer], int] = {
     ReleasedAnswer: 200,
     GoneAnswer: 404,
 }
-LABELS = {kind: (("answer", str(kind.__struct_config__.tag)),) for kind in STATUS}
+LABELS = {kind: labels_text(answer=str(kind.__struct_config__.tag)) for kind in STATUS}
 """For the counter of answers."""
 
 
@@ -73,9 +74,9 @@ def waiting(answer: Waiting) -> WaitingAnswer:
 
 def asked(ask: Ask, answer: AskAnswer, realm: str) -> Answer:
     match answer:
-        case Granted():
-            stamp = Stamp(realm, ask.names, answer.token, None, grant_id(ask.secret))
-            return GrantedAnswer(answer.token, answer.remaining, answer.ttl, str(stamp))
+        case Granted(token=token):
+            stamp = stamp_text(realm, ask.names, token, None, grant_id(ask.secret))
+            return GrantedAnswer(token, answer.remaining, answer.ttl, stamp)
         case Waiting():
             return waiting(answer)
         case Busy():

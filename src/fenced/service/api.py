@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -46,9 +46,9 @@ from fenced.service.events import Events
 from fenced.service.held import HeldAnswer, held_seconds
 from fenced.service.limits import Limits, Rates, retry_after
 from fenced.service.live import Live
-from fenced.service.metrics import Metrics
+from fenced.service.metrics import Metrics, labels_text
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
-from fenced.service.replies import NotAdmitted, ServiceReply, ServiceRequest, as_response, plain
+from fenced.service.replies import JSON, NotAdmitted, ServiceReply, ServiceRequest, as_response, plain
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.service.values import ServedValues
 from fenced.service.work import Work, work_of
@@ -63,6 +63,10 @@ KEEPING = (RenewBody, ReleaseBody, WithdrawBody)
 CLOSE = ("connection", "close")
 """For answers to requests whose body is not read to its end."""
 
+_DECODERS = {
+    route.body: msgspec.json.Decoder(route.body) for route in ROUTES if route.body not in (None, bytes)
+}
+_encode = msgspec.json.Encoder().encode
 log = logging.getLogger("fenced.service")
 
 
@@ -81,7 +85,7 @@ class AnyText(Convertor[str]):
 register_url_convertor("text", AnyText())
 
 
-class Call(NamedTuple):
+class Call(msgspec.Struct):
     """One request: its namespace, its decoded body, and the rest."""
 
     request: ServiceRequest
@@ -175,21 +179,22 @@ class Api:
         Access, decoding, operations, answers and counters are those of the other way. `reply` may be called at once.
         """
         self._running += 1
-
-        def finish(answer: msgspec.Struct | Exception) -> None:
-            self._running -= 1
-            made = self._failed(answer) if isinstance(answer, Exception) else self._answered(answer)
-            self._count(route, made.status)
-            reply(made)
-
         try:
             call = self._call(route, request, self._admit(route, request), data)
             namespace = self.namespaces.known(call.namespace, call.realm)
             work = work_of(call.body, self._random.secret)
         except Exception as error:  # noqa: BLE001 as on the other way, a bug is answered by 500
-            finish(error)
+            self._served(route, reply, error)
         else:
-            self._start(namespace, work, finish)
+            self._start(namespace, work, partial(self._served, route, reply))
+
+    def _served(
+        self, route: ApiRoute, reply: Callable[[ServiceReply], None], answer: msgspec.Struct | Exception
+    ) -> None:
+        self._running -= 1
+        made = self._failed(answer) if isinstance(answer, Exception) else self._answered(answer)
+        self._count(route, made.status)
+        reply(made)
 
     def check_site(self, request: ServiceRequest) -> None:
         """NotAdmitted if a page of another site has sent this request."""
@@ -233,39 +238,35 @@ class Api:
         elif "namespace" in route.parameters:
             namespace = query.get("namespace", namespace)
         call = Call(request, body, namespace, query.get("realm", ""), by)
-        names = _names_of(call) if by.names is not None else []
-        if route.handler in ("raise_floor", "tidy") and by.names is not None:
-            raise NotAdmitted(plain(403, "This token does not allow that", "it concerns all names"))
-        if not by.may(route.right, namespace) or not by.may_use(names):
-            needs = f"it needs {_shown(route, names)}"
-            raise NotAdmitted(plain(403, "This token does not allow that", needs))
-        if (seconds := self._wait(call, route)) > 0:
-            later = f"nothing happened; try again in {seconds:.3g} seconds"
-            raise NotAdmitted(plain(429, "Too many requests", later), ("retry-after", retry_after(seconds)))
+        if by is not EVERYBODY:
+            _check_rights(route, call)
+        rate = by.rate or self.limits.rate
+        if rate is not None and route.right is not None:
+            self._check_rate(route, call, rate)
         return call
 
-    def _wait(self, call: Call, route: ApiRoute) -> float:
-        """How long this client has to wait, if its requests are limited.
+    def _check_rate(self, route: ApiRoute, call: Call, rate: float) -> None:
+        """NotAdmitted if this client has to wait, because its requests are limited.
 
         Renewals and ends of leases are counted separately: other requests of the same client must not cost it a lease.
         """
-        rate = call.by.rate or self.limits.rate
-        if rate is None or route.right is None:
-            return 0.0
         peer = call.request.client
         client = call.by.id if call.by is not EVERYBODY else peer.host if peer else "unix"
         kind = "keeping" if route.body in KEEPING else "other"
         cost = len(call.body.do) if isinstance(call.body, BatchBody) else 1
-        return self._rates.wait(f"{kind} {client}", rate, cost)
+        seconds = self._rates.wait(f"{kind} {client}", rate, cost)
+        if seconds > 0:
+            later = f"nothing happened; try again in {seconds:.3g} seconds"
+            raise NotAdmitted(plain(429, "Too many requests", later), ("retry-after", retry_after(seconds)))
 
     def _answered(self, answer: msgspec.Struct) -> ServiceReply:
-        status, headers = 200, [("content-type", "application/json")]
-        if isinstance(answer, Answer):
-            status = answers.STATUS[type(answer)]
-            self.numbers.add("fenced_answers_total", answers.LABELS[type(answer)])
-            if status == 409:
-                headers = [*headers, ("retry-after", "1")]
-        return ServiceReply(status, headers, msgspec.json.encode(answer))
+        body = _encode(answer)
+        if not isinstance(answer, Answer):
+            return ServiceReply(200, JSON, body)
+        kind = type(answer)
+        status = answers.STATUS[kind]
+        self.numbers.add("fenced_answers_total", answers.LABELS[kind])
+        return ServiceReply(status, JSON if status != 409 else (*JSON, ("retry-after", "1")), body)
 
     def _failed(self, error: Exception) -> ServiceReply:
         match error:
@@ -304,24 +305,29 @@ class Api:
         self, namespace: ServedNamespace, work: Work, done: Callable[[msgspec.Struct | Exception], None]
     ) -> None:
         """Carry out the operations of a request; `done` gets its answer."""
-        began = clocks.now()
+        namespace.worker.start(work, partial(self._carried_out, namespace, work, clocks.now(), done))
 
-        def finish(found: Sequence[BatchAnswer] | Exception) -> None:
-            if isinstance(found, Exception):
-                done(found)
-                return
-            try:
-                for operation, result in zip(work.operations, found, strict=True):
-                    self.events.answered(namespace.name, operation, result)
-                    if isinstance(result, Granted):
-                        self.numbers.granted(clocks.now() - began)
-                answer = work.answer(found, namespace.realm)
-            except Exception as error:  # noqa: BLE001 the request is answered by it
-                done(error)
-            else:
-                done(answer)
-
-        namespace.worker.start(work, finish)
+    def _carried_out(
+        self,
+        namespace: ServedNamespace,
+        work: Work,
+        began: float,
+        done: Callable[[msgspec.Struct | Exception], None],
+        found: Sequence[BatchAnswer] | Exception,
+    ) -> None:
+        if isinstance(found, Exception):
+            done(found)
+            return
+        try:
+            for operation, result in zip(work.operations, found, strict=True):
+                self.events.answered(namespace.name, operation, result)
+                if isinstance(result, Granted):
+                    self.numbers.granted(clocks.now() - began)
+            answer = work.answer(work.operations, found, namespace.realm)
+        except Exception as error:  # noqa: BLE001 the request is answered by it
+            done(error)
+        else:
+            done(answer)
 
     async def lease(self, call: Call) -> msgspec.Struct:
         """Asks that are not held, renewals, releases, withdrawals and batches of them."""
@@ -465,13 +471,22 @@ def _names_of(call: Call) -> list[str]:
     return names + [name for ask in asks for name in ask.names]
 
 
-def _shown(route: ApiRoute, names: list[str]) -> str:
-    return f"the right {route.right}, this namespace" + (" and all of these names" if names else "")
+def _check_rights(route: ApiRoute, call: Call) -> None:
+    """NotAdmitted if this client may not do what it asks for."""
+    by = call.by
+    if route.handler in ("raise_floor", "tidy") and by.names is not None:
+        raise NotAdmitted(plain(403, "This token does not allow that", "it concerns all names"))
+    names = _names_of(call) if by.names is not None else []
+    if not by.may(route.right, call.namespace) or not by.may_use(names):
+        needs = f"it needs the right {route.right}, this namespace" + (
+            " and all of these names" if names else ""
+        )
+        raise NotAdmitted(plain(403, "This token does not allow that", needs))
 
 
 @lru_cache(maxsize=1024)
-def _labels(path: str, status: int) -> tuple[tuple[str, str], ...]:
-    return ("route", path), ("status", str(status))
+def _labels(path: str, status: int) -> str:
+    return labels_text(route=path, status=str(status))
 
 
 def body_bytes_max(route: ApiRoute) -> int:
@@ -482,7 +497,7 @@ def _decoded(route: ApiRoute, data: bytes) -> Any:
     if route.body is None or route.body is bytes:
         return data
     try:
-        return msgspec.json.decode(data, type=route.body)
+        return _DECODERS[route.body].decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Misuse(f"the body of this request is not as it should be: {error}") from None
 

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from fenced.service.api import Api, body_bytes_max
 from fenced.service.connections import BoundedConnection
-from fenced.service.replies import ServiceReply
+from fenced.service.replies import JSON, ServiceReply
 from fenced.service.routes import ROUTES, ApiRoute
 
 HOT = {
@@ -113,6 +113,7 @@ class HotConnection(BoundedConnection):
     api: Api
     heads: dict[bytes, HotHead]
     """The heads that the connections of this instance remember, without the empty line at their ends."""
+    reply_heads: ReplyHeads
 
     _body: list[bytes] | None = None
     """The body of the request that is being read, as long as it may take the short way."""
@@ -264,10 +265,40 @@ class HotConnection(BoundedConnection):
         self.on_response_complete()
 
     def _bytes_of(self, reply: ServiceReply) -> bytes:
-        headers = [*self.server_state.default_headers]
-        headers += [(name.encode(), value.encode()) for name, value in reply.headers]
-        if not self._request.keep_alive:
-            headers.append((b"connection", b"close"))
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        length = b"content-length: %d\r\n\r\n" % len(reply.body)
-        return b"".join((STATUS_LINE[reply.status], *lines, length, reply.body))
+        default = self.server_state.default_headers
+        if reply.headers is not JSON or not self._request.keep_alive:
+            head = _reply_head(default, reply, close=not self._request.keep_alive)
+        else:
+            head = self.reply_heads.get(default, reply)
+        return b"%b%d\r\n\r\n%b" % (head, len(reply.body), reply.body)
+
+
+def _reply_head(default: list[tuple[bytes, bytes]], reply: ServiceReply, *, close: bool = False) -> bytes:
+    """The head of a reply, up to the length of its body."""
+    headers = default + [(name.encode(), value.encode()) for name, value in reply.headers]
+    headers += [(b"connection", b"close")] * close
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    return b"".join((STATUS_LINE[reply.status], *lines, b"content-length: "))
+
+
+class ReplyHeads:
+    """The heads of the usual replies, by status. uvicorn makes a new list of default headers every second."""
+
+    def __init__(self) -> None:
+        self._default: list[tuple[bytes, bytes]] = []
+        self._known: dict[int, bytes] = {}
+
+    def get(self, default: list[tuple[bytes, bytes]], reply: ServiceReply) -> bytes:
+        """For a reply whose headers are `JSON`."""
+        if default is not self._default:
+            self._default, self._known = default, {}
+        head = self._known.get(reply.status)
+        if head is None:
+            head = self._known[reply.status] = _reply_head(default, reply)
+        return head
+
+
+def connections_of(api: Api) -> type[HotConnection]:
+    """The class of the connections of one instance: uvicorn makes them without arguments of ours."""
+    own = {"limits": api.limits, "api": api, "heads": {}, "reply_heads": ReplyHeads()}
+    return type("ConnectionOfInstance", (HotConnection,), own)

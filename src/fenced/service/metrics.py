@@ -16,19 +16,24 @@ _HELP = {
 }
 
 
+def labels_text(**labels: str) -> str:
+    inside = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return f"{{{inside}}}" if inside else ""
+
+
 class Metrics:
     """Counters of one instance. Used in the loop's thread only."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, Counter[tuple[tuple[str, str], ...]]] = {name: Counter() for name in _HELP}
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in _HELP}
         self._buckets = [0] * (len(BUCKETS_MS) + 1)
         self._sum_ms = 0.0
 
     def count(self, metric: str, **labels: str) -> None:
-        self.add(metric, tuple(labels.items()))
+        self.add(metric, labels_text(**labels))
 
-    def add(self, metric: str, labels: tuple[tuple[str, str], ...]) -> None:
-        """The same, for labels that the caller has at hand."""
+    def add(self, metric: str, labels: str) -> None:
+        """The same, for labels whose text the caller has at hand."""
         self._counts[metric][labels] += 1
 
     def granted(self, seconds: float) -> None:
@@ -42,8 +47,7 @@ class Metrics:
         for metric, help_text in _HELP.items():
             lines += [f"# HELP {metric} {help_text}", f"# TYPE {metric} counter"]
             for labels, count in sorted(self._counts[metric].items()):
-                inside = ",".join(f'{name}="{value}"' for name, value in labels)
-                lines.append(f"{metric}{{{inside}}} {count}" if inside else f"{metric} {count}")
+                lines.append(f"{metric}{labels} {count}")
         lines += [
             "# HELP fenced_held_requests Requests of waiters that are held.",
             "# TYPE fenced_held_requests gauge",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+from msgspec import Struct
 from starlette.datastructures import Address
 from starlette.responses import Response
 
@@ -33,10 +34,14 @@ class ServiceRequest(Protocol):
     def client(self) -> Address | None: ...
 
 
-class ServiceReply(NamedTuple):
+class ServiceReply(Struct):
     status: int
-    headers: list[tuple[str, str]]
+    headers: Sequence[tuple[str, str]]
     body: bytes
+
+
+JSON = (("content-type", "application/json"),)
+"""The headers of nearly all replies."""
 
 
 class NotAdmitted(Exception):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from msgspec import Struct
 
 from fenced.service import bodies, views
 
 Right = Literal["lease", "guard", "observe", "operate"]
 
 
-class ApiRoute(NamedTuple):
+class ApiRoute(Struct, frozen=True):
     """One method of one path."""
 
     method: str

@@ -28,7 +28,7 @@ from fenced.model import Standing
 from fenced.service.access import TokenFile, is_loopback
 from fenced.service.api import Api
 from fenced.service.connections import BoundedConnection
-from fenced.service.hot import HotConnection
+from fenced.service.hot import connections_of
 from fenced.service.limits import Limits
 from fenced.service.namespaces import MakeAuthority, ServedNamespace
 from fenced.service.supervised import notify
@@ -77,7 +77,7 @@ class LeaseServer(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                http=type("Connection", (HotConnection,), {"limits": api.limits, "api": api, "heads": {}}),
+                http=connections_of(api),
                 ws="none",
                 proxy_headers=False,  # everybody could write another address into them
                 timeout_keep_alive=round(api.limits.idle_time),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from fenced.contracts import Authority
 from fenced.errors import FencedError, InvariantBroken, Misuse
@@ -43,11 +44,11 @@ _holder = lru_cache(maxsize=1024)(Holder)
 Done = Callable[[Sequence[Result] | Exception], None]
 
 
-class Work(NamedTuple):
-    """The operations of a request, and the function that makes its answer of their results and the realm."""
+class Work(Struct):
+    """The operations of a request, and the function that makes its answer of them, their results and the realm."""
 
     operations: list[BatchOperation]
-    answer: Callable[[Sequence[Result], str], msgspec.Struct]
+    answer: Callable[[list[Any], Sequence[Result], str], Struct]
     until: float | None = None
 
 
@@ -55,22 +56,22 @@ def work_of(body: Any, secret: Callable[[], str]) -> Work:
     """`secret` makes the id of a holder that has none."""
     match body:
         case AskBody():
-            ask = _ask(body, secret)
-            return Work([ask], lambda results, realm: answers.asked(ask, _only(results), realm))
+            return Work([_ask(body, secret)], _asked)
         case ReleaseBody():
             return Work([Release(body.attempt, body.keep)], _ended)
-        case WithdrawBody():
-            return Work([Withdrawal(body.attempt)], _ended)
-        case RenewBody():
-            return Work([Renewal(each) for each in body.attempts], _renewed, clocks.now() + body.timeout)
         case BatchBody():
             return _batch([_operation(item, secret) for item in body.do])
+        case RenewBody():
+            return Work([Renewal(each) for each in body.attempts], _renewed, clocks.now() + body.timeout)
+        case WithdrawBody():
+            return Work([Withdrawal(body.attempt)], _ended)
     raise InvariantBroken(f"{type(body).__name__} is not about leases")
 
 
 def _ask(body: AskBody, secret: Callable[[], str]) -> Ask:
     # A constant id would tie the leases of different clients together.
-    who = _holder(body.holder.id or secret(), body.holder.label, body.holder.host, body.holder.pid)
+    holder = body.holder
+    who = _holder(holder.id or secret(), holder.label, holder.host, holder.pid)
     names = (check_name(body.names[0]),) if len(body.names) == 1 else check_names(body.names)
     return Ask(body.attempt, names, body.ttl, who, body.wait, body.lock_delay, body.number, body.settled)
 
@@ -83,47 +84,60 @@ def _only(results: Sequence[Result]) -> Any:
     return result
 
 
-def _ended(results: Sequence[Result], _: str) -> Answer:
+def _asked(operations: list[Ask], results: Sequence[Result], realm: str) -> Answer:
+    return answers.asked(operations[0], _only(results), realm)
+
+
+def _ended(_: list[BatchOperation], results: Sequence[Result], realm: str) -> Answer:
     return answers.ended(_only(results))
 
 
-def _renewed(results: Sequence[Result], _: str) -> RenewedAnswers:
+def _renewed(_: list[BatchOperation], results: Sequence[Result], realm: str) -> RenewedAnswers:
     return RenewedAnswers([answers.renewed(_only([each])) for each in results])  # type: ignore[misc]
 
 
 def _batch(items: list[BatchOperation | FencedError]) -> Work:
     """Each operation is answered separately."""
+    failed = [(place, item) for place, item in enumerate(items) if isinstance(item, FencedError)]
     operations = [item for item in items if not isinstance(item, FencedError)]
+    return Work(operations, partial(_batched, failed))
 
-    def answer(results: Sequence[Result], realm: str) -> BatchAnswers:
-        rest = iter(results)
-        each = [(None, item) if isinstance(item, FencedError) else (item, next(rest)) for item in items]
-        return BatchAnswers([_batch_answer(item, result, realm) for item, result in each])  # type: ignore[misc]
 
-    return Work(operations, answer)
+def _batched(
+    failed: list[tuple[int, FencedError]],
+    operations: list[BatchOperation],
+    results: Sequence[Result],
+    realm: str,
+) -> BatchAnswers:
+    made = [_batch_answer(*each, realm) for each in zip(operations, results, strict=True)]
+    for place, error in failed:
+        made.insert(place, _failed(error))
+    return BatchAnswers(made)  # type: ignore[arg-type]
 
 
 def _operation(item: BatchItem, secret: Callable[[], str]) -> BatchOperation | FencedError:
-    given = [each for each in (item.ask, item.renew, item.release, item.withdraw) if each is not None]
-    if len(given) != 1:
-        return Misuse("an item of a batch is one of ask, renew, release, withdraw")
-    try:
-        match given[0]:
-            case AskBody() as ask:
+    match item.ask, item.release, item.renew, item.withdraw:
+        case AskBody() as ask, None, None, None:
+            try:
                 return _ask(ask, secret)
-            case ReleaseBody() as release:
-                return Release(release.attempt, release.keep)
-            case WithdrawBody() as withdraw:
-                return Withdrawal(withdraw.attempt)
-            case attempt:
-                return Renewal(attempt)
-    except Misuse as error:
-        return error
+            except Misuse as error:
+                return error
+        case None, ReleaseBody() as release, None, None:
+            return Release(release.attempt, release.keep)
+        case None, None, str() as attempt, None:
+            return Renewal(attempt)
+        case None, None, None, WithdrawBody() as withdraw:
+            return Withdrawal(withdraw.attempt)
+    return Misuse("an item of a batch is one of ask, renew, release, withdraw")
 
 
-def _batch_answer(operation: BatchOperation | None, result: Any, realm: str) -> Answer:
+def _failed(error: FencedError) -> Answer:
+    return FailedAnswer(msgspec.json.decode(problem(error).body, type=ProblemView))
+
+
+def _batch_answer(operation: BatchOperation, result: Any, realm: str) -> Answer:
     if isinstance(result, FencedError):
-        return FailedAnswer(msgspec.json.decode(problem(result).body, type=ProblemView))
+        return _failed(result)
     match operation:
         case Ask():
             return answers.asked(operation, result, realm)

@@ -145,7 +145,7 @@ class ServiceInstance:
             def decide() -> None:
                 try:
                     results = self.backend.results(work.operations)
-                    answer = work.answer(results, REALM)
+                    answer = work.answer(work.operations, results, REALM)
                 except FencedError as error:
                     self._reply(connection, self._problem(error))
                     return
