@@ -318,11 +318,12 @@ class Api:
         if isinstance(found, Exception):
             done(found)
             return
+        took = clocks.now() - began
         try:
             for operation, result in zip(work.operations, found, strict=True):
                 self.events.answered(namespace.name, operation, result)
                 if isinstance(result, Granted):
-                    self.numbers.granted(clocks.now() - began)
+                    self.numbers.granted(took)
             answer = work.answer(work.operations, found, namespace.realm)
         except Exception as error:  # noqa: BLE001 the request is answered by it
             done(error)

@@ -14,8 +14,9 @@ import asyncio
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
+from msgspec import Struct
 from starlette.datastructures import Address, QueryParams
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -61,7 +62,7 @@ class RawHeaders:
         return found[0] if found else None
 
 
-class HotHead(NamedTuple):
+class HotHead(Struct, frozen=True):
     """What the parser has read in the head of a request that takes the short way."""
 
     route: ApiRoute
@@ -132,7 +133,8 @@ class HotConnection(BoundedConnection):
         self._request = HotRequest(None if self.client is None else Address(*self.client))
 
     def data_received(self, data: bytes) -> None:
-        if self._between and (self.cycle is None or self.cycle.response_complete):
+        cycle = self.cycle
+        if self._between and (cycle is None or cycle.response_complete):
             end = data.find(HEAD_END, 0, HEAD_REMEMBERED_MAX)
             head = self.heads.get(data[:end]) if end > 0 else None
             if head is not None and head.length == len(data) - end - 4 and self._is_taken(head.namespace):
@@ -147,10 +149,9 @@ class HotConnection(BoundedConnection):
             self._go_on()
 
     def _is_taken(self, namespace: str) -> bool:
-        """Whether this connection takes requests for that namespace the short way, now."""
+        """Whether requests of this connection for that namespace may take the short way."""
         return (
-            (self.cycle is None or self.cycle.response_complete)
-            and self.app is self.config.loaded_app  # and not that of a connection beyond the limit
+            self.app is self.config.loaded_app  # and not that of a connection beyond the limit
             and self.api.namespaces.has(namespace)
             and not self.transport.is_closing()
         )
@@ -195,6 +196,7 @@ class HotConnection(BoundedConnection):
             and self.parser.get_http_version() == "1.1"
             and self.parser.should_keep_alive()
             and not self._long
+            and (self.cycle is None or self.cycle.response_complete)
             and self._is_taken(_query_of(query).get("namespace", "default"))
         )
 
