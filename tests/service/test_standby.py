@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import fenced
+from fenced.service.server import ListenOptions, listening
 from fenced.testing.servers import ServiceServer
 from fenced.testing.servers.base import free_port
 
@@ -32,9 +34,16 @@ def test_a_standby_takes_over(tmp_path: Path) -> None:
             lease = client.acquire("orders/1", ttl=300)
             active.kill()
             assert "listening on" in standby.stderr.readline()
-            with fenced.Client(f"http://127.0.0.1:{port}") as other, pytest.raises(fenced.NotGranted):
+            late = fenced.Client(f"http://127.0.0.1:{port}", patience=60)
+            with late as other, pytest.raises(fenced.NotGranted):
                 other.acquire("orders/1", wait=0)  # the standby knows the lease
             lease.release()
             assert client.acquire("orders/1").token > lease.token
         standby.terminate()
         assert standby.wait(60) == 0
+
+
+def test_connections_are_accepted_as_soon_as_it_says_that_it_listens() -> None:
+    (listener,) = listening(ListenOptions(("127.0.0.1", 0)))
+    with listener:
+        socket.create_connection(listener.getsockname(), timeout=100).close()

@@ -43,6 +43,7 @@ GONE_SECONDS = 30
 DESCRIPTORS_KEPT = 600
 """For the store, and for connections that are only told that there are too many."""
 SOCKET_MODE = 0o660
+BACKLOG = 2048
 
 log = logging.getLogger("fenced.service")
 
@@ -271,7 +272,7 @@ def _shown(options: ListenOptions, sockets: list[socket.socket]) -> list[str]:
 
 
 def listening(options: ListenOptions) -> list[socket.socket]:
-    """The sockets of these options, bound. Misconfigured if that is not possible."""
+    """The sockets of these options: the kernel accepts connections from now on. Misconfigured if it cannot."""
     made: list[socket.socket] = []
     try:
         if options.address is not None:
@@ -286,6 +287,8 @@ def listening(options: ListenOptions) -> list[socket.socket]:
             made.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             made[-1].bind(options.socket)
             os.chmod(options.socket, SOCKET_MODE)
+        for each in made:
+            each.listen(BACKLOG)
     except OSError as error:
         for each in made:
             each.close()
