@@ -124,10 +124,10 @@ async def a_late_ask_finds_its_tombstone(h: OutageHarness) -> None:
         answers.append(await a.ask(ask))
 
     task = h.runtime.spawn(late, "late-ask")
-    await until(h.runtime, lambda: trigger.fired > 0, 5.0, "the request is on its way")
+    await until(h.runtime, lambda: trigger.fired > 0, 60.0, "the request is on its way")
     ensure(await b.withdraw(ask.secret) == Released(), "withdrawn before it arrived")
     trigger.deliver()
-    await until(h.runtime, lambda: bool(answers), 5.0, "the late request is answered")
+    await until(h.runtime, lambda: bool(answers), 60.0, "the late request is answered")
     await task.join()
     ensure(answers == [Ended("withdrawn")], f"no ghost: {answers}")
     await granted(b, asking(h.runtime, "orders"))
@@ -144,7 +144,7 @@ async def a_cut_renewal_is_repeated(h: OutageHarness) -> None:
         trigger = h.proxy.on(h.words["renew"], fault)
         (answer,) = await a.renew([ask.secret])
         trigger.wait()
-        limit = h.runtime.now() + 2.0
+        limit = h.runtime.now() + 20.0
         while (
             isinstance(answer, Unknown) and h.runtime.now() < limit
         ):  # the first request may still be running
@@ -232,11 +232,11 @@ async def a_later_no_does_not_undo_a_doubt(h: OutageHarness) -> None:
 async def a_wake_up_lost_on_the_way_is_made_good(h: OutageHarness) -> None:
     """All connections of a waiter break while it waits: it is still granted soon after the release."""
     one, two = lease_engine(await h.direct(), h.runtime), lease_engine(await h.authority(), h.runtime)
-    lease = await one.acquire(LeaseRequest.checked(["orders"], ttl=20))
+    lease = await one.acquire(LeaseRequest.checked(["orders"], ttl=60))
     tokens: list[int] = []
 
     async def wait() -> None:
-        tokens.append((await two.acquire(LeaseRequest.checked(["orders"], ttl=3, wait=20))).token)
+        tokens.append((await two.acquire(LeaseRequest.checked(["orders"], ttl=3, wait=60))).token)
 
     task = h.runtime.spawn(wait, "waiter")
     onlooker = await h.direct()
@@ -246,7 +246,7 @@ async def a_wake_up_lost_on_the_way_is_made_good(h: OutageHarness) -> None:
         await h.runtime.wait(h.runtime.wakeup(), h.runtime.now() + 0.01)
     h.proxy.reset()
     await one.release(lease)
-    await until(h.runtime, lambda: bool(tokens), 5.0, "the waiter is granted")
+    await until(h.runtime, lambda: bool(tokens), 20.0, "the waiter is granted")
     await task.join()
     ensure(tokens[0] > lease.token, "under a greater token")
     await one.close()
@@ -259,18 +259,14 @@ async def a_killed_server_keeps_what_it_said(h: OutageHarness) -> None:
     client = lease_engine(await h.direct(), h.runtime)
     tokens = []
     for _ in range(5):
-        lease = await client.acquire(LeaseRequest.checked(["orders"], ttl=6))
+        lease = await client.acquire(LeaseRequest.checked(["orders"], ttl=15))
         tokens.append(lease.token)
         if len(tokens) < 5:
             await client.release(lease)
     h.server.kill()
+    before = lease.deadline
     h.server.start()
-    await until(
-        h.runtime,
-        lambda: lease.remaining() > 5.0 and lease.state is State.HELD,
-        6.0,
-        "the holder renews on the new server",
-    )
+    await until(h.runtime, lambda: lease.deadline > before, 60.0, "the holder renews on the new server")
     other = await h.direct()
     waiting = await other.ask(asking(h.runtime, "orders", wait=True))
     ensure(isinstance(waiting, Waiting) and waiting.held_by is not None, f"still held: {waiting}")
