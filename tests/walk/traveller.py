@@ -6,10 +6,12 @@ visible to it, and pip finds only the wheels that `make test` has downloaded. No
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -99,18 +101,26 @@ class Traveller:
             "PIP_NO_COMPILE": "1",  # Python compiles what it imports
             "PIP_NO_INDEX": "1",
         }
-        return subprocess.run(
+        with subprocess.Popen(
             command,
             cwd=cwd,
             env={**clean, **(variables or {})},
-            input=given,
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=timeout,
             user=self.user and self.user.pw_uid,
             group=self.user and self.user.pw_gid,
             extra_groups=self.user and (),
-        )
+            start_new_session=True,
+        ) as process:
+            try:
+                output, errors = process.communicate(given, timeout)
+            finally:
+                # A page that fails in the middle must not leave its servers behind: their ports are fixed.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def _user_and_python() -> tuple[pwd.struct_passwd | None, str]:
