@@ -240,7 +240,10 @@ class WatchedNamespace:
         return shown
 
     async def _survey(self) -> tuple[list[NameView], bool]:
-        """Through the authority object for surveys: a grant does not wait behind it."""
+        """Through the authority object for surveys: where the store is elsewhere, a grant does not wait behind it.
+
+        The ledger answers in this thread, so grants wait for each page of names (docs/live-page.md).
+        """
         looker, after = await self._namespace.looker(), ""
         found: list[NameView] = []
         while len(found) < NAMES_MAX:

@@ -50,6 +50,7 @@ class Work(Struct):
     operations: list[BatchOperation]
     answer: Callable[[list[Any], Sequence[Result], str], Struct]
     until: float | None = None
+    """Of renewals. Operations that share a write have no deadline of their own: their client stops waiting instead."""
 
 
 def work_of(body: Any, secret: Callable[[], str]) -> Work:

@@ -124,7 +124,8 @@ def routes(api: Api) -> list[Route]:
 
 def _set_cookie(request: Request, response: Response, value: str, max_age: int | None = None) -> None:
     """For this page only: its path is the one under which the page is served."""
-    secure = request.url.scheme == "https"
+    # A gateway that terminates TLS says so in the header. A client that lies there only harms its own log-in.
+    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
     response.set_cookie(
         COOKIE, value, max_age=max_age, path=None, secure=secure, httponly=True, samesite="strict"
     )
