@@ -284,8 +284,8 @@ def test_without_a_script_and_without_a_token(opened: Opened, site: Site) -> Non
     expect(page.locator("#rows")).to_contain_text(f"{HOSTILE} on web-1")
     cookie = page.context.cookies()[0]
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and not cookie["secure"]
-    by_gateway, token = {"x-forwarded-proto": "https"}, {"token": SECRETS["ops"]}
-    log_in = page.request.post("/login", form=token, headers=by_gateway, max_redirects=0)
+    by_gateway = {"x-forwarded-proto": "https"}
+    log_in = page.request.post("/login", form={"token": SECRETS["ops"]}, headers=by_gateway, max_redirects=0)
     assert "; Secure" in log_in.headers["set-cookie"], "a gateway has terminated TLS"
     release = f"/v1/names/orders/42/force-release?namespace={cast.namespace}"
     for headers, status in (({}, 403), ({"fenced-operator": "page", "origin": "https://evil.example"}, 403)):
