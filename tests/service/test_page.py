@@ -83,17 +83,18 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
+NewPage = Callable[..., Page]
 Opened = Callable[..., Page]
 
 
 @pytest.fixture
-def opened(browser: Browser, site: Site) -> Iterator[Opened]:
-    """Opens the page of a user. Nothing may be wrong in the browser's console at the end: no breach of the CSP."""
+def new_page(browser: Browser) -> Iterator[NewPage]:
+    """An empty tab. Nothing may be wrong in the browser's console at the end: no breach of the CSP."""
     wrong: list[str] = []
     pages: list[Page] = []
 
-    def open_page(cast: Cast, user: str = "ops", *, name: str = "", **options: object) -> Page:
-        context = browser.new_context(base_url=site.server.url(), **options)  # type: ignore[arg-type]
+    def make(url: str, **options: object) -> Page:
+        context = browser.new_context(base_url=url, **options)  # type: ignore[arg-type]
         context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
         page.on(
@@ -102,6 +103,22 @@ def opened(browser: Browser, site: Site) -> Iterator[Opened]:
         )
         page.on("pageerror", lambda error: wrong.append(str(error)))
         pages.append(page)
+        return page
+
+    expect.set_options(timeout=PATIENCE_MS)
+    yield make
+    for page in pages:
+        page.context.close()
+    # The first page asks for a token, one test stops the instance, and one asks for a namespace that is not there.
+    assert [line for line in wrong if not re.search(r"401 \(|net::ERR|namespace=nowhere", line)] == []
+
+
+@pytest.fixture
+def opened(new_page: NewPage, site: Site) -> Opened:
+    """Opens the page of a user."""
+
+    def open_page(cast: Cast, user: str = "ops", *, name: str = "", **options: object) -> Page:
+        page = new_page(site.server.url(), **options)
         page.goto(f"/?namespace={cast.namespace}")
         page.get_by_label("Token").fill(SECRETS[user])
         page.get_by_role("button", name="Open the page").click()
@@ -111,12 +128,7 @@ def opened(browser: Browser, site: Site) -> Iterator[Opened]:
             page.goto(f"/?namespace={cast.namespace}#{name}")
         return page
 
-    expect.set_options(timeout=PATIENCE_MS)
-    yield open_page
-    for page in pages:
-        page.context.close()
-    # The first page asks for a token, one test stops the instance, and one asks for a namespace that is not there.
-    assert [line for line in wrong if not re.search(r"401 \(|net::ERR|namespace=nowhere", line)] == []
+    return open_page
 
 
 def test_a_refusal_is_seen_with_both_holders(opened: Opened, site: Site, tmp_path: Path) -> None:
@@ -304,3 +316,32 @@ def test_without_a_script_and_without_a_token(opened: Opened, site: Site) -> Non
     expect(page.get_by_role("alert")).to_have_text("This token is not known.")
     with pytest.raises(urllib.error.HTTPError, match="401"):
         Cast(site.server.url())
+
+
+@pytest.mark.parametrize("store", ["postgresql", "etcd"])
+def test_over_a_server(store: str, new_page: NewPage, request: pytest.FixtureRequest) -> None:
+    """The leases and the values are in that server: rows, a refusal, force-release, and an instance that comes back."""
+    url, name = request.getfixturevalue(f"{store}_url"), f"orders/{secrets.token_hex(4)}"
+    values = url if store == "postgresql" else f"{url}?prefix={secrets.token_hex(4)}"
+    options = ("--values", values, "--guarantee", "best-effort")
+    with ServiceServer(store=url, options=options) as server:
+        page, cast = new_page(server.url()), Cast(server.url())
+        page.goto("/")
+        row = page.locator("#rows tr", has_text=name)
+        late, newer = cast.overtake(name, "worker-3", "worker-7")
+        expect(row).to_contain_text(f"{newer['token']:,}")
+        cast.write(name, newer)
+        with pytest.raises(urllib.error.HTTPError, match="412"):
+            cast.write(name, late)
+        expect(page.locator("#feed li.refused", has_text=name)).to_contain_text(
+            f"worker-3 on web-1 with token {late['token']:,}, because worker-7 on web-1 has {newer['token']:,}"
+        )
+        server.restart()
+        with cast.waiting(name, "patient"):
+            expect(row).to_contain_text("patient")
+            row.click()
+            page.get_by_role("button", name="Take it away…").click()
+            page.get_by_label("Reason").fill("stuck since noon")
+            page.get_by_role("button", name="Take it away", exact=True).click()
+            expect(page.locator("#feed li.taken")).to_contain_text("stuck since noon")
+            expect(row.locator(".holder")).to_contain_text("patient")
