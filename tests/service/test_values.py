@@ -22,6 +22,7 @@ from fenced.runtime import clocks
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
 from fenced.service.values import values_beside
+from fenced.service.watched import WatchedGuard
 from fenced.wire.problems import error_from
 
 GUARDS = ("memory://{0}", "sqlite:///{1}/values.db", "file://{1}")
@@ -61,11 +62,14 @@ def error_of(answer: httpx.Response) -> object:
 
 
 def served(
-    story: Callable[[Program, Api], Coroutine[Any, Any, None]], values: str | None, tokens: TokenFile | None = None
-) -> None:  # fmt: skip
+    story: Callable[[Program, Api], Coroutine[Any, Any, None]],
+    values: str | None,
+    tokens: TokenFile | None = None,
+    guards: tuple[str, ...] = (),
+) -> None:
     async def run() -> None:
         store = MemoryStore(clocks.now)
-        api = Api(lambda runtime, _: MemoryAuthority(store, runtime), tokens, values=values)
+        api = Api(lambda runtime, _: MemoryAuthority(store, runtime), tokens, values=values, guards=guards)
         await api.namespaces.opened("default", create=True)
         program = Program(api)
         try:
@@ -116,6 +120,26 @@ def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
         assert "\ncritical_write_without_token_total 1\n" in metrics
 
     served(story, guard.format(tmp_path.name, tmp_path))
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_refusal_is_one_event(guard: str, tmp_path: Path) -> None:
+    """Also if the page reads the records of the guard: some guards keep them where the page finds them."""
+    url = guard.format(tmp_path.name, tmp_path)
+
+    async def story(program: Program, api: Api) -> None:
+        old, new = [await program.take("a") for _ in range(2)]
+        assert (await program.write("a", b"new", new)).status_code == 200
+        for stamp in (old, "", old, await program.take("b"), f"1:{'0' * 16}:9:-:{'1' * 32}:a"):
+            assert (await program.write("a", b"late", stamp)).status_code >= 400
+        watched = WatchedGuard(url)
+        for record in await watched.look(status=False):
+            api.events.decided(record)
+        await watched.close()
+        refused = [event.why for event in api.events.since(0) if event.kind == "refused"]
+        assert refused == ["stale", "missing", "stale", "uncovered", "foreign"]
+
+    served(story, url, guards=(url,))
 
 
 def test_a_repeated_write_is_applied_once(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class Api:
         self.numbers = Metrics()
         self.events = Events()
         self.live = Live(self.events, guards)
-        self.values = ServedValues(values, self._default_realm, self.numbers, self.events)
+        self.values = ServedValues(values, self._default_realm, self.numbers, self.events, guards)
         self.stopping = False
         self.own_host_only = False
         """Answer only requests that name this machine by its loopback address, or come by a Unix socket."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import PurePath
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from fenced import registry
 from fenced.contracts import NamedValues
-from fenced.errors import Misuse, Refused, Unsupported
+from fenced.errors import Misuse, Refused, Unsupported, redacted
 from fenced.guarding import credential
 from fenced.http.protocol import read_fence
 from fenced.model import TOKEN_MAX, Credential, check_name
@@ -45,15 +45,24 @@ class ServedValues:
     """The guard of one instance, in a runtime of its own: a slow write must not delay the grants."""
 
     def __init__(
-        self, url: str | None, realm: Callable[[], Awaitable[str]], numbers: Metrics, events: Events
+        self,
+        url: str | None,
+        realm: Callable[[], Awaitable[str]],
+        numbers: Metrics,
+        events: Events,
+        watched: Sequence[str] = (),
     ) -> None:
+        """`watched` are the addresses of the guards whose records the live page reads."""
         self._url = url
+        self._watched = watched
         self._realm = realm
         self._numbers = numbers
         self._events = events
         self._opening = asyncio.Lock()
         self._runtime: AioRuntime | None = None
         self._guard: NamedValues | None = None
+        self._reports = True
+        """Whether a refusal becomes an event here. If not, it becomes one by its record."""
 
     async def open(self) -> NamedValues:
         """The guard, opened by the first caller.
@@ -78,7 +87,15 @@ class ServedValues:
                     runtime.close()
                     raise
                 self._runtime, self._guard = runtime, guard
+                self._reports = not self._is_watched(guard)
         return self._guard
+
+    def _is_watched(self, guard: NamedValues) -> bool:
+        """Whether the live page finds every refusal in the records of this guard, also those of other instances."""
+        own = {redacted(self._url), guard.url}
+        return not any(trait.key == "audit-local" for trait in guard.traits) and any(
+            redacted(each) in own for each in self._watched
+        )
 
     async def close(self) -> None:
         guard, self._guard = self._guard, None
@@ -128,7 +145,8 @@ class ServedValues:
             return await work(guard)
         except Refused as error:
             self._numbers.count("fencing_reject_total", kind=error.kind)
-            self._events.refused(guard.url, error)
+            if self._reports:
+                self._events.refused(guard.url, error)
             raise
 
 
