@@ -17,7 +17,7 @@ import pytest
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.authorities.shared.rules import no_namespace
 from fenced.errors import Indeterminate
-from fenced.model import Ask, BatchAnswer, BatchOperation, Granted, Release, Standing
+from fenced.model import Ask, BatchAnswer, BatchOperation, Granted, Holder, Release, Standing
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
 from fenced.service.limits import Limits, Rates
@@ -26,8 +26,8 @@ from fenced.service.work import GroupedWork, Work
 
 PATIENCE = 100.0
 A, B, C = (letter * 32 for letter in "abc")
-LONG_WAY = ("Prefer", "return=minimal")
-"""It asks for nothing that is held, but a request with this header takes the long way."""
+LONG_WAY = ("Expect", "nothing")
+"""A request with this header takes the long way."""
 
 
 class CountedApi(Api):
@@ -302,6 +302,63 @@ def test_a_client_that_leaves_is_answered_nothing() -> None:
             assert instance.api._running == 0
 
     run(story)
+
+
+@pytest.mark.parametrize("accept", ["application/x-ndjson", "*/*"])
+def test_a_held_answer_is_the_same_on_both_ways(accept: str) -> None:
+    """It comes with the release, or when the instance stops; the request behind it is answered then."""
+
+    async def held(instance: Instance, attempt: str, *way: tuple[str, str]) -> None:
+        for _ in range(2):  # the client of the first one leaves
+            await instance.disconnect()
+            await until(lambda: instance.api.namespaces.held == 0)
+            await instance.connect()
+            waits = ask(attempt, "orders/1", wait=True, keeps=True)
+            wanted = [("Prefer", "wait=30"), ("Accept", accept), *way]
+            instance.connection.data_received(request("POST", "/v1/leases", waits, *wanted))
+            if "ndjson" in accept:
+                await instance.reader.readuntil(b'"answer":"waiting"')
+            await until(lambda: (instance.api.namespaces.held, instance.api._running) == (1, 0))
+        instance.connection.data_received(request("GET", "/healthz"))
+
+    async def rest(instance: Instance) -> object:
+        found: object
+        if "ndjson" in accept:
+            text = await instance.reader.readuntil(b"0\r\n\r\n")
+            found = re.sub(rb"(?im)^date: .*$", b"", text).lower()
+        else:
+            status, headers, fields = await instance.answer()
+            found = status, [*headers], fields["answer"], fields["check_in"] > 0
+        assert (await instance.answer())[2] == b"alive\n"
+        assert instance.api.namespaces.held == 0
+        return found
+
+    async def answers(*way: tuple[str, str]) -> list[object]:
+        async with Instance() as instance:
+            instance.connection.data_received(request("POST", "/v1/leases", ask(A, "orders/1")))
+            await instance.answer()
+            await held(instance, B, *way)
+            await instance.leases[0].release(A)
+            found = [await rest(instance)]
+            await instance.leases[0].ask(Ask(A[:-1] + "0", ("orders/1",), 30.0, Holder("h", "", "", 0), True))
+            await held(instance, C, *way)
+            instance.api.send_on()
+            instance.connection.shutdown()
+            found.append(await rest(instance))
+            assert instance.api.hot == 1 + 4 * (not way)
+            return found
+
+    async def story() -> None:
+        async with asyncio.timeout(PATIENCE):
+            short = await answers()
+            assert short == await answers(LONG_WAY)
+
+    run(story)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.01)
 
 
 class Slow:

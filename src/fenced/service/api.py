@@ -43,7 +43,7 @@ from fenced.service.bodies import (
     WithdrawBody,
 )
 from fenced.service.events import Events
-from fenced.service.held import HeldAnswer, held_seconds
+from fenced.service.held import HeldAnswer, HeldResponse, held_seconds
 from fenced.service.limits import Limits, Rates, retry_after
 from fenced.service.live import Live
 from fenced.service.metrics import Metrics, labels_text
@@ -172,21 +172,31 @@ class Api:
         return answer if isinstance(answer, Response) else as_response(self._answered(answer))
 
     def serve(
-        self, route: ApiRoute, request: ServiceRequest, data: bytes, reply: Callable[[ServiceReply], None]
+        self,
+        route: ApiRoute,
+        request: ServiceRequest,
+        data: bytes,
+        reply: Callable[[ServiceReply], None],
+        hold: Callable[[HeldAnswer], None],
     ) -> None:
-        """Answer a request of `HOT` without a task of its own. Its body has been read, and nothing is held.
+        """Answer a request of `HOT` without a task of its own. Its body has been read.
 
-        Access, decoding, operations, answers and counters are those of the other way. `reply` may be called at once.
+        Access, decoding, operations, answers and counters are those of the other way. Either `reply` or `hold` is
+        called, maybe at once.
         """
         self._running += 1
         try:
             call = self._call(route, request, self._admit(route, request), data)
             namespace = self.namespaces.known(call.namespace, call.realm)
             work = work_of(call.body, self._random.secret)
+            held = self._hold(namespace, call)
         except Exception as error:  # noqa: BLE001 as on the other way, a bug is answered by 500
             self._served(route, reply, error)
         else:
-            self._start(namespace, work, partial(self._served, route, reply))
+            done = partial(self._served, route, reply)
+            self._start(
+                namespace, work, done if held is None else partial(self._held, route, done, hold, held)
+            )
 
     def _served(
         self, route: ApiRoute, reply: Callable[[ServiceReply], None], answer: msgspec.Struct | Exception
@@ -195,6 +205,21 @@ class Api:
         made = self._failed(answer) if isinstance(answer, Exception) else self._answered(answer)
         self._count(route, made.status)
         reply(made)
+
+    def _held(
+        self,
+        route: ApiRoute,
+        done: Callable[[msgspec.Struct | Exception], None],
+        hold: Callable[[HeldAnswer], None],
+        held: HeldAnswer,
+        answer: msgspec.Struct | Exception,
+    ) -> None:
+        if not self._is_held(held, answer):
+            done(answer)
+            return
+        self._running -= 1
+        self._count(route, 202)
+        hold(held)
 
     def check_site(self, request: ServiceRequest) -> None:
         """NotAdmitted if a page of another site has sent this request."""
@@ -349,26 +374,37 @@ class Api:
     renew = release = withdraw = batch = lease
 
     async def ask(self, call: Call) -> msgspec.Struct | Response:
-        body: AskBody = call.body
-        seconds = held_seconds(call.request, body)
-        if not body.wait or seconds <= 0 or not self._may_hold(call.by):
+        held = self._hold(await self._namespace(call), call)
+        if held is None:
             return await self.lease(call)
-        namespace = await self._namespace(call)
-        namespace.listen()
-        # Before it asks, so that it misses no wake-up.
-        held = namespace.held.add(grant_id(body.attempt), call.by.id)
         try:
             answer = await self.lease(call)
         except BaseException:
             held.close()
             raise
+        return HeldResponse(held) if self._is_held(held, answer) else answer
+
+    def _hold(self, namespace: ServedNamespace, call: Call) -> HeldAnswer | None:
+        """What holds the answer to an ask if that is waiting. Made before it asks, so that it misses no wake-up."""
+        body = call.body
+        if not (isinstance(body, AskBody) and body.wait):
+            return None
+        seconds = held_seconds(call.request, body)
+        if seconds <= 0 or not self._may_hold(call.by):
+            return None
+        namespace.listen()
+        request = namespace.held.add(grant_id(body.attempt), call.by.id)
+        return HeldAnswer(request, seconds, call.request.headers)
+
+    def _is_held(self, held: HeldAnswer, answer: msgspec.Struct | Exception) -> bool:
         if not isinstance(answer, WaitingAnswer):
             held.close()
-            return answer
-        self.numbers.count("fenced_answers_total", answer="waiting")
+            return False
+        self.numbers.add("fenced_answers_total", answers.LABELS[WaitingAnswer])
+        held.begin(answer)
         if self.stopping:  # since it was looked at
-            held.wake(False)
-        return HeldAnswer(answer, held, seconds, call.request)
+            held.send_on()
+        return True
 
     def _may_hold(self, by: Principal) -> bool:
         """Whether one more request may be held. A waiter that is answered at once asks again later."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,13 +19,16 @@ from fenced import timing
 from fenced.runtime import clocks
 from fenced.service.bodies import AskBody, Turn, WaitingAnswer
 from fenced.service.namespaces import HeldRequest
-from fenced.service.replies import ServiceRequest
+from fenced.service.replies import JSON, HeadersOfRequest, ServiceRequest
 
 HELD_SECONDS_MAX = 30.0
 SPREAD = 0.2
 """By how much of it the times of different waiters differ."""
 LINES_MEDIA_TYPE = "application/x-ndjson"
+LINES_HEADERS = (("content-type", LINES_MEDIA_TYPE), ("x-accel-buffering", "no"))
+"""A proxy must pass the first line on at once."""
 _WAIT = re.compile(r"(?:^|[,;])\s*wait\s*=\s*([0-9]{1,6}(?:\.[0-9]{0,6})?)\s*(?:$|[,;])")
+_encode = msgspec.json.Encoder().encode
 
 
 def held_seconds(request: ServiceRequest, body: AskBody) -> float:
@@ -41,21 +45,68 @@ def held_seconds(request: ServiceRequest, body: AskBody) -> float:
     return min(float(found[1]), limit) * (1 - SPREAD * int(body.attempt[:2], 16) / 255)
 
 
-class HeldAnswer(Response):
+class HeldAnswer:
     """The answer to a waiter. In lines, the first is sent at once, the second when it is worth asking again."""
 
-    def __init__(
-        self, answer: WaitingAnswer, held: HeldRequest, seconds: float, request: ServiceRequest
-    ) -> None:
-        self._in_lines = LINES_MEDIA_TYPE in (request.headers.get("accept") or "")
-        super().__init__(
-            status_code=202, media_type=LINES_MEDIA_TYPE if self._in_lines else "application/json"
-        )
-        del self.headers["content-length"]
-        self.headers["x-accel-buffering"] = "no"  # a proxy must pass the first line on at once
-        self._answer = answer
-        self._held = held
+    __slots__ = ("_answer", "_began", "_request", "_seconds", "_send", "_timer", "first", "in_lines")
+    first: bytes
+    """What is sent at once: a line, or nothing."""
+    _answer: WaitingAnswer
+    _began: float
+
+    def __init__(self, request: HeldRequest, seconds: float, headers: HeadersOfRequest) -> None:
+        self.in_lines = LINES_MEDIA_TYPE in (headers.get("accept") or "")
+        self._request = request
         self._seconds = seconds
+        self._send: Callable[[bytes], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, answer: WaitingAnswer) -> None:
+        self._answer, self._began = answer, clocks.now()
+        self.first = _encode(answer) + b"\n" if self.in_lines else b""
+
+    def then(self, send: Callable[[bytes], None]) -> None:
+        """Call `send` with the rest, once, when it is worth asking again or the time is over; maybe at once."""
+        self._send = send
+        seconds = min(self._seconds, self._answer.check_in)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._late)
+        self._request.then(self._end)
+
+    def _late(self) -> None:
+        self._end(self._seconds >= self._answer.check_in)
+
+    def _end(self, turn: bool) -> None:
+        """`turn`: whether it may be the client's turn."""
+        send = self._send
+        self.close()
+        if send is None:
+            return
+        if self.in_lines:
+            send(_encode(Turn(turn)) + b"\n")
+            return
+        waited = clocks.now() - self._began
+        self._answer.check_in = 0.0 if turn else max(0.0, self._answer.check_in - waited)
+        send(_encode(self._answer))
+
+    def send_on(self) -> None:
+        """This instance stops: let the client ask another one."""
+        self._request.wake(False)
+
+    def close(self) -> None:
+        """Send nothing more. The client is gone, or not a waiter; that ends neither its place nor its lease."""
+        self._send = None
+        self._request.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class HeldResponse(Response):
+    """A held answer on the long way of a request."""
+
+    def __init__(self, held: HeldAnswer) -> None:
+        super().__init__(status_code=202, headers=dict(LINES_HEADERS if held.in_lines else JSON))
+        del self.headers["content-length"]
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -64,34 +115,23 @@ class HeldAnswer(Response):
             self._held.close()
 
     async def _respond(self, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 202, "headers": self.raw_headers}
-        if self._in_lines:
-            await send(start)
-            await send(_piece(msgspec.json.encode(self._answer) + b"\n", more=True))
-        began = clocks.now()
-        turn = await self._wait(receive)
-        if turn is None:
-            return
-        if self._in_lines:
-            await send(_piece(msgspec.json.encode(Turn(turn)) + b"\n"))
-            return
-        self._answer.check_in = 0.0 if turn else max(0.0, self._answer.check_in - (clocks.now() - began))
-        await send(start)
-        await send(_piece(msgspec.json.encode(self._answer)))
-
-    async def _wait(self, receive: Receive) -> bool | None:
-        """Whether it may be the client's turn; None: the client is gone, which ends neither its place nor its lease."""
-        seconds = min(self._seconds, self._answer.check_in)
-        gone = asyncio.ensure_future(receive())
-        waits_for: set[asyncio.Future[Any]] = {gone, self._held.turn}
+        first = self._held.first
+        if first:
+            await send(self._start())
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+        rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        gone: asyncio.Future[Any] = asyncio.ensure_future(receive())
+        self._held.then(rest.set_result)
         try:
-            done, _ = await asyncio.wait(waits_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([gone, rest], return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
-        if self._held.turn in done:
-            return self._held.turn.result()
-        return None if done else seconds >= self._answer.check_in
+        if not rest.done():
+            return
+        if not first:
+            self.headers["content-length"] = str(len(rest.result()))
+            await send(self._start())
+        await send({"type": "http.response.body", "body": rest.result()})
 
-
-def _piece(body: bytes, *, more: bool = False) -> dict[str, object]:
-    return {"type": "http.response.body", "body": body, "more_body": more}
+    def _start(self) -> dict[str, object]:
+        return {"type": "http.response.start", "status": 202, "headers": self.raw_headers}

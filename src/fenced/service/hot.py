@@ -1,8 +1,8 @@
 """The short way of the requests that a service gets most: no task, no scope and no request object of a framework.
 
 A request takes it if its route is in `HOT`, its head and its body have arrived together, everything before it on its
-connection is answered, and it wants no held answer. Every other request goes on to the application, with the same
-bytes. Both ways use the same functions of `Api` for access, limits, operations and answers.
+connection is answered. Every other request goes on to the application, with the same bytes. Both ways use the same
+functions of `Api` for access, limits, operations and answers.
 
 A client sends nearly the same head with each request, so connections remember heads: what the parser has read in some
 bytes, it reads in the same bytes again. There is no second parser that could read something else in them.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from fenced.service.api import Api, body_bytes_max
 from fenced.service.connections import BoundedConnection
+from fenced.service.held import LINES_HEADERS, HeldAnswer
 from fenced.service.replies import JSON, ServiceReply
 from fenced.service.routes import ROUTES, ApiRoute
 
@@ -33,8 +34,8 @@ HEADS_MAX = 2000
 """How many heads an instance remembers. Clients that send a new head with each request make it forget all of them."""
 HEAD_REMEMBERED_MAX = 2000
 """How long a head is that is remembered."""
-_LONG_WAY = frozenset({b"prefer", b"expect", b"upgrade", b"transfer-encoding"})
-"""Headers of requests that may be held, that wait for a reply before their body, or whose body has no length."""
+_LONG_WAY = frozenset({b"expect", b"upgrade", b"transfer-encoding"})
+"""Headers of requests that wait for a reply before their body, or whose body has no length."""
 
 
 @lru_cache(256)
@@ -83,6 +84,7 @@ class HotRequest:
         "client",
         "disconnected",
         "headers",
+        "held",
         "keep_alive",
         "path_params",
         "query_params",
@@ -98,6 +100,7 @@ class HotRequest:
         self.response_complete = True
         self.keep_alive = True
         """uvicorn makes it False when the server stops."""
+        self.held: HeldAnswer | None = None
 
     @property
     def message_event(self) -> HotRequest:
@@ -162,7 +165,7 @@ class HotConnection(BoundedConnection):
         request.headers, request.query_params = head.headers, head.query
         request.response_complete = False
         self.cycle = request  # type: ignore[assignment]
-        self.api.serve(head.route, request, body, self._reply)
+        self.api.serve(head.route, request, body, self._reply, self._hold)
 
     # Reading: the parser calls these in this order.
 
@@ -257,30 +260,68 @@ class HotConnection(BoundedConnection):
             self.request_until = self.loop.time() + self.limits.idle_time
 
     def _reply(self, reply: ServiceReply) -> None:
+        if not self._request.disconnected:
+            self._finish(self._bytes_of(reply))
+
+    def _finish(self, data: bytes) -> None:
+        """Send the last bytes of a reply."""
         request = self._request
         request.response_complete = True
-        if request.disconnected:
-            return
-        self.transport.write(self._bytes_of(reply))
+        self.transport.write(data)
         if not request.keep_alive:
             self.transport.close()
         self.on_response_complete()
 
+    def _hold(self, held: HeldAnswer) -> None:
+        """Send what a waiter gets at once. The rest is sent without a task, as soon as `held` has it."""
+        request = self._request
+        if request.disconnected:
+            held.close()
+            return
+        request.held = held
+        if held.in_lines:
+            head = _head_of(
+                202, self.server_state.default_headers, LINES_HEADERS, close=not request.keep_alive
+            )
+            chunked = b"transfer-encoding: chunked\r\n\r\n"
+            self.transport.write(b"%b%b%x\r\n%b\r\n" % (head, chunked, len(held.first), held.first))
+        held.then(self._release)
+
+    def _release(self, rest: bytes) -> None:
+        """Send the rest of a held answer."""
+        held, self._request.held = self._request.held, None
+        if held is not None and held.in_lines:
+            self._finish(b"%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest))
+        else:
+            self._reply(ServiceReply(202, JSON, rest))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # Not by uvicorn if another request was behind it.
+        self._request.disconnected = True
+        if self._request.held is not None:
+            self._request.held.close()
+
     def _bytes_of(self, reply: ServiceReply) -> bytes:
         default = self.server_state.default_headers
         if reply.headers is not JSON or not self._request.keep_alive:
-            head = _reply_head(default, reply, close=not self._request.keep_alive)
+            head = _head_of(reply.status, default, reply.headers, close=not self._request.keep_alive)
         else:
             head = self.reply_heads.get(default, reply)
-        return b"%b%d\r\n\r\n%b" % (head, len(reply.body), reply.body)
+        return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(reply.body), reply.body)
 
 
-def _reply_head(default: list[tuple[bytes, bytes]], reply: ServiceReply, *, close: bool = False) -> bytes:
-    """The head of a reply, up to the length of its body."""
-    headers = default + [(name.encode(), value.encode()) for name, value in reply.headers]
-    headers += [(b"connection", b"close")] * close
-    lines = [b"%b: %b\r\n" % header for header in headers]
-    return b"".join((STATUS_LINE[reply.status], *lines, b"content-length: "))
+def _head_of(
+    status: int,
+    default: list[tuple[bytes, bytes]],
+    headers: Sequence[tuple[str, str]],
+    *,
+    close: bool = False,
+) -> bytes:
+    """The head of a reply, without the line that says how long its body is."""
+    lines = default + [(name.encode(), value.encode()) for name, value in headers]
+    lines += [(b"connection", b"close")] * close
+    return b"".join((STATUS_LINE[status], *(b"%b: %b\r\n" % line for line in lines)))
 
 
 class ReplyHeads:
@@ -296,7 +337,7 @@ class ReplyHeads:
             self._default, self._known = default, {}
         head = self._known.get(reply.status)
         if head is None:
-            head = self._known[reply.status] = _reply_head(default, reply)
+            head = self._known[reply.status] = _head_of(reply.status, default, reply.headers)
         return head
 
 

@@ -35,19 +35,32 @@ class AnotherStore(Misconfigured):
 
 
 class HeldRequest:
-    """A request that is answered later. `turn` has a result as soon as it should be answered."""
+    """A request that is answered later."""
+
+    __slots__ = ("_held", "_public", "_then", "_turn", "by")
 
     def __init__(self, held: HeldRequests, public: str, by: str) -> None:
-        self.turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.by = by
         self._held = held
         self._public = public
+        self._turn: bool | None = None
+        self._then: Callable[[bool], None] | None = None
 
     def wake(self, turn: bool) -> None:
-        if not self.turn.done():
-            self.turn.set_result(turn)
+        """It should be answered now. `turn`: because it may be the client's turn."""
+        if self._turn is None:
+            self._turn = turn
+            if self._then is not None:
+                self._then(turn)
+
+    def then(self, answer: Callable[[bool], None]) -> None:
+        """Call `answer` when it should be answered, at once if that is so already."""
+        self._then = answer
+        if self._turn is not None:
+            answer(self._turn)
 
     def close(self) -> None:
+        self._then = None
         self._held.remove(self._public, self)
 
 
@@ -78,13 +91,13 @@ class HeldRequests:
                 del self._requests[public]
 
     def wake(self, public: str) -> None:
-        for request in self._requests.get(public, ()):
+        for request in list(self._requests.get(public, ())):  # those that are answered leave it
             request.wake(True)
 
     def send_on(self) -> None:
         """Answer all of them: this instance stops, and their clients ask another one."""
-        for requests in self._requests.values():
-            for request in requests:
+        for requests in list(self._requests.values()):
+            for request in list(requests):
                 request.wake(False)
 
 
