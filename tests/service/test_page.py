@@ -21,7 +21,10 @@ from fenced.testing.servers import ServiceServer
 
 pytestmark = pytest.mark.xdist_group("page")
 PATIENCE_MS = 90_000
-RIGHTS = {"ops": ("lease", "observe", "operate"), "reader": ("observe",), "scoped": ("observe",)}
+RIGHTS = {
+    "ops": ("lease", "observe", "operate"), "reader": ("observe",), "scoped": ("observe",), "tenant": ("observe",),
+}  # fmt: skip
+SCOPES = {"scoped": 'names = ["mine"]\n', "tenant": 'namespaces = ["tenant/1"]\n'}
 SECRETS = {user: secrets.token_hex(16) for user in RIGHTS}
 HIDE = """(hidden) => {
   Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
@@ -47,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("page")
     lines = [
         f'[[token]]\nid = "{user}"\nsha256 = "{hashlib.sha256(SECRETS[user].encode()).hexdigest()}"\n'
-        f"rights = {json.dumps(rights)}\n" + ('names = ["mine"]\n' if user == "scoped" else "")
+        f"rights = {json.dumps(rights)}\n{SCOPES.get(user, '')}"
         for user, rights in RIGHTS.items()
     ]
     (folder / "tokens.toml").write_text("".join(lines))
@@ -228,6 +231,38 @@ def test_a_dropped_connection_comes_back(opened: Opened, site: Site) -> None:
     expect(page.locator("#live")).to_have_text("live")
     expect(page.locator("#rows tr")).to_have_count(3)
     expect(page.locator("#rows")).to_contain_text("after")
+
+
+def test_from_one_namespace_to_another_by_keyboard(opened: Opened, site: Site) -> None:
+    """As they come into use. The address names the namespace, and a reader sees those of its token."""
+    cast = site.cast()
+    page = opened(cast, viewport={"width": 390, "height": 800})
+    tenant = Cast(site.server.url(), "tenant/1", SECRETS["ops"])
+    tenant.ask("invoices", "worker-1")
+    links = page.locator("#namespaces")
+    expect(links).to_contain_text("tenant/1")
+    _tab_to(page, f"Namespace: {cast.namespace}")
+    page.keyboard.press("Enter")
+    expect(links.get_by_role("link", name=cast.namespace)).to_have_attribute("aria-current", "page")
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390, (
+        "the list is not wider than the window"
+    )
+    page.keyboard.press("Escape")
+    expect(links).to_be_hidden()
+    page.keyboard.press("Enter")
+    _tab_to(page, "tenant/1")
+    page.keyboard.press("Enter")
+    expect(page.locator("#rows")).to_contain_text("invoices")
+    expect(page).to_have_url(re.compile("namespace=tenant%2F1$"))
+    page.go_back()
+    expect(page.locator("summary")).to_contain_text(cast.namespace)
+    other = opened(cast, "tenant")
+    expect(other.locator("#rows")).to_contain_text("invoices")  # the log-in leads to its own
+    expect(other.locator("#namespaces li")).to_have_text(["tenant/1"])
+    for namespace in (cast.namespace, "default"):
+        assert other.request.get(f"/v1/events?namespace={namespace}").status == 403
 
 
 def test_force_release_by_keyboard(opened: Opened, site: Site) -> None:

@@ -113,7 +113,7 @@ class Api:
         self._audit = audit or (lambda entry: log.info("%s", entry))
         self.numbers = Metrics()
         self.events = Events()
-        self.live = Live(self.events, guards)
+        self.live = Live(self.namespaces, self.events, guards)
         self.values = ServedValues(values, self._default_realm, self.numbers, self.events, guards)
         self.stopping = False
         self.own_host_only = False

@@ -18,7 +18,7 @@ from fenced.errors import FencedError, Unavailable
 from fenced.model import NameView, Standing
 from fenced.service.access import Principal
 from fenced.service.events import Events, ServiceEvent
-from fenced.service.namespaces import ServedNamespace
+from fenced.service.namespaces import ServedNamespace, ServedNamespaces
 from fenced.service.story import Story
 from fenced.service.views import GuardView, LiveChange, LiveEvent, LiveName, LiveState, Sample, live_name
 from fenced.service.watched import WatchedGuards
@@ -65,6 +65,9 @@ class OpenPage:
         """They guard the names of all."""
         return views if self.by.names is None and self.by.namespaces is None else []
 
+    def namespaces(self, names: list[str]) -> list[str]:
+        return [name for name in names if self.by.may("observe", name)]
+
     def change(self, whole: LiveChange) -> LiveChange:
         """What this reader may see of it."""
         if self.by.names is None and self.by.namespaces is None:
@@ -74,6 +77,7 @@ class OpenPage:
             names=[each for each in whole.names if self.by.may_use([each.name])],
             gone=[name for name in whole.gone if self.by.may_use([name])],
             events=self.events(whole.events),
+            namespaces=None if whole.namespaces is None else self.namespaces(whole.namespaces),
             guards=None,
         )
 
@@ -81,8 +85,13 @@ class OpenPage:
 class WatchedNamespace:
     """One namespace, while somebody looks at it. The task of `_run` is the only one that changes what it knows."""
 
-    def __init__(self, namespace: ServedNamespace, events: Events, guards: WatchedGuards) -> None:
+    def __init__(
+        self, namespace: ServedNamespace, all_served: ServedNamespaces, events: Events, guards: WatchedGuards
+    ) -> None:
         self._namespace = namespace
+        self._all_served = all_served
+        self._namespaces: list[str] = []
+        """Those that the last change had."""
         self._events = events
         self._guards = guards
         self._story = Story(namespace.name)
@@ -135,6 +144,7 @@ class WatchedNamespace:
         names = [self._shown(view, now - at) for view, at in self._views.values() if by.may_use([view.name])]
         return LiveState(
             namespace=namespace.name,
+            namespaces=page.namespaces(self._all_served.names),
             realm=standing.realm,
             store=namespace.looking.url,
             guarantee="best-effort" if standing.doubts else "strict",
@@ -175,6 +185,8 @@ class WatchedNamespace:
         if self._guards.number != self._guards_number:
             self._guards_number = self._guards.number
             change.guards = self._guards.views
+        if (names := self._all_served.names) != self._namespaces:
+            change.namespaces = self._namespaces = names
         change.last_token = self._story.last_token
         if change == LiveChange(last_token=change.last_token):
             return
@@ -316,7 +328,8 @@ def _piece(event: Literal["state", "change"], data: LiveState | LiveChange) -> d
 class Live:
     """All open pages of an instance."""
 
-    def __init__(self, events: Events, guards: Sequence[str] = ()) -> None:
+    def __init__(self, namespaces: ServedNamespaces, events: Events, guards: Sequence[str] = ()) -> None:
+        self._namespaces = namespaces
         self._events = events
         self._guards = WatchedGuards(guards, events)
         self._watches: dict[str, WatchedNamespace] = {}
@@ -331,7 +344,8 @@ class Live:
             raise Unavailable("this instance shows no more pages; close one, or use another instance")
         watch = self._watches.get(namespace.name)
         if watch is None:
-            watch = self._watches[namespace.name] = WatchedNamespace(namespace, self._events, self._guards)
+            watch = WatchedNamespace(namespace, self._namespaces, self._events, self._guards)
+            self._watches[namespace.name] = watch
         page, state = await watch.open(by)
         self._events.listener = self._wake
         self._guards.start(self._watched)

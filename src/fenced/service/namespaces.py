@@ -178,6 +178,10 @@ class ServedNamespaces:
     def held_by(self, client: str) -> int:
         return sum(namespace.held.by[client] for namespace in self._open.values())
 
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._open)
+
     async def get(self, name: str, realm: str = "") -> ServedNamespace:
         """A namespace that exists. `realm` is the one that the client began with; "": it does not say."""
         if name not in self._open:

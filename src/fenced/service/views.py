@@ -94,6 +94,8 @@ class LiveState(Struct, kw_only=True):
     """The first event of a stream: everything, as it is now."""
 
     namespace: str
+    namespaces: list[str]
+    """Those that clients of this instance have used, and that the credential of this stream may read."""
     realm: str
     store: str
     guarantee: Literal["strict", "best-effort"]
@@ -119,6 +121,7 @@ class LiveChange(Struct, kw_only=True, omit_defaults=True):
     gone: list[str] = []
     more: bool = False
     last_token: int = 0
+    namespaces: list[str] | None = None
     guards: list[GuardView] | None = None
     events: list[LiveEvent] = []
     sample: Sample | None = None

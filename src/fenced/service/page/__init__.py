@@ -79,7 +79,9 @@ def routes(api: Api) -> list[Route]:
             status = 503 if isinstance(error, Unavailable) else 404
             return _html(_NOTICE, status, {"message": escape(str(error))})
         rows = _rows([view for view in views if by is None or by.may_use([view.name])])
-        return _html(_PAGE, 200, _fields(namespace, looker.url, standing, rows, shows_log_out=by is not None))
+        readable = [each for each in api.namespaces.names if by is None or by.may("observe", each)]
+        fields = _fields(namespace, looker.url, standing, shows_log_out=by is not None)
+        return _html(_PAGE, 200, {**fields, "rows": rows, "namespaces": _links(readable, namespace)})
 
     async def log_in(request: Request) -> Response:
         namespace = request.query_params.get("namespace", "default")
@@ -91,8 +93,11 @@ def routes(api: Api) -> list[Route]:
             if len(form) > FORM_BYTES_MAX:
                 return _login(namespace, "That is no token.", 401)
         token = parse_qs(form.decode("latin-1")).get("token", [""])[0].strip()
-        if api.tokens.shown(token) is None:
+        by = api.tokens.shown(token)
+        if by is None:
             return _login(namespace, "This token is not known.", 401)
+        if by.namespaces and namespace not in by.namespaces:
+            namespace = by.namespaces[0]
         response = Response(status_code=303, headers={"location": f"./?namespace={quote(namespace)}"})
         _set_cookie(request, response, quote(token, safe=""))
         return response
@@ -148,17 +153,22 @@ def _html(template: Template, status: int, fields: dict[str, str]) -> Response:
     return Response(template.substitute(fields), status, _HEADERS, "text/html")
 
 
-def _fields(
-    namespace: str, store: str, standing: Standing, rows: str, *, shows_log_out: bool
-) -> dict[str, str]:
+def _fields(namespace: str, store: str, standing: Standing, *, shows_log_out: bool) -> dict[str, str]:
     return {
         "namespace": escape(namespace),
         "store": escape(store),
         "guarantee": "best effort" if standing.doubts else "strict",
         "last_token": f"{standing.last_token:,}",
-        "rows": rows,
         "logout": "" if shows_log_out else "hidden",
     }
+
+
+def _links(namespaces: list[str], shown: str) -> str:
+    return "".join(
+        f'<li><a href="?namespace={quote(each, safe="")}"{" aria-current=page" if each == shown else ""}>'
+        f"{escape(each)}</a></li>"
+        for each in namespaces
+    )
 
 
 def _rows(views: list[NameView]) -> str:

@@ -100,11 +100,20 @@ function onState(state) {
   showLive("on", "live");
   more = state.more;
   missed = 0;
+  drawNamespaces(state.namespaces);
   drawGuards(state.guards);
   drawNumbers();
   drawRows();
   drawFeed();
   drawDetail();
+}
+
+function drawNamespaces(all) {
+  const list = $("namespaces");
+  if ([...list.children].map((item) => item.textContent).join("\n") !== all.join("\n")) {
+    list.replaceChildren(...all.map((each) => element("li", {},
+      element("a", { href: `?namespace=${encodeURIComponent(each)}`, "aria-current": each === namespace && "page" }, each))));
+  }
 }
 
 function showToken(token) {
@@ -124,6 +133,7 @@ function onChange(change) {
     drawNumbers();
   }
   if (change.last_token) showToken(Math.max(lastToken, change.last_token));
+  if (change.namespaces) drawNamespaces(change.namespaces);
   if (change.guards) drawGuards(change.guards);
   if (changed.length || gone.length) drawRows();
   if (happened.length) {
@@ -434,6 +444,10 @@ $("pause").addEventListener("click", () => {
 });
 addEventListener("keydown", (event) => {
   if ($("take").open || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Escape" && $("switch").open) {
+    $("switch").open = false;
+    return $("switch").firstElementChild.focus();
+  }
   const typing = event.target.matches("input[type=search], textarea");
   if (event.key === "/" && !typing) { event.preventDefault(); $("search").focus(); }
   if (event.key === "Escape" && chosen && !typing) choose("");
@@ -441,6 +455,7 @@ addEventListener("keydown", (event) => {
   const next = event.key === "ArrowDown" ? row?.nextElementSibling : event.key === "ArrowUp" ? row?.previousElementSibling : null;
   if (next) { event.preventDefault(); next.querySelector("button").focus(); }
 });
+addEventListener("click", (event) => { if (!$("switch").contains(event.target)) $("switch").open = false; });
 addEventListener("hashchange", () => choose(nameInAddress()));
 setInterval(() => {
   if (document.hidden) return;
