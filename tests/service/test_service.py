@@ -25,16 +25,20 @@ from click.testing import CliRunner
 import fenced
 from fenced.authorities.service.authority import ServiceAuthority
 from fenced.cli.serve import serve
+from fenced.contracts import Colour, Runtime
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
 from fenced.http.protocol import fence_headers
 from fenced.model import Granted, Waiting
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.service.bodies import ProblemView
 from fenced.service.routes import ROUTES
+from fenced.testing import COLOURS
 from fenced.testing.kit import asking
 from fenced.testing.servers import ServiceServer
 from fenced.testing.servers.certificates import make_certificates
 from fenced.wire.service.address import service_address
+from fenced.wire.service.connection import InstanceRoute
+from tests.colours import play
 
 pytestmark = pytest.mark.xdist_group("service")
 ROOT = Path(__file__).parents[2]
@@ -217,6 +221,43 @@ def test_a_held_answer_comes_with_the_turn(caller: Callable[[], Caller]) -> None
         assert lines or answer.fields["check_in"] == 0
         assert waiter("POST", "/v1/leases", ask).status == 200
         assert call("POST", "/v1/leases/release", {"attempt": waiting}).status == 200
+
+
+class CountedRoute(InstanceRoute):
+    connected = 0
+
+    async def connect(self, until: float) -> Any:
+        self.connected += 1
+        return await super().connect(until)
+
+
+class CountedClient(ServiceAuthority):
+    route_type = CountedRoute
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_notified_waiter_asks_again_on_the_same_connection(colour: Colour, server: ServiceServer) -> None:
+    """The holder and the waiter have one connection each, however often they hand over."""
+
+    async def story(runtime: Runtime) -> None:
+        door = CountedClient(service_address(server.url()), runtime, secrets.token_hex(8))
+        await door.open()
+        held = asking(runtime, "orders", ttl=600)
+        assert isinstance(await door.ask(held), Granted)
+        for _ in range(3):
+            waiting = asking(runtime, "orders", ttl=600, wait=True)
+            assert isinstance(await door.ask(waiting), Waiting)
+            await door.release(held.secret)
+            limit = runtime.now() + PATIENCE
+            while not (woken := await door.next_wakeups(runtime.now() + 1)):
+                assert runtime.now() < limit
+            assert woken == [fenced.model.grant_id(waiting.secret)]
+            assert isinstance(await door.ask(waiting), Granted)
+            held = waiting
+        assert isinstance(door._route, CountedRoute) and door._route.connected == 2
+        await door.close()
+
+    play(story, colour)
 
 
 def test_a_stop_sends_the_waiters_on(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class SecondLineIsIgnored(ServiceAuthority):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._wakeups = DeafWakeups(self._runtime)
+        self._wakeups = DeafWakeups(self._runtime, self._pool.adopt)
 
 
 class UnknownIsAnsweredAsNo(Failing):

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from fenced import timing
 from fenced.authorities.service import messages
-from fenced.authorities.service.listening import ServiceWakeups
+from fenced.authorities.service.listening import ServicePool, ServiceWakeups
 from fenced.authorities.service.messages import Fields, packed
 from fenced.contracts import Runtime, Trait
 from fenced.errors import Misconfigured
@@ -51,9 +51,9 @@ class ServiceAuthority:
         self._realm = ""
         self._query = urlencode({"namespace": namespace})
         self._wires: Wires[HttpWire] = Wires()
-        self._pool = Pool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
+        self._pool = ServicePool(runtime, self._connect, limit=CONNECTIONS_MAX, where=self.url)
         self._renewals = Pool(runtime, self._connect, limit=1, where=self.url)
-        self._wakeups = ServiceWakeups(runtime)
+        self._wakeups = ServiceWakeups(runtime, self._pool.adopt)
 
     @classmethod
     def at(cls, url: str, runtime: Runtime, namespace: str) -> ServiceAuthority:
@@ -131,6 +131,7 @@ class ServiceAuthority:
 
         def parked(reply: HttpReply) -> None:
             if reply.parked is not None:
+                self._wires.add(reply.parked)
                 self._wakeups.park(public, reply.parked)
 
         answer = await self._call(

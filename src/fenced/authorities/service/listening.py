@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from fenced.contracts import Runtime, Selector
-from fenced.wire.service.connection import Parked
+from fenced.wire.pool import Pool
+from fenced.wire.service.connection import HttpWire, Parked
 
 LATE_SECONDS = 5.0
 """How long after its time the second line of a parked response may arrive."""
 
 _inherited: list[Parked] = []
 """The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
+
+
+class ServicePool(Pool[HttpWire]):
+    """Connections for requests. One that is parked leaves the pool, and comes back when its waiter was notified."""
+
+    def give(self, connection: HttpWire) -> None:
+        if connection.is_open:
+            super().give(connection)
+        else:
+            self._pass_on(None)
+
+    def adopt(self, connection: HttpWire) -> None:
+        """The next request gets this connection, unless the pool is full."""
+        with self._lock:
+            fits = self._count < self._limit
+            self._count += fits
+        if fits:
+            self.give(connection)
+        else:
+            connection.close()
 
 
 class ServiceWakeups:
@@ -21,8 +43,10 @@ class ServiceWakeups:
     has just closed. Nothing under it waits.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, adopt: Callable[[HttpWire], None]) -> None:
+        """`adopt` gets the connections that can be used again."""
         self._runtime = runtime
+        self._adopt = adopt
         self.forked()
 
     def forked(self) -> None:
@@ -53,11 +77,14 @@ class ServiceWakeups:
             self._drop(public)
 
     def _drop(self, public: str) -> None:
-        parked = self._parked.pop(public, None)
-        if parked is not None:
-            if self._selector is not None:
-                self._selector.remove(parked.link)
+        if (parked := self._taken(public)) is not None:
             parked.close()
+
+    def _taken(self, public: str) -> Parked | None:
+        parked = self._parked.pop(public, None)
+        if parked is not None and self._selector is not None:
+            self._selector.remove(parked.link)
+        return parked
 
     def _opened(self) -> Selector:
         if self._selector is None:
@@ -84,7 +111,7 @@ class ServiceWakeups:
 
     def _look(self, publics: list[str]) -> list[str]:
         """Read what has arrived. Returns the attempts that should ask again: also those with a dead connection."""
-        woken, now = [], self._runtime.now() - LATE_SECONDS
+        woken, over, now = [], [], self._runtime.now() - LATE_SECONDS
         with self._lock:
             for public, parked in list(self._parked.items()):
                 if public in publics:
@@ -92,7 +119,14 @@ class ServiceWakeups:
                 if parked.over or parked.until <= now:
                     if parked.turn or not parked.over:
                         woken.append(public)
-                    self._drop(public)
+                    # Nobody but this thread has it from now on, unless `close` was faster, which closes it.
+                    if self._taken(public) is not None:
+                        over.append(parked)
+        for parked in over:
+            if parked.over and parked.resume():
+                self._adopt(parked)
+            else:
+                parked.close()
         return woken
 
     def interrupt(self) -> None:

@@ -5,6 +5,7 @@ The pool decides whether a request may be sent again. `InstanceRoute` says which
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -157,7 +158,8 @@ class HttpWire:
             body += event
             if media_type == LINES_MEDIA_TYPE and b"\n" in body:
                 line, _, rest = body.partition(b"\n")
-                return HttpReply(head.status, media_type, line, self._park(stream, rest, held))
+                parked = self._park(stream, rest, held, keeps=head.keep_alive)
+                return HttpReply(head.status, media_type, line, parked)
         if not head.keep_alive:
             self.close()
         return HttpReply(head.status, media_type, body, etag=headers.get("etag", ""))
@@ -167,11 +169,15 @@ class HttpWire:
             self._reader.feed(await stream.receive(until))
         return event
 
-    def _park(self, stream: ByteStream, rest: bytes, held: float) -> Parked:
-        """Hand the connection over: this wire connects again for its next request."""
-        self._stream = None
-        self._reader.feed(stream.detach())
-        return Parked(stream, self._reader, rest, self._runtime.now() + held)
+    def _park(self, stream: ByteStream, rest: bytes, held: float, *, keeps: bool) -> Parked:
+        """Hand the connection over to a wire of its own: this one connects again for its next request."""
+        parked = Parked(self._address, self._route, self._runtime)
+        parked._headers, parked._endpoint = self._headers, self._endpoint
+        parked._stream, self._stream = stream, None
+        parked._reader = self._reader
+        parked._reader.feed(stream.detach())
+        parked.begin(stream, rest, self._runtime.now() + held, keeps=keeps)
+        return parked
 
     def _close_if_ended(self) -> None:
         if self._stream is not None:
@@ -181,6 +187,11 @@ class HttpWire:
                 ended = True
             if ended:
                 self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a connection, as far as it knows."""
+        return self._stream is not None
 
     def close(self) -> None:
         stream, self._stream = self._stream, None
@@ -193,19 +204,24 @@ class HttpWire:
             stream.interrupt()
 
 
-class Parked:
-    """A connection whose response is not complete: its second line says that it is time to ask again."""
+class Parked(HttpWire):
+    """A connection whose response is not complete: its second line says that it is time to ask again.
 
-    def __init__(self, stream: ByteStream, reader: http1.HttpReader, rest: bytes, until: float) -> None:
+    After that it takes requests again, so that the next ask needs no new connection.
+    """
+
+    link: SocketLike
+    until: float
+    """When the instance sends the second line at the latest."""
+
+    def begin(self, stream: ByteStream, rest: bytes, until: float, *, keeps: bool) -> None:
         self.link = stream.link
         self.until = until
-        """When the instance sends the second line at the latest."""
-        self._stream = stream
-        self._reader = reader
-        self._rest = rest
-        self._broken = False
         self.over = False
         """Nothing more arrives."""
+        self._keeps = keeps
+        self._rest = rest
+        self._broken = False
 
     @property
     def turn(self) -> bool:
@@ -236,5 +252,15 @@ class Parked:
             self._rest += event
         return False
 
-    def close(self) -> None:
-        self._stream.close()
+    def resume(self) -> bool:
+        """Take requests again, once it is over. False: the connection is of no use; the instance may be stopping."""
+        if self._broken or not self._keeps or not self._reader.between_messages or not self._is_turn():
+            return False
+        self._stream = self._runtime.stream(self.link)
+        return True
+
+    def _is_turn(self) -> bool:
+        try:
+            return bool(json.loads(self._rest) == {"turn": True})
+        except ValueError:
+            return False
