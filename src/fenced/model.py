@@ -95,10 +95,15 @@ def check_floor(above: object) -> int:
     return above
 
 
+_GRANT_HASH = hashlib.sha256(b"fenced grant:")
+
+
 @lru_cache(maxsize=1024)
 def grant_id(secret: str) -> str:
     """The public id of an attempt and its grant, derived from the secret."""
-    return hashlib.sha256(b"fenced grant:" + secret.encode()).hexdigest()[:32]
+    found = _GRANT_HASH.copy()  # faster than a new one
+    found.update(secret.encode())
+    return found.hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +212,7 @@ class Renewal:
     secret: str
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """One release in a batch of operations."""
 
     secret: str
@@ -232,8 +236,7 @@ class HeldBy:
     remaining: float
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(NamedTuple):
     """Yes. `remaining` is by the authority's clock; `ttl` may differ from the one that was asked for."""
 
     token: int

@@ -15,7 +15,7 @@ from typing import Any
 from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.authorities.etcd.leases import EtcdLease, Leases
 from fenced.contracts import Authority, Runtime
-from fenced.model import Ask, AskAnswer, HeldBy, NameView, ReleaseAnswer, RenewAnswer
+from fenced.model import Ask, AskAnswer, Granted, HeldBy, NameView, ReleaseAnswer, RenewAnswer
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
@@ -114,6 +114,8 @@ class Scaled:
 
 
 def _shorter(answer: Any) -> Any:
+    if isinstance(answer, Granted):
+        return Granted(answer.token, answer.remaining / SCALE, answer.ttl / SCALE)
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(answer):
         value = getattr(answer, field.name)

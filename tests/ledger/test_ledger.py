@@ -20,6 +20,7 @@ import fenced
 from fenced.authorities.ledger import authority as module
 from fenced.authorities.ledger import journal as journals
 from fenced.authorities.ledger.authority import LedgerAuthority
+from fenced.authorities.ledger.changes import IDLE_EVERY_COUNTS
 from fenced.authorities.ledger.journal import Batch, FileJournal
 from fenced.authorities.ledger.ledger import Ledger
 from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
@@ -349,9 +350,10 @@ def test_memory_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock += 601 * 10**9
     step(ledger.many([asking(RUNTIME, f"later/{n}", ttl=30.0) for n in range(640)]))
     assert len(rows) == 300 + 640
-    counting = Ask(RUNTIME.secret(), ("count",), 30.0, asking(RUNTIME).holder, number=1)
-    token_of(ledger, counting)
-    assert list(rows.counted) == [counting.holder.id]
+    other = asking(RUNTIME).holder
+    for number in range(1, IDLE_EVERY_COUNTS + 1):
+        token_of(ledger, Ask(RUNTIME.secret(), (f"count/{number}",), 30.0, other, number=number))
+    assert list(rows.counted) == [other.id]
     before = ledger._ledger
     ledger.abandon()
     assert before is not None

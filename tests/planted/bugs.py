@@ -44,9 +44,9 @@ class RenewalRevives(LeaseAlgorithm):
     def renew(self, publics: Sequence[str]) -> list[RenewAnswer]:
         for row in self.rows.attempts(publics).values():
             if row.token and row.state in ("granted", "expired"):
-                self.rows.put(row._replace(state="granted", expires=self.now + row.ttl))
                 free = tuple(name for name in row.names if self.rows.claim(name) is None)
-                self.rows.take(row._replace(names_json=names_json(free)))
+                self.rows.grant(row._replace(names_json=names_json(free)))
+                self.rows.put(row._replace(state="granted", expires=self.now + row.ttl))
         return super().renew(publics)
 
 

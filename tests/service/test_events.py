@@ -35,11 +35,11 @@ STAMP = Stamp("0" * 16, ("orders",), 33, None, grant_id(SECRET))
 def test_grants_ends_and_refusals_are_events() -> None:
     events, numbers = Events(), []
     events.listener = lambda: numbers.append(events.number)
-    events.answered("default", ASK, Waiting(1.0))
-    events.answered("default", ASK, Granted(33, 30.0, 30.0))
-    events.answered("default", Renewal(SECRET), Kept(30.0))
-    events.answered("default", Renewal(SECRET), Ended("expired"))
-    events.answered("default", Renewal(SECRET), Released())
+    events.answered("default", [ASK], [Waiting(1.0)])
+    events.answered("default", [ASK], [Granted(33, 30.0, 30.0)])
+    events.answered("default", [Renewal(SECRET)], [Kept(30.0)])
+    events.answered("default", [Renewal(SECRET)], [Ended("expired")])
+    events.answered("default", [Renewal(SECRET)], [Released()])
     events.refused("memory:", StaleToken("late", name="orders", stamp=STAMP, mark=34))
     for ruling in Ruling:
         mark = Mark(34, "f" * 32, 0, "0")
@@ -61,7 +61,7 @@ def test_grants_ends_and_refusals_are_events() -> None:
 def test_only_the_newest_are_remembered() -> None:
     events = Events()
     for token in range(1, EVENTS_MAX + 11):
-        events.answered("default", ASK, Granted(token, 30.0, 30.0))
+        events.answered("default", [ASK], [Granted(token, 30.0, 30.0)])
     assert [each.token for each in events.since(events.number - 2)] == [EVENTS_MAX + 9, EVENTS_MAX + 10]
     assert len(events.since(0)) == EVENTS_MAX
     assert events.since(events.number) == []
@@ -100,26 +100,26 @@ def test_what_was_taken_away_is_lost() -> None:
     """And a refusal names both holders."""
     events, story = Events(), Story("default")
     story.realm = STAMP.realm
-    events.answered("default", ASK, Granted(33, 30.0, 30.0))
-    events.answered("default", ASK, Granted(33, 30.0, 30.0))
+    events.answered("default", [ASK], [Granted(33, 30.0, 30.0)])
+    events.answered("default", [ASK], [Granted(33, 30.0, 30.0)])
     events.taken("default", "orders", 33, "by ops: stuck")
     newer = Ask("0" * 32, ("orders",), 30.0, Holder("other", "newer", "web-1", 1))
-    events.answered("default", newer, Granted(35, 30.0, 30.0))
-    events.answered("billing", ASK, Granted(99, 30.0, 30.0))
+    events.answered("default", [newer], [Granted(35, 30.0, 30.0)])
+    events.answered("billing", [ASK], [Granted(99, 30.0, 30.0)])
     events.refused("memory:", StaleToken("late", name="orders", stamp=STAMP, mark=35))
     events.refused("memory:", StaleToken("late", name="orders", stamp=STAMP._replace(realm="1" * 16), mark=9))
     found = story.take(events.since(0))
     assert [(event.kind, event.token) for event in found] == [
         ("granted", 33), ("taken", 33), ("lost", 33), ("granted", 35), ("refused", 33),
     ]  # fmt: skip
-    events.answered("default", Release(newer.secret), Released())
+    events.answered("default", [Release(newer.secret)], [Released()])
     assert [event.kind for event in story.take(events.since(7))] == ["released"]
     grant = HeldBy(newer.holder, 35, grant_id(newer.secret), 30.0)
     before_the_release = NameView("orders", grant, ("orders",), 30.0, 0.0, ())
     assert reported(story, [before_the_release], 100.0) == reported(story, [], 101.0) == []
     for token in range(100, 2100):
         again = newer._replace(secret=f"{token:032x}")
-        events.answered("default", again, Granted(token, 30.0, 30.0))
+        events.answered("default", [again], [Granted(token, 30.0, 30.0)])
     story.take(events.since(8))
     assert [event.kind for event in story.feed][:3] == ["taken", "lost", "refused"], (
         "grants do not displace them"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from fenced import __version__
 from fenced.contracts import Authority
 from fenced.model import (
@@ -46,7 +48,7 @@ from fenced.service.bodies import (
 )
 from fenced.service.metrics import labels_text
 
-STATUS: dict[type[Answer], int] = {
+STATUS: dict[type[Struct], int] = {
     GrantedAnswer: 200,
     WaitingAnswer: 202,
     BusyAnswer: 409,
@@ -74,9 +76,10 @@ def waiting(answer: Waiting) -> WaitingAnswer:
 
 def asked(ask: Ask, answer: AskAnswer, realm: str) -> Answer:
     match answer:
-        case Granted(token=token):
+        case Granted():
+            token, remaining, ttl = answer
             stamp = stamp_text(realm, ask.names, token, None, grant_id(ask.secret))
-            return GrantedAnswer(token, answer.remaining, answer.ttl, stamp)
+            return GrantedAnswer(token, remaining, ttl, stamp)
         case Waiting():
             return waiting(answer)
         case Busy():

@@ -18,13 +18,12 @@ from starlette.routing import Route
 
 from fenced.authorities.shared.rules import NoNamespace
 from fenced.errors import FencedError, Misuse, Unavailable
-from fenced.model import BatchAnswer, Granted, grant_id
+from fenced.model import BatchAnswer, grant_id
 from fenced.runtime import clocks
 from fenced.runtime.aio import AioRuntime
 from fenced.service import answers, openapi, page
 from fenced.service.access import EVERYBODY, Principal, TokenFile, is_own_host
 from fenced.service.bodies import (
-    Answer,
     AskBody,
     BatchBody,
     FloorAnswer,
@@ -193,33 +192,35 @@ class Api:
         except Exception as error:  # noqa: BLE001 as on the other way, a bug is answered by 500
             self._served(route, reply, error)
         else:
-            done = partial(self._served, route, reply)
-            self._start(
-                namespace, work, done if held is None else partial(self._held, route, done, hold, held)
-            )
+            found = partial(self._carried_out, route, reply, hold, held, namespace, work, clocks.now())
+            namespace.worker.start(work, found)
 
-    def _served(
-        self, route: ApiRoute, reply: Callable[[ServiceReply], None], answer: msgspec.Struct | Exception
-    ) -> None:
-        self._running -= 1
-        made = self._failed(answer) if isinstance(answer, Exception) else self._answered(answer)
-        self._count(route, made.status)
-        reply(made)
-
-    def _held(
+    def _carried_out(
         self,
         route: ApiRoute,
-        done: Callable[[msgspec.Struct | Exception], None],
+        reply: Callable[[ServiceReply], None],
         hold: Callable[[HeldAnswer], None],
-        held: HeldAnswer,
-        answer: msgspec.Struct | Exception,
+        held: HeldAnswer | None,
+        namespace: ServedNamespace,
+        work: Work,
+        began: float,
+        found: Sequence[BatchAnswer] | Exception,
     ) -> None:
-        if not self._is_held(held, answer):
-            done(answer)
+        made = self._made(namespace, work, began, found)
+        if held is None or not self._is_held(held, made):
+            self._served(route, reply, made)
             return
         self._running -= 1
         self._count(route, 202)
         hold(held)
+
+    def _served(
+        self, route: ApiRoute, reply: Callable[[ServiceReply], None], made: msgspec.Struct | Exception
+    ) -> None:
+        self._running -= 1
+        answer = self._failed(made) if isinstance(made, Exception) else self._answered(made)
+        self._count(route, answer.status)
+        reply(answer)
 
     def check_site(self, request: ServiceRequest) -> None:
         """NotAdmitted if a page of another site has sent this request."""
@@ -285,13 +286,13 @@ class Api:
             raise NotAdmitted(plain(429, "Too many requests", later), ("retry-after", retry_after(seconds)))
 
     def _answered(self, answer: msgspec.Struct) -> ServiceReply:
-        body = _encode(answer)
-        if not isinstance(answer, Answer):
-            return ServiceReply(200, JSON, body)
         kind = type(answer)
-        status = answers.STATUS[kind]
+        status = answers.STATUS.get(kind)
+        if status is None:
+            return ServiceReply(200, JSON, _encode(answer))
         self.numbers.add("fenced_answers_total", answers.LABELS[kind])
-        return ServiceReply(status, JSON if status != 409 else (*JSON, ("retry-after", "1")), body)
+        headers = JSON if status != 409 else (*JSON, ("retry-after", "1"))
+        return ServiceReply(status, headers, _encode(answer))
 
     def _failed(self, error: Exception) -> ServiceReply:
         match error:
@@ -326,49 +327,36 @@ class Api:
     async def _namespace(self, call: Call) -> ServedNamespace:
         return await self.namespaces.get(call.namespace, call.realm)
 
-    def _start(
-        self, namespace: ServedNamespace, work: Work, done: Callable[[msgspec.Struct | Exception], None]
-    ) -> None:
-        """Carry out the operations of a request; `done` gets its answer."""
-        namespace.worker.start(work, partial(self._carried_out, namespace, work, clocks.now(), done))
-
-    def _carried_out(
-        self,
-        namespace: ServedNamespace,
-        work: Work,
-        began: float,
-        done: Callable[[msgspec.Struct | Exception], None],
-        found: Sequence[BatchAnswer] | Exception,
-    ) -> None:
+    def _made(
+        self, namespace: ServedNamespace, work: Work, began: float, found: Sequence[BatchAnswer] | Exception
+    ) -> msgspec.Struct | Exception:
+        """The answer to a request, made of the results of its operations; or its error."""
         if isinstance(found, Exception):
-            done(found)
-            return
-        took = clocks.now() - began
+            return found
         try:
-            for operation, result in zip(work.operations, found, strict=True):
-                self.events.answered(namespace.name, operation, result)
-                if isinstance(result, Granted):
-                    self.numbers.granted(took)
-            answer = work.answer(work.operations, found, namespace.realm)
+            granted = self.events.answered(namespace.name, work.operations, found)
+            if granted:
+                self.numbers.granted(clocks.now() - began, granted)
+            return work.answer(work.operations, found, namespace.realm)
         except Exception as error:  # noqa: BLE001 the request is answered by it
-            done(error)
-        else:
-            done(answer)
+            return error
 
     async def lease(self, call: Call) -> msgspec.Struct:
         """Asks that are not held, renewals, releases, withdrawals and batches of them."""
         namespace = await self._namespace(call)
+        work, began = work_of(call.body, self._random.secret), clocks.now()
         answer: asyncio.Future[msgspec.Struct] = asyncio.get_running_loop().create_future()
 
-        def done(found: msgspec.Struct | Exception) -> None:
+        def done(found: Sequence[BatchAnswer] | Exception) -> None:
+            made = self._made(namespace, work, began, found)
             if answer.done():  # its task was cancelled
                 return
-            if isinstance(found, Exception):
-                answer.set_exception(found)
+            if isinstance(made, Exception):
+                answer.set_exception(made)
             else:
-                answer.set_result(found)
+                answer.set_result(made)
 
-        self._start(namespace, work_of(call.body, self._random.secret), done)
+        namespace.worker.start(work, done)
         return await answer
 
     renew = release = withdraw = batch = lease

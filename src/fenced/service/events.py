@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Literal
 
@@ -68,28 +68,33 @@ class Events:
         self.listener: Callable[[], None] | None = None
         """Called after each event while somebody looks; it must return at once."""
 
-    def answered(self, namespace: str, operation: BatchOperation, answer: BatchAnswer) -> None:
-        """What the store has answered to one operation. Renewals that were kept, and waiters, are no events."""
-        if isinstance(answer, Granted) and isinstance(operation, Ask):
-            self.granted[namespace] += 1
-            names, holder, grant = operation.names, operation.holder, grant_id(operation.secret)
-            self._add(
-                ServiceEvent(
-                    self.number + 1,
-                    _now(),
-                    "granted",
-                    namespace,
-                    names,
-                    answer.token,
-                    grant,
-                    holder,
-                    answer.ttl,
+    def answered(
+        self, namespace: str, operations: Sequence[BatchOperation], results: Sequence[BatchAnswer]
+    ) -> int:
+        """What the store has answered. Renewals that were kept, and waiters, are no events.
+
+        Returns how many leases were granted.
+        """
+        at, before, granted = _now(), self.number, 0
+        for operation, answer in zip(operations, results, strict=True):
+            if isinstance(answer, Granted) and isinstance(operation, Ask):
+                granted += 1
+                self.number += 1
+                names, holder, grant = operation.names, operation.holder, grant_id(operation.secret)
+                token, _, ttl = answer
+                self._newest.append(
+                    ServiceEvent(self.number, at, "granted", namespace, names, token, grant, holder, ttl)
                 )
-            )
-        elif isinstance(answer, ENDS):
-            grant = grant_id(operation.secret)
-            why = answer.reason if isinstance(answer, Ended) else "released"
-            self._add(ServiceEvent(self.number + 1, _now(), "ended", namespace, grant=grant, why=why))
+            elif isinstance(answer, ENDS):
+                self.number += 1
+                grant = grant_id(operation.secret)
+                why = answer.reason if isinstance(answer, Ended) else "released"
+                self._newest.append(ServiceEvent(self.number, at, "ended", namespace, grant=grant, why=why))
+        if granted:
+            self.granted[namespace] += granted
+        if self.listener is not None and self.number > before:
+            self.listener()
+        return granted
 
     def taken(self, namespace: str, name: str, token: int, why: str) -> None:
         """An operator has taken a name from the holder that had this token."""

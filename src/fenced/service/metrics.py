@@ -36,11 +36,11 @@ class Metrics:
         """The same, for labels whose text the caller has at hand."""
         self._counts[metric][labels] += 1
 
-    def granted(self, seconds: float) -> None:
-        """An ask was granted; the store took this long."""
+    def granted(self, seconds: float, count: int) -> None:
+        """This many asks of a request were granted; the store took this long."""
         ms = seconds * 1000
-        self._sum_ms += ms
-        self._buckets[bisect_left(BUCKETS_MS, ms)] += 1
+        self._sum_ms += ms * count
+        self._buckets[bisect_left(BUCKETS_MS, ms)] += count
 
     def text(self, held: int) -> str:
         lines = []

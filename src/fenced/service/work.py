@@ -110,26 +110,28 @@ def _batched(
     results: Sequence[Result],
     realm: str,
 ) -> BatchAnswers:
-    made = [_batch_answer(*each, realm) for each in zip(operations, results, strict=True)]
+    made = [
+        _batch_answer(operation, result, realm) for operation, result in zip(operations, results, strict=True)
+    ]
     for place, error in failed:
         made.insert(place, _failed(error))
     return BatchAnswers(made)  # type: ignore[arg-type]
 
 
 def _operation(item: BatchItem, secret: Callable[[], str]) -> BatchOperation | FencedError:
-    match item.ask, item.release, item.renew, item.withdraw:
-        case AskBody() as ask, None, None, None:
-            try:
-                return _ask(ask, secret)
-            except Misuse as error:
-                return error
-        case None, ReleaseBody() as release, None, None:
-            return Release(release.attempt, release.keep)
-        case None, None, str() as attempt, None:
-            return Renewal(attempt)
-        case None, None, None, WithdrawBody() as withdraw:
-            return Withdrawal(withdraw.attempt)
-    return Misuse("an item of a batch is one of ask, renew, release, withdraw")
+    ask, renew, release, withdraw = item.ask, item.renew, item.release, item.withdraw
+    if (ask is None) + (renew is None) + (release is None) + (withdraw is None) != 3:
+        return Misuse("an item of a batch is one of ask, renew, release, withdraw")
+    if release is not None:
+        return Release(release.attempt, release.keep)
+    if renew is not None:
+        return Renewal(renew)
+    if withdraw is not None:
+        return Withdrawal(withdraw.attempt)
+    try:
+        return _ask(ask, secret)  # type: ignore[arg-type]
+    except Misuse as error:
+        return error
 
 
 def _failed(error: FencedError) -> Answer:
@@ -139,13 +141,11 @@ def _failed(error: FencedError) -> Answer:
 def _batch_answer(operation: BatchOperation, result: Any, realm: str) -> Answer:
     if isinstance(result, FencedError):
         return _failed(result)
-    match operation:
-        case Ask():
-            return answers.asked(operation, result, realm)
-        case Renewal():
-            return answers.renewed(result)
-        case _:
-            return answers.ended(result)
+    if isinstance(operation, Ask):
+        return answers.asked(operation, result, realm)
+    if isinstance(operation, Renewal):
+        return answers.renewed(result)
+    return answers.ended(result)
 
 
 class GroupedWork:

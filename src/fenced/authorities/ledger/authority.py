@@ -258,8 +258,7 @@ class LedgerAuthority:
     def _carried_out(
         self, rows: RecordedRows, algorithm: LeaseAlgorithm, operations: Sequence[BatchOperation]
     ) -> list[BatchAnswer]:
-        ask = partial(ledgers.ask, rows, algorithm)
-        return [self._waking(carry_out(algorithm, each, ask)) for each in operations]
+        return self._waking(carry_out(algorithm, operations, partial(ledgers.ask, rows, algorithm)))
 
     async def next_wakeups(self, until: float) -> list[str]:
         return await self._wakeups.next(until)

@@ -21,6 +21,8 @@ Change = list[Any]
 
 ROWS = 100
 """How many attempts a snapshot has in one change."""
+IDLE_EVERY_COUNTS = 32
+"""One in this many new attempts also checks twice as many holders, so that all are checked while they ask."""
 _STATE, _HOLDER = AttemptRow._fields.index("state"), AttemptRow._fields.index("holder")
 _make_row = AttemptRow._make
 _ENDS = frozenset({"update", "free", "dequeue", "forget", "silent"})
@@ -65,6 +67,7 @@ class RecordedRows(MemoryRows):
         self._sweep: deque[str] = deque()
         """All ids in the order in which they are checked for deletion; deleted ones leave it when they are checked."""
         self._holders: deque[str] = deque()
+        self._counts = 0
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -87,9 +90,19 @@ class RecordedRows(MemoryRows):
         self._changes.append([self._number, "put", *row])
 
     def _put(self, row: AttemptRow) -> None:
-        if row.id not in self._attempts:
-            self._sweep.append(row.id)
-        self._attempts[row.id] = row
+        public = row[0]
+        if public not in self._attempts:
+            self._sweep.append(public)
+        self._attempts[public] = row
+
+    def grant(self, row: AttemptRow) -> None:
+        self._grant(row)
+        self._changes.append([self._number, "grant", *row])
+
+    def _grant(self, row: AttemptRow) -> None:
+        self._put(row)
+        for name in row.names:
+            self._claims[name] = row.id
 
     def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
         super().update(ids, state, expires, forget)
@@ -112,15 +125,14 @@ class RecordedRows(MemoryRows):
                     found.append(row)
         return found
 
-    def take(self, row: AttemptRow) -> None:
-        super().take(row)
-        self._changes.append([self._number, "take", row.id])
-
     def free(self, row: AttemptRow) -> None:
-        before = len(self._claims)
-        super().free(row)
-        if len(self._claims) != before:
-            self._changes.append([self._number, "free", row.id])
+        claims, public = self._claims, row.id
+        before = len(claims)
+        for name in row.names:
+            if claims.get(name) == public:
+                del claims[name]
+        if len(claims) != before:
+            self._changes.append([self._number, "free", public])
 
     def enqueue(self, row: AttemptRow) -> None:
         super().enqueue(row)
@@ -147,7 +159,9 @@ class RecordedRows(MemoryRows):
                 self.free(row)
                 self.forget(row)
         self._changes.append([self._number, "count", holder, number, settled, public, now])
-        self._forget_idle(now)
+        self._counts += 1
+        if self._counts % IDLE_EVERY_COUNTS == 0:
+            self._forget_idle(now)
 
     def _count(self, holder: str, number: int, settled: int, public: str, now: int) -> list[str]:
         """Returns the attempts that are settled by this."""
@@ -165,8 +179,8 @@ class RecordedRows(MemoryRows):
         return over
 
     def _forget_idle(self, now: int) -> None:
-        """Check two holders in turn: one that was silent for as long as attempts are remembered is forgotten."""
-        for _ in range(min(2, len(self._holders))):
+        """Check the next holders in turn: one that was silent for as long as attempts are remembered is forgotten."""
+        for _ in range(min(2 * IDLE_EVERY_COUNTS, len(self._holders))):
             holder = self._holders.popleft()
             known = self.counted[holder]
             idle = known.seen + _IDLE <= now
@@ -192,8 +206,8 @@ class RecordedRows(MemoryRows):
                 self._put_all(*arguments)
             case "token":
                 self.token = arguments[0]
-            case "take":
-                super().take(self._attempts[arguments[0]])
+            case "grant":
+                self._grant(AttemptRow(*arguments))
             case "update":
                 super().update(*arguments)
             case "free":

@@ -1,8 +1,8 @@
-"""One operation of a batch on the rows of a store."""
+"""Operations of a batch on the rows of a store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fenced.authorities.shared.rows import AttemptRow, LeaseAlgorithm
 from fenced.errors import FencedError, Misuse
@@ -19,21 +19,31 @@ from fenced.model import (
 
 
 def carry_out(
-    algorithm: LeaseAlgorithm, operation: BatchOperation, ask: Callable[[Ask], AskAnswer]
-) -> tuple[BatchAnswer, list[AttemptRow]]:
-    """Its answer, and the waiters to notify after the commit. Its error is its answer, and undoes nothing of others.
+    algorithm: LeaseAlgorithm, operations: Sequence[BatchOperation], ask: Callable[[Ask], AskAnswer]
+) -> tuple[list[BatchAnswer], list[AttemptRow]]:
+    """Their answers, and the waiters to notify after the commit.
 
-    The algorithm refuses an operation before it changes anything for it.
+    An operation's error is its answer, and undoes nothing of the others: the algorithm refuses an operation before it
+    changes anything for it.
     """
-    try:
-        if isinstance(operation, Ask):
-            return ask(operation), []
-        if isinstance(operation, Release):
-            return algorithm.release(operation.secret, operation.keep)
-        if isinstance(operation, Renewal):
-            return algorithm.renew([grant_id(operation.secret)])[0], []
-        if isinstance(operation, Withdrawal):
-            return algorithm.withdraw(operation.secret)
-    except FencedError as error:
-        return error, []
-    raise Misuse(f"not an operation of a batch: {type(operation).__name__}")
+    answers: list[BatchAnswer] = []
+    heads: list[AttemptRow] = []
+    answer: BatchAnswer
+    for operation in operations:
+        try:
+            if isinstance(operation, Ask):
+                answer = ask(operation)
+            elif isinstance(operation, Release):
+                answer, ready = algorithm.release(operation.secret, operation.keep)
+                heads += ready
+            elif isinstance(operation, Renewal):
+                (answer,) = algorithm.renew([grant_id(operation.secret)])
+            elif isinstance(operation, Withdrawal):
+                answer, ready = algorithm.withdraw(operation.secret)
+                heads += ready
+            else:
+                raise Misuse(f"not an operation of a batch: {type(operation).__name__}")
+        except FencedError as error:
+            answer = error
+        answers.append(answer)
+    return answers, heads

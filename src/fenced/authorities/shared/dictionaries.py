@@ -39,12 +39,20 @@ class MemoryRows:
         self.token = max(self.token, above)
         return self.token
 
+    def attempt(self, public: str) -> AttemptRow | None:
+        return self._attempts.get(public)
+
     def attempts(self, ids: Sequence[str]) -> dict[str, AttemptRow]:
         known = self._attempts
         return {public: known[public] for public in ids if public in known}
 
     def put(self, row: AttemptRow) -> None:
         self._attempts[row.id] = row
+
+    def grant(self, row: AttemptRow) -> None:
+        self.put(row)
+        for name in row.names:
+            self._claims[name] = row.id
 
     def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
         for public in ids:
@@ -64,9 +72,6 @@ class MemoryRows:
     def claim(self, name: str) -> AttemptRow | None:
         public = self._claims.get(name)
         return None if public is None else self._attempts[public]
-
-    def take(self, row: AttemptRow) -> None:
-        self._claims.update(dict.fromkeys(row.names, row.id))
 
     def free(self, row: AttemptRow) -> None:
         for name in row.names:
@@ -96,8 +101,11 @@ class MemoryRows:
         return bisect.bisect_left(self._queues.get(name, ()), (ticket, ""))
 
     def head(self, name: str, now: int) -> AttemptRow | None:
-        rows = (self._attempts[public] for _, public in self._queues.get(name, ()))
-        return next((row for row in rows if row.expires > now), None)
+        for _, public in self._queues.get(name, ()):
+            row = self._attempts[public]
+            if row.expires > now:
+                return row
+        return None
 
     def queue(self, name: str) -> list[AttemptRow]:
         return [self._attempts[public] for _, public in self._queues.get(name, ())]

@@ -55,6 +55,7 @@ _LAST = 2**62
 """Greater than every ticket: the place of an attempt that is not queued."""
 _WAITER_TTL_MAX = int(timing.WAITER_TTL_MAX * NS)
 _REMEMBER_MIN = int(timing.REMEMBER_SECONDS_MIN * NS)
+_RELEASED = Released()
 
 
 @lru_cache(maxsize=1024)
@@ -121,11 +122,17 @@ class Rows(Protocol):
         """Make the last token at least `above`; returns the last token."""
 
     # Attempts.
+    def attempt(self, public: str) -> AttemptRow | None:
+        """The attempt with this id."""
+
     def attempts(self, ids: Sequence[str]) -> Mapping[str, AttemptRow]:
         """The attempts that exist, by their ids."""
 
     def put(self, row: AttemptRow) -> None:
         """Insert it, or replace the row with its id."""
+
+    def grant(self, row: AttemptRow) -> None:
+        """The same, and record this attempt as the claim on each of its names."""
 
     def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
         """Set the same values in the rows of several attempts."""
@@ -138,9 +145,6 @@ class Rows(Protocol):
 
     # Claims: which attempt holds a name, or held it last and expired, or was released and keeps it taken.
     def claim(self, name: str) -> AttemptRow | None: ...
-
-    def take(self, row: AttemptRow) -> None:
-        """Record this attempt as the claim on each of its names."""
 
     def free(self, row: AttemptRow) -> None:
         """Delete the claims that are still this attempt's."""
@@ -178,7 +182,7 @@ class LeaseAlgorithm:
 
     def ask(self, ask: Ask, wake: str = "") -> AskAnswer:
         public, names, ttl = grant_id(ask.secret), names_json(ask.names), int(ask.ttl * NS)
-        row = self.rows.attempts((public,)).get(public)
+        row = self.rows.attempt(public)
         if row is None:
             delay, holder = int(ask.lock_delay * NS), holder_text(ask.holder)
             namespace = self.rows.namespace
@@ -247,8 +251,7 @@ class LeaseAlgorithm:
         row = AttemptRow(
             public, namespace, "granted", names, ttl_ns, delay, ticket, token, expires, forget, "", holder
         )
-        self.rows.put(row)
-        self.rows.take(row)
+        self.rows.grant(row)
         if token % SWEEP_EVERY_TOKENS == 0:
             self._sweep(row.id, SWEEP_AT_GRANT)
         return Granted(token, ttl, ttl)
@@ -302,12 +305,12 @@ class LeaseAlgorithm:
 
     def release(self, secret: str, keep: float = 0.0) -> tuple[ReleaseAnswer, list[AttemptRow]]:
         public = grant_id(secret)
-        row = self.rows.attempts((public,)).get(public)
+        row = self.rows.attempt(public)
         return (Gone(), []) if row is None else self._finish(row, "released", int(keep * NS))
 
     def withdraw(self, secret: str) -> tuple[ReleaseAnswer, list[AttemptRow]]:
         public = grant_id(secret)
-        row = self.rows.attempts((public,)).get(public)
+        row = self.rows.attempt(public)
         if row is not None:
             return self._finish(row, "withdrawn")
         forget, nobody = self.now + _remember(0), holder_text(NOBODY)
@@ -315,14 +318,14 @@ class LeaseAlgorithm:
             AttemptRow(public, self.rows.namespace, "withdrawn", "[]", 0, 0, 0, 0, 0, forget, "", nobody)
         )
         self._sweep(public, SWEEP_AT_ENTRY)
-        return Released(), []
+        return _RELEASED, []
 
     def _finish(self, row: AttemptRow, state: str, keep: int = 0) -> tuple[ReleaseAnswer, list[AttemptRow]]:
         """End an attempt at its owner's request. With `keep` its claims stay, and block the names until then."""
         if row.namespace != self.rows.namespace:
             return Gone(), []
         if row.state in ("released", "withdrawn"):
-            return Released(), []
+            return _RELEASED, []
         if not row.is_open():
             return Ended(row.state), []
         if row.expires <= self.now:
@@ -331,9 +334,9 @@ class LeaseAlgorithm:
         if keep and row.state == "granted":
             free_at = self.now + keep
             self.rows.update((row.id,), state, free_at - row.lock_delay, free_at + _remember(row.ttl))
-            return Released(), self._heads(row)  # they ask again, and learn when the names are free
+            return _RELEASED, self._heads(row)  # they ask again, and learn when the names are free
         self._end(row, state)
-        return Released(), self._free(row)
+        return _RELEASED, self._free(row)
 
     def _free(self, row: AttemptRow) -> list[AttemptRow]:
         """Free its names. Returns the first living waiter of each."""

@@ -41,9 +41,12 @@ class SqliteRows:
         """Also above the last token that the floor file records."""
         return self._number(SQL["raise_floor"], (max(above, self._floor.read()), self.namespace))
 
+    def attempt(self, public: str) -> AttemptRow | None:
+        return self._one(SQL["attempt"], (public,))
+
     def attempts(self, ids: Sequence[str]) -> dict[str, AttemptRow]:
         if len(ids) == 1:
-            row = self._one(SQL["attempt"], tuple(ids))
+            row = self.attempt(ids[0])
             return {} if row is None else {row.id: row}
         rows = self._all(SQL["attempts"], (json.dumps(ids),))
         return {row.id: row for row in rows}
@@ -68,7 +71,8 @@ class SqliteRows:
     def claim(self, name: str) -> AttemptRow | None:
         return self._one(SQL["claim"], (self.namespace, name))
 
-    def take(self, row: AttemptRow) -> None:
+    def grant(self, row: AttemptRow) -> None:
+        self.put(row)
         for name in row.names:
             self._db.execute(SQL["take"], (row.namespace, name, row.id))
 

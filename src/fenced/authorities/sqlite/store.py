@@ -176,11 +176,10 @@ class Store:
         durable = any(isinstance(each, Ask) for each in operations)
         with self.file.transaction(deadline, durable=durable) as db:
             algorithm = self._begin(db)
-            done = [carry_out(algorithm, each, lambda ask: algorithm.ask(ask, wake)) for each in operations]
-        answers = [answer for answer, _ in done]
+            answers, heads = carry_out(algorithm, operations, lambda ask: algorithm.ask(ask, wake))
         if tokens := [answer.token for answer in answers if isinstance(answer, Granted)]:
             self._floor.rise(max(tokens))
-        return answers, _wakes([head for _, heads in done for head in heads])
+        return answers, _wakes(heads)
 
     def force_release(
         self, name: str, token: int, deadline: Deadline | None = None

@@ -152,7 +152,7 @@ class ZooKeeperAuthority(Entering):
         found, newest = None, True  # an ask that is repeated must see what was done before, on any member
         if not mine.over and not mine.places:
             entered = await self._enter(home, mine, wait, until)
-            if not isinstance(entered, tuple):
+            if isinstance(entered, AskAnswer):
                 return entered
             found = entered
         elif self._may_be_elsewhere(mine) and not await self._placed(mine, until):
