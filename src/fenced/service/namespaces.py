@@ -110,7 +110,7 @@ class ServedNamespace:
         self.held = HeldRequests()
         self._runtimes = (AioRuntime(), AioRuntime())
         self.leases, self.looking = (make(runtime, name) for runtime in self._runtimes)
-        self.worker = GroupedWork(self.leases)
+        self.worker = GroupedWork(self.leases, lambda: self.held.count > 0)
         self._opening = asyncio.Lock()
         self._looks = False
         self._listener: asyncio.Task[None] | None = None

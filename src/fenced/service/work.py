@@ -155,8 +155,10 @@ class GroupedWork:
     come alone wait for nothing.
     """
 
-    def __init__(self, leases: Authority) -> None:
+    def __init__(self, leases: Authority, held: Callable[[], bool] = lambda: False) -> None:
+        """`held`: whether any waiter could be notified by what is written."""
         self._leases = leases
+        self._held = held
         self._many: Callable[..., Awaitable[list[Result]]] | None = getattr(leases, "many", None)
         self._next: list[tuple[list[BatchOperation], Done]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -187,6 +189,10 @@ class GroupedWork:
                     found = await many([each for operations, _ in requests for each in operations])
                 except Exception as error:  # noqa: BLE001 whatever it is, those requests are answered by it
                     found = error
+                if self._held():
+                    # The notifications of this write come first: the next holder waits for them, and the client that
+                    # has released would take the CPU from it.
+                    await asyncio.sleep(0)
                 self._share(requests, found)
         finally:
             self._writes = False

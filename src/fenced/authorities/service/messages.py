@@ -35,8 +35,11 @@ from fenced.wire.service.connection import HttpReply
 Fields = Mapping[str, Any]
 
 
+_text = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def packed(document: object) -> bytes:
-    return json.dumps(document, separators=(",", ":")).encode()
+    return _text(document).encode()
 
 
 def read(reply: HttpReply, where: str) -> Fields:
