@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.figures import Figure, ratio
-from bench.interleaved import Effort, medians
+from bench.interleaved import Effort, loaded_medians, medians
 from bench.on_etcd import DEFAULTS
 from fenced.etcd import AsyncEtcdGuard, EtcdGuard
 from fenced.guarding import Values
@@ -76,25 +75,11 @@ async def _loaded(url: str, effort: Effort) -> tuple[float, float]:
         async with guard.transaction(_stamp(f"name/{task}", 1)) as tx:
             tx.put(b"ours/%d" % task, BODY)
 
-    await _round(fenced, 2)
-    times: list[list[float]] = [[], []]
-    for _ in range(effort.of(10)):
-        for chosen, action in enumerate((bare, fenced)):
-            times[chosen].append(await _round(action, 20))
+    theirs, ours = await loaded_medians(bare, fenced, tasks=TASKS, count=20, rounds=effort.of(10))
     wire.close()
     await guard.close()
     runtime.close()
-    return sorted(times[0])[len(times[0]) // 2], sorted(times[1])[len(times[1]) // 2]
-
-
-async def _round(action: Callable[[int], Awaitable[None]], count: int) -> float:
-    async def several(task: int) -> None:
-        for _ in range(count):
-            await action(task)
-
-    began = time.perf_counter()
-    await asyncio.gather(*(several(task) for task in range(TASKS)))
-    return (time.perf_counter() - began) / count / TASKS
+    return theirs, ours
 
 
 def _stamp(name: str, token: int) -> Stamp:

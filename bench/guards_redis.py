@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import statistics
 import subprocess
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import redis
+import redis.asyncio
 
 import fenced
 from bench.figures import Figure, ratio
-from bench.interleaved import Effort, medians
+from bench.interleaved import Effort, loaded_medians, medians
 from fenced.guards.redis.clients import ClientChannel
 from fenced.guards.redis.fence import FenceOptions, RedisFence
 from fenced.model import Stamp
@@ -41,13 +43,16 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
     with RedisServer(DEFAULTS) as server, redis.Redis.from_url(server.url()) as client:
         with fenced.Client("memory:") as leases, leases.hold("stock", ttl=3600) as lease:
             yield from _one_connection(client, lease, "as Redis comes", "redis", 1.4, effort)
+        theirs, ours = asyncio.run(_with_redis_py(server.url(), effort))
+        whole = f"fenced SET, {CONNECTIONS} connections of redis-py in asyncio"
+        yield ratio("guard.redis.asyncio", whole, ours, theirs, target=1.3, against="SET")
         requests = ("SET", "plain", VALUE), _guarded(client)
         for key, what, pipeline, target in (
             ("many", "one request each at a time", 1, 1.3),
             ("saturated", f"{PIPELINE} requests each at a time", PIPELINE, 4.5),
         ):
             theirs, ours = _loads(server, requests, pipeline, effort)
-            whole = f"fenced SET, {CONNECTIONS} connections, {what}"
+            whole = f"fenced SET, {CONNECTIONS} connections, as bytes, {what}"
             yield ratio(f"guard.redis.{key}", whole, ours, theirs, target=target, against="SET")
         yield from _by_redis_benchmark(server, client, requests, effort)
     with (
@@ -86,6 +91,28 @@ def _one_connection(
         f"guard.{key}.one", "fenced SET, one connection", ours, theirs, target=target, against=against
     )
     yield ratio(f"guard.{key}.new", "the same, a new token each", new, theirs, against=against)
+
+
+async def _with_redis_py(url: str, effort: Effort) -> tuple[float, float]:
+    """As a program writes it, with redis-py on both sides: many tasks, each with a connection of the pool."""
+    guard = RedisGuard(guarantee="best-effort")
+    async with (
+        redis.asyncio.Redis.from_url(url, max_connections=CONNECTIONS) as client,
+        fenced.AsyncClient("memory:") as leases,
+        leases.hold("tasks", ttl=3600) as lease,
+    ):
+
+        async def plain(task: int) -> None:
+            await client.set(f"plain/{task}", VALUE)
+
+        async def guarded(task: int) -> None:
+            async with guard.transaction(client, lease, "tasks") as tx:
+                tx.set(f"fenced/{task}", VALUE)
+
+        theirs, ours = await loaded_medians(
+            plain, guarded, tasks=CONNECTIONS, count=20, rounds=effort.of(BATCHES)
+        )
+    return theirs, ours
 
 
 def _guarded(client: redis.Redis) -> Words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sqlite3
 import statistics
@@ -61,6 +62,28 @@ async def async_medians(*actions: AsyncAction, rounds: int, warm_up: int) -> lis
         began = time.perf_counter()
         await actions[chosen]()
         times[chosen].append(time.perf_counter() - began)
+    return [statistics.median(each) for each in times]
+
+
+async def loaded_medians(
+    *actions: Callable[[int], Awaitable[object]], tasks: int, count: int, rounds: int
+) -> list[float]:
+    """The median seconds of each action for one call, if this many tasks call it `count` times each, at once.
+
+    The actions take turns. Each gets the number of its task.
+    """
+
+    async def several(action: Callable[[int], Awaitable[object]], task: int) -> None:
+        for _ in range(count):
+            await action(task)
+
+    times: list[list[float]] = [[] for _ in actions]
+    for number in range(1 + rounds):  # the first one warms up
+        for action, found in zip(actions, times, strict=True):
+            began = time.perf_counter()
+            await asyncio.gather(*(several(action, task) for task in range(tasks)))
+            if number:
+                found.append((time.perf_counter() - began) / count / tasks)
     return [statistics.median(each) for each in times]
 
 

@@ -15,22 +15,14 @@ from fenced.decision import Rule
 from fenced.errors import Misconfigured, Misuse, Unsupported, shown
 from fenced.guarding import Fences, stamp_of
 from fenced.guards.redis.clients import (
-    AsyncClientChannel,
+    AnyClient,
     AsyncRedisClient,
     ClientChannel,
     RedisClient,
     channel_of,
     words_of,
 )
-from fenced.guards.redis.fence import (
-    KIND,
-    TAG,
-    Compared,
-    FenceCache,
-    FenceOptions,
-    Guarantee,
-    Word,
-)
+from fenced.guards.redis.fence import KIND, TAG, Compared, FenceOptions, Guarantee, Word
 from fenced.guards.redis.scripts import GuardLibrary, GuardScript, wrapped, wrapped_library
 from fenced.guards.redis.slots import RedisFences
 from fenced.guards.redis.values import SLOT_TRAITS, TRAITS
@@ -38,8 +30,9 @@ from fenced.model import Stamp
 from fenced.runtime.blocking import step
 from fenced.wire.redis.routes import slot_of
 
-_CALLBACKS = redis.Redis(protocol=2).response_callbacks
+_CALLBACKS: dict[str, Any] = dict(redis.Redis(protocol=2).response_callbacks)
 """Scripts reply as RESP2 does, whatever protocol the client speaks; these make Python values of it."""
+_NOT_FOR_CALLBACKS = ("keys", "NEVER_DECODE", "EMPTY_RESPONSE")
 
 
 class _Collected:
@@ -51,14 +44,15 @@ class _Collected:
 
     def _begin(
         self,
+        client: AnyClient,
+        fences: RedisFences,
         guard: RedisGuard,
-        channel: ClientChannel | AsyncClientChannel,
         fence: Fences | None,
         names: tuple[str, ...],
     ) -> None:
         self.results = []
         self._compared: list[Compared] = []
-        self._guarded = guard, channel, fence, names
+        self._guarded = client, fences, guard, fence, names
 
     def expect(self, key: str | bytes, value: Any, *, field: str | bytes | None = None) -> None:
         """Run only if this string, or this field of a hash, has this value; None: if there is none. Else Conflict."""
@@ -68,27 +62,29 @@ class _Collected:
         self._compared.append(Compared(words, value))
 
     async def _commit(self) -> None:
-        guard, channel, fence, names = self._guarded
+        _client, fences, guard, fence, names = self._guarded  # the fences do not keep the client
         commands, compared = [words_of(args) for args, _ in self.command_stack], self._compared
         stamp, names = _stamped(fence, names)
-        fences = guard._fences(channel)
+        channel: Any = fences.channel
         if channel.in_cluster:
             slots = await channel.slots([*commands, *(each.words for each in compared)])
             guard._check_slots(slots, fences.prefix_of(names))
         opened = await fences.of(names, stamp)
-        self._finish(await opened.step(stamp, names, commands=commands, compared=compared))
-
-    def _finish(self, replies: Sequence[Any]) -> None:
-        """Make Python values of the replies, as the client would. The error of a command is raised."""
-        for (args, given), reply in zip(self.command_stack, replies, strict=False):
-            if isinstance(reply, Exception):
-                raise reply
-            options = {key: value for key, value in given.items() if key not in _NOT_FOR_CALLBACKS}
-            callback = _CALLBACKS.get(args[0])  # type: ignore[no-untyped-call]
-            self.results.append(reply if callback is None else callback(reply, **options))
+        replies = await opened.step(stamp, names, commands=commands, compared=compared)
+        for (args, options), reply in zip(self.command_stack, replies, strict=False):
+            self.results.append(_converted(args[0], options, reply))
 
 
-_NOT_FOR_CALLBACKS = ("keys", "NEVER_DECODE", "EMPTY_RESPONSE")
+def _converted(command: str, options: dict[str, Any], reply: Any) -> Any:
+    """The Python value that the client would make of a reply. The error of a command is raised."""
+    if isinstance(reply, Exception):
+        raise reply
+    callback = _CALLBACKS.get(command.upper())
+    if callback is None:
+        return reply
+    if options:
+        options = {key: value for key, value in options.items() if key not in _NOT_FOR_CALLBACKS}
+    return callback(reply, **options)
 
 
 class RedisTransaction(_Collected, redis.client.Pipeline):
@@ -160,7 +156,7 @@ class RedisGuard:
     ) -> None:
         self._options = FenceOptions(tag, rule, mode, guarantee, name)
         self.traits = TRAITS if name is None else SLOT_TRAITS
-        self._caches: WeakKeyDictionary[object, dict[str, FenceCache]] = WeakKeyDictionary()
+        self._on: WeakKeyDictionary[AnyClient, RedisFences] = WeakKeyDictionary()
 
     @overload
     def transaction(self, client: RedisClient, fence: Fences | None, *names: str) -> RedisTransaction: ...
@@ -168,38 +164,36 @@ class RedisGuard:
     def transaction(
         self, client: AsyncRedisClient, fence: Fences | None, *names: str
     ) -> AsyncRedisTransaction: ...
-    def transaction(self, client: RedisClient | AsyncRedisClient, fence: Fences | None, *names: str) -> Any:
+    def transaction(self, client: AnyClient, fence: Fences | None, *names: str) -> Any:
         """A block whose commands run at its end, in one step, if every name is admitted; otherwise none of them runs.
 
         Without names it is about all names of the lease. If a command fails (a wrong type), those before it stay, those
         after it do not run, and the client's own error is raised.
         """
-        channel = channel_of(client)
-        kind: Any = RedisTransaction if isinstance(channel, ClientChannel) else AsyncRedisTransaction
+        fences = self._fences(client)
+        kind: Any = RedisTransaction if isinstance(fences.channel, ClientChannel) else AsyncRedisTransaction
         transaction = kind(getattr(client, "connection_pool", None), {}, False, None)
-        transaction._begin(self, channel, fence, names)
+        transaction._begin(client, fences, self, fence, names)
         return transaction
 
     @overload
     def announce(self, client: RedisClient, fence: Fences, *names: str) -> None: ...
     @overload
     def announce(self, client: AsyncRedisClient, fence: Fences, *names: str) -> Coroutine[Any, Any, None]: ...
-    def announce(self, client: RedisClient | AsyncRedisClient, fence: Fences, *names: str) -> Any:
+    def announce(self, client: AnyClient, fence: Fences, *names: str) -> Any:
         """Raise the marks before anything is read: from now on an older holder's operations are refused."""
-        channel = channel_of(client)
-        work = self._announce(channel, fence, names)
-        return step(work) if isinstance(channel, ClientChannel) else work
+        blocking = isinstance(self._fences(client).channel, ClientChannel)
+        work = self._announce(client, fence, names)
+        return step(work) if blocking else work
 
-    async def _announce(
-        self, channel: ClientChannel | AsyncClientChannel, fence: Fences, names: tuple[str, ...]
-    ) -> None:
+    async def _announce(self, client: AnyClient, fence: Fences, names: tuple[str, ...]) -> None:
         stamp, names = _stamped(fence, names, announcing=True)
-        fences = self._fences(channel)
+        fences = self._fences(client)
         for group in fences.groups(names):
             opened = await fences.of(group, stamp)
             await opened.step(stamp, group, announce=True)
 
-    def on(self, client: RedisClient | AsyncRedisClient) -> GuardOn:
+    def on(self, client: AnyClient) -> GuardOn:
         """This guard on this client, for `hold(guards=[guard.on(client)])`, which announces each new lease."""
         return GuardOn(self, client)
 
@@ -216,7 +210,7 @@ class RedisGuard:
 
     async def _run(
         self,
-        channel: ClientChannel | AsyncClientChannel,
+        client: AnyClient,
         script: GuardScript,
         fence: Fences | None,
         names: tuple[str, ...],
@@ -224,8 +218,8 @@ class RedisGuard:
         arguments: Sequence[Word],
     ) -> Any:
         stamp, names = _stamped(fence, names)
-        fences = self._fences(channel)
-        if channel.in_cluster:
+        fences = self._fences(client)
+        if fences.channel.in_cluster:
             self._check_slots([slot_of(key) for key in keys], fences.prefix_of(names))
         opened = await fences.of(names, stamp)
         try:
@@ -234,16 +228,16 @@ class RedisGuard:
             if script.words[0] != "FCALL" or "Function not found" not in str(error):
                 raise
             raise Misconfigured(
-                f"{channel.where}: there is no function {script.words[1]} here: load() the guarded library, with this "
-                "version of fenced"
+                f"{fences.channel.where}: there is no function {script.words[1]} here: load() the guarded library, "
+                "with this version of fenced"
             ) from error
 
-    def _fences(self, channel: ClientChannel | AsyncClientChannel) -> RedisFences:
-        """The fences on a client. Its server's settings are checked once."""
-        caches = self._caches.get(channel.client)
-        if caches is None:
-            caches = self._caches.setdefault(channel.client, {})
-        return RedisFences(channel, self._options, caches)
+    def _fences(self, client: AnyClient) -> RedisFences:
+        """The fences on a client; Misuse if it is none. They exist as long as the client does."""
+        try:
+            return self._on[client]
+        except (KeyError, TypeError):  # TypeError: not an object that could be a client
+            return self._on.setdefault(client, RedisFences(channel_of(client), self._options))
 
     def _check_slots(self, slots: Sequence[int | None], prefix: str) -> None:
         """A script runs on one node, and would fail in the middle at a key of another one."""
@@ -288,16 +282,16 @@ class GuardedScript:
     ) -> Coroutine[Any, Any, Any]: ...
     def __call__(
         self,
-        client: RedisClient | AsyncRedisClient,
+        client: AnyClient,
         fence: Fences | None,
         *names: str,
         keys: Sequence[str] = (),
         args: Sequence[Any] = (),
     ) -> Any:
         """Run it; returns what the script returns. If it fails, the client's own error is raised."""
-        channel = channel_of(client)
-        work = self._guard._run(channel, self._script, fence, names, keys, args)
-        return step(work) if isinstance(channel, ClientChannel) else work
+        blocking = isinstance(self._guard._fences(client).channel, ClientChannel)
+        work = self._guard._run(client, self._script, fence, names, keys, args)
+        return step(work) if blocking else work
 
 
 class GuardedLibrary:
@@ -313,7 +307,7 @@ class GuardedLibrary:
     def load(self, client: RedisClient) -> None: ...
     @overload
     def load(self, client: AsyncRedisClient) -> Coroutine[Any, Any, None]: ...
-    def load(self, client: RedisClient | AsyncRedisClient) -> Any:
+    def load(self, client: AnyClient) -> Any:
         """Load the library, in a cluster on every primary; replaces one that was loaded before under its name."""
         channel_of(client)  # Misuse if it is no client
         loading: Any = client.function_load(self._library.source, replace=True)

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import itertools
 import secrets
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -132,6 +133,21 @@ def test_a_stale_holder_changes_nothing(client: redis.Redis, tag: str) -> None:
     other = secrets.token_hex(8)
     with pytest.raises(MissingStamp), RedisGuard(tag=other, mode="require").transaction(client, None, NAME):
         pass
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_mark_has_one_key_whatever_the_client_encodes(
+    redis_url: str, client: redis.Redis, tag: str, encoding: str
+) -> None:
+    """The client's encoding is for the caller's own words. A name has the same mark for every client."""
+    guard, older, newer = RedisGuard(tag=tag), stamp(5, 1, "stück"), stamp(6, 1, "stück")
+    with redis.Redis.from_url(redis_url, encoding=encoding) as other:
+        with guard.transaction(other, older) as tx:
+            tx.set(f"{{{tag}}}", "ü")
+        assert client.get(f"{{{tag}}}") == "ü".encode(encoding)
+        guard.announce(client, newer)
+        with pytest.raises(StaleToken), guard.transaction(other, older) as tx:
+            tx.set(f"{{{tag}}}", "late")
 
 
 def test_a_thousand_late_writes(client: redis.Redis, tag: str) -> None:
@@ -262,6 +278,29 @@ def test_asyncio(redis_url: str, tag: str) -> None:
     asyncio.run(story())
 
 
+def test_a_guard_does_not_keep_a_client(redis_url: str, tag: str) -> None:
+    """A client ends with its last user, which may be the operation itself."""
+
+    async def announced(guard: RedisGuard) -> None:
+        client = redis.asyncio.Redis.from_url(redis_url)
+        pool = client.connection_pool
+        seen.append(weakref.ref(client))
+        announcement = guard.announce(client, stamp(6))
+        del client
+        await announcement
+        del announcement
+        await pool.aclose()
+        assert seen[-1]() is None
+
+    guard, seen = RedisGuard(tag=tag), []
+    with guard.transaction(redis.Redis.from_url(redis_url), stamp(5)) as tx:
+        seen.append(weakref.ref(tx._guarded[0]))
+        tx.set(f"{{{tag}}}", "v")
+    del tx
+    assert seen[-1]() is None
+    asyncio.run(announced(guard))
+
+
 # The decision.
 
 
@@ -275,7 +314,7 @@ def test_every_verdict_is_that_of_the_vectors(client: redis.Redis, tag: str) -> 
     before = client.pipeline()
     for case in asked:
         config = Config(case.rule, {"*": "require"}, case.guard_realm)
-        fence.cache.known = config.packed(), config
+        fence.known = config.packed(), config
         before.set(fence.key("config"), config.packed())
         before.delete(mark_key, fence.key("tokens"))
         if case.mark is not None:

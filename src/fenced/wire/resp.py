@@ -35,14 +35,10 @@ class ErrorReply(str):
 # Requests.
 
 
-def bulk(value: str | bytes | int) -> bytes:
-    """One argument of a request."""
-    raw = value if isinstance(value, bytes) else str(value).encode()
-    return b"$%d\r\n%b\r\n" % (len(raw), raw)
-
-
 def bulks(words: Iterable[str | bytes | int]) -> bytes:
-    return b"".join([bulk(word) for word in words])
+    """The arguments of a request."""
+    raw = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in raw])
 
 
 def command(*words: str | bytes | int) -> bytes:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fenced import timing
 from fenced.authorities.shared.rules import QUEUE_MAX
 from fenced.model import TOKEN_MAX
-from fenced.wire.resp import bulk, bulks
+from fenced.wire.resp import bulks
 
 HERE = Path(__file__).parent
 SCRIPTS = ("open", "ask", "renew", "release", "force_release", "raise_floor", "tidy", "survey")
@@ -78,7 +78,7 @@ class RedisScript:
     def batch(self, first: str, publics: Iterable[str]) -> bytes:
         """A request whose further arguments are public ids, all of one length."""
         ids = "".join([f"$32\r\n{public}\r\n" for public in publics]).encode()
-        return self.opening(1 + len(ids) // 39) + bulk(first) + ids
+        return self.opening(1 + len(ids) // 39) + bulks((first,)) + ids
 
 
 def scripts_of(namespace: str) -> dict[str, RedisScript]:

@@ -7,6 +7,7 @@ lost, and an operation could be carried out twice without anybody knowing.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -26,6 +27,7 @@ from fenced.wire.resp import ErrorReply, command
 
 RedisClient = redis.Redis | redis.cluster.RedisCluster
 AsyncRedisClient = redis.asyncio.Redis | redis.asyncio.cluster.RedisCluster
+AnyClient = RedisClient | AsyncRedisClient
 _MOVED = ("MOVED", "ASK")
 _WAIT = command(*WAIT)
 _CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -53,10 +55,21 @@ def error_reply(error: Exception) -> ErrorReply | None:
 
 
 class _ClientChannel:
-    """What both kinds of clients share."""
+    """What both kinds of clients share.
+
+    A guard keeps a channel for each client as long as the client exists, so the channel must not keep it: every
+    operation does.
+    """
 
     doubts: tuple[str, ...] = ()
-    client: RedisClient | AsyncRedisClient
+
+    def __init__(self, client: AnyClient, in_cluster: bool) -> None:
+        self._client = weakref.ref(client)
+        self.in_cluster = in_cluster
+
+    @property
+    def client(self) -> Any:
+        return self._client()
 
     @property
     def where(self) -> str:
@@ -111,17 +124,13 @@ _LOST = (exceptions.ConnectionError, exceptions.TimeoutError)
 class ClientChannel(_ClientChannel):
     """A blocking client. The methods never suspend."""
 
-    def __init__(self, client: RedisClient, in_cluster: bool) -> None:
-        self.client: RedisClient = client
-        self.in_cluster = in_cluster
-
-    async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
+    async def ask(self, questions: Sequence[tuple[Word, ...]], key: bytes) -> list[Any]:
         return [self._reply(words, key) for words in questions]
 
     async def run(
         self,
         script: GuardScript,
-        keys: Sequence[str],
+        keys: Sequence[str | bytes],
         arguments: Sequence[Word],
         *,
         again: bool,
@@ -135,15 +144,15 @@ class ClientChannel(_ClientChannel):
 
     async def slots(self, commands: Sequence[tuple[Word, ...]]) -> list[int | None]:
         """The slot of each command's keys, in a cluster."""
-        cluster: Any = self.client
+        cluster = self.client
         found = []
         for words in commands:
             with _no_slot(words):
                 found.append(cluster.determine_slot(*words))
         return found
 
-    def _reply(self, words: tuple[Word, ...], key: str, confirm: bool = False) -> Any:
-        client: Any = self.client
+    def _reply(self, words: tuple[Word, ...], key: str | bytes, confirm: bool = False) -> Any:
+        client = self.client
         if not self.in_cluster:
             return self._sent(client, words, confirm)
         for _ in range(REDIRECTS_MAX):
@@ -178,14 +187,15 @@ class ClientChannel(_ClientChannel):
     def _exchanged(self, connection: Any, words: tuple[Word, ...], confirm: bool) -> Any:
         try:
             connection.send_packed_command(_packed(connection, words, confirm))
-            reply = self._read(connection)
-            confirmations = self._read(connection) if confirm else 0
+            if not confirm:
+                return connection.read_response()
+            reply, confirmations = self._read(connection), self._read(connection)
         except exceptions.RedisError as error:
             return self.replied(error)
         except BaseException:
             connection.disconnect()  # a reply may still come
             raise
-        return self.confirmed(reply, confirmations) if confirm else reply
+        return self.confirmed(reply, confirmations)
 
     def _read(self, connection: Any) -> Any:
         try:
@@ -197,17 +207,13 @@ class ClientChannel(_ClientChannel):
 class AsyncClientChannel(_ClientChannel):
     """An asyncio client."""
 
-    def __init__(self, client: AsyncRedisClient, in_cluster: bool) -> None:
-        self.client: AsyncRedisClient = client
-        self.in_cluster = in_cluster
-
-    async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
+    async def ask(self, questions: Sequence[tuple[Word, ...]], key: bytes) -> list[Any]:
         return [await self._reply(words, key) for words in questions]
 
     async def run(
         self,
         script: GuardScript,
-        keys: Sequence[str],
+        keys: Sequence[str | bytes],
         arguments: Sequence[Word],
         *,
         again: bool,
@@ -221,17 +227,33 @@ class AsyncClientChannel(_ClientChannel):
 
     async def slots(self, commands: Sequence[tuple[Word, ...]]) -> list[int | None]:
         """The slot of each command's keys, in a cluster."""
-        cluster: Any = self.client
+        cluster = self.client
         found: list[int | None] = []
         for words in commands:
             with _no_slot(words):
                 found.append(await cluster._determine_slot(*words))
         return found
 
-    async def _reply(self, words: tuple[Word, ...], key: str, confirm: bool = False) -> Any:
-        client: Any = self.client
-        if not self.in_cluster:
-            return await self._sent(client, words, confirm)
+    async def _reply(self, words: tuple[Word, ...], key: str | bytes, confirm: bool = False) -> Any:
+        if self.in_cluster:
+            return await self._routed(words, key, confirm)
+        client = self.client
+        pool = client.connection_pool
+        try:
+            if client.single_connection_client:
+                await client.initialize()
+                async with client._single_conn_lock:
+                    return await self._exchanged(client.connection, words, confirm)
+            connection = await pool.get_connection()
+        except _LOST as error:
+            raise self.unreachable(error) from error
+        try:
+            return await self._exchanged(connection, words, confirm)
+        finally:
+            await pool.release(connection)
+
+    async def _routed(self, words: tuple[Word, ...], key: str | bytes, confirm: bool) -> Any:
+        client = self.client
         for _ in range(REDIRECTS_MAX):
             try:
                 await client.initialize()
@@ -252,32 +274,18 @@ class AsyncClientChannel(_ClientChannel):
                 raise self.unreachable(error) from error
         return reply
 
-    async def _sent(self, client: Any, words: tuple[Word, ...], confirm: bool) -> Any:
-        pool = client.connection_pool
-        try:
-            await client.initialize()
-            if client.connection is not None:  # a client that has only one connection
-                async with client._single_conn_lock:
-                    return await self._exchanged(client.connection, words, confirm)
-            connection = await pool.get_connection()
-        except _LOST as error:
-            raise self.unreachable(error) from error
-        try:
-            return await self._exchanged(connection, words, confirm)
-        finally:
-            await pool.release(connection)
-
     async def _exchanged(self, connection: Any, words: tuple[Word, ...], confirm: bool) -> Any:
         try:
             await connection.send_packed_command(_packed(connection, words, confirm))
-            reply = await self._read(connection)
-            confirmations = await self._read(connection) if confirm else 0
+            if not confirm:
+                return await connection.read_response()
+            reply, confirmations = await self._read(connection), await self._read(connection)
         except exceptions.RedisError as error:
             return self.replied(error)
         except BaseException:
             await connection.disconnect(nowait=True)  # cancelled, perhaps: a reply may still come
             raise
-        return self.confirmed(reply, confirmations) if confirm else reply
+        return self.confirmed(reply, confirmations)
 
     async def _read(self, connection: Any) -> Any:
         try:
@@ -319,8 +327,18 @@ def _kind_of(client: type) -> tuple[type[ClientChannel] | type[AsyncClientChanne
 
 def _packed(connection: Any, words: tuple[Word, ...], confirm: bool) -> list[bytes]:
     """A request, with the words encoded as the client encodes them; and WAIT, which belongs to the same connection."""
-    encode = connection.encoder.encode
-    request = command(*[word if type(word) is bytes else bytes(encode(word)) for word in words])
+    encoder = connection.encoder
+    encoding, errors = encoder.encoding, encoder.encoding_errors
+    request = command(
+        *[
+            word  # as `encode` does for most words, without a call for each
+            if type(word) is bytes
+            else word.encode(encoding, errors)
+            if type(word) is str
+            else bytes(encoder.encode(word))
+            for word in words
+        ]
+    )
     return [request + _WAIT] if confirm else [request]
 
 

@@ -64,13 +64,13 @@ class RedisChannel(Protocol):
     def promotes(self) -> bool:
         """Whether it follows a promotion to another server, by sentinels or in a cluster."""
 
-    async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
+    async def ask(self, questions: Sequence[tuple[Word, ...]], key: bytes) -> list[Any]:
         """The replies to several commands that change nothing, of the server that has `key`."""
 
     async def run(
         self,
         script: GuardScript,
-        keys: Sequence[str],
+        keys: Sequence[str | bytes],
         arguments: Sequence[Word],
         *,
         again: bool,
@@ -147,36 +147,33 @@ class FenceOptions:
         return Config(self.rule, {"*": str(Mode.parse(self.mode))})
 
 
-@dataclass
-class FenceCache:
-    """What was last seen of a guard. The script checks all of it."""
-
-    known: tuple[bytes, Config] | None = None
-    replicated: bool = False
-    """Whether a replica may take the server's place. Then one confirms every mark that is raised."""
-    marks: dict[str, tuple[str, int, str]] = field(default_factory=dict)
-    """Whose mark each name had: realm, token and grant of a lease that was admitted."""
-
-
 class RedisFence:
-    """Checks operations in the same step as their commands. Threads and tasks may share its cache."""
+    """Checks operations in the same step as their commands. Threads and tasks may share it.
+
+    What it remembers of the server may be old: the script checks all of it.
+    """
 
     def __init__(
         self,
         channel: RedisChannel,
         options: FenceOptions,
-        cache: FenceCache | None = None,
         prefix: str | None = None,
         header: bytes | None = b"",
     ) -> None:
         self.channel = channel
-        self.cache = cache or FenceCache()
         self.prefix = prefix or options.prefix
+        self.known: tuple[bytes, Config] | None = None
+        """The configuration that was last seen."""
+        self.replicated = False
+        """Whether a replica may take the server's place. Then one confirms every mark that is raised."""
+        self.marks: dict[str, tuple[str, int, str]] = {}
+        """Whose mark each name had: realm, token and grant of a lease that was admitted."""
         self._options = options
         self._header = header
 
-    def key(self, kind: str, name: str = "") -> str:
-        return f"{self.prefix}{kind}:{name}" if name else f"{self.prefix}{kind}"
+    def key(self, kind: str, name: str = "") -> bytes:
+        """In UTF-8, whatever encoding a client has for the program's own words: all clients share the marks."""
+        return (f"{self.prefix}{kind}:{name}" if name else f"{self.prefix}{kind}").encode()
 
     # Opening.
 
@@ -196,7 +193,7 @@ class RedisFence:
                 f"{where}: {settings.evicts} may evict marks, and an older holder would be admitted again "
                 "(redis.conf: maxmemory-policy noeviction, or volatile-*, which spares keys that do not expire)"
             )
-        self.cache.replicated = self.channel.promotes or settings.has_replicas
+        self.replicated = self.channel.promotes or settings.has_replicas
         if doubts := self._doubts(settings):
             raise Misconfigured(
                 f"{where}: marks could be lost, and an older holder would be admitted again: {'; '.join(doubts)}. "
@@ -224,7 +221,7 @@ class RedisFence:
             raise Misconfigured(
                 f"{self.channel.where}: there is no guard with the tag {self._options.tag!r} here"
             )
-        known = self.cache.known = blob, config
+        known = self.known = blob, config
         return known
 
     async def stored_config(self) -> tuple[bytes, Config | None]:
@@ -342,13 +339,13 @@ class RedisFence:
         marks = [self.key("mark", name) for name in names]
         others = [self.key(kind) for kind in ("config", "tokens", "records", "counts")]
         for _ in range(TRIES):
-            blob, config = self.cache.known or await self.config()
+            blob, config = self.known or await self.config()
             if own := self._settled(stamp, names):
                 reply = await self.channel.run(
                     script, [*marks, *keys], [own, len(names), "", *tail], again=again
                 )
             else:
-                confirm = self.cache.replicated and stamp is not None
+                confirm = self.replicated and stamp is not None
                 trusts = (
                     self._header is not None
                 )  # a slot among several gets its realm with its configuration
@@ -368,7 +365,7 @@ class RedisFence:
             self._forget(names)
             word, *rest = reply.split()[1:]
             if word == "configuration":
-                self.cache.known = None
+                self.known = None
             elif word != "undecided":
                 raise self._error(word, rest, stamp, names, config, compared)
         raise Contended(f"{', '.join(names)}: others changed the configuration {TRIES} times; try again")
@@ -381,7 +378,7 @@ class RedisFence:
         """
         if stamp is None:
             return ""
-        marks, covered, lease = self.cache.marks, stamp.names, (stamp.realm, stamp.token, stamp.grant)
+        marks, covered, lease = self.marks, stamp.names, (stamp.realm, stamp.token, stamp.grant)
         for name in names:
             if marks.get(name) != lease or name not in covered:
                 return ""
@@ -389,7 +386,7 @@ class RedisFence:
 
     def _forget(self, names: Sequence[str]) -> None:
         for name in names:
-            self.cache.marks.pop(name, None)
+            self.marks.pop(name, None)
 
     def _remember(self, config: Config, stamp: Stamp | None, names: Sequence[str]) -> None:
         """What is probably so after this operation; the script checks it."""
@@ -397,11 +394,11 @@ class RedisFence:
             return
         if config.realm is None and self._header is not None:
             config = replace(config, realm=stamp.realm)
-            self.cache.known = config.packed(), config
+            self.known = config.packed(), config
         if config.rule == "retry" and config.realm == stamp.realm:
-            if len(self.cache.marks) > REMEMBERED_MAX:
-                self.cache.marks.clear()
-            self.cache.marks.update(dict.fromkeys(names, (stamp.realm, stamp.token, stamp.grant)))
+            if len(self.marks) > REMEMBERED_MAX:
+                self.marks.clear()
+            self.marks.update(dict.fromkeys(names, (stamp.realm, stamp.token, stamp.grant)))
 
     def _error(
         self,
@@ -423,7 +420,9 @@ class RedisFence:
         return error_for(Verdict(word), name=name, stamp=stamp, mark=mark, realm=config.realm)
 
     def broken(self, name: str) -> Misconfigured:
-        return Misconfigured(f"{self.key('mark', name)} is not a guard's mark: another program wrote to it")
+        return Misconfigured(
+            f"{_text(self.key('mark', name))} is not a guard's mark: another program wrote to it"
+        )
 
     # Looking.
 

@@ -16,7 +16,6 @@ from fenced.decision import Verdict, judge
 from fenced.errors import Contended
 from fenced.guards.redis.fence import (
     TRIES,
-    FenceCache,
     FenceOptions,
     RedisChannel,
     RedisFence,
@@ -44,30 +43,23 @@ def _tags() -> list[str]:
 
 
 class RedisFences:
-    """All fences of a guard on one client. What it remembers of them is in `caches`, by the beginning of their keys."""
+    """All fences of a guard on one client or address. Threads and tasks may share it."""
 
-    def __init__(
-        self, channel: RedisChannel, options: FenceOptions, caches: dict[str, FenceCache] | None = None
-    ) -> None:
-        self._channel = channel
-        self._options = options
-        self._caches = {} if caches is None else caches
-
-    @property
-    def home(self) -> RedisFence:
+    def __init__(self, channel: RedisChannel, options: FenceOptions) -> None:
+        self.home = RedisFence(channel, options, options.prefix, options.header)
         """The fence of the guard's own slot, which has the configuration; without `name` it has all marks, too."""
-        options = self._options
-        return RedisFence(
-            self._channel, options, self._caches.get(options.prefix), options.prefix, options.header
-        )
+        self.channel = channel
+        self._options = options
+        self._opened: dict[str, RedisFence] = {}
+        """By the beginning of their keys."""
 
     async def open(self) -> RedisFence:
         """Check the server and create the configuration, unless that was done before."""
-        home = self.home
-        if self._options.prefix not in self._caches:
-            await home.open()
-            self._caches[self._options.prefix] = home.cache
-        return home
+        prefix = self._options.prefix
+        if prefix not in self._opened:
+            await self.home.open()
+            self._opened[prefix] = self.home
+        return self.home
 
     def groups(self, names: Sequence[str]) -> list[list[str]]:
         """The names, those of one slot together."""
@@ -93,18 +85,18 @@ class RedisFences:
 
     async def of(self, names: Sequence[str], stamp: Stamp | None) -> RedisFence:
         """The fence of these names, opened."""
-        prefix, one = self.prefix_of(names), self._options.name is None
-        known = self._caches.get(prefix)
-        if known is None or (not one and stamp is not None and _trusts_nobody(known)):
-            return await self._opened(prefix, names, stamp)
-        return RedisFence(self._channel, self._options, known, prefix, b"" if one else None)
-
-    async def _opened(self, prefix: str, names: Sequence[str], stamp: Stamp | None) -> RedisFence:
-        home = await self.open()
         if self._options.name is None:
-            return home
+            return self._opened.get(self._options.prefix) or await self.open()
+        prefix = self.prefix_of(names)
+        fence = self._opened.get(prefix)
+        if fence is None or (stamp is not None and _trusts_nobody(fence)):
+            fence = await self._open_slot(prefix, names, stamp)
+        return fence
+
+    async def _open_slot(self, prefix: str, names: Sequence[str], stamp: Stamp | None) -> RedisFence:
+        home = await self.open()
         fence = self._slot(prefix)
-        fence.cache.marks = home.cache.marks  # one limit for all slots
+        fence.marks = home.marks  # one limit for all slots
         await fence.check_server()
         blob = await self._registered(home, slot_of(prefix))
         if stamp is not None and home.unpacked(blob).realm is None and _is_sound(stamp, names):
@@ -113,12 +105,12 @@ class RedisFences:
             blob, _ = await home.config()
         await self._copy(blob, fence)
         await fence.config()
-        self._caches[prefix] = fence.cache
+        self._opened[prefix] = fence
         return fence
 
     async def _registered(self, home: RedisFence, slot: int) -> bytes:
         """Note that the slot is in use; returns the configuration."""
-        keys, confirm = [home.key("config"), home.key("slots")], home.cache.replicated
+        keys, confirm = [home.key("config"), home.key("slots")], home.replicated
         reply = await self._run(REGISTER, keys, [slot, int(confirm)], confirm=confirm)
         return reply if isinstance(reply, bytes) else str(reply).encode()
 
@@ -128,15 +120,15 @@ class RedisFences:
         return bool(await self._run(COPY, keys, [own, fence.key("mark:")]))
 
     async def _run(
-        self, script: GuardScript, keys: Sequence[str], arguments: Sequence[Word], confirm: bool = False
+        self, script: GuardScript, keys: Sequence[bytes], arguments: Sequence[Word], confirm: bool = False
     ) -> Any:
-        reply = await self._channel.run(script, keys, arguments, again=True, confirm=confirm)
+        reply = await self.channel.run(script, keys, arguments, again=True, confirm=confirm)
         if isinstance(reply, ErrorReply):
-            raise self._channel.refused(reply)
+            raise self.channel.refused(reply)
         return reply
 
     def _slot(self, prefix: str) -> RedisFence:
-        return RedisFence(self._channel, self._options, self._caches.get(prefix), prefix, None)
+        return self._opened.get(prefix) or RedisFence(self.channel, self._options, prefix, None)
 
     # What operators do.
 
@@ -160,7 +152,7 @@ class RedisFences:
                 return before
             # A promotion has lost changes here that slots have. (If another operator was faster, nothing happens.)
             await home.renumber(blob, ahead + 1)
-        raise Contended(f"{self._channel.where}: others changed the configuration {TRIES} times; try again")
+        raise Contended(f"{self.channel.where}: others changed the configuration {TRIES} times; try again")
 
     async def _ahead_of(self, blob: bytes, fence: RedisFence) -> int:
         """Give a slot this configuration; returns the version of its own, if that is another one and not earlier."""
@@ -206,8 +198,8 @@ class RedisFences:
         return (*found, f"slots that have not got the last change: {late}; repeat it") if late else found
 
 
-def _trusts_nobody(cache: FenceCache) -> bool:
-    return cache.known is not None and cache.known[1].realm is None
+def _trusts_nobody(fence: RedisFence) -> bool:
+    return fence.known is not None and fence.known[1].realm is None
 
 
 def _is_sound(stamp: Stamp, names: Sequence[str]) -> bool:

@@ -104,7 +104,7 @@ class WireChannel:
         self._wires.forked()
         self._pool.forked()
 
-    async def ask(self, questions: Sequence[tuple[Word, ...]], key: str) -> list[Any]:
+    async def ask(self, questions: Sequence[tuple[Word, ...]], key: bytes) -> list[Any]:
         until = timing.call_until(self._runtime.now(), None)
         requests = [command(*words) for words in questions]
         if not self._route.found:
@@ -119,7 +119,7 @@ class WireChannel:
     async def run(
         self,
         script: GuardScript,
-        keys: Sequence[str],
+        keys: Sequence[str | bytes],
         arguments: Sequence[Word],
         *,
         again: bool,
