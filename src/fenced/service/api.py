@@ -111,6 +111,8 @@ class Api:
         self.tokens = tokens
         self._audit = audit or (lambda entry: log.info("%s", entry))
         self.numbers = Metrics()
+        self._requests = self.numbers.by_labels("fenced_requests_total")
+        self._answers = self.numbers.by_labels("fenced_answers_total")
         self.events = Events()
         self.live = Live(self.namespaces, self.events, guards)
         self.values = ServedValues(values, self._default_realm, self.numbers, self.events, guards)
@@ -188,7 +190,7 @@ class Api:
             call = self._call(route, request, self._admit(route, request), data)
             namespace = self.namespaces.known(call.namespace, call.realm)
             work = work_of(call.body, self._random.secret)
-            held = self._hold(namespace, call)
+            held = self._hold(namespace, call) if route.handler == "ask" else None
         except Exception as error:  # noqa: BLE001 as on the other way, a bug is answered by 500
             self._served(route, reply, error)
         else:
@@ -290,7 +292,7 @@ class Api:
         status = answers.STATUS.get(kind)
         if status is None:
             return ServiceReply(200, JSON, _encode(answer))
-        self.numbers.add("fenced_answers_total", answers.LABELS[kind])
+        self._answers[answers.LABELS[kind]] += 1
         headers = JSON if status != 409 else (*JSON, ("retry-after", "1"))
         return ServiceReply(status, headers, _encode(answer))
 
@@ -312,7 +314,7 @@ class Api:
         return ServiceReply(found.status, headers, found.body)
 
     def _count(self, route: ApiRoute, status: int) -> None:
-        self.numbers.add("fenced_requests_total", _labels(route.path, status))
+        self._requests[_labels(route.path, status)] += 1
 
     # Leases.
 
@@ -388,7 +390,7 @@ class Api:
         if not isinstance(answer, WaitingAnswer):
             held.close()
             return False
-        self.numbers.add("fenced_answers_total", answers.LABELS[WaitingAnswer])
+        self._answers[answers.LABELS[WaitingAnswer]] += 1
         held.begin(answer)
         if self.stopping:  # since it was looked at
             held.send_on()

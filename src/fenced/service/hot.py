@@ -253,7 +253,8 @@ class HotConnection(BoundedConnection):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self.request_until == math.inf:  # and not the time of a request that is being read

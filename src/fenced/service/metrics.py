@@ -30,11 +30,11 @@ class Metrics:
         self._sum_ms = 0.0
 
     def count(self, metric: str, **labels: str) -> None:
-        self.add(metric, labels_text(**labels))
+        self._counts[metric][labels_text(**labels)] += 1
 
-    def add(self, metric: str, labels: str) -> None:
-        """The same, for labels whose text the caller has at hand."""
-        self._counts[metric][labels] += 1
+    def by_labels(self, metric: str) -> Counter[str]:
+        """The counts of a metric by the text of their labels, for callers that have it at hand."""
+        return self._counts[metric]
 
     def granted(self, seconds: float, count: int) -> None:
         """This many asks of a request were granted; the store took this long."""

@@ -109,7 +109,7 @@ class RecordedRows(MemoryRows):
         self._changes.append([self._number, "update", list(ids), state, expires, forget])
 
     def forget(self, row: AttemptRow) -> None:
-        super().forget(row)
+        del self._attempts[row.id]
         self._changes.append([self._number, "forget", row.id])
 
     def overdue(self, now: int, near: str = "", limit: int = 0) -> list[AttemptRow]:
@@ -143,9 +143,6 @@ class RecordedRows(MemoryRows):
         self._changes.append([self._number, "dequeue", row.id])
 
     # Holders that count their attempts.
-
-    def knows(self, public: str) -> bool:
-        return public in self._attempts
 
     def is_settled(self, holder: str, number: int) -> bool:
         known = self.counted.get(holder)

@@ -270,8 +270,8 @@ def ask(rows: RecordedRows, algorithm: LeaseAlgorithm, ask: Ask) -> AskAnswer:
     holder, public = ask.holder.id, grant_id(ask.secret)
     if rows.is_settled(holder, ask.number):
         return Ended("settled")
-    known = rows.knows(public)
+    is_new = rows.attempt(public) is None
     answer = algorithm.ask(ask)
-    if not known and rows.knows(public):
+    if is_new and rows.attempt(public) is not None:
         rows.count(holder, ask.number, ask.settled, public, algorithm.now)
     return answer
