@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -30,9 +31,10 @@ EVENTS_AT_ONCE_MAX = 500
 NAMES_MAX = 5000
 """How many names of a namespace an instance looks at."""
 NAMES_AT_ONCE = 250
-SURVEY_PAGE = 1000
+"""How many names are compared, shown or sent in one turn of the loop: requests of clients come in between."""
+SURVEY_PAGE = 250
 PAGES_MAX = 100
-UNREAD_MAX = 30
+UNREAD_MAX = 100
 """How many changes may be waiting for a slow reader before its stream is ended. It comes back, and gets the state."""
 SAMPLES_MAX = 120
 
@@ -82,6 +84,17 @@ class OpenPage:
         )
 
 
+@dataclass(slots=True)
+class LookFound:
+    """A look, compared with what was sent before it."""
+
+    differ: list[NameView] = field(default_factory=list)
+    """The names that differ by more than the time that has passed."""
+    names: set[str] = field(default_factory=set)
+    held: int = 0
+    waiting: int = 0
+
+
 class WatchedNamespace:
     """One namespace, while somebody looks at it. The task of `_run` is the only one that changes what it knows."""
 
@@ -97,7 +110,7 @@ class WatchedNamespace:
         self._story = Story(namespace.name)
         self._number = 0
         self._views: dict[str, tuple[NameView, float]] = {}
-        """What the last look showed, and when."""
+        """What was last sent about each name, and when."""
         self._took = 0.0
         """How long the last look took: each end of a lease may be off by so much."""
         self._more = False
@@ -113,7 +126,8 @@ class WatchedNamespace:
     def wake(self) -> None:
         self._woken.set()
 
-    async def open(self, by: Principal) -> tuple[OpenPage, LiveState]:
+    async def open(self, by: Principal) -> tuple[OpenPage, LiveState, Iterator[list[LiveName]]]:
+        """A page, its state without the names, and the names in pieces, which are made one by one."""
         standing = await (await self._namespace.looker()).open(create=False)
         page = OpenPage(by)
         self.pages.add(page)
@@ -130,7 +144,7 @@ class WatchedNamespace:
         # From here to the return nothing is awaited, so the first change continues exactly this state.
         while not page.unread.empty():
             page.unread.get_nowait()
-        return page, self._state(standing, page)
+        return page, self._state(standing, page), self._pieces(list(self._views.values()), by)
 
     async def close(self) -> None:
         self.pages.clear()
@@ -140,8 +154,6 @@ class WatchedNamespace:
 
     def _state(self, standing: Standing, page: OpenPage) -> LiveState:
         by, namespace = page.by, self._namespace
-        now = _now()
-        names = [self._shown(view, now - at) for view, at in self._views.values() if by.may_use([view.name])]
         return LiveState(
             namespace=namespace.name,
             namespaces=page.namespaces(self._all_served.names),
@@ -151,9 +163,9 @@ class WatchedNamespace:
             doubts=list(standing.doubts),
             version=__version__,
             last_token=max(standing.last_token, self._story.last_token),
-            now=now,
+            now=_now(),
             may_operate=by.may("operate", namespace.name),
-            names=names,
+            names=[],
             more=self._more,
             guards=page.guards(self._guards.views),
             events=page.events(self._story.feed),
@@ -166,7 +178,7 @@ class WatchedNamespace:
         try:
             while self.pages:
                 due = loop.time() + LOOK_SECONDS
-                self._send(await self._look())
+                await self._look()
                 self._looked.set()
                 while self.pages and (left := due - loop.time()) > 0:
                     with contextlib.suppress(TimeoutError):
@@ -199,49 +211,56 @@ class WatchedNamespace:
         self._number = self._events.number
         return self._story.take(_limited(found))[-EVENTS_AT_ONCE_MAX:]
 
-    async def _look(self) -> LiveChange:
+    async def _look(self) -> None:
         began = _now()
         try:
             views, more = await self._survey()
         except FencedError as error:
             self._problem = str(error)
-            return LiveChange(events=self._take(), problem=self._problem)
+            self._send(LiveChange(events=self._take(), problem=self._problem))
+            return
         ended = _now()
-        differ = await self._differing(views, began, ended)
-        # From here on nothing is awaited: a page that opens gets the state before this look or the one after it.
+        found = await self._compared(views, began, ended)
+        # Up to the first `_send` nothing is awaited: a page that opens gets the state before this look or the one
+        # after it. One that opens later gets some names twice, which changes nothing.
         self._problem, self._more, self._took = "", more, ended - began
         self._story.realm = self._namespace.realm
         events = [*self._take(), *self._story.look(views, began, ended, whole=not more)]
-        before, self._views = self._views, {view.name: (view, ended) for view in views}
-        sample = Sample(
-            sum(view.held_by is not None for view in views),
-            sum(len(view.waiters) for view in views),
-            self._events.granted[self._namespace.name],
-            self._story.counts["refused"],
-            self._story.counts["lost"],
-        )
+        gone = [name for name in self._views if name not in found.names]
+        for name in gone:
+            del self._views[name]
+        self._views |= {view.name: (view, ended) for view in found.differ}
+        granted, counts = self._events.granted[self._namespace.name], self._story.counts
+        sample = Sample(found.held, found.waiting, granted, counts["refused"], counts["lost"])
         self._samples.append(sample)
-        return LiveChange(
-            names=[self._shown(view, 0.0) for view in differ],
-            gone=[name for name in before if name not in self._views],
-            more=more,
-            events=events,
-            sample=sample,
-        )
+        self._send(LiveChange(gone=gone, more=more, events=events, sample=sample))
+        for piece in self._pieces([(view, ended) for view in found.differ]):
+            self._send(LiveChange(names=piece))
+            await asyncio.sleep(0)
 
-    async def _differing(self, views: Sequence[NameView], began: float, ended: float) -> list[NameView]:
-        """The names that differ from the last look by more than the time that has passed."""
-        differ = []
+    async def _compared(self, views: Sequence[NameView], began: float, ended: float) -> LookFound:
+        found = LookFound()
         slack = max(self._took, ended - began)
         for number, view in enumerate(views):
             if number % NAMES_AT_ONCE == NAMES_AT_ONCE - 1:
-                await asyncio.sleep(0)  # requests of clients come first
+                await asyncio.sleep(0)
+            found.names.add(view.name)
+            found.held += view.held_by is not None
+            found.waiting += len(view.waiters)
             old, at = self._views.get(view.name, (None, 0.0))
             if old is None or _standing(old) != _standing(view):
-                differ.append(view)
+                found.differ.append(view)
             elif abs(at + _left(old) - ended - _left(view)) > slack + min(1.0, (view.ttl or 4.0) / 4):
-                differ.append(view)  # renewed
-        return differ
+                found.differ.append(view)  # renewed
+        return found
+
+    def _pieces(
+        self, views: Sequence[tuple[NameView, float]], by: Principal | None = None
+    ) -> Iterator[list[LiveName]]:
+        """Names as they are when each piece is made; of one reader, those that it may see."""
+        for number in range(0, len(views), NAMES_AT_ONCE):
+            now, piece = _now(), views[number : number + NAMES_AT_ONCE]
+            yield [self._shown(view, now - at) for view, at in piece if by is None or by.may_use([view.name])]
 
     def _shown(self, view: NameView, age: float) -> LiveName:
         """As it is now, `age` seconds after the look."""
@@ -254,7 +273,7 @@ class WatchedNamespace:
     async def _survey(self) -> tuple[list[NameView], bool]:
         """Through the authority object for surveys: where the store is elsewhere, a grant does not wait behind it.
 
-        The ledger answers in this thread, so grants wait for each page of names (docs/live-page.md).
+        The ledger answers in this thread, so grants wait for each of its pages: they come in between.
         """
         looker, after = await self._namespace.looker(), ""
         found: list[NameView] = []
@@ -264,6 +283,7 @@ class WatchedNamespace:
             if len(page) < SURVEY_PAGE:
                 return found, False
             after = page[-1].name
+            await asyncio.sleep(0)
         return found, True
 
 
@@ -291,7 +311,9 @@ def _now() -> float:
 class LiveStream(Response):
     """A stream of server-sent events, until its reader goes away or this instance stops."""
 
-    def __init__(self, watch: WatchedNamespace, page: OpenPage, state: LiveState) -> None:
+    def __init__(
+        self, watch: WatchedNamespace, page: OpenPage, state: LiveState, names: Iterator[list[LiveName]]
+    ) -> None:
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-store"
@@ -299,6 +321,7 @@ class LiveStream(Response):
         self._watch = watch
         self._page = page
         self._state = state
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(_disconnected(receive))
@@ -306,7 +329,7 @@ class LiveStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             if scope["method"] != "HEAD":
-                await send(_piece("state", self._state))
+                await self._begin(send)
                 while (change := await self._page.unread.get()) is not None:
                     await send(_piece("change", change))
             await send({"type": "http.response.body", "body": b""})
@@ -314,13 +337,24 @@ class LiveStream(Response):
             gone.cancel()
             self._watch.pages.discard(self._page)
 
+    async def _begin(self, send: Send) -> None:
+        """The state has the last piece of the names, those before it come first. So it is complete when it arrives."""
+        self._state.names = next(self._names, [])
+        for piece in self._names:
+            await send(_piece("names", self._state.names))
+            await asyncio.sleep(0)  # requests of clients come in between
+            self._state.names = piece
+        await send(_piece("state", self._state))
+
 
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _piece(event: Literal["state", "change"], data: LiveState | LiveChange) -> dict[str, object]:
+def _piece(
+    event: Literal["names", "state", "change"], data: list[LiveName] | LiveState | LiveChange
+) -> dict[str, object]:
     body = b"event: %s\ndata: %s\n\n" % (event.encode(), msgspec.json.encode(data))
     return {"type": "http.response.body", "body": body, "more_body": True}
 
@@ -346,10 +380,10 @@ class Live:
         if watch is None:
             watch = WatchedNamespace(namespace, self._namespaces, self._events, self._guards)
             self._watches[namespace.name] = watch
-        page, state = await watch.open(by)
+        page, state, names = await watch.open(by)
         self._events.listener = self._wake
         self._guards.start(self._watched)
-        return LiveStream(watch, page, state)
+        return LiveStream(watch, page, state, names)
 
     def send_on(self) -> None:
         """This instance stops: end the streams. Their pages connect again, to another one."""

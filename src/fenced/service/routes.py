@@ -111,7 +111,8 @@ ROUTES = (
         "GET",
         "/v1/events",
         "live_events",
-        "The live page: an event `state`, a LiveState, then `change`, LiveChanges, until the client goes away",
+        "The live page: events `names`, lists of LiveName, if there are many; `state`, a LiveState with the rest of "
+        "them; then `change`, LiveChanges, until the client goes away",
         "observe",
         None,
         {200: views.LiveState},

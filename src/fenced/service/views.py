@@ -91,7 +91,7 @@ class Sample(Struct):
 
 
 class LiveState(Struct, kw_only=True):
-    """The first event of a stream: everything, as it is now."""
+    """Everything, as it is now: the first event `state` of a stream."""
 
     namespace: str
     namespaces: list[str]
@@ -107,6 +107,7 @@ class LiveState(Struct, kw_only=True):
     may_operate: bool
     """Whether the credential of this stream may force-release."""
     names: list[LiveName]
+    """Together with those of the events `names` before it, which come if there are many."""
     more: bool
     """Whether there are more names than an instance looks at."""
     guards: list[GuardView]

@@ -24,6 +24,9 @@ class MemoryRows:
         self._attempts: dict[str, AttemptRow] = {}
         self._claims: dict[str, str] = {}
         self._queues: dict[str, list[tuple[int, str]]] = {}
+        self._order: list[str] = []
+        """The names in order, as the last survey found them; some may be gone by now."""
+        self._ordered: set[str] = set()
 
     def mint(self) -> int | None:
         if self.token >= TOKEN_MAX:
@@ -111,5 +114,17 @@ class MemoryRows:
         return [self._attempts[public] for _, public in self._queues.get(name, ())]
 
     def names(self, after: str, limit: int) -> list[str]:
-        names = sorted({*self._claims, *self._queues}, key=str.encode)
-        return [name for name in names if name.encode() > after.encode()][:limit]
+        """In the order of their code points, which is that of their bytes.
+
+        Only names that are new since the last call are sorted: sorting 20,000 takes as long as hundreds of grants.
+        """
+        present = self._claims.keys() | self._queues.keys()
+        if len(self._ordered) > 2 * len(present):
+            self._order = [name for name in self._order if name in present]
+            self._ordered = set(self._order)
+        if new := present - self._ordered:
+            self._order += new
+            self._order.sort()
+            self._ordered |= new
+        later = self._order[bisect.bisect_right(self._order, after) :]
+        return list(itertools.islice(filter(present.__contains__, later), limit))

@@ -53,5 +53,6 @@ def holder_text(holder: Holder) -> str:
     return json.dumps(holder_fields(holder), separators=(",", ":"))
 
 
+@lru_cache(10_000)  # a survey reads the same holders again and again
 def holder_from(text: str) -> Holder:
     return holder_of(json.loads(text))

@@ -38,6 +38,7 @@ function nameInAddress() {
 // The stream.
 
 let source = null;
+let arriving = []; // names that come before their state
 let lastMessage = 0;
 let retry = 0;
 
@@ -45,9 +46,12 @@ function connect() {
   source?.close();
   clearTimeout(retry);
   lastMessage = performance.now();
+  arriving = [];
   source = new EventSource(place("v1/events"));
-  source.addEventListener("state", (message) => { lastMessage = performance.now(); onState(JSON.parse(message.data)); });
-  source.addEventListener("change", (message) => { lastMessage = performance.now(); onChange(JSON.parse(message.data)); });
+  const on = (kind, take) => source.addEventListener(kind, (message) => { lastMessage = performance.now(); take(JSON.parse(message.data)); });
+  on("names", (views) => arriving.push(...views));
+  on("state", (state) => { onState(state, [...arriving, ...state.names]); arriving = []; });
+  on("change", onChange);
   source.onerror = lost;
 }
 
@@ -81,10 +85,10 @@ document.addEventListener("visibilitychange", () => {
   showLive("", HIDDEN);
 });
 
-function onState(state) {
-  const present = new Set(state.names.map((view) => view.name));
+function onState(state, views) {
+  const present = new Set(views.map((view) => view.name));
   for (const name of [...names.keys()]) if (!present.has(name)) names.delete(name);
-  for (const view of state.names) keep(view);
+  for (const view of views) keep(view);
   events = state.events;
   $("feed").replaceChildren(); // another instance counts its events from 1 again
   time.skew = state.now - Date.now() / 1000;
@@ -135,7 +139,7 @@ function onChange(change) {
   if (change.last_token) showToken(Math.max(lastToken, change.last_token));
   if (change.namespaces) drawNamespaces(change.namespaces);
   if (change.guards) drawGuards(change.guards);
-  if (changed.length || gone.length) drawRows();
+  if (changed.length || gone.length) drawRowsSoon();
   if (happened.length) {
     events = newest([...events, ...happened]);
     say(happened.filter((event) => event.kind === "refused" && time.now() - event.at < NEW_SECONDS));
@@ -238,6 +242,13 @@ function drawRows() {
     : !found.length ? `None of ${plural(total, "name")} matches.`
     : found.length > ROWS_MAX ? `${number.format(ROWS_MAX)} of ${plural(found.length, "name")}: search to see others.`
     : `${plural(found.length, "name")}${found.length < total ? ` of ${number.format(total)}` : ""}${more ? ", and more that are not looked at" : ""}`);
+}
+
+// Many names come in many changes: one drawing for all that came before a frame.
+let rowsDue = 0;
+function drawRowsSoon() {
+  cancelAnimationFrame(rowsDue);
+  rowsDue = requestAnimationFrame(drawRows);
 }
 
 function makeRow(known) {

@@ -1,0 +1,133 @@
+"""The stream of the live page, in one process: a namespace with many names holds up no request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+
+from fenced.authorities.memory import MemoryAuthority, MemoryStore
+from fenced.model import Ask, Holder
+from fenced.service import live
+from fenced.service.access import EVERYBODY
+from fenced.service.api import Api
+
+PATIENCE = 100.0
+NAMES = [f"jobs/{number:04}" for number in range(1000)]
+Event = tuple[str, Any, int]
+"""Its kind, its data, and in which turn of the loop it was sent."""
+
+
+class Surveyed(MemoryAuthority):
+    """Notes in which turn of the loop each survey was made."""
+
+    turns: list[int]
+    turn: Callable[[], int]
+
+    async def survey(self, **options: Any) -> Any:
+        self.turns.append(self.turn())
+        return await super().survey(**options)
+
+
+class Watched:
+    """A store, an instance before it, and what a page of it is sent."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.store = MemoryStore(clock)
+        self.surveyed: list[int] = []
+        self.api = Api(lambda runtime, _: self._authority(runtime))
+        self._sent: asyncio.Queue[Event] = asyncio.Queue()
+        self._turn = 0
+
+    def _authority(self, runtime: Any) -> MemoryAuthority:
+        made = Surveyed(self.store, runtime)
+        made.turns, made.turn = self.surveyed, self.turn
+        return made
+
+    def turn(self) -> int:
+        """A number that differs from the last one only if the loop had a turn in between."""
+        asyncio.get_running_loop().call_soon(self._next)
+        return self._turn
+
+    def _next(self) -> None:
+        self._turn += 1
+
+    def hold(self, names: list[str]) -> None:
+        for number, name in enumerate(names):
+            self.store.ask(Ask(f"{number:032x}", (name,), 600.0, Holder("id", "worker", "web-1", number)))
+
+    async def _send(self, message: Any) -> None:
+        if message.get("body"):
+            kind, data, *_ = message["body"].decode().split("\n")
+            event = kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")), self.turn()
+            self._sent.put_nowait(event)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        await self.api.namespaces.opened("default", create=True)
+        stream = await self.api.live.open(await self.api.namespaces.get("default"), EVERYBODY)
+
+        async def stays() -> Any:
+            await asyncio.Event().wait()
+
+        reading = asyncio.create_task(stream({"type": "http", "method": "GET"}, stays, self._send))
+        try:
+            while True:
+                yield await asyncio.wait_for(self._sent.get(), PATIENCE)
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+            await self.api.close()
+
+
+def test_many_names_come_in_pieces() -> None:
+    """Others have their turn between two surveys, and between two pieces of what is sent."""
+    times = [0.0]
+
+    async def story() -> None:
+        watched = Watched(lambda: times[0])
+        watched.hold(NAMES)
+        events = watched.events()
+        names, turns, kind = [], [], ""
+        while kind != "state":
+            kind, data, turn = await anext(events)
+            piece = data["names"] if kind == "state" else data
+            assert len(piece) <= live.NAMES_AT_ONCE
+            names += [view["name"] for view in piece]
+            turns.append(turn)
+        assert names == NAMES, "the state is complete when it arrives"
+        assert len(set(turns)) == len(turns)
+        times[0] = 60.0
+        watched.store.renew([f"{number:032x}" for number in range(len(NAMES))])
+        watched.surveyed.clear()
+        turns.clear()
+        seen: list[str] = []
+        while len(seen) < len(NAMES):
+            _, change, turn = await anext(events)
+            seen += (piece := [view["name"] for view in change.get("names", [])])
+            turns += [turn] if piece else []
+        assert sorted(seen) == NAMES and len(set(turns)) == len(turns) >= 4
+        assert len(set(watched.surveyed)) == len(watched.surveyed) >= 4
+        await events.aclose()
+
+    asyncio.run(story())
+
+
+def test_small_renewals_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page counts down from what it was sent, so the looks are compared with that."""
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.1)
+
+    async def story() -> None:
+        watched = Watched(lambda: 0.0)  # as if the lease were renewed all the time
+        watched.hold(["a"])
+        events = watched.events()
+        changes = 0
+        async for kind, data, _ in events:
+            changes += kind == "change" and bool(data.get("names"))
+            if changes == 2:
+                break
+        await events.aclose()
+
+    asyncio.run(story())
