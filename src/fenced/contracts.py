@@ -294,6 +294,12 @@ class Batches(Protocol):
         """
 
 
+class LimitedConnections(Protocol):
+    """What an authority may say as well: how many of its operations are under way at once. The others wait."""
+
+    connections: int
+
+
 @dataclass(frozen=True, slots=True)
 class Versioned:
     """A value and its version, for `expect`. None and 0 if nothing has been written yet."""

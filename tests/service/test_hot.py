@@ -16,13 +16,15 @@ import pytest
 
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.authorities.shared.rules import no_namespace
-from fenced.errors import Indeterminate
+from fenced.errors import Indeterminate, Unavailable
 from fenced.model import Ask, BatchAnswer, BatchOperation, Granted, Holder, Release, Standing
+from fenced.runtime.aio import AioRuntime
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
+from fenced.service.bodies import RenewBody
 from fenced.service.limits import Limits, Rates
 from fenced.service.server import LeaseServer, ListenOptions
-from fenced.service.work import GroupedWork, Work
+from fenced.service.work import GroupedWork, Work, work_of
 
 PATIENCE = 100.0
 A, B, C = (letter * 32 for letter in "abc")
@@ -408,5 +410,60 @@ def test_what_arrives_during_a_write_shares_the_next_one() -> None:
         while len(found) < 6:
             await asyncio.sleep(0)
         assert isinstance(found[4], Indeterminate) and found[5][0].token == 1
+
+    run(story)
+
+
+class TwoConnections(Gated):
+    """Notes how many asks are under way."""
+
+    connections = 2
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(lambda: 1000.0), AioRuntime(), "default")
+        self.running: list[str] = []
+        self.most = 0
+
+    async def ask(self, ask: Ask, until: float | None = None) -> Any:
+        self.running.append(ask.secret)
+        self.most = max(self.most, len(self.running))
+        try:
+            return await super().ask(ask, until)
+        finally:
+            self.running.remove(ask.secret)
+
+
+def test_a_store_gets_as_many_operations_at_once_as_it_has_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Renewals do not wait for the others. What waited too long is not carried out, and says so."""
+
+    async def story() -> None:
+        store = TwoConnections()
+        worker = GroupedWork(store)
+        found: dict[str, Any] = {}
+
+        def start(what: str, work: Work) -> None:
+            worker.start(work, lambda results: found.__setitem__(what, results[0]))  # type: ignore[index]
+
+        def asking(attempt: str) -> Work:
+            ask = Ask(attempt, (f"orders/{attempt}",), 30.0, Holder("h", "", "", 0))
+            return Work([ask], lambda *_: None)  # type: ignore[arg-type]
+
+        await store.open()
+        store.gate.clear()
+        for attempt in (A, B, C):
+            start(attempt, asking(attempt))
+        with monkeypatch.context() as patched:
+            patched.setattr("fenced.timing.CALL_SECONDS", -1.0)
+            start("late", asking("d" * 32))
+        start("renewal", work_of(RenewBody([A]), lambda: ""))
+        await until(lambda: "renewal" in found)
+        assert (store.running, list(found)) == ([A, B], ["renewal"])
+        store.gate.set()
+        await until(lambda: len(found) == 5)
+        assert {found[each].token for each in (A, B, C)} == {1, 2, 3} and store.most == 2
+        assert isinstance(found["late"], Unavailable)
+        await until(lambda: not worker._tasks)
 
     run(story)

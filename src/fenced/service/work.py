@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from fenced import timing
 from fenced.contracts import Authority
-from fenced.errors import FencedError, InvariantBroken, Misuse
+from fenced.errors import FencedError, InvariantBroken, Misuse, Unavailable
 from fenced.model import (
     Ask,
     BatchOperation,
@@ -152,7 +155,8 @@ class GroupedWork:
     """Carries out operations on one authority object. Used in the loop's thread only.
 
     If the store can carry out many in one write, those that arrive during a write share the next one. Operations that
-    come alone wait for nothing.
+    come alone wait for nothing. Other stores get as many operations at once as they have connections: a queue here
+    costs less than one at the connections.
     """
 
     def __init__(self, leases: Authority, held: Callable[[], bool] = lambda: False) -> None:
@@ -163,11 +167,19 @@ class GroupedWork:
         self._next: list[tuple[list[BatchOperation], Done]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes = False
+        self._workers_max: float = getattr(leases, "connections", math.inf)
+        self._workers = 0
+        self._queue: deque[tuple[BatchOperation, Done, float]] = deque()
 
     def start(self, work: Work, done: Done) -> None:
         """Call `done` with the results, or with the error that stands for all of them; not before this returns."""
         if self._many is None:
-            self._spawn(self._alone(work, done))
+            if (
+                len(work.operations) > 1 or work.answer is _renewed
+            ):  # renewals must not wait behind other operations
+                self._spawn(self._several(work, done))
+            else:
+                self._start_one(work.operations[0], done)
             return
         self._next.append((work.operations, done))
         if not self._writes:
@@ -210,13 +222,31 @@ class GroupedWork:
             done(found[begin:end])
             begin = end
 
-    async def _alone(self, work: Work, done: Done) -> None:
+    def _start_one(self, operation: BatchOperation, done: Done) -> None:
+        self._queue.append((operation, done, clocks.now() + timing.CALL_SECONDS))
+        if self._workers < self._workers_max:
+            self._workers += 1
+            self._spawn(self._work())
+
+    async def _work(self) -> None:
+        """Carry out operations, one after the other, until none is left."""
+        try:
+            while self._queue:
+                operation, done, until = self._queue.popleft()
+                found: Sequence[Result] | Exception
+                try:
+                    found = [await _single(self._leases, operation, until)]
+                except Exception as error:  # noqa: BLE001 the request is answered by it
+                    found = error
+                done(found)
+        finally:
+            self._workers -= 1
+
+    async def _several(self, work: Work, done: Done) -> None:
         found: Sequence[Result] | Exception
         try:
             if work.answer is _renewed:
                 found = await self._leases.renew([each.secret for each in work.operations], work.until)
-            elif len(work.operations) == 1:
-                found = [await _single(self._leases, work.operations[0])]
             else:
                 found = await asyncio.gather(*(_single(self._leases, each) for each in work.operations))
         except Exception as error:  # noqa: BLE001 the request is answered by it
@@ -224,16 +254,17 @@ class GroupedWork:
         done(found)
 
 
-async def _single(leases: Authority, operation: BatchOperation) -> Result:
+async def _single(leases: Authority, operation: BatchOperation, until: float | None = None) -> Result:
+    """`until` includes the time in a queue: what nobody waits for any more is not carried out."""
+    if until is not None and clocks.now() >= until:
+        return Unavailable("all connections to the store were busy; nothing happened")
     try:
-        match operation:
-            case Ask():
-                return await leases.ask(operation)
-            case Renewal():
-                return (await leases.renew([operation.secret]))[0]
-            case Release():
-                return await leases.release(operation.secret, keep=operation.keep)
-            case Withdrawal():
-                return await leases.withdraw(operation.secret)
+        if isinstance(operation, Ask):
+            return await leases.ask(operation, until)
+        if isinstance(operation, Release):
+            return await leases.release(operation.secret, until, keep=operation.keep)
+        if isinstance(operation, Renewal):
+            return (await leases.renew([operation.secret], until))[0]
+        return await leases.withdraw(operation.secret, until)
     except FencedError as error:
         return error

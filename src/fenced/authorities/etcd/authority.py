@@ -29,7 +29,7 @@ from fenced.model import (
 from fenced.schema import check_readable, parsed_schema
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
-from fenced.wire.etcd.cluster import EtcdWire
+from fenced.wire.etcd.cluster import CONNECTIONS_MAX, EtcdWire
 
 SCHEMA = 1
 
@@ -37,6 +37,7 @@ SCHEMA = 1
 class EtcdAuthority:
     """One client's access to one cluster."""
 
+    connections: ClassVar[int] = CONNECTIONS_MAX
     traits: ClassVar[tuple[Trait, ...]] = (
         NAMESPACE_ORDER,
         Trait("quorum", "A token is on the disks of a majority before it is handed out."),

@@ -54,6 +54,7 @@ _REMEMBER = answers.interval(timing.REMEMBER_SECONDS_MIN)
 class PostgresqlAuthority:
     """One client's access to the schema `fenced` of a database."""
 
+    connections: ClassVar[int] = CONNECTIONS_MAX
     traits: ClassVar[tuple[Trait, ...]] = (
         NAMESPACE_ORDER,
         Trait("synced-grants", "A grant is flushed to the server's disk before its token is handed out."),

@@ -68,6 +68,7 @@ def _asking(
 class RedisAuthority:
     """One client's access to one server: connections for requests, one for renewals, one for wake-ups."""
 
+    connections: ClassVar[int] = CONNECTIONS_MAX
     traits: ClassVar[tuple[Trait, ...]] = (
         NAMESPACE_ORDER,
         Trait(
