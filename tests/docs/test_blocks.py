@@ -4,7 +4,8 @@ The blocks of one page run in the order of the page, in one temporary folder: ``
 ```sh with `bash -e`, ```console command by command (`$ `), each followed by exactly what it prints. In Python,
 a comment two spaces behind a `print(...)` is the line that it prints.
 
-A page that names one of SERVERS finds a server there.
+A page that names one of SERVERS finds a server there. A port of loopback that a page names is another one when its
+blocks run, so that two runs of the tests do not take it from each other.
 
 What must not run is marked by `<!-- not run: why -->` directly before the block, or is no program at all
 (```text, ```mermaid and the like).
@@ -22,7 +23,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
@@ -31,6 +32,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from fenced.testing.servers.base import free_port
 from fenced.testing.servers.dynamodb import KEYS
 from tests.walk.traveller import Traveller
 
@@ -50,6 +52,7 @@ SERVERS = {
     "ZOOKEEPER_URL": "zookeeper_url",
 }
 MAY_RUN = re.compile(rf"^\s*```({'|'.join(RUN)})\b", re.MULTILINE)
+LOOPBACK_PORT = re.compile(r"127\.0\.0\.1:(\d+)")
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->")
 WALK = re.compile(r"^<!-- walk: (.+) -->$", re.MULTILINE)
 A_CLONE = "a clone"
@@ -83,8 +86,6 @@ def blocks_of(page: Path) -> Iterator[tuple[Block, str]]:
 
 
 def runnable(page: Path) -> list[Block]:
-    if not MAY_RUN.search(page.read_text()):
-        return []  # each worker asks this of all pages, in order to collect the tests
     return [
         block
         for block, before in blocks_of(page)
@@ -107,22 +108,32 @@ def servers_of(text: str, request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 def plan_of(page: Path) -> str:
-    return json.dumps({"page": shown(page), "blocks": [asdict(block) for block in runnable(page)]})
+    blocks = with_free_ports(runnable(page))
+    return json.dumps({"page": shown(page), "blocks": [asdict(block) for block in blocks]})
+
+
+def with_free_ports(blocks: list[Block]) -> list[Block]:
+    named = {port for block in blocks for port in LOOPBACK_PORT.findall(block.text)}
+    for port in named:
+        free = str(free_port())
+        blocks = [replace(block, text=re.sub(rf"\b{port}\b", free, block.text)) for block in blocks]
+    return blocks
 
 
 WALKED = [page for page in PAGES if WALK.search(page.read_text())]
 
 
-def played(page: Path) -> object:
-    """In the group of RabbitMQ's tests, if it needs one: starting a second one takes long."""
-    return pytest.param(
-        page, marks=[pytest.mark.xdist_group("rabbitmq")] if "AMQP_URL" in page.read_text() else []
-    )
+def played() -> Iterator[object]:
+    """The pages with blocks; found without a parser, because each worker does this to collect the tests."""
+    for page in PAGES:
+        text = page.read_text()
+        if MAY_RUN.search(text) and page not in WALKED:
+            # In the group of RabbitMQ's tests, if it needs one: starting a second one takes long.
+            group = [pytest.mark.xdist_group("rabbitmq")] if "AMQP_URL" in text else []
+            yield pytest.param(page, marks=group)
 
 
-@pytest.mark.parametrize(
-    "page", [played(page) for page in PAGES if runnable(page) and page not in WALKED], ids=shown
-)
+@pytest.mark.parametrize("page", list(played()), ids=shown)
 def test_blocks_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FENCED_")}
     environment |= servers_of(page.read_text(), request)

@@ -117,7 +117,7 @@ class Traveller:
             try:
                 output, errors = process.communicate(given, timeout)
             finally:
-                # A page that fails in the middle must not leave its servers behind: their ports are fixed.
+                # A page that fails in the middle must not leave its servers behind.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         return subprocess.CompletedProcess(command, process.returncode, output, errors)
