@@ -20,6 +20,26 @@ CHUNK = 100
 WORLDS = [(authority, first) for authority in BACKENDS for first in range(0, SEEDS[authority], CHUNK)]
 STRONG = ("acknowledged", "refused", "overtaken", "unavailable", "not granted", "applied already")
 """A hundred worlds in which one of these hardly happened would prove little."""
+FOUND_IN = {
+    "AnnouncingDoesNothing": 17,
+    "AnyMemberConfirms": 53,
+    "AnybodyReleases": 8,
+    "BrokenMeansNothingHappened": 28,
+    "GivenUpIsForgotten": 15,
+    "LapsedWaitersAreGranted": 9,
+    "LateResponseAnswersTheNext": 12,
+    "MarksAreNotDurable": 53,
+    "NoMargin": 26,
+    "NoTombstone": 29,
+    "NothingAnnounced": 17,
+    "OpenConnectionsAreBelieved": 18,
+    "RenewalRevives": 16,
+    "RepliesAreNotMatched": 6,
+    "SettledIsForgotten": 52,
+    "SubscriptionIsNotRenewed": 15,
+    "UnknownIsAnsweredAsNo": 23,
+}
+"""The world in which a planted bug was found, tried before the others. A change of the code may make it another one."""
 
 
 @pytest.mark.timeout(600)
@@ -50,7 +70,7 @@ def test_seeds_are_read() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("site_type", planted(), ids=lambda site_type: site_type.__name__)
 def test_planted_bug_is_found(site_type: type[Site]) -> None:
-    for seed in range(200):
+    for seed in (FOUND_IN.get(site_type.__name__, 0), *range(200)):
         try:
             simulate(seed, site_type)
         except PromiseBroken:
