@@ -181,8 +181,9 @@ def as_step(move: Call | ScriptStep) -> ScriptStep:
     return move.step() if isinstance(move, Call) else move
 
 
-LAST = next(label for label in map(str, itertools.count()) if public(label).startswith("ffff"))
+LAST = "63401"
 """An attempt that every sweep meets: they begin anywhere, and this one is behind them all."""
+assert public(LAST).startswith("ffff")
 SHORT = 5.0
 LATE = passing(2)
 LONG_AGO = passing(3600)
