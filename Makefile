@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 5
+JOBS ?= 6
 SEEDS ?= 0-4999
 AUTHORITY ?= memory
 VENV := .venv
