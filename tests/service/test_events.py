@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import msgspec
+import pytest
 
 from fenced.decision import Mark, Ruling, Verdict
 from fenced.errors import StaleToken
@@ -55,11 +56,21 @@ def test_grants_ends_and_refusals_are_events() -> None:
     assert {each.grant for each in found} == {grant_id(SECRET)}
     assert [(each.token, each.mark) for each in found[3:]] == [(33, 34)] * 2
     assert numbers == [1, 2, 3, 4, 5] and events.granted == {"default": 1}
+    assert events.expired == 1
+    events.answered("default", [Renewal("1" * 32)], [Ended("expired")])
+    events.answered("default", [Release(SECRET)], [Ended("expired")])
+    assert events.expired == 1, "one was a place in a queue, the other is the same lease again"
     assert SECRET.encode() not in msgspec.json.encode(found), "an attempt is a secret"
 
 
-def test_only_the_newest_are_remembered() -> None:
+def test_only_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fenced.service.events.GRANTS_MAX", 10)
     events = Events()
+    for number in range(12):
+        events.answered("default", [ASK._replace(secret=f"{number:032x}")], [Granted(1, 30.0, 30.0)])
+    for number in range(12):
+        events.answered("default", [Release(f"{number:032x}")], [Ended("expired")])
+    assert events.expired == 10
     for token in range(1, EVENTS_MAX + 11):
         events.answered("default", [ASK], [Granted(token, 30.0, 30.0)])
     assert [each.token for each in events.since(events.number - 2)] == [EVENTS_MAX + 9, EVENTS_MAX + 10]

@@ -154,7 +154,9 @@ async def answers_to(instance: Instance, way: Sequence[tuple[str, str]]) -> list
         status, headers, fields = await instance.answer()
         found.append((status, {k: v for k, v in headers.items() if k != "date"}, fields))
     metrics = re.sub(
-        r"(?m)^lock_acquire_latency_ms.*$", "", instance.api.numbers.text(instance.api.namespaces.held)
+        r"(?m)^lock_acquire_latency_ms.*$",
+        "",
+        instance.api.numbers.text(instance.api.namespaces.held, instance.api.events.expired),
     )
     return [*found, metrics, [(event.kind, event.why) for event in instance.api.events.since(0)]]
 

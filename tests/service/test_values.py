@@ -118,6 +118,9 @@ def test_a_stale_holder_is_refused(guard: str, tmp_path: Path) -> None:
         for kind, count in {"stale": 2, "missing": 1, "uncovered": 1, "foreign": 1}.items():
             assert f'fencing_reject_total{{kind="{kind}"}} {count}\n' in metrics
         assert "\ncritical_write_without_token_total 1\n" in metrics
+        for line in ('bucket{le="-3"} 0', 'bucket{le="-2"} 2', "sum -4.000", "count 2"):
+            assert f"\ntoken_gap_{line}\n" in metrics
+        assert "\nlease_expired_while_executing_total 0\n" in metrics
 
     served(story, guard.format(tmp_path.name, tmp_path))
 

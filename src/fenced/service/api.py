@@ -482,7 +482,7 @@ class Api:
         return Response("ready\n", media_type="text/plain")
 
     async def metrics(self, call: Call) -> Response:
-        text = self.numbers.text(self.namespaces.held)
+        text = self.numbers.text(self.namespaces.held, self.events.expired)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, call: Call) -> Response:

@@ -31,6 +31,8 @@ from fenced.rollout import Decision
 ENDS = (Released, Ended)
 EVENTS_MAX = 5000
 """How many events an instance remembers."""
+GRANTS_MAX = 100_000
+"""How many grants whose end was not reported an instance remembers."""
 
 
 class ServiceEvent(Struct, frozen=True, omit_defaults=True):
@@ -65,6 +67,10 @@ class Events:
         """Of the last event."""
         self.granted: Counter[str] = Counter()
         """How many leases were granted in each namespace."""
+        self._unended: dict[str, None] = {}
+        """The newest grants whose end nobody has reported."""
+        self.expired = 0
+        """How many leases had expired when their holder came to renew or release them."""
         self.listener: Callable[[], None] | None = None
         """Called after each event while somebody looks; it must return at once."""
 
@@ -82,6 +88,7 @@ class Events:
                 self.number += 1
                 names, holder, grant = operation.names, operation.holder, grant_id(operation.secret)
                 token, _, ttl = answer
+                self._unended[grant] = None
                 self._newest.append(
                     ServiceEvent(self.number, at, "granted", namespace, names, token, grant, holder, ttl)
                 )
@@ -89,9 +96,15 @@ class Events:
                 self.number += 1
                 grant = grant_id(operation.secret)
                 why = answer.reason if isinstance(answer, Ended) else "released"
+                if grant in self._unended:  # otherwise it may have waited only, or it was counted
+                    del self._unended[grant]
+                    self.expired += why == "expired"
                 self._newest.append(ServiceEvent(self.number, at, "ended", namespace, grant=grant, why=why))
         if granted:
             self.granted[namespace] += granted
+            if len(self._unended) > GRANTS_MAX:
+                for grant in list(islice(self._unended, GRANTS_MAX // 10)):
+                    del self._unended[grant]
         if self.listener is not None and self.number > before:
             self.listener()
         return granted

@@ -5,7 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 
+from fenced.errors import Refused, StaleToken
+
 BUCKETS_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 5000)
+BUCKETS_GAP = (-10_000, -1000, -100, -20, -10, -5, -4, -3, -2, -1)
 
 _HELP = {
     "fenced_requests_total": "Requests by route and status.",
@@ -21,13 +24,46 @@ def labels_text(**labels: str) -> str:
     return f"{{{inside}}}" if inside else ""
 
 
+class Histogram:
+    """How many numbers there were up to each limit."""
+
+    def __init__(self, name: str, help_text: str, limits: tuple[int, ...]) -> None:
+        self._name = name
+        self._help = help_text
+        self._limits = limits
+        self._buckets = [0] * (len(limits) + 1)
+        self._sum = 0.0
+
+    def add(self, number: float, count: int = 1) -> None:
+        self._sum += number * count
+        self._buckets[bisect_left(self._limits, number)] += count
+
+    @property
+    def count(self) -> int:
+        return sum(self._buckets)
+
+    def lines(self) -> list[str]:
+        name, total = self._name, 0
+        lines = [f"# HELP {name} {self._help}", f"# TYPE {name} histogram"]
+        for limit, count in zip((*map(str, self._limits), "+Inf"), self._buckets, strict=True):
+            total += count
+            lines.append(f'{name}_bucket{{le="{limit}"}} {total}')
+        return [*lines, f"{name}_sum {self._sum:.3f}", f"{name}_count {total}"]
+
+
 class Metrics:
     """Counters of one instance. Used in the loop's thread only."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in _HELP}
-        self._buckets = [0] * (len(BUCKETS_MS) + 1)
-        self._sum_ms = 0.0
+        self._latency = Histogram(
+            "lock_acquire_latency_ms", "How long the store took for a grant.", BUCKETS_MS
+        )
+        self._gap = Histogram(
+            "token_gap",
+            "The token of an operation on values that was refused as stale, minus the highest that its guard had seen.",
+            BUCKETS_GAP,
+        )
 
     def count(self, metric: str, **labels: str) -> None:
         self._counts[metric][labels_text(**labels)] += 1
@@ -38,28 +74,30 @@ class Metrics:
 
     def granted(self, seconds: float, count: int) -> None:
         """This many asks of a request were granted; the store took this long."""
-        ms = seconds * 1000
-        self._sum_ms += ms * count
-        self._buckets[bisect_left(BUCKETS_MS, ms)] += count
+        self._latency.add(seconds * 1000, count)
 
-    def text(self, held: int) -> str:
+    def refused(self, error: Refused) -> None:
+        """The guard of the values has refused an operation."""
+        self.count("fencing_reject_total", kind=error.kind)
+        if isinstance(error, StaleToken) and error.stamp is not None and error.mark is not None:
+            self._gap.add(error.stamp.token - error.mark)
+
+    def text(self, held: int, expired: int) -> str:
+        """`held` requests are held now; `expired` leases have expired while they were used."""
         lines = []
         for metric, help_text in _HELP.items():
             lines += [f"# HELP {metric} {help_text}", f"# TYPE {metric} counter"]
             for labels, count in sorted(self._counts[metric].items()):
                 lines.append(f"{metric}{labels} {count}")
-        lines += [
-            "# HELP fenced_held_requests Requests of waiters that are held.",
-            "# TYPE fenced_held_requests gauge",
-        ]
-        lines += [f"fenced_held_requests {held}"]
-        lines += ["# HELP lock_acquire_success_total Grants.", "# TYPE lock_acquire_success_total counter"]
-        lines += [f"lock_acquire_success_total {sum(self._buckets)}"]
-        lines += ["# HELP lock_acquire_latency_ms How long the store took for a grant."]
-        lines += ["# TYPE lock_acquire_latency_ms histogram"]
-        total = 0
-        for limit, count in zip((*map(str, BUCKETS_MS), "+Inf"), self._buckets, strict=True):
-            total += count
-            lines.append(f'lock_acquire_latency_ms_bucket{{le="{limit}"}} {total}')
-        lines += [f"lock_acquire_latency_ms_sum {self._sum_ms:.3f}", f"lock_acquire_latency_ms_count {total}"]
+        lines += _plain("fenced_held_requests", "gauge", "Requests of waiters that are held.", held)
+        came_late = (
+            "Leases of this instance that had expired when their holder came to renew or release them."
+        )
+        lines += _plain("lease_expired_while_executing_total", "counter", came_late, expired)
+        lines += _plain("lock_acquire_success_total", "counter", "Grants.", self._latency.count)
+        lines += [*self._latency.lines(), *self._gap.lines()]
         return "\n".join(lines) + "\n"
+
+
+def _plain(name: str, kind: str, help_text: str, value: int) -> list[str]:
+    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", f"{name} {value}"]

@@ -144,7 +144,7 @@ class ServedValues:
         try:
             return await work(guard)
         except Refused as error:
-            self._numbers.count("fencing_reject_total", kind=error.kind)
+            self._numbers.refused(error)
             if self._reports:
                 self._events.refused(guard.url, error)
             raise
