@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable
 
+import pytest
+
+from fenced.authorities.ledger.changes import ROWS, RecordedRows
 from fenced.authorities.shared.dictionaries import MemoryRows
 from fenced.authorities.shared.rows import AttemptRow, names_json
 
@@ -28,3 +33,27 @@ def test_names_are_in_the_order_of_their_bytes() -> None:
                 (each for each in {*taken, *queued} if each.encode() > after.encode()), key=str.encode
             )
             assert rows.names(after, limit) == expected[:limit]
+
+
+@pytest.mark.parametrize("count", [1, 2, ROWS, ROWS + 1])
+def test_a_snapshot_has_every_row(count: int) -> None:
+    """Also where all values of a column are the same, which are written once."""
+    rows, again = (RecordedRows("default", "realm", 0, []) for _ in range(2))
+    states = ("released", "expired")
+    for each in range(count):
+        names, holder = names_json((f"orders/{each}",)), f"holder {each % 3}"
+        rows.put(AttemptRow(f"{each:032x}", 0, states[each % 2], names, 9, 0, 0, each, 7, 8, "", holder))
+    for _, verb, *arguments in json.loads(json.dumps(list(rows.copied()))):
+        if verb != "namespace":
+            again.redo(verb, arguments)
+    assert again._attempts == rows._attempts and again._sweep == rows._sweep
+    assert {type(row) for row in again._attempts.values()} == {AttemptRow}
+
+
+@pytest.mark.parametrize("damage", [lambda columns: columns.pop(), lambda columns: columns[3].append("")])
+def test_rows_of_another_shape_are_refused(damage: Callable[[list[list[object]]], object]) -> None:
+    rows = RecordedRows("default", "realm", 0, [])
+    columns: list[list[object]] = [["a", "b"], [0], ["released"], ["[]", "[]"], *[[0]] * 6, [""], [0]]
+    damage(columns)
+    with pytest.raises(ValueError, match=r"column|argument"):
+        rows.redo("rows", [["h"], columns])

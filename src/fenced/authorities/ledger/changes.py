@@ -19,12 +19,13 @@ from fenced.authorities.shared.rows import NS, AttemptRow
 Change = list[Any]
 """The number of a namespace, a verb and its arguments, all of them values that JSON has."""
 
-ROWS = 100
+ROWS = 500
 """How many attempts a snapshot has in one change."""
 IDLE_EVERY_COUNTS = 32
 """One in this many new attempts also checks twice as many holders, so that all are checked while they ask."""
 _STATE, _HOLDER = AttemptRow._fields.index("state"), AttemptRow._fields.index("holder")
-_make_row = AttemptRow._make
+_new_row = tuple.__new__
+"""Of a class and its values. `AttemptRow._make` is a function in Python, and took a fifth of a restart."""
 _ENDS = frozenset({"update", "free", "dequeue", "forget", "silent"})
 _IDLE = int(timing.REMEMBER_SECONDS_MIN * NS)
 
@@ -233,11 +234,14 @@ class RecordedRows(MemoryRows):
 
     def _put_all(self, holders: list[str], columns: list[list[Any]]) -> None:
         """Most of a restart is spent here: a snapshot may have a million rows. So no loop runs in Python."""
-        known = list(map(intern, holders))
-        ids = columns[0]
+        ids, count = columns[0], len(columns[0])
+        if len(columns) != len(AttemptRow._fields):
+            raise ValueError("another number of columns")
         columns[_STATE] = list(map(intern, columns[_STATE]))
-        columns[_HOLDER] = [known[each] for each in columns[_HOLDER]]
-        self._attempts.update(zip(ids, map(_make_row, zip(*columns, strict=True)), strict=True))
+        columns[_HOLDER] = list(map(list(map(intern, holders)).__getitem__, columns[_HOLDER]))
+        full = (itertools.repeat(each[0], count) if len(each) == 1 else each for each in columns)
+        rows = map(_new_row, itertools.repeat(AttemptRow), zip(*full, strict=True))
+        self._attempts.update(zip(ids, rows, strict=True))
         self._sweep.extend(ids)
 
     def _resettle(self, holder: str, settled: int, seen: int, attempts: list[tuple[int, str]]) -> None:
@@ -280,8 +284,11 @@ class RecordedRows(MemoryRows):
 
 
 def _in_columns(rows: list[AttemptRow]) -> tuple[list[str], list[list[Any]]]:
-    """The holders of these rows, each once, and the columns; the one of the holders has their places in that list."""
+    """The holders of these rows, each once, and the columns; the one of the holders has their places in that list.
+
+    A column whose values are all the same has one value.
+    """
     columns: list[list[Any]] = list(map(list, zip(*rows, strict=True)))
     holders = {holder: place for place, holder in enumerate(dict.fromkeys(columns[_HOLDER]))}
     columns[_HOLDER] = [holders[each] for each in columns[_HOLDER]]
-    return list(holders), columns
+    return list(holders), [each[:1] if each.count(each[0]) == len(each) else each for each in columns]

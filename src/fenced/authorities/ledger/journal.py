@@ -32,6 +32,8 @@ APPLICATION_ID = 0x46454E4C  # "FENL"
 SCHEMA_VERSION = 1
 PART = 5
 """How many changes a snapshot has in one line. The interpreter runs nothing else while a line is encoded."""
+READ_BYTES = 2**20
+"""How much of a snapshot is read at once. A line is longer than the usual buffer."""
 TRIM_ROWS = 200
 """How many batches are deleted in one transaction: the batches of callers come between two of them."""
 
@@ -181,7 +183,7 @@ class FileJournal:
 
     def _read_snapshot(self) -> Iterator[Batch]:
         try:
-            file = self._snapshot.open("rb")
+            file = self._snapshot.open("rb", READ_BYTES)
         except FileNotFoundError:
             return
         with file:
