@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -51,9 +52,9 @@ def test_a_snapshot_has_every_row(count: int) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda columns: columns.pop(), lambda columns: columns[3].append("")])
-def test_rows_of_another_shape_are_refused(damage: Callable[[list[list[object]]], object]) -> None:
+def test_rows_of_another_shape_are_refused(damage: Callable[[list[list[Any]]], object]) -> None:
     rows = RecordedRows("default", "realm", 0, [])
-    columns: list[list[object]] = [["a", "b"], [0], ["released"], ["[]", "[]"], *[[0]] * 6, [""], [0]]
+    columns: list[list[Any]] = [["a", "b"], [0], ["released"], ["[]", "[]"], *[[0]] * 6, [""], [0]]
     damage(columns)
     with pytest.raises(ValueError, match=r"column|argument"):
         rows.redo("rows", [["h"], columns])
