@@ -47,7 +47,8 @@ def test_grants_ends_and_refusals_are_events() -> None:
         events.decided(
             Decision.about(
                 datetime.now(UTC), "orders", "orders", STAMP, mark, Verdict.STALE, ruling, "enforce"
-            )
+            ),
+            "sqlite:///shop.db",
         )
     found = events.since(0)
     assert [(each.kind, each.why) for each in found] == [
@@ -55,6 +56,7 @@ def test_grants_ends_and_refusals_are_events() -> None:
     ]  # fmt: skip
     assert {each.grant for each in found} == {grant_id(SECRET)}
     assert [(each.token, each.mark) for each in found[3:]] == [(33, 34)] * 2
+    assert [each.guard for each in found[3:]] == ["memory:", "orders in sqlite:///shop.db"]
     assert numbers == [1, 2, 3, 4, 5] and events.granted == {"default": 1}
     assert events.expired == 1
     events.answered("default", [Renewal("1" * 32)], [Ended("expired")])

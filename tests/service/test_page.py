@@ -290,6 +290,7 @@ def test_force_release_by_keyboard(opened: Opened, site: Site) -> None:
     expect(dialog).to_be_hidden()
     expect(page.locator("#feed li.taken")).to_contain_text("by ops: stuck since noon")
     expect(page.locator("#rows tr")).to_have_count(0)
+    expect(page.locator("#lately button")).to_have_text(["orders/7"])
     site.server.wait_until(lambda: "stuck since noon" in site.server.log.read_text(), "the audit is written")
     (entry,) = re.findall(r"audit (\{.*stuck since noon.*\})", site.server.log.read_text())
     assert (json.loads(entry)["token"], json.loads(entry)["by"]) == (token, "ops")

@@ -137,7 +137,7 @@ def test_a_refusal_is_one_event(guard: str, tmp_path: Path) -> None:
             assert (await program.write("a", b"late", stamp)).status_code >= 400
         watched = WatchedGuard(url)
         for record in await watched.look(status=False):
-            api.events.decided(record)
+            api.events.decided(record, url)
         await watched.close()
         refused = [event.why for event in api.events.since(0) if event.kind == "refused"]
         assert refused == ["stale", "missing", "stale", "uncovered", "foreign"]

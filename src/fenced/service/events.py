@@ -117,8 +117,8 @@ class Events:
         """A guard of this process has refused an operation. `guard` is its address without secrets."""
         self._refused(_now(), guard, error.name, error.stamp, error.mark, error.holder, error.kind, mode)
 
-    def decided(self, record: Decision) -> None:
-        """A guard elsewhere has written this record. Only refusals are events."""
+    def decided(self, record: Decision, where: str) -> None:
+        """A guard elsewhere has written this record; `where` is its address. Only refusals are events."""
         if record.ruling is not Ruling.REFUSE:
             return
         try:
@@ -126,7 +126,8 @@ class Events:
         except InvalidStamp:
             stamp = None
         at, mark, grant = record.at.timestamp(), record.mark, record.mark_grant
-        self._refused(at, record.guard, record.name, stamp, mark, grant, record.verdict.value, record.mode)
+        guard = where if "://" in record.guard else f"{record.guard} in {where}"
+        self._refused(at, guard, record.name, stamp, mark, grant, record.verdict.value, record.mode)
 
     def since(self, number: int) -> list[ServiceEvent]:
         """The events after this number that are still remembered."""

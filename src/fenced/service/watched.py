@@ -154,7 +154,7 @@ class WatchedGuards:
             before = guard.view
             try:
                 for record in await guard.look(status=looks % STATUS_EVERY == 0):
-                    self._events.decided(record)
+                    self._events.decided(record, guard.view.url)
                 seconds, looks = RECORDS_SECONDS, looks + 1
             except Unavailable:
                 seconds, looks = RETRY_SECONDS, 0  # it begins with the stages when it is back

@@ -7,6 +7,8 @@ const ROWS_MAX = 1000;
 const FEED_MAX = 200;
 const SAMPLES_MAX = 60;
 const LONG_SECONDS = 600;
+const LATELY_SECONDS = 300;
+const LATELY_MAX = 12;
 const SILENCE_MS = 6000;
 const RETRY_MS = 1500;
 const HIDDEN = "paused while the tab is hidden";
@@ -108,6 +110,7 @@ function onState(state, views) {
   drawGuards(state.guards);
   drawNumbers();
   drawRows();
+  drawLately();
   drawFeed();
   drawDetail();
 }
@@ -242,6 +245,19 @@ function drawRows() {
     : !found.length ? `None of ${plural(total, "name")} matches.`
     : found.length > ROWS_MAX ? `${number.format(ROWS_MAX)} of ${plural(found.length, "name")}: search to see others.`
     : `${plural(found.length, "name")}${found.length < total ? ` of ${number.format(total)}` : ""}${more ? ", and more that are not looked at" : ""}`);
+}
+
+// Names that are free by now have no row; their history is worth a look all the same.
+function drawLately() {
+  const since = time.now() - LATELY_SECONDS, words = $("search").value.trim().toLowerCase();
+  const found = ({ names: own = [], holder }) => [...own, holder?.label, holder?.host, holder?.pid].join(" ").toLowerCase().includes(words);
+  const used = events.filter((event) => event.at > since && found(event)).sort((one, two) => two.at - one.at).flatMap((event) => event.names ?? []);
+  const free = [...new Set(used)].filter((name) => !names.has(name)).slice(0, LATELY_MAX);
+  const box = $("lately");
+  box.hidden = !free.length;
+  if (box.dataset.names === JSON.stringify(free) || box.contains(document.activeElement)) return; // somebody is choosing
+  box.dataset.names = JSON.stringify(free);
+  box.replaceChildren("Used lately, and free now: ", ...free.flatMap((name) => [element("button", { type: "button", onclick: () => choose(name) }, name), " "]));
 }
 
 // Many names come in many changes: one drawing for all that came before a frame.
@@ -444,7 +460,7 @@ function drawStage(table, stage) {
 
 // Keys, filters, and the clock.
 
-$("search").addEventListener("input", drawRows);
+$("search").addEventListener("input", () => { drawRows(); drawLately(); });
 $("filters").addEventListener("change", drawRows);
 $("kinds").addEventListener("change", drawFeed);
 $("pause").addEventListener("click", () => {
@@ -471,6 +487,7 @@ addEventListener("hashchange", () => choose(nameInAddress()));
 setInterval(() => {
   if (document.hidden) return;
   for (const known of names.values()) if (known.seen && known.row) drawLeft(known);
+  drawLately();
   if (chosen && !$("take").open) drawDetail();
   if (source && performance.now() - lastMessage > SILENCE_MS) lost();
   if (["long", "late"].includes(document.querySelector("#filters input:checked").value)) drawRows();
