@@ -32,6 +32,8 @@ NAMES_MAX = 5000
 """How many names of a namespace an instance looks at."""
 NAMES_AT_ONCE = 250
 """How many names are compared, shown or sent in one turn of the loop: requests of clients come in between."""
+BREAK_SECONDS = 0.002
+"""Between two pieces. A request takes several turns of the loop, and would wait for a piece in each of them."""
 SURVEY_PAGE = 250
 PAGES_MAX = 100
 UNREAD_MAX = 100
@@ -236,14 +238,14 @@ class WatchedNamespace:
         self._send(LiveChange(gone=gone, more=more, events=events, sample=sample))
         for piece in self._pieces([(view, ended) for view in found.differ]):
             self._send(LiveChange(names=piece))
-            await asyncio.sleep(0)
+            await asyncio.sleep(BREAK_SECONDS)
 
     async def _compared(self, views: Sequence[NameView], began: float, ended: float) -> LookFound:
         found = LookFound()
         slack = max(self._took, ended - began)
         for number, view in enumerate(views):
             if number % NAMES_AT_ONCE == NAMES_AT_ONCE - 1:
-                await asyncio.sleep(0)
+                await asyncio.sleep(BREAK_SECONDS)
             found.names.add(view.name)
             found.held += view.held_by is not None
             found.waiting += len(view.waiters)
@@ -283,7 +285,7 @@ class WatchedNamespace:
             if len(page) < SURVEY_PAGE:
                 return found, False
             after = page[-1].name
-            await asyncio.sleep(0)
+            await asyncio.sleep(BREAK_SECONDS)
         return found, True
 
 
@@ -342,7 +344,7 @@ class LiveStream(Response):
         self._state.names = next(self._names, [])
         for piece in self._names:
             await send(_piece("names", self._state.names))
-            await asyncio.sleep(0)  # requests of clients come in between
+            await asyncio.sleep(BREAK_SECONDS)  # requests of clients come in between
             self._state.names = piece
         await send(_piece("state", self._state))
 
