@@ -42,18 +42,23 @@ def _alone(name: str, url: str, most: float, effort: Effort) -> Iterator[Figure]
     runtime = BlockingRuntime()
     wire = EtcdWire(EtcdAddress(url), runtime)
     guard, values = EtcdGuard(url, prefix="bench"), Values(f"{url}?prefix=values")
-    tokens = itertools.count(2)
+    tokens, same = itertools.count(2), _stamp("same", 1)
 
     def bare() -> None:
         step(wire.call(PUT, data(1, b"bare") + data(2, BODY), runtime.now() + 5))
 
-    def fenced(token: int = 1) -> None:
-        with guard.transaction(_stamp("same" if token == 1 else "new", token)) as tx:
+    def fenced(stamp: Stamp = same) -> None:
+        with guard.transaction(stamp) as tx:
             tx.put(b"ours", BODY)
 
     for key, what, action, target in (
         ("put", "fenced put", fenced, most),
-        ("new", "... a new token each: announced, then put", lambda: fenced(next(tokens)), None),
+        (
+            "new",
+            "... a new token each: announced, then put",
+            lambda: fenced(_stamp("new", next(tokens))),
+            None,
+        ),
         ("value", "write of a value under a name", lambda: values.write(_stamp("v", 1), "v", BODY), None),
     ):
         theirs, ours = medians(bare, action, rounds=effort.of(ROUNDS), warm_up=50)
@@ -71,8 +76,10 @@ async def _loaded(url: str, effort: Effort) -> tuple[float, float]:
     async def bare(task: int) -> None:
         await wire.call(PUT, data(1, b"bare/%d" % task) + data(2, BODY), runtime.now() + 5)
 
+    stamps = [_stamp(f"name/{task}", 1) for task in range(TASKS)]
+
     async def fenced(task: int) -> None:
-        async with guard.transaction(_stamp(f"name/{task}", 1)) as tx:
+        async with guard.transaction(stamps[task]) as tx:
             tx.put(b"ours/%d" % task, BODY)
 
     theirs, ours = await loaded_medians(bare, fenced, tasks=TASKS, count=20, rounds=effort.of(10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -74,13 +75,15 @@ class EtcdTransaction:
         await self._guard.ready()
         await self._guard.announce(credential(self._fence, self._names, announcing=True))
 
-    async def _end(self) -> None:
+    async def _end(self, kind: type[BaseException] | None) -> None:
+        if kind is not None:
+            return
         stamp, writes = stamp_of(self._fence, self._guard.kind), self._writes
         names = self._names or stamp.names
         if self._still_held:
             claims = ClaimKeys(self._namespace)
-            writes.claims = {claims.claim(name): stamp.grant for name in names}
-        if writes.operations or writes.compares or writes.claims:
+            writes.claim([claims.claim(name) for name in names], stamp.grant)
+        if writes.request:
             await self._guard.write_with(stamp, names, writes)
 
     def __enter__(self) -> Self:
@@ -89,8 +92,7 @@ class EtcdTransaction:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            step(self._end())
+        step(self._end(kind))
 
     def get(self, key: bytes) -> EtcdValue:
         """Read a key now. The token was announced before."""
@@ -98,15 +100,15 @@ class EtcdTransaction:
 
     def put(self, key: bytes, value: bytes, lease: int = 0) -> None:
         """Put at the end of the block. `lease`: the id of an etcd lease."""
-        self._writes.operations.append(put(_writable(key), value, lease))
+        self._writes.then(put(_writable(key), value, lease))
 
     def delete(self, key: bytes) -> None:
         """Delete at the end of the block."""
-        self._writes.operations.append(delete(_writable(key)))
+        self._writes.then(delete(_writable(key)))
 
     def expect(self, key: bytes, revision: int) -> None:
         """Conflict at the end of the block, unless this revision was the last that wrote the key; 0: no such key."""
-        self._writes.compares.append(_at(_checked(key), revision))
+        self._writes.compare(_at(_checked(key), revision))
 
 
 class AsyncEtcdTransaction(EtcdTransaction):
@@ -117,9 +119,8 @@ class AsyncEtcdTransaction(EtcdTransaction):
             await self._announce()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            await self._end()
+    def __aexit__(self, kind: type[BaseException] | None, *_: object) -> Coroutine[Any, Any, None]:
+        return self._end(kind)
 
     def __enter__(self) -> Self:
         raise Misuse(

@@ -90,6 +90,8 @@ def test_rules_that_count_writes(etcd_url: str, prefix: str, rule: str) -> None:
     key = f"{prefix}/stock".encode()
     with guard.transaction(stamp(5, 1)) as tx:
         tx.put(key, b"1")
+    for _ in range(2):  # an announcement may be repeated; that does not admit the write again
+        guard.announce(stamp(5, 0))
     with pytest.raises(fenced.FencedError) as refused, guard.transaction(stamp(5, 1)) as tx:
         tx.put(key, b"again")
     assert type(refused.value).__name__ == {"sequenced": "AlreadyApplied", "once": "DuplicateStamp"}[rule]
@@ -176,6 +178,12 @@ def test_still_held(etcd_url: str, prefix: str) -> None:
         with pytest.raises(LeaseLost), guard.transaction(never_granted, still_held=True) as tx:
             tx.put(key, b"refused")
     guard.close()
+
+
+def test_names_that_are_none(guard: EtcdGuard, prefix: str) -> None:
+    for name in ("a//b", ["a"], None):
+        with pytest.raises(Misuse), guard.transaction(stamp(5, 1), name) as tx:  # type: ignore[arg-type]
+            tx.put(f"{prefix}/stock".encode(), b"1")
 
 
 def test_asyncio(etcd_url: str, prefix: str) -> None:

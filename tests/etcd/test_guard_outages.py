@@ -6,13 +6,12 @@ import pytest
 
 from fenced.contracts import Runtime
 from fenced.decision import Rule
-from fenced.guards.etcd.values import EtcdCells
 from fenced.testing import GUARD_OUTAGE_CHECKS, Check, Colour, GuardOutageHarness
 from fenced.testing.faults import Proxy
 from fenced.testing.faults.proxy import http2_reply
 from fenced.testing.kit import CheckFailed
 from fenced.testing.servers import EtcdServer
-from fenced.wire.etcd.messages import TXN, TxnReply
+from fenced.wire.etcd.cluster import EtcdWire
 from tests.guard_outage_harness import GuardedHarness, every_guard_outage, run_outage
 from tests.outage_harness import own_server
 
@@ -36,10 +35,12 @@ def test_outages(check: Check[GuardOutageHarness], colour: Colour, server: EtcdS
 def test_a_planted_bug_is_caught(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A swap that the wire repeats after a lost reply fails its own compares, and the write happens again."""
 
-    async def write_repeatedly(cells: EtcdCells, request: bytes) -> TxnReply:
-        return TxnReply(await cells.wire.call(TXN, request, cells._runtime.now() + 5))
+    async def call(
+        wire: EtcdWire, path: str, request: bytes, until: float, *, repeatable: bool = True
+    ) -> bytes:
+        return (await wire.exchange(path, (request,), until))[0]
 
-    monkeypatch.setattr(EtcdCells, "_write", write_repeatedly)
+    monkeypatch.setattr(EtcdWire, "call", call)
     check = next(each for each in GUARD_OUTAGE_CHECKS if each.name.startswith("a_lost_reply_is_settled"))
     with pytest.raises(CheckFailed, match="once"):
         run_outage(check, lambda runtime: Harness(runtime, server), "blocking")

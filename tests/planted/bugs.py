@@ -422,6 +422,14 @@ class OldCellsDecide(MemoryGuard):
         return known, this
 
 
+class AnyHolderIsTheSame(MemoryGuard):
+    """An operation on names that were admitted before is taken for a further one of the same holder."""
+
+    def _compares(self, stamp: Stamp, names: tuple[str, ...], *, announce: bool = False) -> Any:
+        before = self._admitted.get(names)
+        return super()._compares(before.stamp if before else stamp, names, announce=announce)
+
+
 def put(guard: MemoryGuard, name: str, **changed: Any) -> None:
     """Change a cell from behind the guard's back."""
     version, blob = guard.cells.blobs.get(f"n/{name}", (0, None))
@@ -443,6 +451,7 @@ GUARD_BUGS: tuple[type[MemoryGuard], ...] = (
     ProofsAreDropped,
     ModesAreRemembered,
     OldCellsDecide,
+    AnyHolderIsTheSame,
 )
 
 

@@ -107,6 +107,27 @@ async def one_token_one_grant(h: GuardHarness) -> None:
 
 
 @check()
+async def an_operation_is_judged_by_its_own_stamp(h: GuardHarness) -> None:
+    """One guard object serves several holders. What it admitted before admits nobody but the same lease."""
+    guard = await h.guard()
+    await guard.write(by(5), NAME, b"A")
+    holder = by(6, 0)
+    grant = holder.stamps[0].grant
+    for _ in range(2):  # the second announcement changes no mark
+        await guard.announce(holder)
+    for error, other in (
+        (StaleToken, by(5, 0)),
+        (StaleToken, by(5, 0, grant=grant)),
+        (ReusedToken, by(6, 0, grant="f" * 32)),
+        (ForeignRealm, by(6, 0, grant=grant, realm="00000000000000bb")),
+        (Uncovered, replace(by(6, 0, "other", grant=grant), names=(NAME,))),
+    ):
+        await raises(error, guard.announce(other))
+        await guard.announce(holder)
+    await is_at(guard, NAME, b"A", 6)
+
+
+@check()
 async def a_stamp_counts_for_its_own_names(h: GuardHarness) -> None:
     """A stamp covers exactly the names of its lease, and no similar name."""
     guard = await h.guard()

@@ -49,8 +49,10 @@ def data(field: int, value: bytes) -> bytes:
 def message(field: int, value: bytes) -> bytes:
     """A field with a message, even if the message is empty."""
     tag, size = field << 3 | BYTES, len(value)
-    if tag < 0x80 and size < 0x80:  # most are so short
-        return _SMALL[tag] + _SMALL[size] + value
+    if tag < 0x80 and size < 0x4000:  # most are so short
+        if size < 0x80:
+            return _SMALL[tag] + _SMALL[size] + value
+        return b"%c%c%c%b" % (tag, size & 0x7F | 0x80, size >> 7, value)
     return varint(tag) + varint(size) + value
 
 

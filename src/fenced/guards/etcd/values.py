@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +20,18 @@ from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
 from fenced.wire.etcd.claims import claimed_by, still_claimed
 from fenced.wire.etcd.cluster import EtcdWire, NoSpace
-from fenced.wire.etcd.messages import TXN_OPS_MAX, TxnReply, absent, get, modified_at, put, txn
+from fenced.wire.etcd.messages import (
+    IF,
+    THEN,
+    TXN_OPS_MAX,
+    TxnReply,
+    absent,
+    get,
+    modified_at,
+    put,
+    txn,
+)
+from fenced.wire.protobuf import message
 
 ROOT = "fenced-guard/"
 TRAITS = (
@@ -36,12 +47,29 @@ TRAITS = (
 
 @dataclass(slots=True)
 class EtcdWrites:
-    """What a caller writes in the transaction that compares its fence."""
+    """What a caller writes in the transaction that compares its fence: a part of the request, and how much is in it."""
 
-    compares: list[bytes] = field(default_factory=list)
-    operations: list[bytes] = field(default_factory=list)
-    claims: dict[bytes, str] = field(default_factory=dict)
-    """Keys of the authority, each with the grant that must still hold it."""
+    request: bytes = b""
+    compares: int = 0
+    operations: int = 0
+    grant: str = ""
+    """Which must still hold the claims that `claim` has added."""
+
+    def compare(self, compare: bytes) -> None:
+        self.request += message(IF, compare)
+        self.compares += 1
+
+    def then(self, operation: bytes) -> None:
+        self.request += message(THEN, operation)
+        self.operations += 1
+
+    def claim(self, claims: Sequence[bytes], grant: str) -> None:
+        """Compare that a grant still holds these keys of the authority; the failing branch returns them."""
+        self.grant = grant
+        for key in claims:
+            for compare in still_claimed(key, grant):
+                self.compare(compare)
+        self.request += txn((), (), map(get, claims))
 
 
 class EtcdCells:
@@ -85,38 +113,31 @@ class EtcdCells:
         self, changes: Sequence[tuple[str, int, bytes | None]], writes: EtcdWrites | None = None
     ) -> Swapped:
         """The failing branch returns the cells, so one reply shows whether a cell or the caller's compare differs."""
-        writes = writes or EtcdWrites()
-        compares, puts, versions = writes.compares, [], {}
-        for claim, grant in writes.claims.items():
-            compares = [*compares, *still_claimed(claim, grant)]
+        writes, versions, puts = writes or EtcdWrites(), [], []
         for key, version, blob in changes:
-            versions[key] = version
+            versions.append((key, version))
             if blob is not None:
                 puts.append(put(self.key(key), blob))
-        then = puts + writes.operations
-        if len(changes) + len(compares) > TXN_OPS_MAX or len(then) > TXN_OPS_MAX:
+        request, unchanged = _compared(self.start, tuple(versions))
+        request += writes.request + txn((), puts) if puts else writes.request
+        operations = len(puts) + writes.operations
+        if len(changes) + writes.compares > TXN_OPS_MAX or operations > TXN_OPS_MAX:
             raise Misuse(f"etcd takes {TXN_OPS_MAX} compares and {TXN_OPS_MAX} operations a transaction")
-        request = _compared(self.start, tuple(versions.items())) + txn(
-            compares, then, map(get, writes.claims)
-        )
-        reply = await (self._write(request) if then else self.read(request))
+        if not operations:
+            reply = await self.read(request)
+        else:
+            # Sent once: repeated after a lost reply it would fail its own compares, and look like a conflict.
+            until = self._runtime.now() + timing.CALL_SECONDS
+            try:
+                reply = TxnReply(await self.wire.call(messages.TXN, request, until, repeatable=False))
+            except NoSpace as error:  # a member with less space than others may refuse what was carried out
+                raise Indeterminate(str(error)) from error
         if reply.succeeded:
-            for key, _, blob in changes if puts else ():
-                if blob is not None:
-                    versions[key] = reply.header.revision
-            return Swapped(tuple(versions.values()))
+            return unchanged if not puts else _swapped(changes, reply.header.revision)
         found = _cells(reply)
         if all(cell[0] == change[1] for cell, change in zip(found, changes, strict=False)):
-            raise _unmet(writes, found[len(changes) :])
+            raise _unmet(writes.grant, found[len(changes) :])
         return Swapped(None, {key: cell for (key, _, _), cell in zip(changes, found, strict=False)})
-
-    async def _write(self, request: bytes) -> TxnReply:
-        """Sent once: repeated after a lost reply it would fail its own compares, and look like a conflict."""
-        try:
-            until = self._runtime.now() + timing.CALL_SECONDS
-            return TxnReply(await self.wire.call(messages.TXN, request, until, repeatable=False))
-        except NoSpace as error:  # a member with less space than others may refuse what was carried out
-            raise Indeterminate(str(error)) from error
 
     async def keys(self) -> list[str]:
         request = txn((), [get(self.start, self.end, keys=True)])
@@ -127,11 +148,19 @@ class EtcdCells:
 
 
 @lru_cache(maxsize=1024)
-def _compared(start: bytes, versions: tuple[tuple[str, int], ...]) -> bytes:
-    """The part of a request that compares cells and, if that fails, returns them. A holder sends it many times."""
+def _compared(start: bytes, versions: tuple[tuple[str, int], ...]) -> tuple[bytes, Swapped]:
+    """The part of a request that compares cells and, if that fails, returns them. A holder sends it many times.
+
+    Also what the swap returns if it succeeds and writes to none of them.
+    """
     keys = [(start + key.encode(), version) for key, version in versions]
     compares = [modified_at(key, version) if version else absent(key) for key, version in keys]
-    return txn(compares, (), [get(key) for key, _ in keys])
+    unchanged = Swapped(tuple(version for _, version in versions))
+    return txn(compares, (), [get(key) for key, _ in keys]), unchanged
+
+
+def _swapped(changes: Sequence[tuple[str, int, bytes | None]], revision: int) -> Swapped:
+    return Swapped(tuple(version if blob is None else revision for _, version, blob in changes))
 
 
 def _cells(reply: TxnReply) -> list[tuple[int, bytes | None]]:
@@ -139,10 +168,10 @@ def _cells(reply: TxnReply) -> list[tuple[int, bytes | None]]:
     return [(0, None) if first is None else (first.modified, first.value) for first in firsts]
 
 
-def _unmet(writes: EtcdWrites, claims: list[tuple[int, bytes | None]]) -> Conflict | LeaseLost:
+def _unmet(grant: str, claims: list[tuple[int, bytes | None]]) -> Conflict | LeaseLost:
     """All cells were as they had been read, so the caller's own compares have failed."""
-    for grant, (_, value) in zip(writes.claims.values(), claims, strict=True):
-        if value is None or not value.startswith(claimed_by(grant)):
+    for _, claim in claims:
+        if claim is None or not claim.startswith(claimed_by(grant)):
             return LeaseLost(
                 "the authority no longer has this lease (still_held); nothing was written", reason="expired"
             )

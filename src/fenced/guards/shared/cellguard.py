@@ -14,9 +14,20 @@ from fenced.decision import Judgement, Mark, Mode, Ruling, Verdict, judge, rule_
 from fenced.errors import Conflict, Contended, FencedError, Indeterminate, Unsupported
 from fenced.guards.shared.answers import check_value, error_for, one_stamp
 from fenced.guards.shared.cells import CONFIG, KEPT, Cell, Config, Swapped, key_of
-from fenced.guards.shared.guardedcells import TRIES, GuardedCells, KnownConfig, read_cell
+from fenced.guards.shared.guardedcells import (
+    SEEN_MAX,
+    TRIES,
+    Admitted,
+    Changes,
+    GuardedCells,
+    KnownConfig,
+    read_cell,
+)
 from fenced.model import Credential, Stamp, check_name
 from fenced.rollout import Decision
+
+Sent = Mapping[str, tuple[Any, bytes | None]]
+"""The cells that the store sent with a failed swap."""
 
 
 class _Trust(Enum):
@@ -59,13 +70,20 @@ class CellGuard(GuardedCells):
     async def announce(self, credential: Credential) -> None:
         stamp = one_stamp(credential, self.kind)
         names = credential.names or stamp.names
-        if self._many:
-            done, sent = await self._compare_only(stamp, names, announce=True)
-            if not done:
-                await self._operate(stamp, dict.fromkeys(names), announce=True, sent=sent)
+        if not self._many:  # one swap each: a refusal leaves the marks that rose before it, which is harmless
+            for name in names:
+                await self._operate(stamp, {name: None}, announce=True)
             return
-        for name in names:  # one swap each: a refusal leaves the marks that rose before it, which is harmless
-            await self._operate(stamp, {name: None}, announce=True)
+        sent: Sent = {}
+        if (compares := self._compares(stamp, names, announce=True)) is not None:
+            try:
+                swapped = await self._commit(compares, None)
+            except Indeterminate:
+                swapped = Swapped(None)  # a comparison changes nothing, so it may be repeated
+            if swapped.versions is not None:
+                return
+            sent = self._outdated(names, swapped)
+        await self._operate(stamp, dict.fromkeys(names), announce=True, sent=sent)
 
     async def read(self, credential: Credential, name: str) -> Versioned:
         stamp = one_stamp(credential, self.kind)
@@ -96,46 +114,55 @@ class CellGuard(GuardedCells):
     def has_announced(self, grant: str, names: tuple[str, ...]) -> bool:
         """Whether this object has raised the marks of all names for this grant: then nothing is sent before a read."""
         for name in names:
-            if (seen := self._seen.get(name)) is None or (mark := seen[1].mark) is None:
+            try:
+                seen = self._seen.get(name)
+            except TypeError:  # no name: the announcement raises Misuse
                 return False
-            if mark.grant != grant:
+            if seen is None or (mark := seen[1].mark) is None or mark.grant != grant:
                 return False
         return True
 
     async def write_with(self, stamp: Stamp, names: tuple[str, ...], writes: Any) -> None:
         """Judge, and let the caller's own `writes` happen in the same step, for guards whose `_commit` takes them."""
-        done, sent = await self._compare_only(stamp, names, writes=writes)
-        if not done:
-            values: dict[str, bytes | None] = {check_name(name): None for name in names}
-            await self._operate(stamp, values, writes=writes, sent=sent)
-
-    async def _compare_only(
-        self, stamp: Stamp, names: tuple[str, ...], *, announce: bool = False, writes: Any = None
-    ) -> tuple[bool, Mapping[str, tuple[Any, bytes | None]]]:
-        """Nearly always: a further operation of the same holder. The remembered cells admit it, and it changes none.
-
-        Then one swap that only compares decides it. Returns whether it did; otherwise the cells that the store sent.
-        """
-        if (known := self._known) is None or known.config.realm is None or not self._one_step:
-            return False, {}
-        compares: list[tuple[str, Any, bytes | None]] = []
-        for name in names:
-            seen = self._seen.get(name)
-            if seen is None or not self._admits(known.config, seen[1].mark, stamp, name, announce):
-                return False, {}
-            compares.append((key_of(name), seen[0], None))
-        compares.append((CONFIG, known.version, None))
-        try:
+        sent: Sent = {}
+        if (compares := self._compares(stamp, names)) is not None:
             swapped = await self._commit(compares, writes)
-        except Indeterminate:
-            if writes is not None:
-                raise
-            swapped = Swapped(None)  # a comparison changes nothing, so it may be repeated
-        if swapped.versions is not None:
-            return True, {}
+            if swapped.versions is not None:
+                return
+            sent = self._outdated(names, swapped)
+        values: dict[str, bytes | None] = {check_name(name): None for name in names}
+        await self._operate(stamp, values, writes=writes, sent=sent)
+
+    def _compares(self, stamp: Stamp, names: tuple[str, ...], *, announce: bool = False) -> Changes | None:
+        """What the one swap compares that decides a further operation of the same holder, as nearly all are.
+
+        The remembered cells admit it, and it changes none of them. None: they do not, or it does.
+        """
+        known, seen, before = self._known, [*map(self._seen.get, names)], self._admitted.get(names)
+        if before is not None and before.known is known and before.seen == seen:
+            asked = before.stamp
+            # The same lease: all but the seq is equal, and this rule ignores the seq.
+            if stamp.grant == asked.grant and stamp[:3] == asked[:3]:
+                return before.compares
+        if known is None or known.config.realm is None or not self._one_step:
+            return None
+        compares: Changes = []
+        for name, found in zip(names, seen, strict=True):
+            if found is None or not self._admits(known.config, found[1].mark, stamp, name, announce):
+                return None
+            compares.append((key_of(name), found[0], None))
+        compares.append((CONFIG, known.version, None))
+        if known.config.rule == "retry":
+            if len(self._admitted) >= SEEN_MAX:
+                self._admitted.clear()
+            self._admitted[names] = Admitted(stamp, known, seen, compares)
+        return compares
+
+    def _outdated(self, names: tuple[str, ...], swapped: Swapped) -> Sent:
+        """Forget what a swap has found to be old; returns the cells that the store sent."""
         self._forget(names)
         self._known = None
-        return False, swapped.found
+        return swapped.found
 
     def _admits(
         self, config: Config, mark: Mark | None, stamp: Stamp, name: str, announce: bool = False
@@ -153,7 +180,7 @@ class CellGuard(GuardedCells):
         expect: int | None = None,
         operation: str | None = None,
         writes: Any = None,
-        sent: Mapping[str, tuple[Any, bytes | None]] = MappingProxyType({}),
+        sent: Sent = MappingProxyType({}),
     ) -> dict[str, Cell]:
         """Read, judge and swap until it is decided; returns the cells as this operation left them.
 
@@ -205,9 +232,7 @@ class CellGuard(GuardedCells):
             raise _unknown(f"{TRIES} tries had no clear answer")
         raise Contended(f"{', '.join(values)}: others were quicker {TRIES} times; try again")
 
-    async def _look(
-        self, names: Iterable[str], trust: _Trust, sent: Mapping[str, tuple[Any, bytes | None]]
-    ) -> tuple[KnownConfig, _Try]:
+    async def _look(self, names: Iterable[str], trust: _Trust, sent: Sent) -> tuple[KnownConfig, _Try]:
         """The configuration and the cells: from the reply to a failed swap, from memory, or read."""
         if sent:
             self._learn(sent)
@@ -303,7 +328,7 @@ class CellGuard(GuardedCells):
         config, changed = None, this.changes
         if stamp is not None and this.admitted and not this.refusal and known.config.realm is None:
             config = replace(known.config, realm=stamp.realm)
-        changes: list[tuple[str, Any, bytes | None]] = [
+        changes: Changes = [
             (key_of(name), version, this.after[name].packed() if name in changed else None)
             for name, (version, _) in this.found.items()
             if self._many or name in changed
@@ -333,7 +358,7 @@ class CellGuard(GuardedCells):
                 self._remember(name, *this.found[name])
         return swapped
 
-    async def _commit(self, changes: list[tuple[str, Any, bytes | None]], writes: Any) -> Swapped:
+    async def _commit(self, changes: Changes, writes: Any) -> Swapped:
         """One swap. A guard that lets a caller write in the same step overrides it."""
         assert writes is None
         return await self.cells.swap(changes)

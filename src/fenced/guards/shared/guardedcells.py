@@ -15,7 +15,7 @@ from fenced.errors import Contended, Indeterminate, Misconfigured, Misuse, shown
 from fenced.guards.shared.answers import RECORDS_MAX, check_pattern
 from fenced.guards.shared.cells import CONFIG, Cell, Cells, Config, ManyCells, key_of
 from fenced.guards.shared.configoperator import CellOperator
-from fenced.model import check_name, check_realm
+from fenced.model import Stamp, check_name, check_realm
 from fenced.rollout import DatabaseStatus, Decision, DecisionCount, GuardStatus, Stage, advised
 
 T = TypeVar("T")
@@ -37,6 +37,19 @@ class KnownConfig(NamedTuple):
     version: Any
     config: Config
     at: float
+
+
+Changes = list[tuple[str, Any, bytes | None]]
+"""What a swap compares and writes: key, version, and the new blob or None."""
+
+
+class Admitted(NamedTuple):
+    """An operation that was admitted and changed no mark, what it was judged by, and what its swap compared."""
+
+    stamp: Stamp
+    known: KnownConfig
+    seen: list[tuple[Any, Cell] | None]
+    compares: Changes
 
 
 class GuardedCells:
@@ -71,6 +84,8 @@ class GuardedCells:
         self._known: KnownConfig | None = None
         self._seen: dict[str, tuple[Any, Cell]] = {}
         """By name, the cell that was seen last. It may be old: nothing is decided by it unless a swap compares it."""
+        self._admitted: dict[tuple[str, ...], Admitted] = {}
+        """By names, under rule `retry`, the operation that was judged last; further ones of its holder are like it."""
         self._many = MANY_NAMES in self.traits
         self._one_step = self._many and MODE_LAG not in self.traits
         """Whether the swap that decides compares the configuration, too, and all that was read."""

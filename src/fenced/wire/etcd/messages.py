@@ -32,6 +32,8 @@ TXN_OPS_MAX = 128
 _EQUAL, _GREATER, _LESS = 0, 1, 2
 _CREATE, _MOD, _VALUE = 1, 2, 3
 _DESCENDING = 2
+IF, THEN, ELSE = 1, 2, 3
+"""The fields of a transaction: its comparisons, and the operations of both branches."""
 _RANGE_REPLY = b"\x0a"
 """The first byte of a range reply inside a transaction's reply; replies to other operations are not needed."""
 
@@ -172,7 +174,7 @@ def get(
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> bytes:
-    return message(2, data(1, key) + data(2, value) + (integer(3, lease) if lease else b""))
+    return message(2, message(1, key) + message(2, value) + (integer(3, lease) if lease else b""))
 
 
 def delete(key: bytes) -> bytes:
@@ -183,8 +185,9 @@ def delete(key: bytes) -> bytes:
 
 
 def txn(compares: Iterable[bytes], then: Iterable[bytes], otherwise: Iterable[bytes] = ()) -> bytes:
+    """A transaction. Two of them, one after the other, are one transaction that has the parts of both."""
     request = b""
-    for field, parts in ((1, compares), (2, then), (3, otherwise)):
+    for field, parts in ((IF, compares), (THEN, then), (ELSE, otherwise)):
         for part in parts:
             request += message(field, part)
     return request
