@@ -200,7 +200,7 @@ class LeaseAlgorithm:
         return Ended(row.state)
 
     def _grant_or_queue(self, row: AttemptRow, ask: Ask) -> AskAnswer:
-        claims = [claim for name in row.names if (claim := self.rows.claim(name)) is not None]
+        claims = [claim for name in ask.names if (claim := self.rows.claim(name)) is not None]
         free_at = self._free_at(row, claims)
         if free_at <= self.now:
             return self._grant(row, claims, ask.ttl)
@@ -411,4 +411,5 @@ class LeaseAlgorithm:
 
 def _remember(ttl: int) -> int:
     """How long an ended attempt is remembered: `timing.remember_for` in nanoseconds."""
-    return max(_REMEMBER_MIN, 4 * ttl)
+    longer = 4 * ttl
+    return longer if longer > _REMEMBER_MIN else _REMEMBER_MIN  # faster than `max`
