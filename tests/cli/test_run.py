@@ -94,7 +94,11 @@ def test_arguments_and_open_files_reach_the_child_as_they_are(fenced: Any) -> No
 
 
 def test_signals_are_forwarded_to_the_group(fenced: Any) -> None:
-    process = fenced.run_script("x", NOTE_SIGNALS)
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would stay ignored
+    try:
+        process = fenced.run_script("x", NOTE_SIGNALS)
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
     noted = fenced.folder / "signals"
     for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"):
         process.send_signal(signal.Signals[name])

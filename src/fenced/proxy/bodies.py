@@ -14,7 +14,7 @@ HELD_BYTES_MAX = 4096
 _SIZE = rb"([0-9A-Fa-f]{1,15})(?:[ \t]*+;[\t\x20-\x7e\x80-\xff]*+)?\r\n"
 _FIRST_SIZE = re.compile(_SIZE)
 _NEXT_SIZE = re.compile(rb"\r\n" + _SIZE)
-_TRAILERS = re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+\r\n)*+\r\n")
+_TRAILERS = re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+\r\n)*\r\n")
 
 
 class BadChunk(ValueError):

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from fenced.errors import Misconfigured, Misuse, shown
 
@@ -55,7 +56,7 @@ class ServerAddress:
     def __init__(self, url: str) -> None:
         form = self.form
         try:
-            parts = urlsplit(url)
+            parts = split_address(url)
             options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
             who, _, hosts = parts.netloc.rpartition("@")
             user, _, password = who.partition(":")
@@ -131,6 +132,16 @@ class ServerAddress:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
+
+
+def split_address(url: str) -> SplitResult:
+    """As `urlsplit`, for an address that may name several hosts. ValueError as there.
+
+    Since its security fixes of 2025 `urlsplit` itself refuses brackets around one host of several.
+    """
+    scheme, slashes, rest = url.partition("://")
+    hosts = re.split("[/?#]", rest, maxsplit=1)[0]
+    return urlsplit(f"{scheme}{slashes}{rest.removeprefix(hosts)}")._replace(netloc=hosts)
 
 
 def _decoded(text: str) -> str:

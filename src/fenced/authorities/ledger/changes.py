@@ -107,7 +107,9 @@ class RecordedRows(MemoryRows):
 
     def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
         super().update(ids, state, expires, forget)
-        self._changes.append([self._number, "update", ids, state, expires, forget])  # nobody changes `ids` later
+        self._changes.append(
+            [self._number, "update", ids, state, expires, forget]
+        )  # nobody changes `ids` later
 
     def forget(self, row: AttemptRow) -> None:
         del self._attempts[row.id]

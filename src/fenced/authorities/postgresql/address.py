@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from fenced.errors import Misuse
+from fenced.wire.address import split_address
 
 SCHEMES = ("postgresql", "postgres")
 """Both schemes that libpq accepts."""
@@ -31,7 +32,7 @@ def parse(url: str) -> PostgresqlAddress:
     the error does not quote it, because a part of it may be a password.
     """
     try:
-        parts = urlsplit(url)
+        parts = split_address(url)
     except ValueError:
         raise _wrong() from None
     if "\0" in url or parts.scheme not in SCHEMES or not url.startswith(f"{parts.scheme}://"):

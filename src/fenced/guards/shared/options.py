@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from fenced.errors import Misuse, shown
+from fenced.wire.address import split_address
 
 OPTIONS = ("rule", "mode")
 
@@ -13,7 +14,7 @@ OPTIONS = ("rule", "mode")
 def split_options(url: str, *more: str) -> tuple[str, dict[str, Any]]:
     """A server's address without the options of a guard (`rule`, `mode` and `more`), and these options."""
     try:
-        parts = urlsplit(url)
+        parts = split_address(url)
     except ValueError:
         return url, {}  # whatever parses the rest says what is wrong
     given = parse_qsl(parts.query, keep_blank_values=True)
