@@ -50,7 +50,7 @@ class Ledger:
         """The number of the batch that is being collected. Numbers never restart."""
         self._changes: list[Change] = []
         self._heads: list[AttemptRow] = []
-        """Waiters to notify once the batch is on the disk."""
+        """Waiters to notify as soon as the lock on the state is free."""
         self._since_snapshot = 0
         self.refusal: FencedError | None = None
         self._write_ns = 0.0
@@ -124,7 +124,14 @@ class Ledger:
         """Run `work` on the state. Its result is valid when the batch with the number that is returned is written."""
         with self._state:
             self.refuse_if_failed()
-            return work(self.algorithm(rows, self._now())), self._due()
+            result, due = work(self.algorithm(rows, self._now())), self._due()
+            heads, self._heads = self._heads, []
+        # Before the write: a notification is a hint, and what a notified waiter is granted is answered after a batch
+        # that follows this one, or is this one.
+        for head in heads:
+            for listener in list(self.listeners):
+                listener(head.id)
+        return result, due
 
     def _now(self) -> int:
         return self._clock() + self._ahead
@@ -139,7 +146,7 @@ class Ledger:
             return self._due()
 
     def wake(self, heads: list[AttemptRow]) -> None:
-        """Called by `work`: notify these waiters after the write."""
+        """Called by `work`: notify these waiters when it has ended."""
         self._heads += heads
 
     def refuse_if_failed(self) -> None:
@@ -168,9 +175,7 @@ class Ledger:
             if self.refusal is not None:
                 raise Indeterminate(f"{self.where}: an earlier write failed: {self.refusal}")
             batch = Batch(self._next, self._now(), self._changes.copy())
-            heads = self._heads.copy()
             self._changes.clear()  # the rows append to this very list
-            self._heads.clear()
             self._next += 1
             seen = look()
         began = self._clock()
@@ -182,9 +187,6 @@ class Ledger:
         self._write_ns += (self._clock() - began - self._write_ns) / 16
         self.written = batch.number
         self._since_snapshot += len(batch.changes)
-        for head in heads:
-            for listener in list(self.listeners):
-                listener(head.id)
         return seen
 
     def _failed(self, error: BaseException) -> None:

@@ -86,10 +86,12 @@ class LedgerStore:
         return answers
 
     def release(self, secret: str, keep: float = 0.0) -> ReleaseAnswer:
-        return self._waking(self._do(lambda algorithm: algorithm.release(secret, keep)))
+        answer: ReleaseAnswer = self._do(lambda algorithm: self._waking(algorithm.release(secret, keep)))
+        return answer
 
     def withdraw(self, secret: str) -> ReleaseAnswer:
-        return self._waking(self._do(lambda algorithm: algorithm.withdraw(secret)))
+        answer: ReleaseAnswer = self._do(lambda algorithm: self._waking(algorithm.withdraw(secret)))
+        return answer
 
     def _waking(self, ended: tuple[ReleaseAnswer, list[AttemptRow]]) -> ReleaseAnswer:
         answer, heads = ended
