@@ -206,8 +206,9 @@ def test_a_thousand_names(opened: Opened, site: Site) -> None:
     expect(page.locator("#rows tr")).to_have_count(1000)
     expect(page.locator("#count")).to_have_text("1,000 names")
     page.get_by_text("waited for", exact=True).click()
-    with cast.waiting("jobs/0500", "patient"):
-        expect(page.locator("#rows tr")).to_have_count(1)
+    waiting = cast.waiting
+    with waiting("jobs/0500", "patient"), waiting("jobs/0700", "one"), waiting("jobs/0700", "two"):
+        expect(page.locator("#rows tr td.name")).to_have_text(["jobs/0700", "jobs/0500"])
         expect(page.locator("#rows")).to_contain_text("patient")
     page.locator("#search").fill("jobs/0501")
     expect(page.locator("#count")).to_have_text("None of 1,000 names matches.")

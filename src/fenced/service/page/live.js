@@ -229,9 +229,13 @@ function matches({ view, ends }) {
   return filter !== "late" || isLate(view, ends - now());
 }
 
+// The names that are waited for most, or held longest, come first.
+const ORDERS = { waited: (view) => view.waiting, long: (view) => -view.since };
+
 function drawRows() {
   const body = $("rows");
-  const found = [...names.values()].filter(matches).sort((one, two) => (one.view.name < two.view.name ? -1 : 1));
+  const most = ORDERS[document.querySelector("#filters input:checked").value] ?? (() => 0);
+  const found = [...names.values()].filter(matches).sort((one, two) => most(two.view) - most(one.view) || (one.view.name < two.view.name ? -1 : 1));
   if (!body.firstElementChild?.dataset.name) body.replaceChildren();
   const shown = new Set();
   found.slice(0, ROWS_MAX).forEach((known, index) => {
