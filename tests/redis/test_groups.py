@@ -154,7 +154,7 @@ def test_a_slot_moves_under_a_holder_and_a_waiter(cluster: RedisCluster) -> None
     source = next(s for s in cluster.servers[:3] if _owns(s, slot))
     target = next(s for s in cluster.servers[1:2] if s is not source)
     one, two = opened(cluster, namespace), opened(cluster, namespace)
-    holder, waiter = asking(RUNTIME, "orders", ttl=60), asking(RUNTIME, "orders", ttl=60, wait=True)
+    holder, waiter = asking(RUNTIME, "orders", ttl=600), asking(RUNTIME, "orders", ttl=600, wait=True)
     tokens = [token_of(one, holder)]
     assert isinstance(step(two.ask(waiter)), Waiting)
 
@@ -165,11 +165,11 @@ def test_a_slot_moves_under_a_holder_and_a_waiter(cluster: RedisCluster) -> None
     assert len(keys) == 4
     (kept,) = step(one.renew([holder.secret]))
     assert isinstance(kept, Kept)
-    tokens.append(token_of(one, asking(RUNTIME, "meanwhile")))
+    tokens.append(token_of(one, asking(RUNTIME, "meanwhile", ttl=600)))
 
     for server in (target, source, cluster.servers[2]):
         server.execute("CLUSTER", "SETSLOT", slot, "NODE", node_id(target))
-    tokens.append(token_of(two, asking(RUNTIME, "afterwards")))
+    tokens.append(token_of(two, asking(RUNTIME, "afterwards", ttl=600)))
     assert step(one.release(holder.secret)) == Released()
     tokens.append(token_of(two, waiter))
     assert tokens == list(range(tokens[0], tokens[0] + 4)), "each was carried out once"
@@ -198,18 +198,18 @@ def test_promotions_under_live_holders(group: RedisGroup) -> None:
     (kept,) = eventually(lambda: step(one.renew([holder.secret])))
     assert isinstance(kept, Kept), "the promoted replica knows the lease: it had confirmed the grant"
     with pytest.raises(Misconfigured, match="replication id"):  # it may lack others: an operator must look
-        token_of(one, asking(RUNTIME, "new"))
+        token_of(one, asking(RUNTIME, "new", ttl=600))
     floor = eventually(lambda: step(one.raise_floor(last + 1000)))
     first.start()  # as a replica, without which nothing is confirmed
     (place,) = eventually(lambda: step(two.renew([waiter.secret])))
     if not isinstance(place, Waiting):  # nobody renewed it for ten seconds, so it has lapsed
         waiter = asking(RUNTIME, "orders", ttl=600, wait=True)
         eventually(lambda: step(two.ask(waiter)))
-    tokens = [floor, token_of(one, asking(RUNTIME, "new"))]
+    tokens = [floor, token_of(one, asking(RUNTIME, "new", ttl=600))]
     assert step(one.release(holder.secret)) == Released()
     tokens += [
         token_of(two, waiter),
-        token_of(idle, asking(RUNTIME, "idle")),
+        token_of(idle, asking(RUNTIME, "idle", ttl=600)),
     ]  # over a connection that it keeps
     assert tokens == sorted(set(tokens))
 
@@ -220,7 +220,7 @@ def test_promotions_under_live_holders(group: RedisGroup) -> None:
     assert isinstance(kept, Kept)
     floor = eventually(lambda: step(two.raise_floor(tokens[-1] + 1000)))
     second.thaw()  # it believes that it is the primary until it is told
-    late = asking(RUNTIME, "late")
+    late = asking(RUNTIME, "late", ttl=600)
     assert token_of(idle, late) > floor, "the old primary has no replica left that confirms"
     assert not isinstance(step(idle.release(late.secret)), Ended)
     for each in (one, two, idle):
