@@ -11,9 +11,11 @@ import gc
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -30,6 +32,14 @@ from fenced.testing.servers import (
 )
 from fenced.testing.servers.dynamodb import KEYS
 from tests.walk.traveller import Traveller
+
+Prepare = Callable[[psycopg.Connection[Any]], None]
+
+
+class NewDatabase(Protocol):
+    def __call__(self, prepare: Prepare | None = None) -> str:
+        """The address of a new database, as `prepare` leaves it. That is called once; then its result is copied."""
+
 
 # Each worker imports all tests, and the collector would look at them again and again and find nothing: a second in
 # each. `pytest_collection_finish` takes everything that exists by then away from it.
@@ -139,12 +149,37 @@ def etcd_url(etcd_server: EtcdServer) -> str:
     return etcd_server.url()
 
 
+@pytest.fixture(scope="session")
+def prepared_databases() -> dict[Prepare, str]:
+    """The databases that `new_database` copies."""
+    return {}
+
+
 @pytest.fixture
-def postgresql_url(postgresql_server: PostgresqlServer) -> Iterator[str]:
-    """A new database."""
-    database = postgresql_server.create_database()
-    yield postgresql_server.url(database)
-    postgresql_server.discard_database(database)
+def new_database(
+    postgresql_server: PostgresqlServer, prepared_databases: dict[Prepare, str]
+) -> Iterator[NewDatabase]:
+    made = []
+
+    def make(prepare: Prepare | None = None) -> str:
+        if prepare is not None and prepare not in prepared_databases:
+            name = postgresql_server.create_database()
+            with psycopg.connect(postgresql_server.url(name), autocommit=True) as connection:
+                prepare(connection)
+            prepared_databases[prepare] = name
+        template = prepared_databases[prepare] if prepare else None
+        made.append(postgresql_server.create_database(template=template))
+        return postgresql_server.url(made[-1])
+
+    yield make
+    for database in made:
+        postgresql_server.discard_database(database)
+
+
+@pytest.fixture
+def postgresql_url(new_database: NewDatabase) -> str:
+    """A new database. A module whose tests prepare theirs alike has a fixture of this name, with prepared ones."""
+    return new_database()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from fenced.sql import Guard
 from fenced.testing.kit import stamp
 from fenced.testing.servers import Pgbouncer, PostgresqlServer
 from fenced.testing.servers.base import find_program
+from tests.conftest import NewDatabase
 
 Db = psycopg.Connection[tuple[object, ...]]
 
@@ -24,11 +25,19 @@ UPDATE = "UPDATE orders SET qty = qty + 1 WHERE id = 42"
 own_worker = pytest.mark.xdist_group("postgresql")
 
 
+def prepare(connection: Db) -> None:
+    connection.execute(TABLE)
+    ORDERS.install(connection, mode="require")
+
+
+@pytest.fixture
+def postgresql_url(new_database: NewDatabase) -> str:
+    return new_database(prepare)
+
+
 @pytest.fixture
 def db(postgresql_url: str) -> Iterator[Db]:
     with psycopg.connect(postgresql_url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        ORDERS.install(connection, mode="require")
         yield connection
 
 
@@ -400,9 +409,9 @@ def test_logical_replication(own_server: PostgresqlServer) -> None:
         publisher.execute("SELECT pg_drop_replication_slot('s')")
 
 
-def test_a_publication_of_all_tables(postgresql_url: str) -> None:
+def test_a_publication_of_all_tables(new_database: NewDatabase) -> None:
     """It publishes marks, too, and its subscribers stop for want of those tables: the installation says so."""
-    with psycopg.connect(postgresql_url, autocommit=True) as db:
+    with psycopg.connect(new_database(), autocommit=True) as db:
         db.execute(TABLE)
         db.execute('CREATE SCHEMA "Other"; CREATE TABLE "Other".t (id integer PRIMARY KEY)')
         db.execute("CREATE PUBLICATION everything FOR ALL TABLES")

@@ -16,6 +16,7 @@ from fenced.sql import AsyncGuard, Guard, refusal
 from fenced.testing.faults import Fault, Proxy
 from fenced.testing.kit import stamp
 from fenced.testing.servers import PostgresqlServer
+from tests.conftest import NewDatabase
 
 Db = psycopg.Connection[tuple[object, ...]]
 
@@ -113,12 +114,20 @@ DRIVERS = ["psycopg", "psycopg, begins", "async psycopg", "async psycopg, begins
 every_driver = pytest.mark.parametrize("driver", DRIVERS)
 
 
+def prepare(connection: Db) -> None:
+    connection.execute(TABLE.encode())
+    PLAIN.install(connection, mode="require")
+
+
+@pytest.fixture
+def postgresql_url(new_database: NewDatabase) -> str:
+    return new_database(prepare)
+
+
 @pytest.fixture
 def db(postgresql_url: str) -> Iterator[Db]:
     """An onlooker's connection; what would wait fails, as nobody else runs while it does."""
     with psycopg.connect(postgresql_url, autocommit=True, options="-c lock_timeout=5s") as connection:
-        connection.execute(TABLE.encode())
-        PLAIN.install(connection, mode="require")
         yield connection
 
 
@@ -595,11 +604,11 @@ def test_a_refusal_arrives_in_every_encoding(postgresql_url: str, encoding: str)
 
 
 @pytest.mark.parametrize("rule", ["retry", "sequenced"])
-def test_backslashes_mean_the_same_under_every_setting(postgresql_url: str, rule: Any) -> None:
+def test_backslashes_mean_the_same_under_every_setting(new_database: NewDatabase, rule: Any) -> None:
     """`standard_conforming_strings = off`, as some old programs set it: honest leases were refused."""
     guard = Guard(table="orders", name="orders/{ref}", rule=rule)
     loose = "-c standard_conforming_strings=off -c escape_string_warning=off"
-    with psycopg.connect(postgresql_url, autocommit=True, options=loose) as db:
+    with psycopg.connect(new_database(), autocommit=True, options=loose) as db:
         db.execute(TABLE.encode())
         guard.install(db, mode="require")
         db.execute(guard.script(db, "canary(12.5%)").encode())

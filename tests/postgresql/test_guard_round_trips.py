@@ -20,7 +20,9 @@ from fenced.guards.postgresql.tables import PostgresqlTable
 from fenced.guards.shared.spec import Spec
 from fenced.runtime.blocking import step
 from fenced.testing.kit import stamp
-from tests.postgresql.test_guard_connections import PLAIN, TABLE, UPDATE, Writer, tell
+from fenced.testing.servers import PostgresqlServer
+from tests.conftest import NewDatabase
+from tests.postgresql.test_guard_connections import PLAIN, UPDATE, Writer, prepare, tell
 
 _FLIGHT_ENDS = (b"Q", b"S")
 """A simple query, and the Sync of the extended protocol: after each the driver waits for ReadyForQuery."""
@@ -75,12 +77,13 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 @pytest.fixture
-def counter(postgresql_url: str) -> Iterator[Counter]:
-    with psycopg.connect(postgresql_url, autocommit=True) as connection:
-        connection.execute(TABLE.encode())
-        PLAIN.install(connection, mode="require")
-        found = connection.info
-        made = Counter((found.host, found.port))
+def postgresql_url(new_database: NewDatabase) -> str:
+    return new_database(prepare)
+
+
+@pytest.fixture
+def counter(postgresql_server: PostgresqlServer) -> Iterator[Counter]:
+    made = Counter((postgresql_server.host, postgresql_server.port))
     yield made
     made.close()
 

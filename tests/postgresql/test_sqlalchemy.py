@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 import fenced
 from fenced import sql
 from fenced.model import Stamp
+from tests.conftest import NewDatabase
 
 KINDS = (
     "Session-psycopg",
@@ -103,13 +104,15 @@ class GuardedDatabase:
         await now(target.execute(sa.text(WRITE.format(row))))
 
 
+def prepare(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("CREATE TABLE orders (id int PRIMARY KEY, qty int NOT NULL CHECK (qty >= 0))")
+    connection.execute("INSERT INTO orders VALUES (42, 10), (43, 10)")
+    sql.Guard(table="orders", name="orders/{id}").install(connection, mode="enforce")
+
+
 @pytest.fixture
-def url(postgresql_url: str) -> Iterator[str]:
-    with psycopg.connect(postgresql_url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE orders (id int PRIMARY KEY, qty int NOT NULL CHECK (qty >= 0))")
-        connection.execute("INSERT INTO orders VALUES (42, 10), (43, 10)")
-        sql.Guard(table="orders", name="orders/{id}").install(connection, mode="enforce")
-        yield postgresql_url
+def url(new_database: NewDatabase) -> str:
+    return new_database(prepare)
 
 
 def play(url: str, kind: str, story: Callable[[GuardedDatabase], Awaitable[None]], **options: Any) -> None:
