@@ -174,9 +174,8 @@ class GroupedWork:
     def start(self, work: Work, done: Done) -> None:
         """Call `done` with the results, or with the error that stands for all of them; not before this returns."""
         if self._many is None:
-            if (
-                len(work.operations) > 1 or work.answer is _renewed
-            ):  # renewals must not wait behind other operations
+            # Renewals must not wait behind other operations.
+            if len(work.operations) != 1 or work.answer is _renewed:
                 self._spawn(self._several(work, done))
             else:
                 self._start_one(work.operations[0], done)
