@@ -21,7 +21,7 @@ from fenced.model import Ask, BatchAnswer, BatchOperation, Granted, Holder, Rele
 from fenced.runtime.aio import AioRuntime
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
-from fenced.service.bodies import RenewBody
+from fenced.service.bodies import BatchBody, BatchItem, RenewBody
 from fenced.service.limits import Limits, Rates
 from fenced.service.server import LeaseServer, ListenOptions
 from fenced.service.work import GroupedWork, Work, work_of
@@ -138,6 +138,7 @@ POSTS: list[tuple[str, object]] = [
     ("/v1/leases/renew", {"attempts": [A, B, C]}),
     ("/v1/leases/release", {"attempt": C}),
     ("/v1/batch", {"do": [{"release": {"attempt": A}}, {"renew": B}, {"ask": ask(C, "orders/9")}, {}]}),
+    ("/v1/batch", {"do": [{}]}),
     ("/v1/leases/release", {"attempt": A}),
     ("/v1/leases", ask(A, "orders/1")),
 ]
@@ -192,7 +193,7 @@ def test_both_ways_give_the_same_answers(tmp_path: Path, token: str, limits: Lim
             if not token and limits is None:
                 statuses = [status for status, _, _ in answered[:-2]]
                 assert " ".join(map(str, statuses)) == (
-                    "200 200 400 409 202 421 404 400 400 400 413 200 404 200 200 410"
+                    "200 200 400 409 202 421 404 400 400 400 413 200 404 200 200 200 410"
                 )
 
     run(story)
@@ -361,8 +362,9 @@ def test_a_held_answer_is_the_same_on_both_ways(accept: str) -> None:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(PATIENCE):
+        while not is_so():
+            await asyncio.sleep(0.01)
 
 
 class Slow:
@@ -460,10 +462,11 @@ def test_a_store_gets_as_many_operations_at_once_as_it_has_connections(
             patched.setattr("fenced.timing.CALL_SECONDS", -1.0)
             start("late", asking("d" * 32))
         start("renewal", work_of(RenewBody([A]), lambda: ""))
-        await until(lambda: "renewal" in found)
-        assert (store.running, list(found)) == ([A, B], ["renewal"])
+        start("in a batch", work_of(BatchBody([BatchItem(renew=A)]), lambda: ""))
+        await until(lambda: len(found) == 2)
+        assert (store.running, set(found)) == ([A, B], {"renewal", "in a batch"})
         store.gate.set()
-        await until(lambda: len(found) == 5)
+        await until(lambda: len(found) == 6)
         assert {found[each].token for each in (A, B, C)} == {1, 2, 3} and store.most == 2
         assert isinstance(found["late"], Unavailable)
         await until(lambda: not worker._tasks)

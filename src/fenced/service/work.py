@@ -175,7 +175,7 @@ class GroupedWork:
         """Call `done` with the results, or with the error that stands for all of them; not before this returns."""
         if self._many is None:
             # Renewals must not wait behind other operations.
-            if len(work.operations) != 1 or work.answer is _renewed:
+            if len(work.operations) != 1 or isinstance(work.operations[0], Renewal):
                 self._spawn(self._several(work, done))
             else:
                 self._start_one(work.operations[0], done)
