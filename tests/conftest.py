@@ -3,6 +3,9 @@
 A test that stops, breaks or reconfigures a server starts one of its own, from `fenced.testing.servers`, and
 carries `@pytest.mark.xdist_group(...)` with the server's name: one worker runs all of that group, so that a server of a
 module is started once, and no group is so long that the other workers end up waiting for it.
+
+Every worker imports every module of tests. A library that few tests use, and that takes long to import, is imported
+inside them.
 """
 
 from __future__ import annotations

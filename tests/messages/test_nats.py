@@ -7,9 +7,6 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-import nats
-from nats.js.api import AckPolicy, ConsumerConfig
-
 from fenced import messages, sql
 from fenced.errors import Contended
 from fenced.model import Stamp
@@ -21,6 +18,9 @@ def stamp(token: int, seq: int) -> Stamp:
 
 
 def test_every_outcome(nats_server: NatsServer, tmp_path: Path) -> None:
+    import nats
+    from nats.js.api import AckPolicy, ConsumerConfig
+
     db = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
     db.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, applied TEXT)")
     db.execute("INSERT INTO orders VALUES (42, '')")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import schemathesis
-
-from evidence.service_requests import answers
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.runtime import clocks
 from fenced.service.api import Api
@@ -14,6 +11,10 @@ EXAMPLES = 5
 
 
 def test_answers_are_as_described() -> None:
+    import schemathesis
+
+    from evidence.service_requests import answers
+
     store = MemoryStore(clocks.now)
     api = Api(lambda runtime, _: MemoryAuthority(store, runtime), values="memory:schema")
     seen = answers(schemathesis.openapi.from_asgi("/openapi.json", api.app), EXAMPLES)
