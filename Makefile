@@ -3,7 +3,7 @@
 
 # The distribution's Python is built with profile-guided optimisation. One that was built from source on the spot often
 # is not, and takes 1.4 times as long for the tests and the bench.
-PYTHON ?= $(shell /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo /usr/bin/)python3
+PYTHON ?= $(shell /usr/bin/python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo /usr/bin/)python3
 ARGS ?=
 JOBS ?= 6
 SEEDS ?= 0-4999
