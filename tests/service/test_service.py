@@ -411,12 +411,14 @@ def test_the_readmes_lines(server: ServiceServer, tmp_path: Path) -> None:
 def test_the_javascript_of_the_page(server: ServiceServer, tmp_path: Path) -> None:
     """It waits in the queue, is granted after the release, writes and releases. One that is overtaken is refused."""
     text = (ROOT / "docs/service.md").read_text()
-    (program,) = re.findall(r"<!-- client.mjs -->\n```text\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "client.mjs").write_text(program)
+    programs = dict(re.findall(r"<!-- (\w+.mjs) -->\n```text\n(.*?)```", text, re.DOTALL))
+    assert len(programs["lease.mjs"].splitlines()) == 20
+    for name, program in programs.items():
+        (tmp_path / name).write_text(program)
 
     def node() -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["node", str(tmp_path / "client.mjs")],
+            ["node", str(tmp_path / "report.mjs")],
             env={**os.environ, "URL": server.url(), "TTL": "600"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
