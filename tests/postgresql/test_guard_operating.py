@@ -21,6 +21,7 @@ from fenced.runtime.blocking import step
 from fenced.sql import Guard
 from fenced.testing.kit import stamp
 from fenced.testing.servers import PostgresqlServer
+from tests.conftest import NewDatabase
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 DAY = 86_400.0
@@ -33,11 +34,6 @@ class Shop:
     def __init__(self, url: str) -> None:
         self.url = url
         self.db = self.connect("setup")
-        self.db.execute("CREATE TABLE orders (id bigint, qty int NOT NULL DEFAULT 0) PARTITION BY RANGE (id)")
-        self.db.execute("CREATE TABLE orders_low PARTITION OF orders FOR VALUES FROM (0) TO (100)")
-        self.db.execute("INSERT INTO orders SELECT generate_series(40, 49)")
-        self.db.execute("CREATE TABLE spare (id bigint PRIMARY KEY)")
-        ORDERS.install(self.db, mode="enforce")
         self.operator = PostgresqlOperator(PsycopgSession(self.connect("operator")))
 
     def connect(self, application: str) -> psycopg.Connection[tuple[object, ...]]:
@@ -59,9 +55,17 @@ class Shop:
         return next(guard for guard in self.status(quiet_for).guards if guard.guard == "public.orders")
 
 
+def prepare(connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    connection.execute("CREATE TABLE orders (id bigint, qty int NOT NULL DEFAULT 0) PARTITION BY RANGE (id)")
+    connection.execute("CREATE TABLE orders_low PARTITION OF orders FOR VALUES FROM (0) TO (100)")
+    connection.execute("INSERT INTO orders SELECT generate_series(40, 49)")
+    connection.execute("CREATE TABLE spare (id bigint PRIMARY KEY)")
+    ORDERS.install(connection, mode="enforce")
+
+
 @pytest.fixture
-def shop(postgresql_url: str) -> Iterator[Shop]:
-    made = Shop(postgresql_url)
+def shop(new_database: NewDatabase) -> Iterator[Shop]:
+    made = Shop(new_database(prepare))
     yield made
     made.db.close()
     made.operator._session.connection.close()  # type: ignore[attr-defined]

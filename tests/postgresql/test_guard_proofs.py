@@ -28,6 +28,7 @@ from fenced.proofs import Ed25519Key, Ed25519Public, HmacKey, Proof, verify
 from fenced.runtime.blocking import step
 from fenced.testing.kit import REALM, stamp
 from fenced.testing.servers import PostgresqlServer
+from tests.conftest import NewDatabase
 
 HMAC = HmacKey("shop-1", bytes(range(32)))
 SIGNER = Ed25519Key("partner-1", bytes(range(32, 64)))
@@ -39,8 +40,18 @@ LAST = "fenced_guard.mark WHERE name = 'orders/1'"
 Connection = psycopg.Connection[Any]
 
 
-class Shop:
+def prepare(connection: Connection, rule: Rule = "retry", epoch: str | None = None) -> None:
     """A guarded table with ten rows under NAME, and one under each of three others."""
+    connection.execute("CREATE TABLE orders (id int PRIMARY KEY, grp int, qty int DEFAULT 0)")
+    connection.execute("INSERT INTO orders SELECT n, 1 FROM generate_series(1, 10) AS n")
+    connection.execute("INSERT INTO orders VALUES (12, 2), (13, 3), (14, 4)")
+    fenced.sql.Guard(table="orders", name="orders/{grp}", rule=rule, epoch=epoch).install(
+        connection, mode="require"
+    )
+
+
+class Shop:
+    """A prepared database, and those who write to it."""
 
     def __init__(self, url: str, rule: Rule = "retry", epoch: str | None = None) -> None:
         self.url = url
@@ -48,10 +59,6 @@ class Shop:
             table="orders", name="orders/{grp}", rule=rule, epoch=epoch, connect=self.connect
         )
         self.connection = self.connect()
-        self.connection.execute("CREATE TABLE orders (id int PRIMARY KEY, grp int, qty int DEFAULT 0)")
-        self.connection.execute("INSERT INTO orders SELECT n, 1 FROM generate_series(1, 10) AS n")
-        self.connection.execute("INSERT INTO orders VALUES (12, 2), (13, 3), (14, 4)")
-        self.guard.install(self.connection, mode="require")
 
     def connect(self) -> Connection:
         return psycopg.connect(self.url, autocommit=True)
@@ -81,8 +88,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(postgresql_url: str) -> Iterator[Shop]:
-    made = Shop(postgresql_url)
+def shop(new_database: NewDatabase) -> Iterator[Shop]:
+    made = Shop(new_database(prepare))
     yield made
     made.connection.close()
 
@@ -259,6 +266,7 @@ def test_the_holders_own_stamp_by_hand_is_fenced_like_an_announced_one(shop: Sho
 def test_lines_do_not_make_an_operation_new(postgresql_url: str) -> None:
     """Rule once: that this transaction has made the operation is looked up, not read from the setting."""
     shop = Shop(postgresql_url, rule="once")
+    prepare(shop.connection, rule="once")
     shop.require(HMAC)
     shop.write(HMAC.sign(stamp(5, 1, NAME)))
     with pytest.raises(DuplicateStamp):
@@ -274,6 +282,7 @@ def test_lines_do_not_make_an_operation_new(postgresql_url: str) -> None:
 @pytest.mark.parametrize("isolation", list(IsolationLevel)[1:], ids=lambda level: level.name)
 def test_proofs_at_every_isolation_level(postgresql_url: str, isolation: IsolationLevel) -> None:
     shop = Shop(postgresql_url, epoch="epoch")
+    prepare(shop.connection, epoch="epoch")
     shop.require(HMAC)
     shop.connection.isolation_level = isolation
     for token in (5, 6):
