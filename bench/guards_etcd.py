@@ -35,7 +35,7 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
         yield from _alone(name, server.url(), 1.3 if old else 1.2, effort)
         bare, ours = asyncio.run(_loaded(server.url(), effort))
         what = f"{name}: fenced put, {TASKS} at once"
-        yield ratio("guards_etcd.loaded", what, ours, bare, target=1.9 if old else None, against=AGAINST)
+        yield ratio("guards_etcd.loaded", what, ours, bare, target=1.9 if old else 1.2, against=AGAINST)
 
 
 def _alone(name: str, url: str, most: float, effort: Effort) -> Iterator[Figure]:
@@ -82,7 +82,7 @@ async def _loaded(url: str, effort: Effort) -> tuple[float, float]:
         async with guard.transaction(stamps[task]) as tx:
             tx.put(b"ours/%d" % task, BODY)
 
-    theirs, ours = await loaded_medians(bare, fenced, tasks=TASKS, count=20, rounds=effort.of(10))
+    theirs, ours = await loaded_medians(bare, fenced, tasks=TASKS, count=20, rounds=effort.of(20))
     wire.close()
     await guard.close()
     runtime.close()
