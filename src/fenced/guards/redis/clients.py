@@ -329,16 +329,13 @@ def _packed(connection: Any, words: tuple[Word, ...], confirm: bool) -> list[byt
     """A request, with the words encoded as the client encodes them; and WAIT, which belongs to the same connection."""
     encoder = connection.encoder
     encoding, errors = encoder.encoding, encoder.encoding_errors
-    request = command(
-        *[
-            word  # as `encode` does for most words, without a call for each
-            if type(word) is bytes
-            else word.encode(encoding, errors)
-            if type(word) is str
-            else bytes(encoder.encode(word))
-            for word in words
-        ]
-    )
+    raw = []
+    for word in words:  # texts and bytes as `encode` does it, without a call for each
+        if type(word) is str:
+            raw.append(word.encode(encoding, errors))
+        else:
+            raw.append(word if type(word) is bytes else bytes(encoder.encode(word)))
+    request = command(*raw)
     return [request + _WAIT] if confirm else [request]
 
 

@@ -346,9 +346,8 @@ class RedisFence:
                 )
             else:
                 confirm = self.replicated and stamp is not None
-                trusts = (
-                    self._header is not None
-                )  # a slot among several gets its realm with its configuration
+                # A slot among several gets its realm with its configuration.
+                trusts = self._header is not None
                 details = _details(blob, config, stamp, names, announce, confirm, trusts)
                 reply = await self.channel.run(
                     script,
