@@ -92,7 +92,7 @@ class CommandLine:
         for process in self._started:
             if process.poll() is None:
                 process.kill()
-            process.communicate(timeout=10)
+            process.communicate(timeout=90)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def _workers(parent: int) -> list[int]:
     return found
 
 
-def _eventually(truth: Callable[[], bool], seconds: float = 10.0) -> bool:
+def _eventually(truth: Callable[[], bool], seconds: float = 90.0) -> bool:
     until = time.monotonic() + seconds
     while not truth():
         if time.monotonic() > until:
@@ -218,7 +218,7 @@ def test_an_interrupted_drill_clears_everything_away(number: signal.Signals, tmp
         _read_until(process, "is stopped")
         assert len(_workers(process.pid)) == 2
         process.send_signal(number)
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=90)
     assert process.returncode == 130
     assert said == "drill: interrupted; its processes are ended\n"
     assert _workers(process.pid) == []
@@ -229,7 +229,7 @@ def test_a_drill_that_is_killed_leaves_no_stopped_process_behind() -> None:
     with _start("--ttl", "30") as process:
         _read_until(process, "is stopped")
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=90)
     assert _eventually(lambda: not _workers(process.pid))
 
 

@@ -249,7 +249,7 @@ def test_the_names_of_a_client_hang_on_one_lease(authority: EtcdAuthority) -> No
     one, two = step(granted(authority, first)), step(granted(authority, second))
     assert one.ttl == two.ttl == 2.0 and 0 < two.remaining <= one.ttl
     assert len({mine.lease for mine in authority._attempts.live.values()}) == 1
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + 90
     while step(authority.survey()):
         assert time.monotonic() < limit
         time.sleep(0.05)
@@ -319,9 +319,9 @@ def test_a_session_that_was_revoked_is_replaced(authority: EtcdAuthority) -> Non
 
 def test_a_late_renewal_does_not_prolong_a_delay(authority: EtcdAuthority) -> None:
     """The lease has expired, its lock_delay runs: whoever still renews it keeps nothing alive."""
-    late = asking(RUNTIME, "a", ttl=1, lock_delay=2)
+    late = asking(RUNTIME, "a", ttl=1, lock_delay=4)
     step(granted(authority, late))
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 90
     while step(authority.observe("a")).held_by is not None:
         time.sleep(0.05)
     assert step(authority.observe("a")).free_in > 0

@@ -41,7 +41,7 @@ def cluster(members: EtcdCluster) -> Iterator[EtcdCluster]:
         member.thaw()
     members.heal()
     members.start()
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 90
     while any(member.status() is None for member in members.members):  # one that leads is not all
         assert time.monotonic() < limit
 
@@ -93,7 +93,7 @@ def test_a_leader_dies_under_a_holder(cluster: EtcdCluster, fault: str) -> None:
             time.sleep(0.02)
         hold.release()
         released = time.monotonic()
-        waiting.join(10)
+        waiting.join(90)
         handed = time.monotonic() - released
         leader.thaw()
         assert len(tokens) == 2 and tokens[0] < tokens[1]
@@ -145,7 +145,7 @@ def test_a_member_that_is_cut_off_is_left(cluster: EtcdCluster) -> None:
     with pytest.raises((Unavailable, Indeterminate)):
         step(alone.ask(asking(RUNTIME, "orders")))
     cluster.heal()
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 90
     while True:
         try:
             assert token_of(alone) > before
@@ -233,7 +233,7 @@ def test_a_client_frozen_past_its_session_is_late(server: EtcdServer) -> None:
     old = asking(RUNTIME, "orders", ttl=1)
     first = step(granted(frozen, old))
     new = asking(RUNTIME, "orders", ttl=30, wait=True)
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 90
     while isinstance(answer := step(other.ask(new)), Waiting):
         step(other.next_wakeups(RUNTIME.now() + 0.5))
         assert time.monotonic() < limit
@@ -298,7 +298,7 @@ def test_a_waiter_is_told_by_the_members_that_are_left(cluster: EtcdCluster) -> 
         follower.kill()
         began = time.monotonic()
         hold.release()
-        waiting.join(10)
+        waiting.join(90)
         print(f"\nthe watched member killed: woken after {time.monotonic() - began:.2f} s")
         assert tokens and tokens[0] > hold.token
 

@@ -144,7 +144,7 @@ def test_closing_wakes_waiters_and_ends_leases(tmp_path: Path) -> None:
     while not step(one._authority.observe("a")).waiters:
         pass
     two.close()
-    waiter.join(10)
+    waiter.join(90)
     assert [type(error) for error in errors] == [fenced.Misuse]
     assert mine.lost_reason == "closed"
     with pytest.raises(fenced.Misuse, match="closed"):

@@ -267,7 +267,7 @@ def test_a_newer_commit_during_the_announcement_repeats_it(database: dict[str, A
 
         def commit() -> None:
             with psycopg.connect(**address, port=database["PORT"], autocommit=True) as onlooker:
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 90
                 while time.monotonic() < deadline:
                     if onlooker.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
                         break

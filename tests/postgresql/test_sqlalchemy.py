@@ -267,7 +267,7 @@ def test_a_newer_commit_during_the_announcement_repeats_it(url: str, kind: str) 
 
         def commit() -> None:
             waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 90
             while not db.onlooker.execute(waiting).fetchone() and time.monotonic() < deadline:
                 time.sleep(0.01)
             other.commit()

@@ -173,7 +173,7 @@ def renew_behind_a_lock(store: Store) -> object:
         renewal.join(0.01)
     blocker.execute("ROLLBACK")
     blocker.close()
-    renewal.join(10)
+    renewal.join(90)
     return answers[0]
 
 
@@ -346,7 +346,7 @@ def test_a_long_path_does_not_matter_to_the_sockets(tmp_path: Path) -> None:
     while not step(one._authority.observe("a")).waiters:
         time.sleep(0.01)
     lease.release()
-    waiter.join(10)
+    waiter.join(90)
     assert got
     assert [path.name for path in folder.iterdir() if path.name.endswith("-wake")] == ["leases.db-wake"]
     one.close()

@@ -40,6 +40,6 @@ def places(raw: Raw, authority: ZooKeeperAuthority, name: str = "orders") -> lis
 
 
 def woken(authority: ZooKeeperAuthority, public: str) -> None:
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + 90
     while public not in step(authority.next_wakeups(RUNTIME.now() + 0.5)):
         assert time.monotonic() < limit
