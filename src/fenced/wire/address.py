@@ -141,6 +141,8 @@ def split_address(url: str) -> SplitResult:
     """
     scheme, slashes, rest = url.partition("://")
     hosts = re.split("[/?#]", rest, maxsplit=1)[0]
+    for host in hosts.rpartition("@")[2].split(","):
+        urlsplit(f"//{host}")  # its brackets must be a pair
     return urlsplit(f"{scheme}{slashes}{rest.removeprefix(hosts)}")._replace(netloc=hosts)
 
 
