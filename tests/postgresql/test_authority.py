@@ -43,11 +43,16 @@ class PooledHarness(Harness):
     """Clients behind pgbouncer; only the clean-up and the clock know the server itself."""
 
     def __init__(self, runtime: Runtime, server: PostgresqlServer, database: str, pooler: Pgbouncer) -> None:
-        super().__init__(runtime, server, server.url(database))
+        super().__init__(runtime, server, database)
         self._url = pooler.url(database)
 
 
 POOLED = [check for check in AUTHORITY_CHECKS if check.name != "tokens_rise_over_a_restart"]
+
+
+@pytest.fixture(scope="module")
+def pooled_database(postgresql_server: PostgresqlServer) -> str:
+    return postgresql_server.create_database()
 
 
 # proves authority postgresql: any-pooler
@@ -56,11 +61,10 @@ def test_the_kit_behind_pgbouncer_in_transaction_mode(
     check: Check[AuthorityHarness],
     colour: Colour,
     postgresql_server: PostgresqlServer,
-    postgresql_url: str,
+    pooled_database: str,
     pgbouncer: Pgbouncer,
 ) -> None:
-    database = database_of(postgresql_url)
-    run(check, lambda runtime: PooledHarness(runtime, postgresql_server, database, pgbouncer), colour)
+    run(check, lambda runtime: PooledHarness(runtime, postgresql_server, pooled_database, pgbouncer), colour)
 
 
 @pytest.mark.parametrize("listening", ["", "off", "direct"])

@@ -26,12 +26,12 @@ class Harness:
         self.runtime = runtime
         self._server = server
         self._database = database
+        self._url = server.url(database)
         self._prefix = secrets.token_hex(8)
         self._opened: list[PostgresqlAuthority] = []
 
     async def authority(self, namespace: str = "default") -> Authority:
-        url = self._server.url(self._database)
-        authority = PostgresqlAuthority(url, self.runtime, namespace=f"{self._prefix}/{namespace}")
+        authority = PostgresqlAuthority(self._url, self.runtime, namespace=f"{self._prefix}/{namespace}")
         await authority.open()
         self._opened.append(authority)
         return authority
