@@ -14,15 +14,7 @@ from fenced.model import Stamp
 from fenced.sql import Guard
 from fenced.testing.kit import stamp
 from tests.conftest import NewDatabase
-
-ORDERS = Guard(table="orders", name="orders/{id}")
-ONE, TWO = "orders/1", "orders/2"
-
-
-def prepare(connection: psycopg.Connection) -> None:
-    connection.execute("CREATE TABLE orders (id integer PRIMARY KEY, qty integer NOT NULL DEFAULT 0)")
-    connection.execute("INSERT INTO orders SELECT id FROM generate_series(1, 9) AS id")
-    ORDERS.install(connection, mode="require")
+from tests.postgresql.orders import ONE, ORDERS, TWO, prepare
 
 
 @pytest.fixture

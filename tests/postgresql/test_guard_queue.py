@@ -12,20 +12,12 @@ import pytest
 
 import fenced
 from fenced.model import Stamp
-from fenced.sql import Guard
 from fenced.testing.kit import stamp
 from tests.conftest import NewDatabase
+from tests.postgresql.orders import ONE, ORDERS, TWO, prepare
 from tests.postgresql.planted_guard_sql import changed, functions
 
-ORDERS = Guard(table="orders", name="orders/{id}")
-ONE, TWO = "orders/1", "orders/2"
 Db = psycopg.Connection[tuple[Any, ...]]
-
-
-def prepare(connection: Db) -> None:
-    connection.execute("CREATE TABLE orders (id integer PRIMARY KEY, qty integer NOT NULL DEFAULT 0)")
-    connection.execute("INSERT INTO orders SELECT id FROM generate_series(1, 9) AS id")
-    ORDERS.install(connection, mode="require")
 
 
 @pytest.fixture

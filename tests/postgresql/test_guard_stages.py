@@ -14,8 +14,9 @@ from fenced.guards.postgresql.sessions import PsycopgSession
 from fenced.proofs import HmacKey
 from fenced.runtime.blocking import step
 from fenced.testing.kit import stamp
+from tests.postgresql.orders import ONE, ORDERS, TWO
 from tests.postgresql.planted_guard_sql import changed, functions
-from tests.postgresql.test_guard_queue import ONE, ORDERS, TWO, Db, waits, write
+from tests.postgresql.test_guard_queue import Db, waits, write
 
 OTHER_REALM = "00000000000000bb"
 

@@ -35,7 +35,6 @@ def is_loopback(host: str) -> bool:
 
 
 @lru_cache(256)
-@lru_cache(maxsize=64)
 def is_own_host(header: str) -> bool:
     """Whether a Host header names this machine by its loopback address."""
     try:

@@ -97,22 +97,15 @@ class RecordedRows(MemoryRows):
         self._attempts[public] = row
 
     def grant(self, row: AttemptRow) -> None:
-        self._grant(row)
+        super().grant(row)
         self._changes.append([self._number, "grant", *row])
-
-    def _grant(self, row: AttemptRow) -> None:
-        self._put(row)
-        for name in row.names:
-            self._claims[name] = row.id
 
     def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
         super().update(ids, state, expires, forget)
-        self._changes.append(
-            [self._number, "update", ids, state, expires, forget]
-        )  # nobody changes `ids` later
+        self._changes.append([self._number, "update", list(ids), state, expires, forget])
 
     def forget(self, row: AttemptRow) -> None:
-        del self._attempts[row.id]
+        super().forget(row)
         self._changes.append([self._number, "forget", row.id])
 
     def overdue(self, now: int, near: str = "", limit: int = 0) -> list[AttemptRow]:
@@ -129,13 +122,10 @@ class RecordedRows(MemoryRows):
         return found
 
     def free(self, row: AttemptRow) -> None:
-        claims, public = self._claims, row.id
-        before = len(claims)
-        for name in row.names:
-            if claims.get(name) == public:
-                del claims[name]
-        if len(claims) != before:
-            self._changes.append([self._number, "free", public])
+        before = len(self._claims)
+        super().free(row)
+        if len(self._claims) != before:
+            self._changes.append([self._number, "free", row.id])
 
     def enqueue(self, row: AttemptRow) -> None:
         super().enqueue(row)
@@ -207,7 +197,7 @@ class RecordedRows(MemoryRows):
             case "token":
                 self.token = arguments[0]
             case "grant":
-                self._grant(AttemptRow(*arguments))
+                super().grant(AttemptRow(*arguments))
             case "update":
                 super().update(*arguments)
             case "free":

@@ -50,10 +50,13 @@ class MemoryRows:
         return {public: known[public] for public in ids if public in known}
 
     def put(self, row: AttemptRow) -> None:
+        self._put(row)
+
+    def _put(self, row: AttemptRow) -> None:
         self._attempts[row.id] = row
 
     def grant(self, row: AttemptRow) -> None:
-        self.put(row)
+        self._put(row)
         for name in row.names:
             self._claims[name] = row.id
 
