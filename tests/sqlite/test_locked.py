@@ -278,6 +278,10 @@ def test_who_is_abandoned_lets_go_of_descriptors_and_of_nothing_else(
             else:
                 one.abandon()
         assert set(os.listdir("/proc/self/fd")) <= before
+        # A listener in another thread calls it again before it learns that the client was closed.
+        with pytest.raises(Unavailable, match="was closed"):
+            await one.next_wakeups(runtime.now() + 0.01)
+        assert set(os.listdir("/proc/self/fd")) <= before
         db = sqlite3.connect(path)
         assert db.execute("SELECT state FROM attempt").fetchall() == [("granted",)]
         db.close()

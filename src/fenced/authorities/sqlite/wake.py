@@ -31,11 +31,14 @@ class Wakes:
         self._folder_fd = -1
         self._receiver: socket.socket | None = None
         self._sender: socket.socket | None = None
+        self._closed = False
         self.address = ""
 
     def listen(self) -> socket.socket:
         """Bind at first use: when the first attempt of this client waits."""
         with self._lock:
+            if self._closed:  # a listener of another thread may call this just after `close`
+                raise Unavailable(f"the client of {self._database} was closed: nothing listens for wake-ups")
             if self._receiver is None:
                 try:
                     self._bind()
@@ -50,8 +53,12 @@ class Wakes:
         self._open_folder()
         receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         address = secrets.token_hex(8)
-        receiver.bind(f"/proc/self/fd/{self._folder_fd}/{address}")
-        share(self._folder / address, self._database, self._mode())
+        try:
+            receiver.bind(f"/proc/self/fd/{self._folder_fd}/{address}")
+            share(self._folder / address, self._database, self._mode())
+        except BaseException:
+            receiver.close()
+            raise
         self._receiver, self.address = receiver, address
         self._sweep()
 
@@ -92,6 +99,8 @@ class Wakes:
     def _send_to(self, address: str, public: str) -> None:
         try:
             with self._lock:
+                if self._closed:
+                    return
                 self._open_folder()
                 if self._sender is None:
                     self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -105,6 +114,7 @@ class Wakes:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             if self._receiver is not None:
                 self._receiver.close()
                 with contextlib.suppress(OSError):
