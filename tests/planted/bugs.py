@@ -165,11 +165,11 @@ class PartialHolds(LeaseAlgorithm):
 class LockDelayAfterRelease(LeaseAlgorithm):
     """The delay is kept after a release, too."""
 
-    def _free(self, row: AttemptRow) -> list[AttemptRow]:
+    def _free(self, row: AttemptRow, state: str) -> list[AttemptRow]:
         if row.lock_delay:
             self.rows.update((row.id,), "expired", self.now, row.forget)
             return []
-        return super()._free(row)
+        return super()._free(row, state)
 
 
 class KeptNamesAreFreed(LeaseAlgorithm):
@@ -184,8 +184,8 @@ class KeptNamesAreFreed(LeaseAlgorithm):
 class SilentRelease(LeaseAlgorithm):
     """Nobody is woken."""
 
-    def _free(self, row: AttemptRow) -> list[AttemptRow]:
-        super()._free(row)
+    def _free(self, row: AttemptRow, state: str) -> list[AttemptRow]:
+        super()._free(row, state)
         return []
 
 
@@ -211,8 +211,8 @@ ALGORITHM_BUGS: tuple[type[LeaseAlgorithm], ...] = (
 class ReleaseDeletesTheCounter(MemoryRows):
     """The next token counts up from what is left: MongoDB's and Litestream's locks restart at 1."""
 
-    def free(self, row: AttemptRow) -> None:
-        super().free(row)
+    def _free(self, row: AttemptRow) -> None:
+        super()._free(row)
         if not self._claims:
             self.token = 0
 

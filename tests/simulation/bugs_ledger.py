@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fenced.authorities.ledger.changes import Change, RecordedRows
 from fenced.authorities.ledger.journal import Batch
@@ -49,6 +49,16 @@ class SnapshotForgetsTheCounter(Ledger):
         return number, now, (change for change in changes if change[1] != "token")
 
 
+class RestartForgetsTheToken(RecordedRows):
+    """A grant in the journal has its token, and redoing it does not raise the counter."""
+
+    def redo(self, verb: str, arguments: list[Any]) -> None:
+        token = self.token
+        super().redo(verb, arguments)
+        if verb == "grant":
+            self.token = token
+
+
 class SettledIsForgotten(RecordedRows):
     """What a holder has settled is forgotten, and a late copy of its ask is granted again."""
 
@@ -72,5 +82,6 @@ PLANTED: list[type[Site]] = [
     with_ledger(AnsweredBeforeTheSync),
     with_ledger(GoesOnAfterAFailedWrite),
     with_ledger(SnapshotForgetsTheCounter),
+    with_rows(RestartForgetsTheToken),
     with_rows(SettledIsForgotten),
 ]

@@ -26,7 +26,7 @@ IDLE_EVERY_COUNTS = 32
 _STATE, _HOLDER = AttemptRow._fields.index("state"), AttemptRow._fields.index("holder")
 _new_row = tuple.__new__
 """Of a class and its values. `AttemptRow._make` is a function in Python, and took a fifth of a restart."""
-_ENDS = frozenset({"update", "free", "dequeue", "forget", "silent"})
+_ENDS = frozenset({"end", "update", "free", "dequeue", "forget", "silent"})
 _IDLE = int(timing.REMEMBER_SECONDS_MIN * NS)
 
 
@@ -56,12 +56,17 @@ class Counted:
 
 
 class RecordedRows(MemoryRows):
-    """The rows of one namespace. Every change is applied and appended to `changes`."""
+    """The rows of one namespace. Every change is applied and appended to `changes`.
+
+    A token is recorded with its grant. If anything else raised it, `record_token` must follow.
+    """
 
     def __init__(self, name: str, realm: str, number: int, changes: list[Change]) -> None:
         super().__init__()
         self.name = name
         self.realm = realm
+        self.recorded_token = 0
+        """The last token that is in a change."""
         self.counted: dict[str, Counted] = {}
         self._number = number
         self._changes = changes
@@ -75,16 +80,9 @@ class RecordedRows(MemoryRows):
 
     # The verbs of the algorithm.
 
-    def mint(self) -> int | None:
-        token = super().mint()
-        if token is not None:
-            self._changes.append([self._number, "token", token])
-        return token
-
-    def raise_floor(self, above: int) -> int:
-        token = super().raise_floor(above)
-        self._changes.append([self._number, "token", token])
-        return token
+    def record_token(self) -> None:
+        self._changes.append([self._number, "token", self.token])
+        self.recorded_token = self.token
 
     def put(self, row: AttemptRow) -> None:
         self._put(row)
@@ -99,10 +97,15 @@ class RecordedRows(MemoryRows):
     def grant(self, row: AttemptRow) -> None:
         super().grant(row)
         self._changes.append([self._number, "grant", *row])
+        self.recorded_token = row.token
 
     def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
         super().update(ids, state, expires, forget)
         self._changes.append([self._number, "update", list(ids), state, expires, forget])
+
+    def end(self, row: AttemptRow, state: str, forget: int) -> None:
+        super().end(row, state, forget)
+        self._changes.append([self._number, "end", row.id, state, forget])
 
     def forget(self, row: AttemptRow) -> None:
         super().forget(row)
@@ -123,7 +126,7 @@ class RecordedRows(MemoryRows):
 
     def free(self, row: AttemptRow) -> None:
         before = len(self._claims)
-        super().free(row)
+        self._free(row)
         if len(self._claims) != before:
             self._changes.append([self._number, "free", row.id])
 
@@ -143,12 +146,13 @@ class RecordedRows(MemoryRows):
 
     def count(self, holder: str, number: int, settled: int, public: str, now: int) -> None:
         """Remember a new attempt of a holder, and delete its attempts that are settled and have ended."""
-        for over in self._count(holder, number, settled, public, now):
-            row = self._attempts.get(over)
-            if row is not None and not row.is_open():
-                self.free(row)
-                self.forget(row)
-        self._changes.append([self._number, "count", holder, number, settled, public, now])
+        over = [
+            each
+            for each in self._count(holder, number, settled, public, now)
+            if (row := self._attempts.get(each)) is not None and not row.is_open()
+        ]
+        self._delete(over)
+        self._changes.append([self._number, "count", holder, number, settled, public, now, over])
         self._counts += 1
         if self._counts % IDLE_EVERY_COUNTS == 0:
             self._forget_idle(now)
@@ -167,6 +171,10 @@ class RecordedRows(MemoryRows):
         while known.attempts and (first := next(iter(known.attempts))) <= known.settled:
             over.append(known.attempts.pop(first))
         return over
+
+    def _delete(self, ids: list[str]) -> None:
+        for public in ids:
+            self._free(self._attempts.pop(public))
 
     def _forget_idle(self, now: int) -> None:
         """Check the next holders in turn: one that was silent for as long as attempts are remembered is forgotten."""
@@ -195,13 +203,18 @@ class RecordedRows(MemoryRows):
             case "rows":
                 self._put_all(*arguments)
             case "token":
-                self.token = arguments[0]
+                self.token = self.recorded_token = arguments[0]
             case "grant":
-                super().grant(AttemptRow(*arguments))
+                row = AttemptRow(*arguments)
+                super().grant(row)
+                self.token = self.recorded_token = max(self.token, row.token)
             case "update":
                 super().update(*arguments)
+            case "end":
+                public, state, forget = arguments
+                super().end(self._attempts[public], state, forget)
             case "free":
-                super().free(self._attempts[arguments[0]])
+                self._free(self._attempts[arguments[0]])
             case "forget":
                 super().forget(self._attempts[arguments[0]])
             case "enqueue":
@@ -210,7 +223,9 @@ class RecordedRows(MemoryRows):
             case "dequeue":
                 super().dequeue(self._attempts[arguments[0]])
             case "count":
-                self._count(*arguments)
+                *counted, over = arguments
+                self._count(*counted)
+                self._delete(over)
             case "silent":
                 del self.counted[arguments[0]]
                 self._holders.remove(arguments[0])

@@ -124,7 +124,10 @@ class Ledger:
         """Run `work` on the state. Its result is valid when the batch with the number that is returned is written."""
         with self._state:
             self.refuse_if_failed()
-            result, due = work(self.algorithm(rows, self._now())), self._due()
+            result = work(self.algorithm(rows, self._now()))
+            if rows.token != rows.recorded_token:
+                rows.record_token()
+            due = self._due()
             heads, self._heads = self._heads, []
         # Before the write: a notification is a hint, and what a notified waiter is granted is answered after a batch
         # that follows this one, or is this one.

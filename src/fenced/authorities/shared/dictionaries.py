@@ -67,6 +67,13 @@ class MemoryRows:
                 public, space, state, names, ttl, delay, ticket, token, expires, forget, wake, holder
             )
 
+    def end(self, row: AttemptRow, state: str, forget: int) -> None:
+        public, space, _, names, ttl, delay, ticket, token, expires, _, wake, holder = row
+        self._attempts[public] = AttemptRow(
+            public, space, state, names, ttl, delay, ticket, token, expires, forget, wake, holder
+        )
+        self._free(row)
+
     def forget(self, row: AttemptRow) -> None:
         del self._attempts[row.id]
 
@@ -80,6 +87,9 @@ class MemoryRows:
         return None if public is None else self._attempts[public]
 
     def free(self, row: AttemptRow) -> None:
+        self._free(row)
+
+    def _free(self, row: AttemptRow) -> None:
         for name in row.names:
             if self._claims.get(name) == row.id:
                 del self._claims[name]

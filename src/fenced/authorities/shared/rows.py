@@ -137,6 +137,9 @@ class Rows(Protocol):
     def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
         """Set the same values in the rows of several attempts."""
 
+    def end(self, row: AttemptRow, state: str, forget: int) -> None:
+        """Set its state, and delete the claims that are still its own."""
+
     def forget(self, row: AttemptRow) -> None:
         """Delete it."""
 
@@ -191,7 +194,7 @@ class LeaseAlgorithm:
         if row.names and (row.namespace, row.names_json, row.ttl) != (self.rows.namespace, names, ttl):
             raise reused_attempt()
         if row.is_open() and row.expires <= self.now:
-            self._end(row, "expired")
+            self._expire(row)
             return Ended("expired")
         if row.state == "granted":
             return Granted(row.token, (row.expires - self.now) / NS, ask.ttl)
@@ -225,7 +228,7 @@ class LeaseAlgorithm:
         for name in row.names:
             before = self.rows.before(name, row.ticket or _LAST)
             while before is not None and before.expires <= self.now:
-                self._end(before, "expired")
+                self._expire(before)
                 before = self.rows.before(name, row.ticket or _LAST)
             if before is not None:
                 free_at = max(free_at, before.expires)
@@ -242,7 +245,7 @@ class LeaseAlgorithm:
         token = self._mint()
         for claim in claims:
             if claim.state != "released":
-                self._end(claim, "expired")
+                self._expire(claim)
         if row.ticket:
             self.rows.dequeue(row)
         expires = self.now + row.ttl
@@ -262,10 +265,10 @@ class LeaseAlgorithm:
             raise tokens_used_up()
         return token
 
-    def _end(self, row: AttemptRow, state: str) -> None:
-        """Record how it ended. An expired attempt is kept through its lock_delay: its claim enforces the delay."""
-        over = max(self.now, row.free_at()) if state == "expired" else self.now
-        self.rows.update((row.id,), state, row.expires, over + _remember(row.ttl))
+    def _expire(self, row: AttemptRow) -> None:
+        """Record that it expired. Its claims stay until somebody else is granted them: they enforce its lock_delay."""
+        over = max(self.now, row.free_at())
+        self.rows.update((row.id,), "expired", row.expires, over + _remember(row.ttl))
         if row.state == "waiting":
             self.rows.dequeue(row)
 
@@ -329,18 +332,19 @@ class LeaseAlgorithm:
         if not row.is_open():
             return Ended(row.state), []
         if row.expires <= self.now:
-            self._end(row, "expired")
+            self._expire(row)
             return Ended("expired"), []
         if keep and row.state == "granted":
             free_at = self.now + keep
             self.rows.update((row.id,), state, free_at - row.lock_delay, free_at + _remember(row.ttl))
             return _RELEASED, self._heads(row)  # they ask again, and learn when the names are free
-        self._end(row, state)
-        return _RELEASED, self._free(row)
+        return _RELEASED, self._free(row, state)
 
-    def _free(self, row: AttemptRow) -> list[AttemptRow]:
-        """Free its names. Returns the first living waiter of each."""
-        self.rows.free(row)
+    def _free(self, row: AttemptRow, state: str) -> list[AttemptRow]:
+        """End it, and free its names. Returns the first living waiter of each."""
+        self.rows.end(row, state, self.now + _remember(row.ttl))
+        if row.state == "waiting":
+            self.rows.dequeue(row)
         return self._heads(row)
 
     def _heads(self, row: AttemptRow) -> list[AttemptRow]:
@@ -356,9 +360,7 @@ class LeaseAlgorithm:
         claim = self.rows.claim(name)
         if claim is None or claim.token != token or not claim.holds(self.now):
             return None, []
-        minted = self._mint()
-        self._end(claim, "revoked")
-        return minted, self._free(claim)
+        return self._mint(), self._free(claim, "revoked")
 
     def raise_floor(self, above: int) -> int:
         return self.rows.raise_floor(check_floor(above))

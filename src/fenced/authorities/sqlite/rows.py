@@ -60,6 +60,10 @@ class SqliteRows:
         else:
             self._db.execute(SQL["update_all"], (state, expires, forget, json.dumps(ids)))
 
+    def end(self, row: AttemptRow, state: str, forget: int) -> None:
+        self.update((row.id,), state, row.expires, forget)
+        self.free(row)
+
     def forget(self, row: AttemptRow) -> None:
         self._db.execute(SQL["forget"], (row.id,))
 
