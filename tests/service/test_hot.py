@@ -84,8 +84,8 @@ class Instance:
         await self.connect()
         return self
 
-    async def connect(self) -> None:
-        ours, theirs = socket.socketpair()
+    async def connect(self, *, tcp: bool = False) -> None:
+        ours, theirs = tcp_pair() if tcp else socket.socketpair()
         loop = asyncio.get_running_loop()
         make: Any = self.server.config.http
         state = self.server.server_state
@@ -110,6 +110,12 @@ class Instance:
             body = await self.reader.readexactly(int(headers["content-length"]))
         known = json.loads(body) if "json" in headers["content-type"] else body
         return int(first.split()[1]), headers, known
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        theirs = socket.create_connection(listening.getsockname())
+        return listening.accept()[0], theirs
 
 
 def request(method: str, path: str, body: object = None, *headers: tuple[str, str]) -> bytes:
@@ -267,14 +273,53 @@ def test_a_head_that_is_remembered_means_what_the_parser_reads_in_it() -> None:
     async def story() -> None:
         draw = random.Random(7)
         async with Instance() as one, Instance() as another:
-            remembered: dict[bytes, Any] = one.server.config.http.heads  # type: ignore[union-attr]
-            another.server.config.http.heads = Forgetful()  # type: ignore[union-attr]
+            remembered: dict[bytes, Any] = one.server.config.http.heads[True]  # type: ignore[union-attr]
+            another.server.config.http.heads = {True: Forgetful()}  # type: ignore[union-attr]
             for _ in range(150):
                 pieces = draw.choices(whole, k=2) + draw.choices(whole + parts, k=6)
                 if draw.random() < 0.5:
                     pieces[1:3] = [pieces[1] + pieces[2]]
                 assert await answered(one, pieces) == await answered(another, pieces), pieces
             assert set(remembered) == {each.partition(b"\r\n\r\n")[0] for each in whole}
+
+    run(story)
+
+
+def test_a_head_that_is_remembered_is_admitted_by_the_tokens_of_now(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    entry = '[[token]]\nid = "{0}"\nsha256 = "{1}"\nrights = ["lease"]\n'
+    file.write_text(entry.format("cron", hashlib.sha256(b"cron").hexdigest()))
+    post = request("POST", "/v1/leases/release", {"attempt": A}, ("Authorization", "Bearer cron"))
+
+    async def story() -> None:
+        async with Instance(TokenFile(str(file))) as instance:
+
+            async def status() -> int:
+                instance.connection.data_received(post)
+                return (await instance.answer())[0]
+
+            assert [await status() for _ in range(2)] == [404, 404]
+            file.write_text(entry.format("another", "0" * 64))
+            instance.server.reload()
+            assert [await status() for _ in range(2)] == [401, 401]
+            assert instance.api.hot == 4
+
+    run(story)
+
+
+def test_a_head_that_a_unix_socket_may_send_is_not_admitted_from_another_one() -> None:
+    """A page of another site can reach a TCP port of this machine, and no Unix socket."""
+
+    async def story() -> None:
+        async with Instance() as instance:
+            instance.api.own_host_only = True
+            for tcp in (False, True, False):
+                await instance.disconnect()
+                await instance.connect(tcp=tcp)
+                for _ in range(2):
+                    instance.connection.data_received(request("POST", "/v1/leases/release", {"attempt": A}))
+                    assert (await instance.answer())[0] == (403 if tcp else 404)
+            assert instance.api.hot == 6
 
     run(story)
 
@@ -388,7 +433,7 @@ def test_what_arrives_during_a_write_shares_the_next_one() -> None:
 
     async def story() -> None:
         store: Any = Slow()
-        worker = GroupedWork(store)
+        worker = GroupedWork(store, lambda: False, lambda *_: None)
         found: list[Any] = []
 
         def start(count: int) -> None:
@@ -444,7 +489,7 @@ def test_a_store_gets_as_many_operations_at_once_as_it_has_connections(
 
     async def story() -> None:
         store = TwoConnections()
-        worker = GroupedWork(store)
+        worker = GroupedWork(store, lambda: False, lambda *_: None)
         found: dict[str, Any] = {}
 
         def start(what: str, work: Work) -> None:

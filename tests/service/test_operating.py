@@ -105,7 +105,7 @@ def test_a_store_whose_clients_alone_remember_is_warned_of() -> None:
 
     async def opened() -> tuple[str, ...]:
         store = MemoryStore(clocks.now)
-        namespaces = ServedNamespaces(lambda runtime, _: Forgetful(store, runtime))
+        namespaces = ServedNamespaces(lambda runtime, _: Forgetful(store, runtime), lambda *_: None)
         _, standing = await namespaces.opened("default", create=True)
         await namespaces.close()
         return standing.warnings

@@ -70,6 +70,17 @@ EVERYBODY = Principal("everybody", "0" * 64, ("lease", "guard", "observe", "oper
 """Without a file of tokens: who can connect may do everything."""
 
 
+class Admission(Struct, frozen=True):
+    """What the head of a request decides: whose it is, and which store and namespace it means."""
+
+    by: Principal
+    namespace: str
+    realm: str
+    """The one that the client began with; "": it does not say."""
+    access: int
+    """How often the file of tokens had been read again: after the next time this is no longer valid."""
+
+
 class _File(Struct, forbid_unknown_fields=True):
     token: list[Principal]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from msgspec import Struct
 
 from fenced import __version__
@@ -47,17 +50,33 @@ from fenced.service.bodies import (
     WaitingAnswer,
 )
 from fenced.service.metrics import labels_text
+from fenced.service.replies import JSON
 
-STATUS: dict[type[Struct], int] = {
-    GrantedAnswer: 200,
-    WaitingAnswer: 202,
-    BusyAnswer: 409,
-    EndedAnswer: 410,
-    ReleasedAnswer: 200,
-    GoneAnswer: 404,
+
+class SentAnswer(NamedTuple):
+    """How a kind of answer is sent, and counted."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    label: str
+    """For the counter of answers about attempts; "": it is none."""
+
+
+def _sent(kind: type[Struct], status: int, *headers: tuple[str, str]) -> SentAnswer:
+    return SentAnswer(
+        status, (*JSON, *headers) if headers else JSON, labels_text(answer=str(kind.__struct_config__.tag))
+    )
+
+
+SENT: dict[type[Struct], SentAnswer] = {
+    GrantedAnswer: _sent(GrantedAnswer, 200),
+    WaitingAnswer: _sent(WaitingAnswer, 202),
+    BusyAnswer: _sent(BusyAnswer, 409, ("retry-after", "1")),
+    EndedAnswer: _sent(EndedAnswer, 410),
+    ReleasedAnswer: _sent(ReleasedAnswer, 200),
+    GoneAnswer: _sent(GoneAnswer, 404),
 }
-LABELS = {kind: labels_text(answer=str(kind.__struct_config__.tag)) for kind in STATUS}
-"""For the counter of answers."""
+SENT_OTHER = SentAnswer(200, JSON, "")
 
 
 def holder_view(holder: Holder) -> HolderView:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache, partial
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,11 +18,11 @@ from starlette.routing import Route
 
 from fenced.authorities.shared.rules import NoNamespace
 from fenced.errors import FencedError, Misuse, Unavailable
-from fenced.model import BatchAnswer, grant_id
+from fenced.model import BatchAnswer, BatchOperation, grant_id
 from fenced.runtime import clocks
 from fenced.runtime.aio import AioRuntime
 from fenced.service import answers, openapi, page
-from fenced.service.access import EVERYBODY, Principal, TokenFile, is_own_host
+from fenced.service.access import EVERYBODY, Admission, Principal, TokenFile, is_own_host
 from fenced.service.bodies import (
     AskBody,
     BatchBody,
@@ -43,14 +43,15 @@ from fenced.service.bodies import (
 )
 from fenced.service.events import Events
 from fenced.service.held import HeldAnswer, HeldResponse, held_seconds
+from fenced.service.hot_requests import HotRequest
 from fenced.service.limits import Limits, Rates, retry_after
 from fenced.service.live import Live
 from fenced.service.metrics import Metrics, labels_text
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
-from fenced.service.replies import JSON, NotAdmitted, ServiceReply, ServiceRequest, as_response, plain
+from fenced.service.replies import NotAdmitted, ServiceReply, ServiceRequest, as_response, plain
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.service.values import ServedValues
-from fenced.service.work import Work, work_of
+from fenced.service.work import work_of
 from fenced.wire.problems import Problem, problem
 
 BODY_BYTES_MAX = 65_536
@@ -94,6 +95,17 @@ class Call(msgspec.Struct):
     by: Principal
 
 
+class ShortWay(Protocol):
+    """A connection whose request takes the short way."""
+
+    request: HotRequest
+
+    def reply(self, reply: ServiceReply) -> None: ...
+    def hold(self, held: HeldAnswer) -> None: ...
+    def finish(self, found: Sequence[BatchAnswer] | Exception) -> None:
+        """Call `Api.finish`."""
+
+
 class Api:
     """One instance. Everything that it remembers may be lost: the store decides."""
 
@@ -107,7 +119,7 @@ class Api:
         guards: Sequence[str] = (),
     ) -> None:
         self.limits = limits or Limits()
-        self.namespaces = ServedNamespaces(make)
+        self.namespaces = ServedNamespaces(make, self._store_answered)
         self.tokens = tokens
         self._audit = audit or (lambda entry: log.info("%s", entry))
         self.numbers = Metrics()
@@ -121,6 +133,8 @@ class Api:
         """Answer only requests that name this machine by its loopback address, or come by a Unix socket."""
         self._random = AioRuntime()
         self._running = 0
+        self._access = 0
+        """How often the file of tokens was read again."""
         self._rates = Rates()
         self._openapi = msgspec.json.encode(openapi.document())
         by_path: dict[str, dict[str, ApiRoute]] = {}
@@ -165,64 +179,68 @@ class Api:
         return endpoint
 
     async def _respond(self, route: ApiRoute, request: Request) -> Response:
-        by = self._admit(route, request)
+        self._check_running()
+        admission = self._admit(route, request)
         data = (
             b"" if route.body is None else await _read(request, body_bytes_max(route), self.limits.body_time)
         )
-        answer = await getattr(self, route.handler)(self._call(route, request, by, data))
+        answer = await getattr(self, route.handler)(self._call(route, request, admission, data))
         return answer if isinstance(answer, Response) else as_response(self._answered(answer))
 
-    def serve(
-        self,
-        route: ApiRoute,
-        request: ServiceRequest,
-        data: bytes,
-        reply: Callable[[ServiceReply], None],
-        hold: Callable[[HeldAnswer], None],
-    ) -> None:
+    def serve(self, way: ShortWay, data: bytes) -> None:
         """Answer a request of `HOT` without a task of its own. Its body has been read.
 
         Access, decoding, operations, answers and counters are those of the other way. Either `reply` or `hold` is
         called, maybe at once.
         """
+        request = way.request
+        head = request.head
         self._running += 1
         try:
-            call = self._call(route, request, self._admit(route, request), data)
+            self._check_running()
+            admission = head.admission
+            if admission is None or admission.access != self._access:
+                admission = head.admission = self._admit(head.route, request)
+            call = self._call(head.route, request, admission, data)
             namespace = self.namespaces.known(call.namespace, call.realm)
             work = work_of(call.body, self._random.secret)
-            held = self._hold(namespace, call) if route.handler == "ask" else None
+            held = self._hold(namespace, call)
         except Exception as error:  # noqa: BLE001 as on the other way, a bug is answered by 500
-            self._served(route, reply, error)
+            self._served(way, error)
         else:
-            found = partial(self._carried_out, route, reply, hold, held, namespace, work, clocks.now())
-            namespace.worker.start(work, found)
+            request.work, request.realm, request.held = work, namespace.realm, held
+            namespace.worker.start(work, way.finish)
 
-    def _carried_out(
-        self,
-        route: ApiRoute,
-        reply: Callable[[ServiceReply], None],
-        hold: Callable[[HeldAnswer], None],
-        held: HeldAnswer | None,
-        namespace: ServedNamespace,
-        work: Work,
-        began: float,
-        found: Sequence[BatchAnswer] | Exception,
-    ) -> None:
-        made = self._made(namespace, work, began, found)
+    def finish(self, way: ShortWay, found: Sequence[BatchAnswer] | Exception) -> None:
+        """Answer the request that `serve` has begun."""
+        request = way.request
+        work, held = request.work, request.held
+        del request.work  # an idle connection needs no memory for it
+        made: msgspec.Struct | Exception
+        try:
+            made = (
+                found if isinstance(found, Exception) else work.answer(work.operations, found, request.realm)
+            )
+        except Exception as error:  # noqa: BLE001 the request is answered by it
+            made = error
         if held is None or not self._is_held(held, made):
-            self._served(route, reply, made)
+            self._served(way, made)
             return
         self._running -= 1
-        self._count(route, 202)
-        hold(held)
+        self._count(request.head.route, 202)
+        way.hold(held)
 
-    def _served(
-        self, route: ApiRoute, reply: Callable[[ServiceReply], None], made: msgspec.Struct | Exception
-    ) -> None:
+    def _served(self, way: ShortWay, made: msgspec.Struct | Exception) -> None:
         self._running -= 1
-        answer = self._failed(made) if isinstance(made, Exception) else self._answered(made)
-        self._count(route, answer.status)
-        reply(answer)
+        reply = self._failed(made) if isinstance(made, Exception) else self._answered(made)
+        self._count(way.request.head.route, reply.status)
+        way.reply(reply)
+
+    def reload_tokens(self) -> None:
+        """Read the file of tokens again. What heads were admitted by the old ones is not used any more."""
+        if self.tokens is not None:
+            self.tokens.reload()
+            self._access += 1
 
     def check_site(self, request: ServiceRequest) -> None:
         """NotAdmitted if a page of another site has sent this request."""
@@ -237,10 +255,19 @@ class Api:
                 plain(403, "The request comes from a page of another site", "only its own page may use it")
             )
 
-    def _admit(self, route: ApiRoute, request: ServiceRequest) -> Principal:
-        """Whose request it is. NotAdmitted if it is not looked at."""
+    def _check_running(self) -> None:
         if self._running > self.limits.running:
             raise Unavailable("too many requests are under way; nothing happened")
+
+    def _admit(self, route: ApiRoute, request: ServiceRequest) -> Admission:
+        """Whose request it is. NotAdmitted if it is not looked at. Only its head decides, and the file of tokens."""
+        query, namespace = request.query_params, "default"
+        if "namespace" in route.parameters:
+            namespace = query.get("namespace", namespace)
+        by = self._principal(route, request)
+        return Admission(by, namespace, query.get("realm", ""), self._access)
+
+    def _principal(self, route: ApiRoute, request: ServiceRequest) -> Principal:
         if route.right is not None:
             self.check_site(request)
         if route.right == "operate" and not page.is_wanted(request.headers):
@@ -256,16 +283,11 @@ class Api:
             raise NotAdmitted(refusal, ("www-authenticate", "Bearer"))
         return found
 
-    def _call(self, route: ApiRoute, request: ServiceRequest, by: Principal, data: bytes) -> Call:
+    def _call(self, route: ApiRoute, request: ServiceRequest, admission: Admission, data: bytes) -> Call:
         """The request with its body, if this client may send it."""
-        body = _decoded(route, data)
-        query = request.query_params
-        namespace = "default"
-        if isinstance(body, NamespaceBody):
-            namespace = body.namespace
-        elif "namespace" in route.parameters:
-            namespace = query.get("namespace", namespace)
-        call = Call(request, body, namespace, query.get("realm", ""), by)
+        body, by = _decoded(route, data), admission.by
+        namespace = body.namespace if isinstance(body, NamespaceBody) else admission.namespace
+        call = Call(request, body, namespace, admission.realm, by)
         if by is not EVERYBODY:
             _check_rights(route, call)
         rate = by.rate or self.limits.rate
@@ -288,12 +310,9 @@ class Api:
             raise NotAdmitted(plain(429, "Too many requests", later), ("retry-after", retry_after(seconds)))
 
     def _answered(self, answer: msgspec.Struct) -> ServiceReply:
-        kind = type(answer)
-        status = answers.STATUS.get(kind)
-        if status is None:
-            return ServiceReply(200, JSON, _encode(answer))
-        self._answers[answers.LABELS[kind]] += 1
-        headers = JSON if status != 409 else (*JSON, ("retry-after", "1"))
+        status, headers, label = answers.SENT.get(type(answer), answers.SENT_OTHER)
+        if label:
+            self._answers[label] += 1
         return ServiceReply(status, headers, _encode(answer))
 
     def _failed(self, error: Exception) -> ServiceReply:
@@ -329,37 +348,34 @@ class Api:
     async def _namespace(self, call: Call) -> ServedNamespace:
         return await self.namespaces.get(call.namespace, call.realm)
 
-    def _made(
-        self, namespace: ServedNamespace, work: Work, began: float, found: Sequence[BatchAnswer] | Exception
-    ) -> msgspec.Struct | Exception:
-        """The answer to a request, made of the results of its operations; or its error."""
-        if isinstance(found, Exception):
-            return found
-        try:
-            granted = self.events.answered(namespace.name, work.operations, found)
-            if granted:
-                self.numbers.granted(clocks.now() - began, granted)
-            return work.answer(work.operations, found, namespace.realm)
-        except Exception as error:  # noqa: BLE001 the request is answered by it
-            return error
+    def _store_answered(
+        self,
+        namespace: str,
+        operations: Sequence[BatchOperation],
+        results: Sequence[BatchAnswer],
+        began: float,
+    ) -> None:
+        """For the live page and the metrics."""
+        granted = self.events.answered(namespace, operations, results)
+        if granted:
+            self.numbers.granted(clocks.now() - began, granted)
 
     async def lease(self, call: Call) -> msgspec.Struct:
         """Asks that are not held, renewals, releases, withdrawals and batches of them."""
         namespace = await self._namespace(call)
-        work, began = work_of(call.body, self._random.secret), clocks.now()
-        answer: asyncio.Future[msgspec.Struct] = asyncio.get_running_loop().create_future()
+        work = work_of(call.body, self._random.secret)
+        results: asyncio.Future[Sequence[BatchAnswer]] = asyncio.get_running_loop().create_future()
 
         def done(found: Sequence[BatchAnswer] | Exception) -> None:
-            made = self._made(namespace, work, began, found)
-            if answer.done():  # its task was cancelled
+            if results.done():  # its task was cancelled
                 return
-            if isinstance(made, Exception):
-                answer.set_exception(made)
+            if isinstance(found, Exception):
+                results.set_exception(found)
             else:
-                answer.set_result(made)
+                results.set_result(found)
 
         namespace.worker.start(work, done)
-        return await answer
+        return work.answer(work.operations, await results, namespace.realm)
 
     renew = release = withdraw = batch = lease
 
@@ -390,7 +406,7 @@ class Api:
         if not isinstance(answer, WaitingAnswer):
             held.close()
             return False
-        self._answers[answers.LABELS[WaitingAnswer]] += 1
+        self._answers[answers.SENT[WaitingAnswer].label] += 1
         held.begin(answer)
         if self.stopping:  # since it was looked at
             held.send_on()

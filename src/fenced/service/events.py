@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -62,7 +62,8 @@ class Events:
     """The newest events of one instance. Used in the loop's thread only."""
 
     def __init__(self) -> None:
-        self._newest: deque[ServiceEvent] = deque(maxlen=EVENTS_MAX)
+        self._newest: deque[tuple[Any, ...]] = deque(maxlen=EVENTS_MAX)
+        """The fields of an event without its number. Most events are never looked at, so `since` makes them."""
         self.number = 0
         """Of the last event."""
         self.granted: Counter[str] = Counter()
@@ -81,37 +82,40 @@ class Events:
 
         Returns how many leases were granted.
         """
-        at, before, granted = _now(), self.number, 0
+        at, newest, unended, granted, ended = _now(), self._newest, self._unended, 0, 0
         for operation, answer in zip(operations, results, strict=True):
             if isinstance(answer, Granted) and isinstance(operation, Ask):
                 granted += 1
-                self.number += 1
-                names, holder, grant = operation.names, operation.holder, grant_id(operation.secret)
-                token, _, ttl = answer
-                self._unended[grant] = None
-                self._newest.append(
-                    ServiceEvent(self.number, at, "granted", namespace, names, token, grant, holder, ttl)
+                grant, (token, _, ttl) = grant_id(operation.secret), answer
+                unended[grant] = None
+                newest.append(
+                    (at, "granted", namespace, operation.names, token, grant, operation.holder, ttl)
                 )
             elif isinstance(answer, ENDS):
-                self.number += 1
+                ended += 1
                 grant = grant_id(operation.secret)
                 why = answer.reason if isinstance(answer, Ended) else "released"
-                if grant in self._unended:  # otherwise it may have waited only, or it was counted
-                    del self._unended[grant]
+                if grant in unended:  # otherwise it may have waited only, or it was counted
+                    del unended[grant]
                     self.expired += why == "expired"
-                self._newest.append(ServiceEvent(self.number, at, "ended", namespace, grant=grant, why=why))
+                newest.append((at, "ended", namespace, (), None, grant, None, 0.0, why))
         if granted:
             self.granted[namespace] += granted
-            if len(self._unended) > GRANTS_MAX:
-                for grant in list(islice(self._unended, GRANTS_MAX // 10)):
-                    del self._unended[grant]
-        if self.listener is not None and self.number > before:
-            self.listener()
+            if len(unended) > GRANTS_MAX:
+                for grant in list(islice(unended, GRANTS_MAX // 10)):
+                    del unended[grant]
+        self._count(granted + ended)
         return granted
+
+    def _count(self, new: int) -> None:
+        self.number += new
+        if new and self.listener is not None:
+            self.listener()
 
     def taken(self, namespace: str, name: str, token: int, why: str) -> None:
         """An operator has taken a name from the holder that had this token."""
-        self._add(ServiceEvent(self.number + 1, _now(), "taken", namespace, (name,), token, why=why))
+        self._newest.append((_now(), "taken", namespace, (name,), token, "", None, 0.0, why))
+        self._count(1)
 
     def refused(self, guard: str, error: Refused, mode: str = "") -> None:
         """A guard of this process has refused an operation. `guard` is its address without secrets."""
@@ -132,7 +136,8 @@ class Events:
     def since(self, number: int) -> list[ServiceEvent]:
         """The events after this number that are still remembered."""
         missing = min(self.number - number, len(self._newest))
-        return list(islice(self._newest, len(self._newest) - missing, None))
+        facts = islice(self._newest, len(self._newest) - missing, None)
+        return [ServiceEvent(number, *each) for number, each in enumerate(facts, self.number - missing + 1)]
 
     def _refused(
         self,
@@ -145,28 +150,11 @@ class Events:
         why: str,
         mode: str,
     ) -> None:
-        self._add(
-            ServiceEvent(
-                self.number + 1,
-                at,
-                "refused",
-                names=() if name is None else (name,),
-                token=stamp.token if stamp else None,
-                grant=stamp.grant if stamp else "",
-                why=why,
-                mark=mark,
-                mark_grant=mark_grant or "",
-                guard=guard,
-                mode=mode,
-                realm=stamp.realm if stamp else "",
-            )
-        )
-
-    def _add(self, event: ServiceEvent) -> None:
-        self.number = event.number
-        self._newest.append(event)
-        if self.listener is not None:
-            self.listener()
+        names = () if name is None else (name,)
+        token, grant, realm = (stamp.token, stamp.grant, stamp.realm) if stamp else (None, "", "")
+        grants = (grant, None, 0.0, why, mark, mark_grant or "")
+        self._newest.append((at, "refused", "", names, token, *grants, guard, mode, realm))
+        self._count(1)
 
 
 def _now() -> float:

@@ -14,17 +14,17 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
-from msgspec import Struct
 from starlette.datastructures import Address, QueryParams
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from fenced.model import BatchAnswer
 from fenced.service.api import Api, body_bytes_max
 from fenced.service.connections import BoundedConnection
 from fenced.service.held import LINES_HEADERS, HeldAnswer
+from fenced.service.hot_requests import HotHead, HotRequest, RawHeaders
 from fenced.service.replies import JSON, ServiceReply
-from fenced.service.routes import ROUTES, ApiRoute
+from fenced.service.routes import ROUTES
 
 HOT = {
     route.path.encode(): route for route in ROUTES if route.handler in ("ask", "renew", "release", "batch")
@@ -44,79 +44,15 @@ def _query_of(text: bytes) -> Mapping[str, str]:
     return dict(QueryParams(text))
 
 
-class RawHeaders:
-    """The headers of a request as they arrived, with names in lower case."""
-
-    __slots__ = ("_values", "raw")
-
-    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
-        self.raw = raw
-        self._values: dict[str, list[str]] = {}
-        for name, value in raw:
-            self._values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-
-    def getlist(self, key: str) -> list[str]:
-        return self._values.get(key, [])
-
-    def get(self, key: str, /) -> str | None:
-        found = self._values.get(key)
-        return found[0] if found else None
-
-
-class HotHead(Struct, frozen=True):
-    """What the parser has read in the head of a request that takes the short way."""
-
-    route: ApiRoute
-    headers: RawHeaders
-    query: Mapping[str, str]
-    namespace: str
-    length: int
-    """Of the body."""
-
-
-class HotRequest:
-    """The request on the short way of one connection, which has one at a time, and uses this object again.
-
-    It stands where uvicorn has its cycle, so what comes behind it is queued.
-    """
-
-    __slots__ = (
-        "client",
-        "disconnected",
-        "headers",
-        "held",
-        "keep_alive",
-        "path_params",
-        "query_params",
-        "response_complete",
-    )
-    headers: RawHeaders
-    query_params: Mapping[str, str]
-
-    def __init__(self, client: Address | None) -> None:
-        self.client = client
-        self.path_params: dict[str, Any] = {}
-        self.disconnected = False
-        self.response_complete = True
-        self.keep_alive = True
-        """uvicorn makes it False when the server stops."""
-        self.held: HeldAnswer | None = None
-
-    @property
-    def message_event(self) -> HotRequest:
-        """uvicorn sets this event when the connection is lost. Nothing waits for it here."""
-        return self
-
-    def set(self) -> None:
-        return
-
-
 class HotConnection(BoundedConnection):
     """One connection of a client."""
 
     api: Api
-    heads: dict[bytes, HotHead]
-    """The heads that the connections of this instance remember, without the empty line at their ends."""
+    heads: dict[bool, dict[bytes, HotHead]]
+    """The heads that the connections of this instance remember, without the empty line at their ends.
+
+    Those of Unix sockets (True) are separate: from them a head is admitted for any host.
+    """
     reply_heads: ReplyHeads
 
     _body: list[bytes] | None = None
@@ -133,13 +69,15 @@ class HotConnection(BoundedConnection):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._request = HotRequest(None if self.client is None else Address(*self.client))
+        self.request = HotRequest(None if self.client is None else Address(*self.client))
+        self._heads = self.heads[self.client is None]
+        self._short = self.app is self.config.loaded_app  # and not that of a connection beyond the limit
 
     def data_received(self, data: bytes) -> None:
         cycle = self.cycle
         if self._between and (cycle is None or cycle.response_complete):
             end = data.find(HEAD_END, 0, HEAD_REMEMBERED_MAX)
-            head = self.heads.get(data[:end]) if end > 0 else None
+            head = self._heads.get(data[:end]) if end > 0 else None
             if head is not None and head.length == len(data) - end - 4 and self._is_taken(head.namespace):
                 # The parser does not see this request. It is between two requests before and after it.
                 self._serve(head, data[end + 4 :])
@@ -153,19 +91,18 @@ class HotConnection(BoundedConnection):
 
     def _is_taken(self, namespace: str) -> bool:
         """Whether requests of this connection for that namespace may take the short way."""
-        return (
-            self.app is self.config.loaded_app  # and not that of a connection beyond the limit
-            and self.api.namespaces.has(namespace)
-            and not self.transport.is_closing()
-        )
+        return self._short and self.api.namespaces.has(namespace) and not self.transport.is_closing()
 
     def _serve(self, head: HotHead, body: bytes) -> None:
         self.request_until = math.inf
-        request = self._request
-        request.headers, request.query_params = head.headers, head.query
-        request.response_complete = False
+        request = self.request
+        request.head, request.response_complete = head, False
         self.cycle = request  # type: ignore[assignment]
-        self.api.serve(head.route, request, body, self._reply, self._hold)
+        self.api.serve(self, body)
+
+    def finish(self, found: Sequence[BatchAnswer] | Exception) -> None:
+        """The store has answered the request that was served last."""
+        self.api.finish(self, found)
 
     # Reading: the parser calls these in this order.
 
@@ -242,9 +179,9 @@ class HotConnection(BoundedConnection):
         """The parser has read this head in `data`. Remember it if nothing else is there but the body."""
         end = data.find(HEAD_END, 0, HEAD_REMEMBERED_MAX)
         if end > 0 and len(data) - end - 4 == head.length:
-            if len(self.heads) >= HEADS_MAX:
-                self.heads.clear()
-            self.heads[data[:end]] = head
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            self._heads[data[:end]] = head
 
     # Replying.
 
@@ -260,26 +197,25 @@ class HotConnection(BoundedConnection):
         elif self.request_until == math.inf:  # and not the time of a request that is being read
             self.request_until = self.loop.time() + self.limits.idle_time
 
-    def _reply(self, reply: ServiceReply) -> None:
-        if not self._request.disconnected:
+    def reply(self, reply: ServiceReply) -> None:
+        if not self.request.disconnected:
             self._finish(self._bytes_of(reply))
 
     def _finish(self, data: bytes) -> None:
         """Send the last bytes of a reply."""
-        request = self._request
+        request = self.request
         request.response_complete = True
         self.transport.write(data)
         if not request.keep_alive:
             self.transport.close()
         self.on_response_complete()
 
-    def _hold(self, held: HeldAnswer) -> None:
+    def hold(self, held: HeldAnswer) -> None:
         """Send what a waiter gets at once. The rest is sent without a task, as soon as `held` has it."""
-        request = self._request
+        request = self.request
         if request.disconnected:
             held.close()
             return
-        request.held = held
         if held.in_lines:
             head = _head_of(
                 202, self.server_state.default_headers, LINES_HEADERS, close=not request.keep_alive
@@ -290,23 +226,23 @@ class HotConnection(BoundedConnection):
 
     def _release(self, rest: bytes) -> None:
         """Send the rest of a held answer."""
-        held, self._request.held = self._request.held, None
+        held, self.request.held = self.request.held, None
         if held is not None and held.in_lines:
             self._finish(b"%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest))
         else:
-            self._reply(ServiceReply(202, JSON, rest))
+            self.reply(ServiceReply(202, JSON, rest))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         # Not by uvicorn if another request was behind it.
-        self._request.disconnected = True
-        if self._request.held is not None:
-            self._request.held.close()
+        self.request.disconnected = True
+        if self.request.held is not None:
+            self.request.held.close()
 
     def _bytes_of(self, reply: ServiceReply) -> bytes:
         default = self.server_state.default_headers
-        if reply.headers is not JSON or not self._request.keep_alive:
-            head = _head_of(reply.status, default, reply.headers, close=not self._request.keep_alive)
+        if reply.headers is not JSON or not self.request.keep_alive:
+            head = _head_of(reply.status, default, reply.headers, close=not self.request.keep_alive)
         else:
             head = self.reply_heads.get(default, reply)
         return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(reply.body), reply.body)
@@ -344,5 +280,5 @@ class ReplyHeads:
 
 def connections_of(api: Api) -> type[HotConnection]:
     """The class of the connections of one instance: uvicorn makes them without arguments of ours."""
-    own = {"limits": api.limits, "api": api, "heads": {}, "reply_heads": ReplyHeads()}
+    own = {"limits": api.limits, "api": api, "heads": {False: {}, True: {}}, "reply_heads": ReplyHeads()}
     return type("ConnectionOfInstance", (HotConnection,), own)

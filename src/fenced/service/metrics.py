@@ -57,7 +57,9 @@ class Metrics:
     def __init__(self) -> None:
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in _HELP}
         self._latency = Histogram(
-            "lock_acquire_latency_ms", "How long the store took for a grant.", BUCKETS_MS
+            "lock_acquire_latency_ms",
+            "How long a grant took, from the first request that shared its write.",
+            BUCKETS_MS,
         )
         self._gap = Histogram(
             "token_gap",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fenced.contracts import Authority, Runtime
 from fenced.errors import FencedError, Misconfigured, Unavailable
-from fenced.model import Standing, check_name
+from fenced.model import BatchAnswer, BatchOperation, Standing, check_name
 from fenced.runtime.aio import AioRuntime
 from fenced.service.work import GroupedWork
 
@@ -28,6 +29,8 @@ OWN_MEMORY = (
 
 MakeAuthority = Callable[[Runtime, str], Authority]
 """An authority object of the store, for a runtime and a namespace, not yet opened."""
+NamespaceAnswered = Callable[[str, Sequence[BatchOperation], Sequence[BatchAnswer], float], None]
+"""Called with the name of a namespace, operations, their results, and when the first of them came."""
 
 
 class AnotherStore(Misconfigured):
@@ -104,13 +107,13 @@ class HeldRequests:
 class ServedNamespace:
     """One namespace. Two authority objects, because a survey would delay the grants that share its thread."""
 
-    def __init__(self, make: MakeAuthority, name: str) -> None:
+    def __init__(self, make: MakeAuthority, name: str, answered: NamespaceAnswered) -> None:
         self.name = name
         self.realm = ""
         self.held = HeldRequests()
         self._runtimes = (AioRuntime(), AioRuntime())
         self.leases, self.looking = (make(runtime, name) for runtime in self._runtimes)
-        self.worker = GroupedWork(self.leases, lambda: self.held.count > 0)
+        self.worker = GroupedWork(self.leases, lambda: self.held.count > 0, partial(answered, name))
         self._opening = asyncio.Lock()
         self._looks = False
         self._listener: asyncio.Task[None] | None = None
@@ -166,8 +169,9 @@ class ServedNamespace:
 class ServedNamespaces:
     """The namespaces that clients have used. Each is opened by its first request."""
 
-    def __init__(self, make: MakeAuthority) -> None:
+    def __init__(self, make: MakeAuthority, answered: NamespaceAnswered) -> None:
         self._make = make
+        self._answered = answered
         self._open: dict[str, ServedNamespace] = {}
         self._making = asyncio.Lock()
 
@@ -210,7 +214,7 @@ class ServedNamespaces:
         if (found := self._open.get(name)) is not None:
             return found, await found.open(create=create)
         async with self._making:  # two first requests must not make two sets of authority objects
-            found = self._open.get(name) or ServedNamespace(self._make, name)
+            found = self._open.get(name) or ServedNamespace(self._make, name, self._answered)
             try:
                 standing = await found.open(create=create)
             except BaseException:

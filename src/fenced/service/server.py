@@ -101,15 +101,11 @@ class LeaseServer(uvicorn.Server):
 
     def reload(self) -> None:
         """Read the tokens and the certificate again. What cannot be used is not: the old ones stay."""
-        for what, load in (("tokens", self._reload_tokens), ("certificate", self._reload_certificate)):
+        for what, load in (("tokens", self.api.reload_tokens), ("certificate", self._reload_certificate)):
             try:
                 load()
             except (FencedError, OSError) as error:
                 log.error("after SIGHUP the old %s stays in use: %s", what, error)
-
-    def _reload_tokens(self) -> None:
-        if self.api.tokens is not None:
-            self.api.tokens.reload()
 
     def _reload_certificate(self) -> None:
         """For new connections. Those that are open go on with the old one."""

@@ -45,6 +45,8 @@ from fenced.wire.problems import problem
 
 _holder = lru_cache(maxsize=1024)(Holder)
 Done = Callable[[Sequence[Result] | Exception], None]
+Answered = Callable[[Sequence[BatchOperation], Sequence[Result], float], None]
+"""Called with operations, their results, and when the first of them came."""
 
 
 class Work(Struct):
@@ -159,12 +161,18 @@ class GroupedWork:
     costs less than one at the connections.
     """
 
-    def __init__(self, leases: Authority, held: Callable[[], bool] = lambda: False) -> None:
-        """`held`: whether any waiter could be notified by what is written."""
+    def __init__(self, leases: Authority, held: Callable[[], bool], answered: Answered) -> None:
+        """`held`: whether any waiter could be notified by what is written.
+
+        `answered` is called once for all operations that share a write, before the requests get their results.
+        """
         self._leases = leases
         self._held = held
+        self._answered = answered
         self._many: Callable[..., Awaitable[list[Result]]] | None = getattr(leases, "many", None)
         self._next: list[tuple[list[BatchOperation], Done]] = []
+        self._began = 0.0
+        """When the first of the next ones came."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes = False
         self._workers_max: float = getattr(leases, "connections", math.inf)
@@ -180,6 +188,8 @@ class GroupedWork:
             else:
                 self._start_one(work.operations[0], done)
             return
+        if not self._next:
+            self._began = clocks.now()
         self._next.append((work.operations, done))
         if not self._writes:
             # Its first step runs after all requests that have arrived by now were read: those share the first write.
@@ -194,10 +204,12 @@ class GroupedWork:
     async def _together(self, many: Callable[..., Awaitable[list[Result]]]) -> None:
         try:
             while self._next:
-                requests, self._next = self._next, []
+                requests, began, self._next = self._next, self._began, []
+                operations = [each for operations, _ in requests for each in operations]
                 found: list[Result] | Exception
                 try:
-                    found = await many([each for operations, _ in requests for each in operations])
+                    found = await many(operations)
+                    self._answered(operations, found, began)
                 except Exception as error:  # noqa: BLE001 whatever it is, those requests are answered by it
                     found = error
                 if self._held():
@@ -235,6 +247,7 @@ class GroupedWork:
                 found: Sequence[Result] | Exception
                 try:
                     found = [await _single(self._leases, operation, until)]
+                    self._answered([operation], found, until - timing.CALL_SECONDS)
                 except Exception as error:  # noqa: BLE001 the request is answered by it
                     found = error
                 done(found)
@@ -243,11 +256,13 @@ class GroupedWork:
 
     async def _several(self, work: Work, done: Done) -> None:
         found: Sequence[Result] | Exception
+        began = clocks.now()
         try:
             if work.answer is _renewed:
                 found = await self._leases.renew([each.secret for each in work.operations], work.until)
             else:
                 found = await asyncio.gather(*(_single(self._leases, each) for each in work.operations))
+            self._answered(work.operations, found, began)
         except Exception as error:  # noqa: BLE001 the request is answered by it
             found = error
         done(found)

@@ -165,7 +165,8 @@ class ServiceInstance:
     def _answer(
         self, connection: SimulatedConnection | None, answer: Any, held: BatchOperation | None, result: Any
     ) -> None:
-        status, data = answers.STATUS.get(type(answer), 200), msgspec.json.encode(answer)
+        outcome, data = answers.SENT.get(type(answer), answers.SENT_OTHER), msgspec.json.encode(answer)
+        status = outcome.status
         if held is None or connection is None:
             self._reply(connection, http1.response(status, "Status", JSON, data))
             return
