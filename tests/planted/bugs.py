@@ -86,14 +86,16 @@ class TokenAtTheQueue(LeaseAlgorithm):
     """The token is minted when the waiter is queued, on an authority that promises `namespace-order`."""
 
     def _enqueue(self, row: AttemptRow) -> AttemptRow:
-        return super()._enqueue(row)._replace(token=self._mint())
+        return super()._enqueue(row)._replace(token=self.rows.mint())
 
-    def _grant(self, row: AttemptRow, claims: Sequence[AttemptRow], ttl: float) -> Granted:
-        granted = super()._grant(row, claims, ttl)
-        if not row.token:
-            return granted
-        self.rows.put(self.rows.attempts((row.id,))[row.id]._replace(token=row.token))
-        return Granted(row.token, granted.remaining, granted.ttl)
+    def _grant(self, public: str, *rest: Any) -> int:
+        waiting = self.rows.attempt(public)
+        token = super()._grant(public, *rest)
+        granted = self.rows.attempt(public)
+        if waiting is None or granted is None:
+            return token
+        self.rows.put(granted._replace(token=waiting.token))
+        return waiting.token
 
 
 class EveryAskIsNew(LeaseAlgorithm):
@@ -138,28 +140,28 @@ class LapsedWaitersAreGranted(LeaseAlgorithm):
 class DeadWaitersBlock(LeaseAlgorithm):
     """A waiter that fell silent keeps its place for ever."""
 
-    def _free_at(self, row: AttemptRow, claims: Sequence[AttemptRow]) -> int:
-        for name in row.names:
-            for other in self.rows.queue(name):
-                if other.id != row.id and (not row.ticket or other.ticket < row.ticket):
-                    return self.now + NS
-        return super()._free_at(row, claims)
+    def _free_at(self, names: Sequence[str], ticket: int) -> tuple[int, list[AttemptRow]]:
+        if any(other.ticket < ticket for name in names for other in self.rows.queue(name)):
+            return self.now + NS, []
+        return super()._free_at(names, ticket)
 
 
 class Barging(LeaseAlgorithm):
     """A free name goes to whoever asks next, not to the head of the queue."""
 
-    def _free_at(self, row: AttemptRow, claims: Sequence[AttemptRow]) -> int:
-        return max([self.now, *(claim.free_at() for claim in claims)])
+    def _free_at(self, names: Sequence[str], ticket: int) -> tuple[int, list[AttemptRow]]:
+        _, claims = super()._free_at(names, ticket)
+        return max([self.now, *(claim.free_at() for claim in claims)]), claims
 
 
 class PartialHolds(LeaseAlgorithm):
     """Of several names only the first is really taken."""
 
-    def _grant(self, row: AttemptRow, claims: Sequence[AttemptRow], ttl: float) -> Granted:
-        granted = super()._grant(row, claims, ttl)
+    def _grant(self, public: str, *rest: Any) -> int:
+        token = super()._grant(public, *rest)
+        row = self.rows.attempts((public,))[public]
         self.rows.free(row._replace(names_json=names_json(row.names[1:])))
-        return granted
+        return token
 
 
 class LockDelayAfterRelease(LeaseAlgorithm):

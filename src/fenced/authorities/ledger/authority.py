@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from fenced import timing
-from fenced.authorities.ledger import ledger as ledgers
 from fenced.authorities.ledger.changes import RecordedRows
 from fenced.authorities.ledger.journal import SCHEMA_VERSION, FileJournal
 from fenced.authorities.ledger.ledger import Ledger
@@ -165,7 +163,7 @@ class LedgerAuthority:
 
     async def _do(
         self,
-        work: Callable[[RecordedRows, LeaseAlgorithm], T],
+        work: Callable[[LeaseAlgorithm], T],
         until: float | None,
         *,
         at_once: bool = False,
@@ -173,7 +171,7 @@ class LedgerAuthority:
         ledger, rows = self._ledger, self._rows
         if ledger is None or rows is None:
             raise Unavailable(f"{self.url} is not open")
-        result, due = ledger.do(rows, lambda algorithm: work(rows, algorithm))
+        result, due = ledger.do(rows, work)
         if at_once and not self._writes and ledger.written < due and ledger.is_quick():
             ledger.write(due)
         await self._written(ledger, due, until)
@@ -226,17 +224,17 @@ class LedgerAuthority:
     # The contract.
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        return await self._do(lambda rows, algorithm: ledgers.ask(rows, algorithm, ask), until)
+        return await self._do(lambda algorithm: algorithm.ask(ask), until)
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         publics = [grant_id(secret) for secret in secrets]
-        return await self._do(lambda _, algorithm: algorithm.renew(publics), until)
+        return await self._do(lambda algorithm: algorithm.renew(publics), until)
 
     async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
-        return await self._do(lambda _, algorithm: self._waking(algorithm.release(secret, keep)), until)
+        return await self._do(lambda algorithm: self._waking(algorithm.release(secret, keep)), until)
 
     async def withdraw(self, secret: str, until: float | None = None) -> ReleaseAnswer:
-        return await self._do(lambda _, algorithm: self._waking(algorithm.withdraw(secret)), until)
+        return await self._do(lambda algorithm: self._waking(algorithm.withdraw(secret)), until)
 
     def _waking(self, ended: tuple[T, list[AttemptRow]]) -> T:
         answer, heads = ended
@@ -252,13 +250,8 @@ class LedgerAuthority:
         The caller has collected what came meanwhile, so nothing could share this write: a thread would only cost time.
         """
         return await self._do(
-            lambda rows, algorithm: self._carried_out(rows, algorithm, operations), until, at_once=True
+            lambda algorithm: self._waking(carry_out(algorithm, operations)), until, at_once=True
         )
-
-    def _carried_out(
-        self, rows: RecordedRows, algorithm: LeaseAlgorithm, operations: Sequence[BatchOperation]
-    ) -> list[BatchAnswer]:
-        return self._waking(carry_out(algorithm, operations, partial(ledgers.ask, rows, algorithm)))
 
     async def next_wakeups(self, until: float) -> list[str]:
         return await self._wakeups.next(until)
@@ -269,18 +262,18 @@ class LedgerAuthority:
     async def survey(
         self, *, after: str = "", limit: int = 1000, until: float | None = None
     ) -> list[NameView]:
-        return await self._do(lambda _, algorithm: algorithm.survey(after, limit), until)
+        return await self._do(lambda algorithm: algorithm.survey(after, limit), until)
 
     async def observe(self, name: str, until: float | None = None) -> NameView:
         name = check_name(name)
-        return await self._do(lambda _, algorithm: algorithm.observe(name), until)
+        return await self._do(lambda algorithm: algorithm.observe(name), until)
 
     async def force_release(self, name: str, token: int, until: float | None = None) -> int | None:
         name = check_name(name)
-        return await self._do(lambda _, algorithm: self._waking(algorithm.force_release(name, token)), until)
+        return await self._do(lambda algorithm: self._waking(algorithm.force_release(name, token)), until)
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
-        return await self._do(lambda _, algorithm: algorithm.raise_floor(above), until)
+        return await self._do(lambda algorithm: algorithm.raise_floor(above), until)
 
     async def tidy(self, until: float | None = None) -> int:
-        return await self._do(lambda _, algorithm: algorithm.tidy(), until)
+        return await self._do(lambda algorithm: algorithm.tidy(), until)

@@ -35,8 +35,9 @@ def only_ends(changes: list[Change]) -> bool:
 
     The next sync has them, too: whoever is granted a name that was released cannot lose the release alone.
     """
-    for _, verb, *arguments in changes:
-        if verb not in _ENDS or (verb == "update" and arguments[1] in ("granted", "waiting")):
+    for change in changes:
+        verb = change[1]
+        if verb not in _ENDS or (verb == "update" and change[3] in ("granted", "waiting")):
             return False
     return True
 
@@ -115,11 +116,12 @@ class RecordedRows(MemoryRows):
         """Check the next `limit` rows in turn, so that every row is checked again and again, however long it lives."""
         if not limit:
             return super().overdue(now)
-        found = []
-        for _ in range(min(limit, len(self._sweep))):
-            public = self._sweep.popleft()
-            if (row := self._attempts.get(public)) is not None:
-                self._sweep.append(public)
+        found, sweep, attempts = [], self._sweep, self._attempts
+        for _ in range(min(limit, len(sweep))):
+            public = sweep.popleft()
+            row = attempts.get(public)
+            if row is not None:
+                sweep.append(public)
                 if row.forget <= now:
                     found.append(row)
         return found
@@ -146,12 +148,12 @@ class RecordedRows(MemoryRows):
 
     def count(self, holder: str, number: int, settled: int, public: str, now: int) -> None:
         """Remember a new attempt of a holder, and delete its attempts that are settled and have ended."""
-        over = [
-            each
-            for each in self._count(holder, number, settled, public, now)
-            if (row := self._attempts.get(each)) is not None and not row.is_open()
-        ]
-        self._delete(over)
+        over = []
+        for each in self._count(holder, number, settled, public, now):
+            row = self._attempts.get(each)
+            if row is not None and not row.is_open():
+                self._delete(row)
+                over.append(each)
         self._changes.append([self._number, "count", holder, number, settled, public, now, over])
         self._counts += 1
         if self._counts % IDLE_EVERY_COUNTS == 0:
@@ -163,25 +165,28 @@ class RecordedRows(MemoryRows):
         if known is None:
             known = self.counted[holder] = Counted()
             self._holders.append(holder)
+        attempts = known.attempts
         known.seen = now
-        known.attempts[number] = public
-        known.settled = max(known.settled, settled)
+        attempts[number] = public
+        if settled > known.settled:
+            known.settled = settled
         # Numbers rise, but asks may overtake each other: whatever is left behind an unsettled one comes next time.
         over = []
-        while known.attempts and (first := next(iter(known.attempts))) <= known.settled:
-            over.append(known.attempts.pop(first))
+        while attempts and (first := next(iter(attempts))) <= known.settled:
+            over.append(attempts.pop(first))
         return over
 
-    def _delete(self, ids: list[str]) -> None:
-        for public in ids:
-            self._free(self._attempts.pop(public))
+    def _delete(self, row: AttemptRow) -> None:
+        del self._attempts[row.id]
+        self._free(row)
 
     def _forget_idle(self, now: int) -> None:
         """Check the next holders in turn: one that was silent for as long as attempts are remembered is forgotten."""
-        for _ in range(min(2 * IDLE_EVERY_COUNTS, len(self._holders))):
-            holder = self._holders.popleft()
+        holders, before = self._holders, now - _IDLE
+        for _ in range(min(2 * IDLE_EVERY_COUNTS, len(holders))):
+            holder = holders.popleft()
             known = self.counted[holder]
-            idle = known.seen + _IDLE <= now
+            idle = known.seen <= before
             # Attempts that were deleted by their age. While the holder asks, a few at a time keep up with it.
             if idle or len(known.attempts) > 2:
                 for number, public in list(itertools.islice(known.attempts.items(), None if idle else 2)):
@@ -191,7 +196,7 @@ class RecordedRows(MemoryRows):
                 del self.counted[holder]
                 self._changes.append([self._number, "silent", holder])
             else:
-                self._holders.append(holder)
+                holders.append(holder)
 
     # Making the rows again.
 
@@ -225,7 +230,8 @@ class RecordedRows(MemoryRows):
             case "count":
                 *counted, over = arguments
                 self._count(*counted)
-                self._delete(over)
+                for public in over:
+                    self._delete(self._attempts[public])
             case "silent":
                 del self.counted[arguments[0]]
                 self._holders.remove(arguments[0])

@@ -21,17 +21,35 @@ from fenced.authorities.ledger.journal import Batch, Journal
 from fenced.authorities.shared.rows import AttemptRow, LeaseAlgorithm
 from fenced.authorities.shared.rules import no_namespace
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
-from fenced.model import Ask, AskAnswer, Ended, grant_id
+from fenced.model import Ask, AskAnswer, Busy, Ended
 
 T = TypeVar("T")
 
 QUICK_NS = 1_000_000
 
 
+class CountingAlgorithm(LeaseAlgorithm):
+    """Also forgets what a holder says that it will never ask again."""
+
+    __slots__ = ()
+    rows: RecordedRows
+
+    def ask(self, ask: Ask, wake: str = "") -> AskAnswer:
+        if ask.number and self.rows.is_settled(ask.holder.id, ask.number):
+            return Ended("settled")
+        return super().ask(ask, wake)
+
+    def _ask_first(self, public: str, ask: Ask, wake: str) -> AskAnswer:
+        answer = super()._ask_first(public, ask, wake)
+        if ask.number and type(answer) is not Busy:
+            self.rows.count(ask.holder.id, ask.number, ask.settled, public, self.now)
+        return answer
+
+
 class Ledger:
     """All namespaces of one journal. Safe to use from many threads."""
 
-    algorithm: type[LeaseAlgorithm] = LeaseAlgorithm
+    algorithm: type[LeaseAlgorithm] = CountingAlgorithm
     rows_type: type[RecordedRows] = RecordedRows
     snapshot_changes = 100_000
     """A snapshot is due after this many changes, or after half as many as there are rows, if those are more."""
@@ -266,17 +284,3 @@ class Ledger:
 
 class _Closing(Exception):
     """The ledger is being closed: a snapshot that is not complete is not needed."""
-
-
-def ask(rows: RecordedRows, algorithm: LeaseAlgorithm, ask: Ask) -> AskAnswer:
-    """Ask, and forget what the holder says that it will never ask again."""
-    if not ask.number:
-        return algorithm.ask(ask)
-    holder, public = ask.holder.id, grant_id(ask.secret)
-    if rows.is_settled(holder, ask.number):
-        return Ended("settled")
-    is_new = rows.attempt(public) is None
-    answer = algorithm.ask(ask)
-    if is_new and rows.attempt(public) is not None:
-        rows.count(holder, ask.number, ask.settled, public, algorithm.now)
-    return answer

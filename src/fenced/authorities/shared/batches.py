@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fenced.authorities.shared.rows import AttemptRow, LeaseAlgorithm
 from fenced.errors import FencedError, Misuse
 from fenced.model import (
     Ask,
-    AskAnswer,
     BatchAnswer,
     BatchOperation,
     Release,
@@ -19,7 +18,7 @@ from fenced.model import (
 
 
 def carry_out(
-    algorithm: LeaseAlgorithm, operations: Sequence[BatchOperation], ask: Callable[[Ask], AskAnswer]
+    algorithm: LeaseAlgorithm, operations: Sequence[BatchOperation], wake: str = ""
 ) -> tuple[list[BatchAnswer], list[AttemptRow]]:
     """Their answers, and the waiters to notify after the commit.
 
@@ -32,7 +31,7 @@ def carry_out(
     for operation in operations:
         try:
             if isinstance(operation, Ask):
-                answer = ask(operation)
+                answer = algorithm.ask(operation, wake)
             elif isinstance(operation, Release):
                 answer, ready = algorithm.release(operation.secret, operation.keep)
                 heads += ready

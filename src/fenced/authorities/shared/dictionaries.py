@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 from fenced.authorities.shared.rows import AttemptRow
+from fenced.authorities.shared.rules import tokens_used_up
 from fenced.model import TOKEN_MAX
 
 
@@ -28,9 +29,9 @@ class MemoryRows:
         """The names in order, as the last survey found them; some may be gone by now."""
         self._ordered: set[str] = set()
 
-    def mint(self) -> int | None:
+    def mint(self) -> int:
         if self.token >= TOKEN_MAX:
-            return None
+            raise tokens_used_up()
         self.token += 1
         return self.token
 

@@ -22,7 +22,6 @@ from fenced.authorities.shared.rules import (
     holder_from,
     holder_text,
     reused_attempt,
-    tokens_used_up,
 )
 from fenced.model import (
     Ask,
@@ -113,8 +112,8 @@ class Rows(Protocol):
     """Attempts of all namespaces may share a table: ids are unique across namespaces."""
 
     # Counters. They are never deleted, and never fall.
-    def mint(self) -> int | None:
-        """The next token; None if the tokens are used up."""
+    def mint(self) -> int:
+        """The next token. Raises `tokens_used_up`, and changes nothing, after the last one."""
 
     def next_ticket(self) -> int: ...
 
@@ -184,55 +183,68 @@ class LeaseAlgorithm:
     # Asking.
 
     def ask(self, ask: Ask, wake: str = "") -> AskAnswer:
-        public, names, ttl = grant_id(ask.secret), names_json(ask.names), int(ask.ttl * NS)
+        public = grant_id(ask.secret)
         row = self.rows.attempt(public)
-        if row is None:
-            delay, holder = int(ask.lock_delay * NS), holder_text(ask.holder)
-            namespace = self.rows.namespace
-            row = AttemptRow(public, namespace, "waiting", names, ttl, delay, 0, 0, self.now, 0, wake, holder)
-            return self._grant_or_queue(row, ask)
-        if row.names and (row.namespace, row.names_json, row.ttl) != (self.rows.namespace, names, ttl):
+        return self._ask_first(public, ask, wake) if row is None else self._ask_again(row, ask, wake)
+
+    def _ask_first(self, public: str, ask: Ask, wake: str) -> AskAnswer:
+        names, ttl, delay = names_json(ask.names), int(ask.ttl * NS), int(ask.lock_delay * NS)
+        holder = holder_text(ask.holder)
+        free_at, claims = self._free_at(ask.names, _LAST)
+        if free_at <= self.now:
+            token = self._grant(public, names, ttl, delay, 0, holder, claims)
+            return Granted(token, ask.ttl, ask.ttl)
+        ahead = self._ahead(ask.names, _LAST)
+        if not ask.wait or ahead >= QUEUE_MAX:
+            return Busy(ahead, self._holding(claims))
+        namespace = self.rows.namespace
+        row = AttemptRow(public, namespace, "waiting", names, ttl, delay, 0, 0, self.now, 0, wake, holder)
+        return self._wait(self._enqueue(row), free_at, ahead, claims)
+
+    def _ask_again(self, row: AttemptRow, ask: Ask, wake: str) -> AskAnswer:
+        asked = (self.rows.namespace, names_json(ask.names), int(ask.ttl * NS))
+        if row.names and (row.namespace, row.names_json, row.ttl) != asked:
             raise reused_attempt()
         if row.is_open() and row.expires <= self.now:
             self._expire(row)
             return Ended("expired")
         if row.state == "granted":
             return Granted(row.token, (row.expires - self.now) / NS, ask.ttl)
-        if row.state == "waiting":
-            return self._grant_or_queue(row._replace(wake=wake), ask)
-        return Ended(row.state)
-
-    def _grant_or_queue(self, row: AttemptRow, ask: Ask) -> AskAnswer:
-        claims = [claim for name in ask.names if (claim := self.rows.claim(name)) is not None]
-        free_at = self._free_at(row, claims)
+        if row.state != "waiting":
+            return Ended(row.state)
+        free_at, claims = self._free_at(ask.names, row.ticket)
         if free_at <= self.now:
-            return self._grant(row, claims, ask.ttl)
-        held_by = next((self._held_by(claim) for claim in claims if claim.holds(self.now)), None)
-        ahead = max(self.rows.ahead(name, row.ticket or _LAST) for name in row.names)
-        if not row.ticket:
-            if not ask.wait or ahead >= QUEUE_MAX:
-                return Busy(ahead, held_by)
-            row = self._enqueue(row)
-        expires = self.now + min(row.ttl, _WAITER_TTL_MAX)
-        self.rows.put(row._replace(expires=expires, forget=expires + _remember(row.ttl)))
-        return Waiting((free_at - self.now) / NS, ahead, held_by)
+            token = self._grant(
+                row.id, row.names_json, row.ttl, row.lock_delay, row.ticket, row.holder, claims
+            )
+            self.rows.dequeue(row)
+            return Granted(token, ask.ttl, ask.ttl)
+        return self._wait(row._replace(wake=wake), free_at, self._ahead(ask.names, row.ticket), claims)
 
-    def _free_at(self, row: AttemptRow, claims: Sequence[AttemptRow]) -> int:
-        """When this attempt could be granted if no other request arrives; `now`: at once.
+    def _free_at(self, names: Sequence[str], ticket: int) -> tuple[int, list[AttemptRow]]:
+        """When these names could be granted behind a ticket if no other request arrives, and the claims on them.
 
-        Ends expired waiters that are directly ahead.
+        `now`: at once. Ends expired waiters that are directly ahead.
         """
-        free_at = self.now
-        for claim in claims:
-            free_at = max(free_at, claim.free_at())
-        for name in row.names:
-            before = self.rows.before(name, row.ticket or _LAST)
+        free_at, claims = self.now, []
+        for name in names:
+            claim = self.rows.claim(name)
+            if claim is not None:
+                claims.append(claim)
+                free_at = max(free_at, claim.free_at())
+            before = self.rows.before(name, ticket)
             while before is not None and before.expires <= self.now:
                 self._expire(before)
-                before = self.rows.before(name, row.ticket or _LAST)
+                before = self.rows.before(name, ticket)
             if before is not None:
                 free_at = max(free_at, before.expires)
-        return free_at
+        return free_at, claims
+
+    def _ahead(self, names: Sequence[str], ticket: int) -> int:
+        return max(self.rows.ahead(name, ticket) for name in names)
+
+    def _holding(self, claims: Sequence[AttemptRow]) -> HeldBy | None:
+        return next((self._held_by(claim) for claim in claims if claim.holds(self.now)), None)
 
     def _enqueue(self, row: AttemptRow) -> AttemptRow:
         row = row._replace(ticket=self.rows.next_ticket())
@@ -240,29 +252,35 @@ class LeaseAlgorithm:
         self._sweep(row.id, SWEEP_AT_ENTRY)
         return row
 
-    def _grant(self, row: AttemptRow, claims: Sequence[AttemptRow], ttl: float) -> Granted:
+    def _wait(self, row: AttemptRow, free_at: int, ahead: int, claims: Sequence[AttemptRow]) -> Waiting:
+        expires = self.now + min(row.ttl, _WAITER_TTL_MAX)
+        self.rows.put(row._replace(expires=expires, forget=expires + _remember(row.ttl)))
+        return Waiting((free_at - self.now) / NS, ahead, self._holding(claims))
+
+    def _grant(
+        self,
+        public: str,
+        names: str,
+        ttl: int,
+        delay: int,
+        ticket: int,
+        holder: str,
+        claims: Sequence[AttemptRow],
+    ) -> int:
         """Mint the token here: the names are locked, so every earlier grant of them already has its token."""
-        token = self._mint()
+        token = self.rows.mint()
         for claim in claims:
             if claim.state != "released":
                 self._expire(claim)
-        if row.ticket:
-            self.rows.dequeue(row)
-        expires = self.now + row.ttl
-        forget = expires + row.lock_delay + _remember(row.ttl)
-        public, namespace, _, names, ttl_ns, delay, ticket, _, _, _, _, holder = row  # faster than `_replace`
-        row = AttemptRow(
-            public, namespace, "granted", names, ttl_ns, delay, ticket, token, expires, forget, "", holder
+        namespace, expires = self.rows.namespace, self.now + ttl
+        forget = expires + delay + _remember(ttl)
+        self.rows.grant(
+            AttemptRow(
+                public, namespace, "granted", names, ttl, delay, ticket, token, expires, forget, "", holder
+            )
         )
-        self.rows.grant(row)
         if token % SWEEP_EVERY_TOKENS == 0:
-            self._sweep(row.id, SWEEP_AT_GRANT)
-        return Granted(token, ttl, ttl)
-
-    def _mint(self) -> int:
-        token = self.rows.mint()
-        if token is None:
-            raise tokens_used_up()
+            self._sweep(public, SWEEP_AT_GRANT)
         return token
 
     def _expire(self, row: AttemptRow) -> None:
@@ -301,8 +319,8 @@ class LeaseAlgorithm:
             return Ended("expired" if row.is_open() else row.state)
         if row.state == "granted":
             return Kept(row.ttl / NS)
-        claims = [claim for name in row.names if (claim := self.rows.claim(name)) is not None]
-        return Waiting((self._free_at(row, claims) - self.now) / NS)
+        free_at, _ = self._free_at(row.names, row.ticket)
+        return Waiting((free_at - self.now) / NS)
 
     # Ending. Each returns the waiters that may be granted now: the store notifies them after its commit.
 
@@ -327,10 +345,8 @@ class LeaseAlgorithm:
         """End an attempt at its owner's request. With `keep` its claims stay, and block the names until then."""
         if row.namespace != self.rows.namespace:
             return Gone(), []
-        if row.state in ("released", "withdrawn"):
-            return _RELEASED, []
         if not row.is_open():
-            return Ended(row.state), []
+            return _RELEASED if row.state in ("released", "withdrawn") else Ended(row.state), []
         if row.expires <= self.now:
             self._expire(row)
             return Ended("expired"), []
@@ -360,7 +376,7 @@ class LeaseAlgorithm:
         claim = self.rows.claim(name)
         if claim is None or claim.token != token or not claim.holds(self.now):
             return None, []
-        return self._mint(), self._free(claim, "revoked")
+        return self.rows.mint(), self._free(claim, "revoked")
 
     def raise_floor(self, above: int) -> int:
         return self.rows.raise_floor(check_floor(above))

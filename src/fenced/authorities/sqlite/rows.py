@@ -10,6 +10,7 @@ from typing import Any
 
 from fenced import sqlfile
 from fenced.authorities.shared.rows import AttemptRow
+from fenced.authorities.shared.rules import tokens_used_up
 from fenced.authorities.sqlite.floor import Floor
 from fenced.errors import InvariantBroken
 
@@ -27,10 +28,10 @@ class SqliteRows:
         self._floor = floor
         self.namespace = namespace
 
-    def mint(self) -> int | None:
+    def mint(self) -> int:
         row = self._db.execute(SQL["mint"], (self.namespace,)).fetchone()
         if row is None:
-            return None
+            raise tokens_used_up()
         self._floor.refuse_known(row[0])
         return int(row[0])
 

@@ -175,8 +175,7 @@ class Store:
         """All operations in one transaction, synced if one of them asks."""
         durable = any(isinstance(each, Ask) for each in operations)
         with self.file.transaction(deadline, durable=durable) as db:
-            algorithm = self._begin(db)
-            answers, heads = carry_out(algorithm, operations, lambda ask: algorithm.ask(ask, wake))
+            answers, heads = carry_out(self._begin(db), operations, wake)
         if tokens := [answer.token for answer in answers if isinstance(answer, Granted)]:
             self._floor.rise(max(tokens))
         return answers, _wakes(heads)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fenced.authorities.ledger import ledger as ledgers
 from fenced.authorities.ledger.changes import Change
 from fenced.authorities.ledger.journal import Batch
 from fenced.authorities.ledger.ledger import Ledger
@@ -77,7 +76,7 @@ class LedgerStore:
         return result
 
     def ask(self, ask: Ask) -> AskAnswer:
-        answer: AskAnswer = self._do(lambda algorithm: ledgers.ask(self.rows, algorithm, ask))
+        answer: AskAnswer = self._do(lambda algorithm: algorithm.ask(ask))
         return answer
 
     def renew(self, secrets: Sequence[str]) -> list[RenewAnswer]:
