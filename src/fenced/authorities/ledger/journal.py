@@ -1,41 +1,42 @@
 """The files of a ledger: a journal of batches, and a snapshot of what came before them.
 
-The journal is a table of an SQLite file, in write-ahead mode with synchronous=FULL: a batch is there as a whole or not
-at all. The connection is in SQLite's exclusive mode, so its lock on the file is held until the process closes it or
-dies. The snapshot is a text file beside it, which is written under another name, synced and renamed.
+`leases.db` is the head. The process that has locked it has the ledger, and it says which segment of the journal is the
+newest. The segments are `leases.db.journal-1` and so on. Each start of the process and each snapshot begins a new one,
+and a snapshot deletes those that it replaces. The snapshot is a text file, which is written under another name, synced
+and renamed.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import fcntl
 import itertools
 import json
 import os
-import sqlite3
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from fenced import sqlfile
+from fenced.authorities.ledger import segments
 from fenced.authorities.ledger.changes import Change, only_ends
+from fenced.authorities.ledger.segments import JournalEntry, Segment
 from fenced.authorities.shared import filesystem
 from fenced.authorities.shared.filesystem import FileInUse
-from fenced.authorities.shared.sqlite import never_close, translate
-from fenced.errors import Misconfigured
-from fenced.runtime import forking
+from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.runtime.machine import boot_id
 from fenced.schema import Schema, check_readable
 
-APPLICATION_ID = 0x46454E4C  # "FENL"
 SCHEMA_VERSION = 1
 PART = 5
 """How many changes a snapshot has in one line. The interpreter runs nothing else while a line is encoded."""
 READ_BYTES = 2**20
 """How much of a snapshot is read at once. A line is longer than the usual buffer."""
-TRIM_ROWS = 200
-"""How many batches are deleted in one transaction: the batches of callers come between two of them."""
+SEGMENTS_MAX = 16
+"""A process that is started again and again gets a snapshot after this many segments."""
+HEAD_BYTES = 512
+"""A disk writes this much as a whole or not at all."""
 
 try:  # five times as fast, and there wherever a service runs
     import msgspec
@@ -67,18 +68,21 @@ class Journal(Protocol):
     def clock_ahead(self, clock: int, last: int) -> int:
         """What to add to a clock that shows `clock` now, so that it does not fall behind `last`, the last batch's."""
 
+    def is_long(self) -> bool:
+        """Whether a snapshot is due, however few changes there were."""
+
     def append(self, batch: Batch) -> None:
         """Write a batch, and sync it unless it only ends leases. After an error nobody knows what the disk has."""
 
     def save(self, number: int, now: int, changes: Iterable[Change]) -> None:
         """Replace the snapshot by one that has everything up to batch `number`."""
 
-    def trim(self, number: int) -> bool:
-        """Delete some batches up to `number`; returns whether there are more of them."""
+    def trim(self, number: int) -> None:
+        """A snapshot has the batches up to `number`: delete them, or some of them."""
 
     def close(self) -> None: ...
     def abandon(self) -> None:
-        """In a forked child: never use the parent's connection, and never close it."""
+        """In a forked child: let go of the files, which stay locked for the parent."""
 
 
 class FileJournal:
@@ -87,12 +91,18 @@ class FileJournal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._snapshot = path.with_name(path.name + ".snapshot")
-        self._watched = (str(path), f"{path}-wal")
-        self._files: tuple[filesystem.FileId, ...] = ()
-        self._db: sqlite3.Connection | None = None
-        self._synced = True
+        self._head = -1
+        """The descriptor of the head, which has the lock."""
+        self._newest = 0
+        """The segment that the head names; 0: there was none yet."""
+        self._old: dict[Path, int] = {}
+        """The segments that nothing is written to any more, and the number of the last batch in each."""
+        self._segment: Segment | None = None
+        self._watched: tuple[tuple[str, filesystem.FileId], ...] = ()
+        self._boot: tuple[str, int] = ("", 0)
+        """The boot in which the newest segment was begun, and what was added to its clock."""
         self._using = threading.Lock()
-        """Held for one transaction: the thread that appends and the one that trims share the connection."""
+        """Held for one append, and for the change to another segment: two threads do these."""
 
     # Opening.
 
@@ -105,62 +115,66 @@ class FileJournal:
             raise Misconfigured(f"there is no file {self.path}; the first lease would create it")
         filesystem.check_place(self.path)
         try:
-            # timeout=0: whoever has the file keeps it, so waiting for its lock is useless.
-            self._db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
-            self._install(self._db)
-        except sqlite3.Error as error:
+            self._head = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._lock()
+            self._newest = self._read_head()
+        except OSError as error:
             self.close()
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-                raise FileInUse(
-                    f"{self.path} is used by another process: a ledger belongs to one process at a time. Stop that "
-                    "process, or ask it for leases; processes of one machine that share a file need sqlite:///"
-                ) from error
-            raise translate(error, self.path) from error
+            raise self._failed(error) from error
         except BaseException:
             self.close()
             raise
-        self._files = self._file_ids()
 
-    def _install(self, db: sqlite3.Connection) -> None:
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        self._refuse_foreign(db)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("BEGIN IMMEDIATE")  # from here on no other process can open the file
-        (version,) = db.execute("PRAGMA user_version").fetchone()
+    def _lock(self) -> None:
+        """Until the head is closed, which the end of the process does, too."""
+        try:
+            fcntl.flock(self._head, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FileInUse(
+                f"{self.path} is used by another process: a ledger belongs to one process at a time. Stop that "
+                "process, or ask it for leases; processes of one machine that share a file need sqlite:///"
+            ) from error
+        if _file_id(self._head) != filesystem.file_id(str(self.path)):
+            raise Unavailable(f"{self.path} was replaced while it was opened; nothing happened")
+
+    def _read_head(self) -> int:
+        text = os.pread(self._head, HEAD_BYTES, 0)
+        if not text:
+            return 0
+        try:
+            known = json.loads(text)
+            version, newest = known["fenced ledger"], known["newest"]
+        except (ValueError, TypeError, LookupError):
+            raise Misconfigured(
+                f"{self.path} is a file of another program, or damaged; a ledger needs its own file"
+            ) from None
         check_readable(str(self.path), Schema(version, version), SCHEMA_VERSION)
-        if version == 0:
-            for statement in sqlfile.statements((Path(__file__).parent / "schema.sql").read_text()):
-                db.execute(statement)
-            db.execute("INSERT INTO ledger VALUES (1, ?, 0, 0)", (boot_id(),))
-            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        db.execute("COMMIT")
+        return int(newest)
 
-    def _refuse_foreign(self, db: sqlite3.Connection) -> None:
-        (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        if tables and db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
-            raise Misconfigured(f"{self.path} is a database of another program; a ledger needs its own file")
+    def _write_head(self, newest: int) -> None:
+        text = json.dumps({"fenced ledger": SCHEMA_VERSION, "newest": newest}) + "\n"
+        self._newest = newest  # first: a head that could not be synced may still get to the disk
+        os.pwrite(self._head, text.ljust(HEAD_BYTES).encode(), 0)
+        os.fdatasync(self._head)
 
     def clock_ahead(self, clock: int, last: int) -> int:
         """The same boot: as before. Another boot: the clock goes on from the last batch, as if no time had passed.
 
         So a lease lasts at least as long as its holder believes: the machine was down for a time that nobody knows.
         """
-        boot, ahead = self._opened().execute("SELECT boot, ahead FROM ledger").fetchone()
+        boot, ahead = self._boot
         if boot == boot_id():
-            return int(ahead)
-        ahead = last - clock
-        self._opened().execute("UPDATE ledger SET boot = ?, ahead = ?", (boot_id(), ahead))
-        return ahead
+            return ahead
+        self._boot = boot_id(), last - clock if last else 0
+        if last:  # for the next start in this boot, even if nothing is written until then
+            self._use(self._new_segment())
+        return self._boot[1]
 
     # Reading.
 
     def read(self) -> Iterator[Batch]:
         try:
             yield from self._read()
-        except sqlite3.Error as error:
-            raise translate(error, self.path) from error
         except (ValueError, OSError) as error:
             raise self._damaged(f"it is damaged ({error})") from error
 
@@ -169,17 +183,36 @@ class FileJournal:
         for part in self._read_snapshot():
             last = part.number
             yield part
-        (trimmed,) = self._opened().execute("SELECT trimmed FROM ledger").fetchone()
-        if trimmed > last:
-            raise self._damaged(f"{self._snapshot.name} is missing, or older than batch {trimmed}")
-        rows = self._opened().execute(
-            "SELECT number, now, changes FROM journal WHERE number > ? ORDER BY number", (last,)
-        )
-        for number, now, changes in rows:
-            if number != last + 1:
-                raise self._damaged(f"batch {last + 1} is missing")
-            last = number
-            yield Batch(number, now, _value(changes))
+        for index in sorted(self._indexes()):
+            path = self._segment_path(index)
+            if index > self._newest:
+                path.unlink()  # a crash came before the head named it, so it has no batch that was answered
+                continue
+            entries = segments.read(path)
+            about = next(entries, None)
+            if about is None:
+                raise self._damaged(f"{path.name} is damaged")
+            self._boot = tuple(_value(about.body))
+            self._old[path] = 0
+            for number, now, body in entries:
+                if number > last + 1:
+                    raise self._damaged(
+                        f"batch {last + 1} is missing, or {self._snapshot.name} is older than it"
+                    )
+                self._old[path] = number
+                if number > last:
+                    last = number
+                    yield Batch(number, now, _value(body))
+        if self._newest and self._segment_path(self._newest) not in self._old:
+            raise self._damaged(f"{self._segment_path(self._newest).name} is missing")
+
+    def _segment_path(self, index: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.journal-{index}")
+
+    def _indexes(self) -> list[int]:
+        begin = f"{self.path.name}.journal-"
+        names = [name.removeprefix(begin) for name in os.listdir(self.path.parent) if name.startswith(begin)]
+        return [int(name) for name in names if name.isdecimal()]
 
     def _read_snapshot(self) -> Iterator[Batch]:
         try:
@@ -202,54 +235,72 @@ class FileJournal:
 
     def _damaged(self, why: str) -> Misconfigured:
         return Misconfigured(
-            f"{self.path}: {why}. Restore the file and {self._snapshot.name} from one backup, then run "
-            "`fenced authority raise`"
+            f"{self.path}: {why}. Restore all files of the ledger from one backup, then run `fenced authority raise`"
         )
 
     # Writing.
 
     def append(self, batch: Batch) -> None:
-        text = _text(batch.changes).decode()
-        with self._using:  # the other thread holds it for the deletion of a few rows
-            self._check_files()
-            with self._transaction() as db:  # a single statement is a transaction of its own
-                self._sync(db, not only_ends(batch.changes))
-                db.execute("INSERT INTO journal VALUES (?, ?, ?)", (batch.number, batch.now, text))
+        entry = JournalEntry(batch.number, batch.now, _text(batch.changes))
+        sync = not only_ends(batch.changes)
+        with self._using:  # the other thread holds it only to put another segment in place
+            try:
+                if self._segment is None:
+                    self._use(self._new_segment())
+                self._check_files()
+                self._segment.append(entry, sync=sync)  # type: ignore[union-attr]
+            except OSError as error:
+                raise self._failed(error) from error
 
-    def _sync(self, db: sqlite3.Connection, synced: bool) -> None:
-        """Whether commits are synced from now on. A sync includes all commits before it."""
-        if synced is not self._synced:
-            db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-            self._synced = synced
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """`forking` delays a fork until its end."""
-        db = self._opened()
-        forking.enter()
+    def _new_segment(self) -> Segment:
+        """One that is on the disk, and that the head names. What is appended to the old one still counts."""
+        index = self._newest + 1
         try:
-            yield db
-        except sqlite3.Error as error:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise translate(error, self.path) from error
-        finally:
-            forking.leave()
+            made = Segment(self._segment_path(index), JournalEntry(0, 0, _text(self._boot)))
+            try:
+                self._share(made.path)
+                self._sync_folder()
+                self._write_head(index)
+            except BaseException:
+                made.close()
+                raise
+        except OSError as error:
+            raise self._failed(error) from error
+        return made
+
+    def _share(self, path: Path) -> None:
+        """Whoever may read the head may read this file, and nobody else."""
+        filesystem.share(path, self.path, os.fstat(self._head).st_mode & 0o666)
+
+    def _use(self, segment: Segment) -> None:
+        """Append to this one from now on. The caller holds `_using`."""
+        if (old := self._segment) is not None:
+            self._old[old.path] = old.last
+            old.close()
+        self._segment = segment
+        self._watched = ((str(self.path), _file_id(self._head)), (str(segment.path), segment.file_id()))
 
     def _check_files(self) -> None:
         """The paths must lead to the files that were opened: what is written to a removed file is lost."""
-        if self._file_ids() != self._files:
-            raise Misconfigured(
-                f"{self.path} or {self.path.name}-wal was removed or replaced while this process had it open"
-            )
+        for path, known in self._watched:
+            if filesystem.file_id(path) != known:
+                raise Misconfigured(f"{path} was removed or replaced while this process had it open")
 
-    def _file_ids(self) -> tuple[filesystem.FileId, ...]:
-        return tuple(map(filesystem.file_id, self._watched))
+    def _failed(self, error: OSError) -> FencedError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return Unavailable(f"the disk under {self.path} is full; free some space and try again")
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return Misconfigured(
+                f"{self.path} cannot be written ({error}); the file, its folder and the files beside it must be "
+                "writable, and the file system not mounted read-only"
+            )
+        return Unavailable(f"the disk under {self.path} failed: {error}")
 
     def save(self, number: int, now: int, changes: Iterable[Change]) -> None:
         new = self._snapshot.with_name(self._snapshot.name + ".new")
         rest = iter(changes)
         with new.open("wb") as file:
+            self._share(new)
             check = _write_line(file, [number, now], 0)
             while part := list(itertools.islice(rest, PART)):
                 check = _write_line(file, part, check)
@@ -257,45 +308,48 @@ class FileJournal:
             file.flush()
             os.fsync(file.fileno())
         new.replace(self._snapshot)
+        self._sync_folder()
+
+    def _sync_folder(self) -> None:
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
 
-    def trim(self, number: int) -> bool:
+    def trim(self, number: int) -> None:
+        """Begin another segment, and delete those that have nothing after `number`.
+
+        The new one is made before the lock is taken, so batches are written meanwhile. Those that came after the
+        snapshot keep their segment until the next one.
+        """
+        made = self._new_segment()
         with self._using:
-            (trimmed,) = self._opened().execute("SELECT trimmed FROM ledger").fetchone()
-            last = min(number, trimmed + TRIM_ROWS)
-            if last > trimmed:
-                with self._transaction() as db:
-                    self._sync(db, True)
-                    db.execute("BEGIN IMMEDIATE")
-                    db.execute("UPDATE ledger SET trimmed = ?", (last,))
-                    db.execute("DELETE FROM journal WHERE number <= ?", (last,))
-                    db.execute("COMMIT")
-        return bool(last < number)
+            self._use(made)
+        for path in [path for path, last in self._old.items() if last <= number]:
+            path.unlink(missing_ok=True)
+            del self._old[path]
+
+    def is_long(self) -> bool:
+        return len(self._old) > SEGMENTS_MAX
 
     # Closing.
 
-    def _opened(self) -> sqlite3.Connection:
-        if self._db is None:
-            raise Misconfigured(f"{self.path} is not open")
-        return self._db
-
     def close(self) -> None:
-        db, self._db = self._db, None
-        if db is None:
-            return
-        if self._files and self._file_ids() != self._files:
-            never_close(db)  # closing would write a removed log into a file that is not its own
-        else:
-            db.close()
+        if self._segment is not None:
+            self._segment.close()
+        if self._head >= 0:
+            os.close(self._head)  # which unlocks it
+        self._segment, self._head = None, -1
 
     def abandon(self) -> None:
-        db, self._db = self._db, None
-        if db is not None:
-            never_close(db)
+        """The lock belongs to the open file, which the parent has, too: it ends when the last of them is closed."""
+        self.close()
+
+
+def _file_id(file: int) -> filesystem.FileId:
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino
 
 
 def _write_line(file: object, value: object, check: int) -> int:

@@ -222,7 +222,7 @@ class Ledger:
     def wants_snapshot(self) -> bool:
         rows = sum(map(len, self._namespaces))
         due = max(self.snapshot_changes, rows // 2)
-        return self._since_snapshot >= due and not self._snapshotting.locked()
+        return (self._since_snapshot >= due or self._journal.is_long()) and not self._snapshotting.locked()
 
     def snapshot_if_due(self) -> None:
         """Several callers may have found that one is due: the first one makes it."""
@@ -239,8 +239,7 @@ class Ledger:
                 number, now, changes = self._write(self._copied)
                 self._since_snapshot = 0
             self._journal.save(number, now, self._unless_closing(changes))
-            while self._journal.trim(number) and not self._closing:
-                continue
+            self._journal.trim(number)
         except (OSError, FencedError, _Closing):
             return  # the journal still has everything; the next snapshot is due after as many changes
         finally:

@@ -52,9 +52,11 @@ class SimulatedDisk:
     def save(self, number: int, now: int, changes: Iterable[Change]) -> None:
         self._snapshot = (number, json.dumps([number, now, list(changes)]))
 
-    def trim(self, number: int) -> bool:
+    def trim(self, number: int) -> None:
         for each in [each for each in self._batches if each <= number]:
             del self._batches[each]
+
+    def is_long(self) -> bool:
         return False
 
     def close(self) -> None:
