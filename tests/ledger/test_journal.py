@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -85,6 +86,52 @@ def test_what_a_crash_has_cut_off_never_comes_back(path: Path) -> None:
     assert appended(path, batch(2, "c")) == [batch(1, "a")]
     assert b"lost" in file.read_bytes()
     assert appended(path) == [batch(1, "a"), batch(2, "c")]
+
+
+class SyncedDisk:
+    """Remembers what each file had when it was synced last, and its name when its folder was. Then cuts the power."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        self._synced: dict[int, bytes] = {}
+        self._names: dict[str, int] = {}
+        monkeypatch.setattr(os, "fdatasync", self._sync)
+        monkeypatch.setattr(os, "fsync", self._sync)
+
+    def _sync(self, file: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{file}"))
+        if path == self._folder:
+            self._names = {each.name: each.stat().st_ino for each in self._folder.iterdir()}
+        else:
+            self._synced[path.stat().st_ino] = path.read_bytes()
+
+    def cut(self) -> None:
+        for path in self._folder.iterdir():
+            path.unlink()
+        for name, inode in self._names.items():
+            (self._folder / name).write_bytes(self._synced.get(inode, b""))
+
+
+@pytest.mark.parametrize("how", ["snapshot", "killed"])
+def test_a_synced_batch_includes_those_of_earlier_segments(
+    path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Endings are not synced. A batch of the next segment that is must not be there without them."""
+    disk = SyncedDisk(path.parent, monkeypatch)
+    journal = FileJournal(path)
+    journal.open(create=True)
+    ending = Batch(2, 1002, [[0, "dequeue", "a"]])
+    for each in (batch(1, "a"), ending):
+        journal.append(each)
+    if how == "snapshot":
+        journal.trim(0)
+        journal.append(batch(3, "c"))
+        journal.close()
+    else:
+        journal.close()  # as the kernel does it
+        assert appended(path, batch(3, "c")) == [batch(1, "a"), ending]
+    disk.cut()
+    assert appended(path) == [batch(1, "a"), ending, batch(3, "c")]
 
 
 def test_a_segment_that_the_head_does_not_name_is_not_read(path: Path) -> None:

@@ -203,8 +203,11 @@ class FileJournal:
                 if number > last:
                     last = number
                     yield Batch(number, now, _value(body))
-        if self._newest and self._segment_path(self._newest) not in self._old:
-            raise self._damaged(f"{self._segment_path(self._newest).name} is missing")
+        if self._newest:
+            path = self._segment_path(self._newest)
+            if path not in self._old:
+                raise self._damaged(f"{path.name} is missing")
+            segments.sync(path)  # the syncs of later segments do not include it
 
     def _segment_path(self, index: int) -> Path:
         return self.path.with_name(f"{self.path.name}.journal-{index}")
@@ -273,8 +276,12 @@ class FileJournal:
         filesystem.share(path, self.path, os.fstat(self._head).st_mode & 0o666)
 
     def _use(self, segment: Segment) -> None:
-        """Append to this one from now on. The caller holds `_using`."""
+        """Append to this one from now on. The caller holds `_using`.
+
+        A sync of the new one does not include the old one, whose last batches may not be synced yet.
+        """
         if (old := self._segment) is not None:
+            old.sync()
             self._old[old.path] = old.last
             old.close()
         self._segment = segment

@@ -39,6 +39,15 @@ def read(path: Path) -> Iterator[JournalEntry]:
             yield JournalEntry(number, now, body)
 
 
+def sync(path: Path) -> None:
+    """What was read may not be on the disk: the process that wrote it was killed before its next sync."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(file)
+    finally:
+        os.close(file)
+
+
 def _checksum(number: int, now: int, body: bytes) -> int:
     """Of zeros it is not zero, so zeros are no entry."""
     return crc32(b"%d %d " % (number, now) + body)
@@ -76,6 +85,9 @@ class Segment:
         more = max(end, self._filled + min(max(self._filled, FILL_MIN), FILL_MAX)) - self._filled
         _write_all(self._file, bytes(more), self._filled)
         self._filled += more
+
+    def sync(self) -> None:
+        os.fdatasync(self._file)
 
     def file_id(self) -> tuple[int, int]:
         status = os.fstat(self._file)
