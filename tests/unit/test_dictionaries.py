@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fenced.authorities.ledger.changes import ROWS, RecordedRows
+from fenced.authorities.ledger.changes import MANY, ROWS, RecordedRows
 from fenced.authorities.shared.dictionaries import MemoryRows
 from fenced.authorities.shared.rows import AttemptRow, names_json
 
@@ -58,3 +58,17 @@ def test_rows_of_another_shape_are_refused(damage: Callable[[list[list[Any]]], o
     damage(columns)
     with pytest.raises(ValueError, match=r"column|argument"):
         rows.redo("rows", [["h"], columns])
+
+
+def test_ids_of_deleted_attempts_are_dropped() -> None:
+    """Also while the holder asks again and again, and long leases came before what it never settles."""
+    rows = RecordedRows("default", "realm", 0, [])
+    for number in range(1, 1000):
+        row = AttemptRow(str(number), 0, "granted", "[]", 1, 0, 0, number, 0, 0, "", "{}")
+        rows.grant(row)
+        rows.count("holder", number, 0, row.id, number)
+        if number > 5:
+            rows.forget(row)
+    remembered = rows.counted["holder"].attempts
+    assert list(remembered)[:5] == [1, 2, 3, 4, 5]
+    assert len(remembered) <= 2 * 5 + MANY + 1

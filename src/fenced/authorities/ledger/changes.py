@@ -7,14 +7,14 @@ differently still reads the same state from an old journal. Rows hold public ids
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from sys import intern
 from typing import Any
 
 from fenced import timing
 from fenced.authorities.shared.dictionaries import MemoryRows
-from fenced.authorities.shared.rows import NS, AttemptRow
+from fenced.authorities.shared.rows import NS, AttemptRow, new_row
 
 Change = list[Any]
 """The number of a namespace, a verb and its arguments, all of them values that JSON has."""
@@ -22,10 +22,10 @@ Change = list[Any]
 ROWS = 500
 """How many attempts a snapshot has in one change."""
 IDLE_EVERY_COUNTS = 32
-"""One in this many new attempts also checks twice as many holders, so that all are checked while they ask."""
+"""One in this many new attempts also checks twice as many holders, if so many are silent."""
+MANY = 32
+"""How many ids of a holder's attempts are kept before anybody looks whether the attempts still exist."""
 _STATE, _HOLDER = AttemptRow._fields.index("state"), AttemptRow._fields.index("holder")
-_new_row = tuple.__new__
-"""Of a class and its values. `AttemptRow._make` is a function in Python, and took a fifth of a restart."""
 _ENDS = frozenset({"end", "update", "free", "dequeue", "forget", "silent"})
 _IDLE = int(timing.REMEMBER_SECONDS_MIN * NS)
 
@@ -45,7 +45,7 @@ def only_ends(changes: list[Change]) -> bool:
 class Counted:
     """What is remembered of a holder that counts its attempts."""
 
-    __slots__ = ("attempts", "seen", "settled")
+    __slots__ = ("attempts", "many", "seen", "settled")
 
     def __init__(self) -> None:
         self.settled = 0
@@ -54,6 +54,8 @@ class Counted:
         """When it asked last."""
         self.attempts: dict[int, str] = {}
         """The public ids of its later attempts, in the order in which they came."""
+        self.many = MANY
+        """With more attempts than this, those that were deleted are dropped."""
 
 
 class RecordedRows(MemoryRows):
@@ -68,12 +70,12 @@ class RecordedRows(MemoryRows):
         self.realm = realm
         self.recorded_token = 0
         """The last token that is in a change."""
-        self.counted: dict[str, Counted] = {}
+        self.counted: OrderedDict[str, Counted] = OrderedDict()
+        """By their holders; the one that asked last is the last."""
         self._number = number
         self._changes = changes
         self._sweep: deque[str] = deque()
         """All ids in the order in which they are checked for deletion; deleted ones leave it when they are checked."""
-        self._holders: deque[str] = deque()
         self._counts = 0
 
     def __len__(self) -> int:
@@ -164,7 +166,8 @@ class RecordedRows(MemoryRows):
         known = self.counted.get(holder)
         if known is None:
             known = self.counted[holder] = Counted()
-            self._holders.append(holder)
+        else:
+            self.counted.move_to_end(holder)
         attempts = known.attempts
         known.seen = now
         attempts[number] = public
@@ -174,29 +177,33 @@ class RecordedRows(MemoryRows):
         over = []
         while attempts and (first := next(iter(attempts))) <= known.settled:
             over.append(attempts.pop(first))
+        if len(attempts) > known.many:
+            self._drop_deleted(known)
         return over
+
+    def _drop_deleted(self, known: Counted) -> None:
+        """Drop the ids of attempts that were deleted by their age. It is done so rarely that an ask pays for few ids."""
+        known.attempts = {
+            number: public for number, public in known.attempts.items() if public in self._attempts
+        }
+        known.many = 2 * len(known.attempts) + MANY
 
     def _delete(self, row: AttemptRow) -> None:
         del self._attempts[row.id]
         self._free(row)
 
     def _forget_idle(self, now: int) -> None:
-        """Check the next holders in turn: one that was silent for as long as attempts are remembered is forgotten."""
-        holders, before = self._holders, now - _IDLE
-        for _ in range(min(2 * IDLE_EVERY_COUNTS, len(holders))):
-            holder = holders.popleft()
-            known = self.counted[holder]
-            idle = known.seen <= before
-            # Attempts that were deleted by their age. While the holder asks, a few at a time keep up with it.
-            if idle or len(known.attempts) > 2:
-                for number, public in list(itertools.islice(known.attempts.items(), None if idle else 2)):
-                    if public not in self._attempts:
-                        del known.attempts[number]
-            if idle and not known.attempts:
+        """Forget holders that were silent for as long as attempts are remembered; those that asked first come first."""
+        for _ in range(min(2 * IDLE_EVERY_COUNTS, len(self.counted))):
+            holder, known = next(iter(self.counted.items()))
+            if known.seen + _IDLE > now:
+                return
+            self._drop_deleted(known)
+            if known.attempts:
+                self.counted.move_to_end(holder)  # a long lease: it is checked again after the others
+            else:
                 del self.counted[holder]
                 self._changes.append([self._number, "silent", holder])
-            else:
-                holders.append(holder)
 
     # Making the rows again.
 
@@ -234,7 +241,6 @@ class RecordedRows(MemoryRows):
                     self._delete(self._attempts[public])
             case "silent":
                 del self.counted[arguments[0]]
-                self._holders.remove(arguments[0])
             case "ticket":
                 self.ticket = arguments[0]
             case "claim":
@@ -253,14 +259,13 @@ class RecordedRows(MemoryRows):
         columns[_STATE] = list(map(intern, columns[_STATE]))
         columns[_HOLDER] = list(map(list(map(intern, holders)).__getitem__, columns[_HOLDER]))
         full = (itertools.repeat(each[0], count) if len(each) == 1 else each for each in columns)
-        rows = map(_new_row, itertools.repeat(AttemptRow), zip(*full, strict=True))
+        rows = map(new_row, zip(*full, strict=True))
         self._attempts.update(zip(ids, rows, strict=True))
         self._sweep.extend(ids)
 
     def _resettle(self, holder: str, settled: int, seen: int, attempts: list[tuple[int, str]]) -> None:
         known = self.counted[holder] = Counted()
         known.settled, known.seen, known.attempts = settled, seen, dict(attempts)
-        self._holders.append(holder)
 
     def copied(self) -> Iterator[Change]:
         """The shortest list of changes that makes these rows, as they are now.

@@ -52,7 +52,7 @@ class Ledger:
     algorithm: type[LeaseAlgorithm] = CountingAlgorithm
     rows_type: type[RecordedRows] = RecordedRows
     snapshot_changes = 100_000
-    """A snapshot is due after this many changes, or after half as many as there are rows, if those are more."""
+    """A snapshot is due after this many changes, or after a third as many as there are rows, if those are more."""
 
     def __init__(self, where: object, journal: Journal, clock: Callable[[], int]) -> None:
         self.where = where
@@ -221,7 +221,7 @@ class Ledger:
 
     def wants_snapshot(self) -> bool:
         rows = sum(map(len, self._namespaces))
-        due = max(self.snapshot_changes, rows // 2)
+        due = max(self.snapshot_changes, rows // 3)
         return (self._since_snapshot >= due or self._journal.is_long()) and not self._snapshotting.locked()
 
     def snapshot_if_due(self) -> None:

@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections.abc import Sequence
 
-from fenced.authorities.shared.rows import AttemptRow
+from fenced.authorities.shared.rows import AttemptRow, names_of, new_row
 from fenced.authorities.shared.rules import tokens_used_up
 from fenced.model import TOKEN_MAX
 
@@ -58,20 +58,20 @@ class MemoryRows:
 
     def grant(self, row: AttemptRow) -> None:
         self._put(row)
-        for name in row.names:
+        for name in names_of(row.names_json):
             self._claims[name] = row.id
 
     def update(self, ids: Sequence[str], state: str, expires: int, forget: int) -> None:
         for public in ids:
             _, space, _, names, ttl, delay, ticket, token, _, _, wake, holder = self._attempts[public]
-            self._attempts[public] = AttemptRow(  # faster than `_replace`
-                public, space, state, names, ttl, delay, ticket, token, expires, forget, wake, holder
+            self._attempts[public] = new_row(  # faster than `_replace`
+                (public, space, state, names, ttl, delay, ticket, token, expires, forget, wake, holder)
             )
 
     def end(self, row: AttemptRow, state: str, forget: int) -> None:
         public, space, _, names, ttl, delay, ticket, token, expires, _, wake, holder = row
-        self._attempts[public] = AttemptRow(
-            public, space, state, names, ttl, delay, ticket, token, expires, forget, wake, holder
+        self._attempts[public] = new_row(
+            (public, space, state, names, ttl, delay, ticket, token, expires, forget, wake, holder)
         )
         self._free(row)
 
@@ -91,16 +91,16 @@ class MemoryRows:
         self._free(row)
 
     def _free(self, row: AttemptRow) -> None:
-        for name in row.names:
+        for name in names_of(row.names_json):
             if self._claims.get(name) == row.id:
                 del self._claims[name]
 
     def enqueue(self, row: AttemptRow) -> None:
-        for name in row.names:
+        for name in names_of(row.names_json):
             self._queues.setdefault(name, []).append((row.ticket, row.id))
 
     def dequeue(self, row: AttemptRow) -> None:
-        for name in row.names:
+        for name in names_of(row.names_json):
             queue = self._queues.get(name, [])
             place = bisect.bisect_left(queue, (row.ticket, ""))
             if place < len(queue) and queue[place][1] == row.id:
