@@ -182,7 +182,7 @@ class RecordedRows(MemoryRows):
         return over
 
     def _drop_deleted(self, known: Counted) -> None:
-        """Drop the ids of attempts that were deleted by their age. It is done so rarely that an ask pays for few ids."""
+        """Drop the ids of attempts that were deleted by their age. So rarely that an ask pays for few ids."""
         known.attempts = {
             number: public for number, public in known.attempts.items() if public in self._attempts
         }
