@@ -36,6 +36,16 @@ def test_names_are_in_the_order_of_their_bytes() -> None:
             assert rows.names(after, limit) == expected[:limit]
 
 
+def test_long_leases_do_not_stop_the_sweep() -> None:
+    """They came first, and there are more of them than one sweep checks."""
+    rows = MemoryRows()
+    for each in range(30):
+        forget = 100 if each < 20 else 1
+        rows.put(AttemptRow(str(each), 0, "granted", "[]", 1, 0, 0, 1, 0, forget, "", "{}"))
+    found = [rows.overdue(now=50, limit=10) for _ in range(3)]
+    assert [len(each) for each in found] == [0, 0, 10]
+
+
 @pytest.mark.parametrize("count", [1, 2, ROWS, ROWS + 1])
 def test_a_snapshot_has_every_row(count: int) -> None:
     """Also where all values of a column are the same, which are written once."""

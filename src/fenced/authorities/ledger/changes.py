@@ -7,7 +7,7 @@ differently still reads the same state from an old journal. Rows hold public ids
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from sys import intern
 from typing import Any
@@ -74,8 +74,6 @@ class RecordedRows(MemoryRows):
         """By their holders; the one that asked last is the last."""
         self._number = number
         self._changes = changes
-        self._sweep: deque[str] = deque()
-        """All ids in the order in which they are checked for deletion; deleted ones leave it when they are checked."""
         self._counts = 0
 
     def __len__(self) -> int:
@@ -90,12 +88,6 @@ class RecordedRows(MemoryRows):
     def put(self, row: AttemptRow) -> None:
         self._put(row)
         self._changes.append([self._number, "put", *row])
-
-    def _put(self, row: AttemptRow) -> None:
-        public = row[0]
-        if public not in self._attempts:
-            self._sweep.append(public)
-        self._attempts[public] = row
 
     def grant(self, row: AttemptRow) -> None:
         super().grant(row)
@@ -113,20 +105,6 @@ class RecordedRows(MemoryRows):
     def forget(self, row: AttemptRow) -> None:
         super().forget(row)
         self._changes.append([self._number, "forget", row.id])
-
-    def overdue(self, now: int, near: str = "", limit: int = 0) -> list[AttemptRow]:
-        """Check the next `limit` rows in turn, so that every row is checked again and again, however long it lives."""
-        if not limit:
-            return super().overdue(now)
-        found, sweep, attempts = [], self._sweep, self._attempts
-        for _ in range(min(limit, len(sweep))):
-            public = sweep.popleft()
-            row = attempts.get(public)
-            if row is not None:
-                sweep.append(public)
-                if row.forget <= now:
-                    found.append(row)
-        return found
 
     def free(self, row: AttemptRow) -> None:
         before = len(self._claims)

@@ -34,15 +34,13 @@ class CountingAlgorithm(LeaseAlgorithm):
     __slots__ = ()
     rows: RecordedRows
 
-    def ask(self, ask: Ask, wake: str = "") -> AskAnswer:
-        if ask.number and self.rows.is_settled(ask.holder.id, ask.number):
-            return Ended("settled")
-        return super().ask(ask, wake)
-
     def _ask_first(self, public: str, ask: Ask, wake: str) -> AskAnswer:
+        number, holder = ask.number, ask.holder.id
+        if number and self.rows.is_settled(holder, number):
+            return Ended("settled")
         answer = super()._ask_first(public, ask, wake)
-        if ask.number and type(answer) is not Busy:
-            self.rows.count(ask.holder.id, ask.number, ask.settled, public, self.now)
+        if number and type(answer) is not Busy:
+            self.rows.count(holder, number, ask.settled, public, self.now)
         return answer
 
 

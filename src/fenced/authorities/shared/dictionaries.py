@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import deque
 from collections.abc import Sequence
 
 from fenced.authorities.shared.rows import AttemptRow, names_of, new_row
@@ -25,6 +26,8 @@ class MemoryRows:
         self._attempts: dict[str, AttemptRow] = {}
         self._claims: dict[str, str] = {}
         self._queues: dict[str, list[tuple[int, str]]] = {}
+        self._sweep: deque[str] = deque()
+        """All ids in the order in which they are checked for deletion; deleted ones leave it when they are checked."""
         self._order: list[str] = []
         """The names in order, as the last survey found them; some may be gone by now."""
         self._ordered: set[str] = set()
@@ -54,6 +57,8 @@ class MemoryRows:
         self._put(row)
 
     def _put(self, row: AttemptRow) -> None:
+        if row.id not in self._attempts:
+            self._sweep.append(row.id)
         self._attempts[row.id] = row
 
     def grant(self, row: AttemptRow) -> None:
@@ -79,9 +84,18 @@ class MemoryRows:
         del self._attempts[row.id]
 
     def overdue(self, now: int, near: str = "", limit: int = 0) -> list[AttemptRow]:
-        """The oldest rows come first, so those are sampled."""
-        rows = itertools.islice(self._attempts.values(), limit or None)
-        return [row for row in rows if row.forget <= now]
+        """Check the next `limit` rows in turn, so that every row is checked again and again, however long it lives."""
+        if not limit:
+            return [row for row in self._attempts.values() if row.forget <= now]
+        found, sweep, attempts = [], self._sweep, self._attempts
+        for _ in range(min(limit, len(sweep))):
+            public = sweep.popleft()
+            row = attempts.get(public)
+            if row is not None:
+                sweep.append(public)
+                if row.forget <= now:
+                    found.append(row)
+        return found
 
     def claim(self, name: str) -> AttemptRow | None:
         public = self._claims.get(name)
