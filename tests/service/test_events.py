@@ -73,10 +73,12 @@ def test_only_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None
     for number in range(12):
         events.answered("default", [Release(f"{number:032x}")], [Ended("expired")])
     assert events.expired == 10
+    events.refused("memory:", StaleToken("late", name="orders", stamp=STAMP, mark=34))
     for token in range(1, EVENTS_MAX + 11):
         events.answered("default", [ASK], [Granted(token, 30.0, 30.0)])
     assert [each.token for each in events.since(events.number - 2)] == [EVENTS_MAX + 9, EVENTS_MAX + 10]
-    assert len(events.since(0)) == EVENTS_MAX
+    remembered = events.since(0)
+    assert len(remembered) == EVENTS_MAX + 1 and remembered[0].kind == "refused", "no grant drives it out"
     assert events.since(events.number) == []
 
 

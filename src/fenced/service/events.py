@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
+from operator import itemgetter
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -29,8 +31,8 @@ from fenced.model import (
 from fenced.rollout import Decision
 
 ENDS = (Released, Ended)
-EVENTS_MAX = 5000
-"""How many events an instance remembers."""
+EVENTS_MAX = 1000
+"""How many grants and ends an instance remembers, and how many other events: those must not be lost among the first."""
 GRANTS_MAX = 100_000
 """How many grants whose end was not reported an instance remembers."""
 
@@ -62,8 +64,9 @@ class Events:
     """The newest events of one instance. Used in the loop's thread only."""
 
     def __init__(self) -> None:
-        self._newest: deque[tuple[Any, ...]] = deque(maxlen=EVENTS_MAX)
-        """The fields of an event without its number. Most events are never looked at, so `since` makes them."""
+        self._leases: deque[tuple[Any, ...]] = deque(maxlen=EVENTS_MAX)
+        """Grants and ends of leases, as the fields of an event. Most are never looked at, so `since` makes them."""
+        self._others: deque[tuple[Any, ...]] = deque(maxlen=EVENTS_MAX)
         self.number = 0
         """Of the last event."""
         self.granted: Counter[str] = Counter()
@@ -82,40 +85,40 @@ class Events:
 
         Returns how many leases were granted.
         """
-        at, newest, unended, granted, ended = _now(), self._newest, self._unended, 0, 0
+        at, number, leases, unended, granted = _now(), self.number, self._leases, self._unended, 0
         for operation, answer in zip(operations, results, strict=True):
             if isinstance(answer, Granted) and isinstance(operation, Ask):
                 granted += 1
-                grant, (token, _, ttl) = grant_id(operation.secret), answer
+                number += 1
+                names, holder, grant = operation.names, operation.holder, grant_id(operation.secret)
+                token, _, ttl = answer
                 unended[grant] = None
-                newest.append(
-                    (at, "granted", namespace, operation.names, token, grant, operation.holder, ttl)
-                )
+                leases.append((number, at, "granted", namespace, names, token, grant, holder, ttl))
             elif isinstance(answer, ENDS):
-                ended += 1
+                number += 1
                 grant = grant_id(operation.secret)
                 why = answer.reason if isinstance(answer, Ended) else "released"
                 if grant in unended:  # otherwise it may have waited only, or it was counted
                     del unended[grant]
                     self.expired += why == "expired"
-                newest.append((at, "ended", namespace, (), None, grant, None, 0.0, why))
+                leases.append((number, at, "ended", namespace, (), None, grant, None, 0.0, why))
         if granted:
             self.granted[namespace] += granted
             if len(unended) > GRANTS_MAX:
                 for grant in list(islice(unended, GRANTS_MAX // 10)):
                     del unended[grant]
-        self._count(granted + ended)
+        if number > self.number:
+            self._notify(number)
         return granted
 
-    def _count(self, new: int) -> None:
-        self.number += new
-        if new and self.listener is not None:
+    def _notify(self, number: int) -> None:
+        self.number = number
+        if self.listener is not None:
             self.listener()
 
     def taken(self, namespace: str, name: str, token: int, why: str) -> None:
         """An operator has taken a name from the holder that had this token."""
-        self._newest.append((_now(), "taken", namespace, (name,), token, "", None, 0.0, why))
-        self._count(1)
+        self._add(_now(), "taken", namespace, (name,), token, "", None, 0.0, why)
 
     def refused(self, guard: str, error: Refused, mode: str = "") -> None:
         """A guard of this process has refused an operation. `guard` is its address without secrets."""
@@ -135,9 +138,13 @@ class Events:
 
     def since(self, number: int) -> list[ServiceEvent]:
         """The events after this number that are still remembered."""
-        missing = min(self.number - number, len(self._newest))
-        facts = islice(self._newest, len(self._newest) - missing, None)
-        return [ServiceEvent(number, *each) for number, each in enumerate(facts, self.number - missing + 1)]
+        later = partial(takewhile, lambda fields: fields[0] > number)
+        found = [*later(reversed(self._leases)), *later(reversed(self._others))]
+        return [ServiceEvent(*fields) for fields in sorted(found, key=itemgetter(0))]
+
+    def _add(self, *fields: Any) -> None:
+        self._others.append((self.number + 1, *fields))
+        self._notify(self.number + 1)
 
     def _refused(
         self,
@@ -152,9 +159,9 @@ class Events:
     ) -> None:
         names = () if name is None else (name,)
         token, grant, realm = (stamp.token, stamp.grant, stamp.realm) if stamp else (None, "", "")
-        grants = (grant, None, 0.0, why, mark, mark_grant or "")
-        self._newest.append((at, "refused", "", names, token, *grants, guard, mode, realm))
-        self._count(1)
+        holder, ttl = None, 0.0
+        about = (names, token, grant, holder, ttl, why, mark, mark_grant or "")
+        self._add(at, "refused", "", *about, guard, mode, realm)
 
 
 def _now() -> float:
