@@ -353,12 +353,12 @@ class Api:
         namespace: str,
         operations: Sequence[BatchOperation],
         results: Sequence[BatchAnswer],
-        began: float,
+        seconds: float,
     ) -> None:
         """For the live page and the metrics."""
         granted = self.events.answered(namespace, operations, results)
         if granted:
-            self.numbers.granted(clocks.now() - began, granted)
+            self.numbers.granted(seconds, granted)
 
     async def lease(self, call: Call) -> msgspec.Struct:
         """Asks that are not held, renewals, releases, withdrawals and batches of them."""

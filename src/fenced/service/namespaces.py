@@ -30,7 +30,7 @@ OWN_MEMORY = (
 MakeAuthority = Callable[[Runtime, str], Authority]
 """An authority object of the store, for a runtime and a namespace, not yet opened."""
 NamespaceAnswered = Callable[[str, Sequence[BatchOperation], Sequence[BatchAnswer], float], None]
-"""Called with the name of a namespace, operations, their results, and when the first of them came."""
+"""Called with the name of a namespace, operations, their results, and how many seconds they took."""
 
 
 class AnotherStore(Misconfigured):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,10 +44,11 @@ from fenced.service.bodies import (
 )
 from fenced.wire.problems import problem
 
+log = logging.getLogger("fenced.service")
 _holder = lru_cache(maxsize=1024)(Holder)
 Done = Callable[[Sequence[Result] | Exception], None]
 Answered = Callable[[Sequence[BatchOperation], Sequence[Result], float], None]
-"""Called with operations, their results, and when the first of them came."""
+"""Called with operations, their results, and how many seconds they took."""
 
 
 class Work(Struct):
@@ -164,7 +166,8 @@ class GroupedWork:
     def __init__(self, leases: Authority, held: Callable[[], bool], answered: Answered) -> None:
         """`held`: whether any waiter could be notified by what is written.
 
-        `answered` is called once for all operations that share a write, before the requests get their results.
+        `answered` is called once for all operations that share a write, after their requests were answered: the clients
+        need not wait for it.
         """
         self._leases = leases
         self._held = held
@@ -209,14 +212,15 @@ class GroupedWork:
                 found: list[Result] | Exception
                 try:
                     found = await many(operations)
-                    self._answered(operations, found, began)
                 except Exception as error:  # noqa: BLE001 whatever it is, those requests are answered by it
                     found = error
+                seconds = clocks.now() - began
                 if self._held():
                     # The notifications of this write come first: the next holder waits for them, and the client that
                     # has released would take the CPU from it.
                     await asyncio.sleep(0)
                 self._share(requests, found)
+                self._report(operations, found, seconds)
         finally:
             self._writes = False
 
@@ -233,6 +237,16 @@ class GroupedWork:
             done(found[begin:end])
             begin = end
 
+    def _report(
+        self, operations: Sequence[BatchOperation], found: Sequence[Result] | Exception, seconds: float
+    ) -> None:
+        if isinstance(found, Exception):
+            return
+        try:
+            self._answered(operations, found, seconds)
+        except Exception as error:  # noqa: BLE001 a bug in what people look at must not stop the writes
+            log.error("after a write: %s: %s", type(error).__name__, error)
+
     def _start_one(self, operation: BatchOperation, done: Done) -> None:
         self._queue.append((operation, done, clocks.now() + timing.CALL_SECONDS))
         if self._workers < self._workers_max:
@@ -247,10 +261,11 @@ class GroupedWork:
                 found: Sequence[Result] | Exception
                 try:
                     found = [await _single(self._leases, operation, until)]
-                    self._answered([operation], found, until - timing.CALL_SECONDS)
                 except Exception as error:  # noqa: BLE001 the request is answered by it
                     found = error
+                seconds = clocks.now() - until + timing.CALL_SECONDS
                 done(found)
+                self._report([operation], found, seconds)
         finally:
             self._workers -= 1
 
@@ -262,10 +277,11 @@ class GroupedWork:
                 found = await self._leases.renew([each.secret for each in work.operations], work.until)
             else:
                 found = await asyncio.gather(*(_single(self._leases, each) for each in work.operations))
-            self._answered(work.operations, found, began)
         except Exception as error:  # noqa: BLE001 the request is answered by it
             found = error
+        seconds = clocks.now() - began
         done(found)
+        self._report(work.operations, found, seconds)
 
 
 async def _single(leases: Authority, operation: BatchOperation, until: float | None = None) -> Result:
