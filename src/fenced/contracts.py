@@ -285,6 +285,9 @@ class Authority(Protocol):
 class Batches(Protocol):
     """What an authority may offer as well: many operations of many holders in one durable write."""
 
+    endings_are_quick: bool
+    """A write that only ends leases is not synced, so it should not wait for others that are."""
+
     async def many(
         self, operations: Sequence[BatchOperation], until: float | None = None
     ) -> list[BatchAnswer]:

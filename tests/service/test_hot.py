@@ -17,14 +17,24 @@ import pytest
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.authorities.shared.rules import no_namespace
 from fenced.errors import Indeterminate, Unavailable
-from fenced.model import Ask, BatchAnswer, BatchOperation, Granted, Holder, Release, Standing
+from fenced.model import (
+    Ask,
+    BatchAnswer,
+    BatchOperation,
+    Granted,
+    Holder,
+    Release,
+    Released,
+    Standing,
+    Withdrawal,
+)
 from fenced.runtime.aio import AioRuntime
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
-from fenced.service.bodies import BatchBody, BatchItem, RenewBody
+from fenced.service.bodies import BatchBody, BatchItem, ReleaseBody, RenewBody
 from fenced.service.limits import Limits, Rates
 from fenced.service.server import LeaseServer, ListenOptions
-from fenced.service.work import GroupedWork, Work, work_of
+from fenced.service.work import ENDS, GroupedWork, Work, work_of
 
 PATIENCE = 100.0
 A, B, C = (letter * 32 for letter in "abc")
@@ -480,6 +490,59 @@ class TwoConnections(Gated):
             return await super().ask(ask, until)
         finally:
             self.running.remove(ask.secret)
+
+
+class Stepped:
+    """A store that carries out one write whenever the test says so."""
+
+    endings_are_quick = True
+
+    def __init__(self) -> None:
+        self.batches: list[list[BatchOperation]] = []
+        self.steps = asyncio.Semaphore(0)
+
+    async def many(self, operations: Sequence[BatchOperation]) -> list[BatchAnswer]:
+        self.batches.append(list(operations))
+        await self.steps.acquire()
+        return [Released()] * len(operations)
+
+
+def test_ends_of_leases_are_answered_before_what_must_be_synced() -> None:
+    """The others let them pass once, and share their write with what came meanwhile."""
+
+    async def story() -> None:
+        store: Any = Stepped()
+        worker = GroupedWork(store, lambda: False, lambda *_: None)
+        found: list[Any] = []
+
+        def start(*operations: Any) -> None:
+            ends = all(isinstance(each, ENDS) for each in operations)
+            worker.start(Work(list(operations), lambda *_: None, only_ends=ends), found.append)  # type: ignore[arg-type]
+
+        asks = [Ask(letter * 32, ("a",), 30.0, Holder("h", "", "", 0)) for letter in "abc"]
+        ends, mixed = Release(A), (Release(B), asks[1])
+        released, renewed = BatchItem(release=ReleaseBody(A)), BatchItem(renew=B)
+        assert [work_of(BatchBody(items), str).only_ends for items in ([released], [released, renewed])] == [
+            True,
+            False,
+        ]
+        start(asks[0])
+        await until(lambda: len(store.batches) == 1)
+        for operations in ((asks[1],), (ends,), mixed, (Withdrawal(C),)):
+            start(*operations)
+        store.steps.release()
+        await until(lambda: len(store.batches) == 2)
+        start(ends)
+        start(asks[2])
+        store.steps.release()
+        await until(lambda: len(store.batches) == 3)
+        start(ends)
+        for _ in range(2):
+            store.steps.release()
+        await until(lambda: len(found) == 8)
+        assert store.batches == [[asks[0]], [ends, Withdrawal(C)], [asks[1], *mixed, ends, asks[2]], [ends]]
+
+    run(story)
 
 
 def test_a_store_gets_as_many_operations_at_once_as_it_has_connections(

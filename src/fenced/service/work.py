@@ -45,6 +45,7 @@ from fenced.service.bodies import (
 from fenced.wire.problems import problem
 
 log = logging.getLogger("fenced.service")
+ENDS = (Release, Withdrawal)
 _holder = lru_cache(maxsize=1024)(Holder)
 Done = Callable[[Sequence[Result] | Exception], None]
 Answered = Callable[[Sequence[BatchOperation], Sequence[Result], float], None]
@@ -58,6 +59,8 @@ class Work(Struct):
     answer: Callable[[list[Any], Sequence[Result], str], Struct]
     until: float | None = None
     """Of renewals. Operations that share a write have no deadline of their own: their client stops waiting instead."""
+    only_ends: bool = False
+    """It ends leases, and does nothing else."""
 
 
 def work_of(body: Any, secret: Callable[[], str]) -> Work:
@@ -66,13 +69,13 @@ def work_of(body: Any, secret: Callable[[], str]) -> Work:
         case AskBody():
             return Work([_ask(body, secret)], _asked)
         case ReleaseBody():
-            return Work([Release(body.attempt, body.keep)], _ended)
+            return Work([Release(body.attempt, body.keep)], _ended, only_ends=True)
         case BatchBody():
             return _batch([_operation(item, secret) for item in body.do])
         case RenewBody():
             return Work([Renewal(each) for each in body.attempts], _renewed, clocks.now() + body.timeout)
         case WithdrawBody():
-            return Work([Withdrawal(body.attempt)], _ended)
+            return Work([Withdrawal(body.attempt)], _ended, only_ends=True)
     raise InvariantBroken(f"{type(body).__name__} is not about leases")
 
 
@@ -108,7 +111,8 @@ def _batch(items: list[BatchOperation | FencedError]) -> Work:
     """Each operation is answered separately."""
     failed = [(place, item) for place, item in enumerate(items) if isinstance(item, FencedError)]
     operations = [item for item in items if not isinstance(item, FencedError)]
-    return Work(operations, partial(_batched, failed))
+    only_ends = all(isinstance(each, ENDS) for each in operations)
+    return Work(operations, partial(_batched, failed), only_ends=only_ends)
 
 
 def _batched(
@@ -159,8 +163,11 @@ class GroupedWork:
     """Carries out operations on one authority object. Used in the loop's thread only.
 
     If the store can carry out many in one write, those that arrive during a write share the next one. Operations that
-    come alone wait for nothing. Other stores get as many operations at once as they have connections: a queue here
-    costs less than one at the connections.
+    come alone wait for nothing. If the store writes ends of leases without a sync, those are written and answered
+    first: what their clients ask next then shares the sync of the others.
+
+    Other stores get as many operations at once as they have connections: a queue here costs less than one at the
+    connections.
     """
 
     def __init__(self, leases: Authority, held: Callable[[], bool], answered: Answered) -> None:
@@ -173,10 +180,13 @@ class GroupedWork:
         self._held = held
         self._answered = answered
         self._many: Callable[..., Awaitable[list[Result]]] | None = getattr(leases, "many", None)
-        self._next: list[tuple[list[BatchOperation], Done]] = []
+        self._next: list[tuple[Work, Done]] = []
         self._began = 0.0
         """When the first of the next ones came."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ends_first: bool = getattr(leases, "endings_are_quick", False)
+        self._let_ends_pass = False
+        """Whether the next ones have let ends of leases pass. They do that once."""
         self._writes = False
         self._workers_max: float = getattr(leases, "connections", math.inf)
         self._workers = 0
@@ -193,7 +203,7 @@ class GroupedWork:
             return
         if not self._next:
             self._began = clocks.now()
-        self._next.append((work.operations, done))
+        self._next.append((work, done))
         if not self._writes:
             # Its first step runs after all requests that have arrived by now were read: those share the first write.
             self._writes = True
@@ -207,8 +217,8 @@ class GroupedWork:
     async def _together(self, many: Callable[..., Awaitable[list[Result]]]) -> None:
         try:
             while self._next:
-                requests, began, self._next = self._next, self._began, []
-                operations = [each for operations, _ in requests for each in operations]
+                requests, began = self._taken(), self._began
+                operations = [each for work, _ in requests for each in work.operations]
                 found: list[Result] | Exception
                 try:
                     found = await many(operations)
@@ -221,19 +231,33 @@ class GroupedWork:
                     await asyncio.sleep(0)
                 self._share(requests, found)
                 self._report(operations, found, seconds)
+                if self._let_ends_pass:
+                    await asyncio.sleep(
+                        0
+                    )  # what has arrived meanwhile is read, and shares the write of the others
         finally:
             self._writes = False
 
-    def _share(
-        self, requests: list[tuple[list[BatchOperation], Done]], found: list[Result] | Exception
-    ) -> None:
+    def _taken(self) -> list[tuple[Work, Done]]:
+        """The requests of the next write."""
+        requests, self._next = self._next, []
+        if self._ends_first and not self._let_ends_pass:
+            ends = [request for request in requests if request[0].only_ends]
+            if ends and len(ends) < len(requests):
+                self._next = [request for request in requests if not request[0].only_ends]
+                self._let_ends_pass = True
+                return ends
+        self._let_ends_pass = False
+        return requests
+
+    def _share(self, requests: list[tuple[Work, Done]], found: list[Result] | Exception) -> None:
         if isinstance(found, Exception):
             for _, done in requests:
                 done(found)
             return
         begin = 0
-        for operations, done in requests:
-            end = begin + len(operations)
+        for work, done in requests:
+            end = begin + len(work.operations)
             done(found[begin:end])
             begin = end
 

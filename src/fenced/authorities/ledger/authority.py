@@ -99,6 +99,8 @@ class LedgerAuthority:
         ),
     )
 
+    endings_are_quick: ClassVar[bool] = True
+
     def __init__(
         self,
         path: Path,

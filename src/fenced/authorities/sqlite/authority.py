@@ -61,6 +61,8 @@ class SqliteAuthority:
         ),
     )
 
+    endings_are_quick: ClassVar[bool] = False
+
     def __init__(
         self,
         path: Path,
