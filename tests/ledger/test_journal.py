@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -40,7 +41,7 @@ def appended(path: Path, *new: Batch) -> list[Batch]:
         found = list(journal.read())
         journal.clock_ahead(0, found[-1].now if found else 0)
         for each in new:
-            journal.append(each)
+            journal.append(each, sync=True)
     finally:
         journal.close()
     return found
@@ -112,7 +113,7 @@ class SyncedDisk:
             (self._folder / name).write_bytes(self._synced.get(inode, b""))
 
 
-@pytest.mark.parametrize("how", ["snapshot", "killed"])
+@pytest.mark.parametrize("how", ["snapshot", "killed", "killed in a snapshot"])
 def test_a_synced_batch_includes_those_of_earlier_segments(
     path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -121,11 +122,13 @@ def test_a_synced_batch_includes_those_of_earlier_segments(
     journal = FileJournal(path)
     journal.open(create=True)
     ending = Batch(2, 1002, [[0, "dequeue", "a"]])
-    for each in (batch(1, "a"), ending):
-        journal.append(each)
+    journal.append(batch(1, "a"), sync=True)
+    if how == "killed in a snapshot":
+        journal._new_segment(1).close()
+    journal.append(ending, sync=False)
     if how == "snapshot":
         journal.trim(0)
-        journal.append(batch(3, "c"))
+        journal.append(batch(3, "c"), sync=True)
         journal.close()
     else:
         journal.close()  # as the kernel does it
@@ -134,14 +137,41 @@ def test_a_synced_batch_includes_those_of_earlier_segments(
     assert appended(path) == [batch(1, "a"), ending, batch(3, "c")]
 
 
+def test_after_a_failed_sync_nothing_is_appended(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may say once that it has lost something, and then that all is well."""
+    journal = FileJournal(path)
+    journal.open(create=True)
+    journal.append(batch(1, "a"), sync=True)
+    journal.append(Batch(2, 1002, [[0, "dequeue", "a"]]), sync=False)
+    old, sync = segment(path, 1), os.fdatasync
+
+    def fail(file: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}") == str(old):
+            raise OSError(errno.EIO, "lost")
+        sync(file)
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(OSError, match="lost"):
+        journal.trim(0)
+    monkeypatch.setattr(os, "fdatasync", sync)
+    with pytest.raises(Unavailable, match="lost"):
+        journal.append(batch(3, "c"), sync=True)
+    journal.close()
+
+
 def test_a_segment_that_the_head_does_not_name_is_not_read(path: Path) -> None:
     """The process has crashed while it began the segment."""
     appended(path, batch(1, "a"))
     head = path.read_bytes()
     appended(path, batch(2, "b"))
+    whole = segment(path, 2).read_bytes()
     path.write_bytes(head)
-    assert appended(path) == [batch(1, "a")]
-    assert not segment(path, 2).exists()
+    with pytest.raises(Misconfigured, match="newer"):  # it has a batch, so another head has named it
+        appended(path)
+    for contents in (b"", whole[:9], whole[: places(segment(path, 2))[0][1]]):
+        segment(path, 2).write_bytes(contents)
+        assert appended(path) == [batch(1, "a")]
+        assert not segment(path, 2).exists()
     assert appended(path, batch(2, "c")) == [batch(1, "a")]
     assert appended(path) == [batch(1, "a"), batch(2, "c")]
 
@@ -199,9 +229,16 @@ def test_files_are_restored_together(path: Path, tmp_path: Path, monkeypatch: py
         token_of(ledger, lease(f"n/{n}"))
     assert ledger._ledger is not None
     ledger._ledger.snapshot()
+    snapshot = path.with_name("leases.db.snapshot")
+    ledger.abandon()
+    whole = snapshot.read_bytes()
+    snapshot.unlink()
+    with pytest.raises(Misconfigured, match="missing"):  # also while nothing was written since
+        opened(path)
+    snapshot.write_bytes(whole)
+    ledger = opened(path)
     last = token_of(ledger, lease("after"))
     ledger.abandon()
-    snapshot = path.with_name("leases.db.snapshot")
     backup = tmp_path / "backup"
     backup.mkdir()
     for file in path.parent.glob("leases.db*"):
@@ -230,6 +267,12 @@ def test_files_are_restored_together(path: Path, tmp_path: Path, monkeypatch: py
         with pytest.raises(Misconfigured, match=says):
             opened(path)
     snapshot.write_bytes(whole)
+    head = path.read_bytes()
+    for contents in (b"", bytes(512)):
+        path.write_bytes(contents)
+        with pytest.raises(Misconfigured, match="is empty"):
+            opened(path)
+    path.write_bytes(head)
     opened(path).abandon()
 
 

@@ -520,7 +520,7 @@ def test_ends_of_leases_are_answered_before_what_must_be_synced() -> None:
             worker.start(Work(list(operations), lambda *_: None, only_ends=ends), found.append)  # type: ignore[arg-type]
 
         asks = [Ask(letter * 32, ("a",), 30.0, Holder("h", "", "", 0)) for letter in "abc"]
-        ends, mixed = Release(A), (Release(B), asks[1])
+        ends, mixed = Release("e" * 32), (Release("f" * 32), asks[1])
         released, renewed = BatchItem(release=ReleaseBody(A)), BatchItem(renew=B)
         assert [work_of(BatchBody(items), str).only_ends for items in ([released], [released, renewed])] == [
             True,
@@ -528,7 +528,8 @@ def test_ends_of_leases_are_answered_before_what_must_be_synced() -> None:
         ]
         start(asks[0])
         await until(lambda: len(store.batches) == 1)
-        for operations in ((asks[1],), (ends,), mixed, (Withdrawal(C),)):
+        own = Release(asks[1].secret)  # it must not pass its own ask
+        for operations in ((asks[1],), (ends,), mixed, (own,), (Withdrawal("d" * 32),)):
             start(*operations)
         store.steps.release()
         await until(lambda: len(store.batches) == 2)
@@ -539,8 +540,9 @@ def test_ends_of_leases_are_answered_before_what_must_be_synced() -> None:
         start(ends)
         for _ in range(2):
             store.steps.release()
-        await until(lambda: len(found) == 8)
-        assert store.batches == [[asks[0]], [ends, Withdrawal(C)], [asks[1], *mixed, ends, asks[2]], [ends]]
+        await until(lambda: len(found) == 9)
+        ended, others = [ends, Withdrawal("d" * 32)], [asks[1], *mixed, own, ends, asks[2]]
+        assert store.batches == [[asks[0]], ended, others, [ends]]
 
     run(story)
 

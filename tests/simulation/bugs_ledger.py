@@ -20,8 +20,8 @@ T = TypeVar("T")
 class NumbersRestart(SimulatedDisk):
     """The journal numbers its batches itself, from 1 again after a snapshot emptied it: a restart skips those."""
 
-    def append(self, batch: Batch) -> None:
-        super().append(batch._replace(number=max(self._batches, default=0) + 1))
+    def append(self, batch: Batch, sync: bool) -> None:
+        super().append(batch._replace(number=max(self._batches, default=0) + 1), sync)
 
 
 class AnsweredBeforeTheSync(Ledger):

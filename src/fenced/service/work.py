@@ -185,7 +185,7 @@ class GroupedWork:
         """When the first of the next ones came."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends_first: bool = getattr(leases, "endings_are_quick", False)
-        self._let_ends_pass = False
+        self._ends_have_passed = False
         """Whether the next ones have let ends of leases pass. They do that once."""
         self._writes = False
         self._workers_max: float = getattr(leases, "connections", math.inf)
@@ -231,7 +231,7 @@ class GroupedWork:
                     await asyncio.sleep(0)
                 self._share(requests, found)
                 self._report(operations, found, seconds)
-                if self._let_ends_pass:
+                if self._ends_have_passed:
                     await asyncio.sleep(
                         0
                     )  # what has arrived meanwhile is read, and shares the write of the others
@@ -241,13 +241,20 @@ class GroupedWork:
     def _taken(self) -> list[tuple[Work, Done]]:
         """The requests of the next write."""
         requests, self._next = self._next, []
-        if self._ends_first and not self._let_ends_pass:
-            ends = [request for request in requests if request[0].only_ends]
-            if ends and len(ends) < len(requests):
-                self._next = [request for request in requests if not request[0].only_ends]
-                self._let_ends_pass = True
+        if self._ends_first and not self._ends_have_passed:
+            others = {each.secret for work, _ in requests if not work.only_ends for each in work.operations}
+            ends: list[tuple[Work, Done]] = []
+            rest: list[tuple[Work, Done]] = []
+            for request in requests:
+                # An end must not pass the ask of its own attempt: the lease would be granted after it.
+                passes = request[0].only_ends and others.isdisjoint(
+                    [each.secret for each in request[0].operations]
+                )
+                (ends if passes else rest).append(request)
+            if ends and rest:
+                self._next, self._ends_have_passed = rest, True
                 return ends
-        self._let_ends_pass = False
+        self._ends_have_passed = False
         return requests
 
     def _share(self, requests: list[tuple[Work, Done]], found: list[Result] | Exception) -> None:

@@ -37,7 +37,8 @@ def only_ends(changes: list[Change]) -> bool:
     """
     for change in changes:
         verb = change[1]
-        if verb not in _ENDS or (verb == "update" and change[3] in ("granted", "waiting")):
+        # An update renews an attempt, or keeps the names of a released one taken, unless it says that one has expired.
+        if verb not in _ENDS or (verb == "update" and change[3] != "expired"):
             return False
     return True
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from fenced.authorities.ledger import segments
-from fenced.authorities.ledger.changes import Change, only_ends
+from fenced.authorities.ledger.changes import Change
 from fenced.authorities.ledger.segments import JournalEntry, Segment
 from fenced.authorities.shared import filesystem
 from fenced.authorities.shared.filesystem import FileInUse
@@ -68,11 +68,11 @@ class Journal(Protocol):
     def clock_ahead(self, clock: int, last: int) -> int:
         """What to add to a clock that shows `clock` now, so that it does not fall behind `last`, the last batch's."""
 
-    def is_long(self) -> bool:
-        """Whether a snapshot is due, however few changes there were."""
+    def has_many_segments(self) -> bool:
+        """Whether it is in so many pieces that a snapshot is due, however few changes there were."""
 
-    def append(self, batch: Batch) -> None:
-        """Write a batch, and sync it unless it only ends leases. After an error nobody knows what the disk has."""
+    def append(self, batch: Batch, sync: bool) -> None:
+        """Write a batch. A sync includes those before it. After an error nobody knows what the disk has."""
 
     def save(self, number: int, now: int, changes: Iterable[Change]) -> None:
         """Replace the snapshot by one that has everything up to batch `number`."""
@@ -101,6 +101,10 @@ class FileJournal:
         self._watched: tuple[tuple[str, filesystem.FileId], ...] = ()
         self._boot: tuple[str, int] = ("", 0)
         """The boot in which the newest segment was begun, and what was added to its clock."""
+        self._last = 0
+        """The last batch that was read."""
+        self._broken: FencedError | None = None
+        """Why nothing more is appended."""
         self._using = threading.Lock()
         """Held for one append, and for the change to another segment: two threads do these."""
 
@@ -139,17 +143,17 @@ class FileJournal:
 
     def _read_head(self) -> int:
         text = os.pread(self._head, HEAD_BYTES, 0)
-        if not text:
+        if not text.strip(b"\0"):  # zeros: it was created, and the power failed
             return 0
         try:
             known = json.loads(text)
-            version, newest = known["fenced ledger"], known["newest"]
+            version, newest = int(known["fenced ledger"]), int(known["newest"])
         except (ValueError, TypeError, LookupError):
             raise Misconfigured(
                 f"{self.path} is a file of another program, or damaged; a ledger needs its own file"
             ) from None
         check_readable(str(self.path), Schema(version, version), SCHEMA_VERSION)
-        return int(newest)
+        return newest
 
     def _write_head(self, newest: int) -> None:
         text = json.dumps({"fenced ledger": SCHEMA_VERSION, "newest": newest}) + "\n"
@@ -167,7 +171,7 @@ class FileJournal:
             return ahead
         self._boot = boot_id(), last - clock if last else 0
         if last:  # for the next start in this boot, even if nothing is written until then
-            self._use(self._new_segment())
+            self._use(self._new_segment(self._last))
         return self._boot[1]
 
     # Reading.
@@ -183,16 +187,24 @@ class FileJournal:
         for part in self._read_snapshot():
             last = part.number
             yield part
+        if last and not self._newest:
+            raise self._damaged(f"it is empty, and {self._snapshot.name} is not")
         for index in sorted(self._indexes()):
             path = self._segment_path(index)
-            if index > self._newest:
-                path.unlink()  # a crash came before the head named it, so it has no batch that was answered
-                continue
             entries = segments.read(path)
             about = next(entries, None)
+            if index > self._newest:
+                # A crash came before the head named it. Batches are written to it only after that.
+                if next(entries, None) is not None:
+                    raise self._damaged(f"{path.name} is newer than {self.path.name}")
+                path.unlink()
+                continue
             if about is None:
                 raise self._damaged(f"{path.name} is damaged")
-            self._boot = tuple(_value(about.body))
+            *boot, after = _value(about.body)
+            self._boot = tuple(boot)
+            if after > last:
+                raise self._damaged(f"batch {after} is missing, or {self._snapshot.name}")
             self._old[path] = 0
             for number, now, body in entries:
                 if number > last + 1:
@@ -203,11 +215,9 @@ class FileJournal:
                 if number > last:
                     last = number
                     yield Batch(number, now, _value(body))
-        if self._newest:
-            path = self._segment_path(self._newest)
-            if path not in self._old:
-                raise self._damaged(f"{path.name} is missing")
-            segments.sync(path)  # the syncs of later segments do not include it
+        if self._newest and self._segment_path(self._newest) not in self._old:
+            raise self._damaged(f"{self._segment_path(self._newest).name} is missing")
+        self._last = last
 
     def _segment_path(self, index: int) -> Path:
         return self.path.with_name(f"{self.path.name}.journal-{index}")
@@ -243,23 +253,28 @@ class FileJournal:
 
     # Writing.
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: Batch, sync: bool) -> None:
         entry = JournalEntry(batch.number, batch.now, _text(batch.changes))
-        sync = not only_ends(batch.changes)
         with self._using:  # the other thread holds it only to put another segment in place
+            if self._broken is not None:
+                raise self._broken
             try:
                 if self._segment is None:
-                    self._use(self._new_segment())
+                    self._use(self._new_segment(self._last))
                 self._check_files()
                 self._segment.append(entry, sync=sync)  # type: ignore[union-attr]
             except OSError as error:
                 raise self._failed(error) from error
 
-    def _new_segment(self) -> Segment:
-        """One that is on the disk, and that the head names. What is appended to the old one still counts."""
+    def _new_segment(self, after: int) -> Segment:
+        """One that is on the disk, and that the head names. What is appended to the old one still counts.
+
+        Everything up to batch `after` is on the disk: in older segments, or in the snapshot.
+        """
         index = self._newest + 1
+        about = JournalEntry(0, 0, _text([*self._boot, after]))
         try:
-            made = Segment(self._segment_path(index), JournalEntry(0, 0, _text(self._boot)))
+            made = Segment(self._segment_path(index), about)
             try:
                 self._share(made.path)
                 self._sync_folder()
@@ -283,9 +298,10 @@ class FileJournal:
         if (old := self._segment) is not None:
             old.sync()
             self._old[old.path] = old.last
-            old.close()
-        self._segment = segment
         self._watched = ((str(self.path), _file_id(self._head)), (str(segment.path), segment.file_id()))
+        self._segment = segment  # before the old one is closed: a forked child closes what it finds here
+        if old is not None:
+            old.close()
 
     def _check_files(self) -> None:
         """The paths must lead to the files that were opened: what is written to a removed file is lost."""
@@ -305,17 +321,23 @@ class FileJournal:
 
     def save(self, number: int, now: int, changes: Iterable[Change]) -> None:
         new = self._snapshot.with_name(self._snapshot.name + ".new")
-        rest = iter(changes)
-        with new.open("wb") as file:
-            self._share(new)
+        try:
+            self._write_snapshot(new, number, now, iter(changes))
+            new.replace(self._snapshot)
+        except BaseException:
+            new.unlink(missing_ok=True)  # on a full disk the journal needs the space
+            raise
+        self._sync_folder()
+
+    def _write_snapshot(self, path: Path, number: int, now: int, changes: Iterator[Change]) -> None:
+        with path.open("wb") as file:
+            self._share(path)
             check = _write_line(file, [number, now], 0)
-            while part := list(itertools.islice(rest, PART)):
+            while part := list(itertools.islice(changes, PART)):
                 check = _write_line(file, part, check)
             file.write(_text({"crc32": check}) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        new.replace(self._snapshot)
-        self._sync_folder()
 
     def _sync_folder(self) -> None:
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -330,24 +352,30 @@ class FileJournal:
         The new one is made before the lock is taken, so batches are written meanwhile. Those that came after the
         snapshot keep their segment until the next one.
         """
-        made = self._new_segment()
+        made = self._new_segment(number)
         with self._using:
-            self._use(made)
+            try:
+                self._use(made)
+            except OSError as error:
+                # After a failed sync the next one may succeed although something before it is not on the disk.
+                self._broken = self._failed(error)
+                made.close()
+                raise
         for path in [path for path, last in self._old.items() if last <= number]:
             path.unlink(missing_ok=True)
             del self._old[path]
 
-    def is_long(self) -> bool:
+    def has_many_segments(self) -> bool:
         return len(self._old) > SEGMENTS_MAX
 
     # Closing.
 
     def close(self) -> None:
-        if self._segment is not None:
-            self._segment.close()
-        if self._head >= 0:
-            os.close(self._head)  # which unlocks it
-        self._segment, self._head = None, -1
+        segment, self._segment, head, self._head = self._segment, None, self._head, -1
+        if head >= 0:
+            os.close(head)  # which unlocks it
+        if segment is not None:
+            segment.close()
 
     def abandon(self) -> None:
         """The lock belongs to the open file, which the parent has, too: it ends when the last of them is closed."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TypeVar
 
-from fenced.authorities.ledger.changes import Change, RecordedRows
+from fenced.authorities.ledger.changes import Change, RecordedRows, only_ends
 from fenced.authorities.ledger.journal import Batch, Journal
 from fenced.authorities.shared.rows import AttemptRow, LeaseAlgorithm
 from fenced.authorities.shared.rules import no_namespace
@@ -70,7 +70,7 @@ class Ledger:
         self._since_snapshot = 0
         self.refusal: FencedError | None = None
         self._write_ns = 0.0
-        """How long a write takes, as a mean over the last ones."""
+        """How long a write with a sync takes, as a mean over the last ones."""
         self._state = threading.Lock()
         """Held for one operation, or for copying what was collected: nothing under it waits."""
         self._writing = threading.Lock()
@@ -109,6 +109,8 @@ class Ledger:
                     "all files of the ledger from one backup, then run `fenced authority raise`"
                 ) from error
         self._next = self.written + 1
+        if self._journal.has_many_segments():
+            self._since_snapshot = max(self._since_snapshot, self._snapshot_after())
         return now
 
     def _redo(self, batch: Batch) -> None:
@@ -190,20 +192,22 @@ class Ledger:
 
     def _write(self, look: Callable[[], T]) -> T:
         """Write what was collected. `look` looks at the state that has exactly the changes up to this batch."""
-        with self._state:
-            if self.refusal is not None:
-                raise Indeterminate(f"{self.where}: an earlier write failed: {self.refusal}")
-            batch = Batch(self._next, self._now(), self._changes.copy())
-            self._changes.clear()  # the rows append to this very list
-            self._next += 1
-            seen = look()
-        began = self._clock()
+        # The caller holds `_writing`, under which a refusal begins.
+        if self.refusal is not None:
+            raise Indeterminate(f"{self.where}: an earlier write failed: {self.refusal}")
         try:
-            self._journal.append(batch)
-        except BaseException as error:
+            with self._state:
+                seen = look()
+                batch = Batch(self._next, self._now(), self._changes.copy())
+                self._changes.clear()  # the rows append to this very list
+                self._next += 1
+            sync, began = not only_ends(batch.changes), self._clock()
+            self._journal.append(batch, sync)
+        except BaseException as error:  # an interrupt, too: the changes may be gone from memory
             self._failed(error)
             raise Indeterminate(f"{self.where}: a write failed: {error}") from error
-        self._write_ns += (self._clock() - began - self._write_ns) / 16
+        if sync:
+            self._write_ns += (self._clock() - began - self._write_ns) / 16
         self.written = batch.number
         self._since_snapshot += len(batch.changes)
         return seen
@@ -218,9 +222,11 @@ class Ledger:
     # Snapshots.
 
     def wants_snapshot(self) -> bool:
-        rows = sum(map(len, self._namespaces))
-        due = max(self.snapshot_changes, rows // 3)
-        return (self._since_snapshot >= due or self._journal.is_long()) and not self._snapshotting.locked()
+        return self._since_snapshot >= self._snapshot_after() and not self._snapshotting.locked()
+
+    def _snapshot_after(self) -> int:
+        """After how many changes a snapshot is due."""
+        return max(self.snapshot_changes, sum(map(len, self._namespaces)) // 3)
 
     def snapshot_if_due(self) -> None:
         """Several callers may have found that one is due: the first one makes it."""
@@ -245,7 +251,7 @@ class Ledger:
 
     def _copied(self) -> tuple[int, int, Iterator[Change]]:
         copies = [rows.copied() for rows in self._namespaces]
-        return self._next - 1, self._now(), chain.from_iterable(copies)
+        return self._next, self._now(), chain.from_iterable(copies)
 
     def _unless_closing(self, changes: Iterator[Change]) -> Iterator[Change]:
         for change in changes:
@@ -270,10 +276,10 @@ class Ledger:
 
     def _forked(self) -> None:
         """In a child: the file belongs to the parent. No lock is taken, since a thread of the parent may hold it."""
-        self._journal.abandon()
         self.refusal = Misconfigured(
             f"{self.where} belongs to the process that opened it, not to this forked child; a ledger is for one process"
         )
+        self._journal.abandon()
 
     def _before_fork(self) -> None:
         return

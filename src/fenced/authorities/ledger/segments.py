@@ -3,9 +3,9 @@
 The file is filled with zeros ahead of its batches. A sync of a file that grows also writes what the file system knows
 about the file, and takes twice as long.
 
-A crash may leave a batch that is there in part, or a batch without the one before it that was not synced. So reading
-ends at the first batch that is not whole. Nothing is ever written behind such a place: whoever opens the journal again
-begins a new segment.
+A crash may leave a batch that was partly written, or a batch without the one before it, which was not synced. So
+reading ends at the first batch that is not whole. Nothing is ever written after that point: whoever opens the journal
+again begins a new segment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 FILL_MIN, FILL_MAX = 2**14, 2**20
-"""How many zeros are written at once. The first time a few, and then as many as there are batches."""
+"""How many zeros are written at once: each time as many bytes as the file has already."""
 _HEAD = Struct("<IIqq")
 
 
@@ -29,23 +29,24 @@ class JournalEntry(NamedTuple):
 
 
 def read(path: Path) -> Iterator[JournalEntry]:
-    """All entries up to the first one that is not whole, or zeros. The first one, number 0, is about the segment."""
+    """All entries up to the first one that is not whole, or zeros. The first one, number 0, is about the segment.
+
+    What is read is on the disk: it may have been written by a process that was killed before its next sync. Pages that
+    the kernel could not write, and keeps as if it had, are dropped and read from the disk.
+    """
     with path.open("rb") as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        left = os.fstat(file.fileno()).st_size
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
             size, checksum, number, now = _HEAD.unpack(head)
+            left -= _HEAD.size + size
+            if left < 0:
+                return
             body = file.read(size)
-            if len(body) < size or checksum != _checksum(number, now, body):
+            if checksum != _checksum(number, now, body):
                 return
             yield JournalEntry(number, now, body)
-
-
-def sync(path: Path) -> None:
-    """What was read may not be on the disk: the process that wrote it was killed before its next sync."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fdatasync(file)
-    finally:
-        os.close(file)
 
 
 def _checksum(number: int, now: int, body: bytes) -> int:

@@ -44,7 +44,7 @@ class SimulatedDisk:
     def clock_ahead(self, clock: int, last: int) -> int:
         return 0
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: Batch, sync: bool) -> None:
         if self.fails:
             raise Unavailable("the disk failed")
         self._batches[batch.number] = json.dumps(batch)
@@ -56,7 +56,7 @@ class SimulatedDisk:
         for each in [each for each in self._batches if each <= number]:
             del self._batches[each]
 
-    def is_long(self) -> bool:
+    def has_many_segments(self) -> bool:
         return False
 
     def close(self) -> None:
