@@ -51,7 +51,7 @@ def places(file: Path) -> list[tuple[int, int]]:
     """Where the entries of a segment begin and end."""
     found, at = [], 0
     for entry in segments.read(file):
-        size = segments._HEAD.size + len(entry.body)
+        size = segments._ENTRY.size + len(entry.body)
         found.append((at, at + size))
         at += size
     return found

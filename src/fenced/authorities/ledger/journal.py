@@ -29,8 +29,8 @@ from fenced.runtime.machine import boot_id
 from fenced.schema import Schema, check_readable
 
 SCHEMA_VERSION = 1
-PART = 5
-"""How many changes a snapshot has in one line. The interpreter runs nothing else while a line is encoded."""
+CHANGES_PER_LINE = 5
+"""Of a snapshot. The interpreter runs nothing else while a line is encoded."""
 READ_BYTES = 2**20
 """How much of a snapshot is read at once. A line is longer than the usual buffer."""
 SEGMENTS_MAX = 16
@@ -333,7 +333,7 @@ class FileJournal:
         with path.open("wb") as file:
             self._share(path)
             check = _write_line(file, [number, now], 0)
-            while part := list(itertools.islice(changes, PART)):
+            while part := list(itertools.islice(changes, CHANGES_PER_LINE)):
                 check = _write_line(file, part, check)
             file.write(_text({"crc32": check}) + b"\n")
             file.flush()

@@ -19,7 +19,7 @@ from zlib import crc32
 
 FILL_MIN, FILL_MAX = 2**14, 2**20
 """How many zeros are written at once: each time as many bytes as the file has already."""
-_HEAD = Struct("<IIqq")
+_ENTRY = Struct("<IIqq")
 
 
 class JournalEntry(NamedTuple):
@@ -38,9 +38,9 @@ def read(path: Path) -> Iterator[JournalEntry]:
         os.fdatasync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         left = os.fstat(file.fileno()).st_size
-        while len(head := file.read(_HEAD.size)) == _HEAD.size:
-            size, checksum, number, now = _HEAD.unpack(head)
-            left -= _HEAD.size + size
+        while len(head := file.read(_ENTRY.size)) == _ENTRY.size:
+            size, checksum, number, now = _ENTRY.unpack(head)
+            left -= _ENTRY.size + size
             if left < 0:
                 return
             body = file.read(size)
@@ -73,7 +73,7 @@ class Segment:
     def append(self, entry: JournalEntry, *, sync: bool) -> None:
         """Write an entry. A sync includes everything before it. After an error nobody knows what the disk has."""
         number, now, body = entry
-        data = _HEAD.pack(len(body), _checksum(number, now, body), number, now) + body
+        data = _ENTRY.pack(len(body), _checksum(number, now, body), number, now) + body
         end = self._end + len(data)
         if end > self._filled:
             self._fill(end)
