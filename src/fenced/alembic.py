@@ -19,12 +19,17 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
-from alembic.autogenerate import comparators, renderers
-from alembic.autogenerate.api import AutogenContext
-from alembic.operations import MigrateOperation, Operations
-from alembic.operations.ops import CreateTableOp, DropColumnOp, DropTableOp, ModifyTableOps, UpgradeOps
-from alembic.util import DispatchPriority
-from sqlalchemy import Table
+from fenced import registry
+
+try:
+    from alembic.autogenerate import comparators, renderers
+    from alembic.autogenerate.api import AutogenContext
+    from alembic.operations import MigrateOperation, Operations
+    from alembic.operations.ops import CreateTableOp, DropColumnOp, DropTableOp, ModifyTableOps, UpgradeOps
+    from alembic.util import DispatchPriority
+    from sqlalchemy import Table
+except ImportError as error:
+    raise registry.needs_package(__name__, error) from error
 
 from fenced.decision import Mode, Rule
 from fenced.errors import Misuse, Unsupported, shown
@@ -228,3 +233,7 @@ def _render_uninstall(context: AutogenContext, operation: UninstallGuardOp) -> s
 def _rendered(context: AutogenContext, call: str) -> str:
     context.imports.add("import fenced.alembic")
     return f"{context.opts['alembic_module_prefix']}{call}"
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -14,18 +14,23 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import (
-    DEFAULT_DB_ALIAS,
-    DatabaseError,
-    connections,
-    router,
-)
-from django.db.migrations.operations.base import (
-    Operation,
-    OperationCategory,
-)
-from django.http import HttpRequest, HttpResponse
-from django.utils.deprecation import MiddlewareMixin
+from fenced import registry
+
+try:
+    from django.db import (
+        DEFAULT_DB_ALIAS,
+        DatabaseError,
+        connections,
+        router,
+    )
+    from django.db.migrations.operations.base import (
+        Operation,
+        OperationCategory,
+    )
+    from django.http import HttpRequest, HttpResponse
+    from django.utils.deprecation import MiddlewareMixin
+except ImportError as error:
+    raise registry.needs_package(__name__, error) from error
 
 from fenced.decision import Mode, Rule
 from fenced.errors import FencedError, Misconfigured, Refused
@@ -145,3 +150,7 @@ def _collect(schema_editor: Any, look: Callable[[], Coroutine[Any, Any, list[str
         return
     for statement in statements:
         schema_editor.execute(statement, params=None)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -194,3 +194,7 @@ class AsyncDynamoGuard:
     async def close(self) -> None:
         """End the threads that call boto3. The client stays open: it is the program's."""
         self._runtime.close()
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -18,6 +18,35 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 if TYPE_CHECKING:
     from fenced.model import HeldBy, Stamp
 
+__all__ = [
+    "REFUSALS",
+    "AlreadyApplied",
+    "Conflict",
+    "Contended",
+    "DuplicateStamp",
+    "FencedError",
+    "ForeignRealm",
+    "ForgedStamp",
+    "Indeterminate",
+    "InvalidStamp",
+    "InvariantBroken",
+    "LeaseLost",
+    "Misconfigured",
+    "MissingStamp",
+    "Misuse",
+    "NotEnoughTime",
+    "NotGranted",
+    "OutOfOrder",
+    "Overtaken",
+    "Refused",
+    "Retry",
+    "ReusedToken",
+    "StaleToken",
+    "Unavailable",
+    "Uncovered",
+    "Unsupported",
+]
+
 Retry = Literal["no", "same-attempt", "later", "transaction"]
 
 SHOWN_BYTES_MAX = 200
@@ -229,3 +258,7 @@ REFUSALS: dict[str, type[Refused]] = {
         ForgedStamp,
     )
 }
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,6 +7,13 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from fenced import registry
+
+try:
+    import hpack  # noqa: F401 - reads the headers of HTTP/2
+except ImportError as error:
+    raise registry.needs_package(__name__, error) from error
+
 from fenced.decision import Rule
 from fenced.errors import Misuse, Unsupported, shown
 from fenced.guarding import Fences, credential, is_announced, stamp_of
@@ -22,6 +29,8 @@ from fenced.wire.etcd.messages import absent, delete, get, modified_at, put, txn
 if TYPE_CHECKING:
     from fenced.contracts import Runtime
     from fenced.runtime.aio import AioRuntime
+
+__all__ = ["AsyncEtcdGuard", "AsyncEtcdTransaction", "EtcdFence", "EtcdGuard", "EtcdTransaction", "EtcdValue"]
 
 
 _PRIVATE = ROOT.encode()
@@ -285,3 +294,7 @@ def _checked(key: object) -> bytes:
     if not isinstance(key, bytes) or not key:
         raise Misuse(f"a key of etcd is bytes, such as b'stock/42', not {shown(key)}")
     return key
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+__all__ = [
+    "Event",
+    "KeeperFailed",
+    "LeaseEnded",
+    "LeaseGranted",
+    "LeaseInJeopardy",
+    "LeaseReleased",
+    "ReleaseFailed",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted:
@@ -64,3 +74,7 @@ class KeeperFailed:
 
 
 Event = LeaseGranted | LeaseReleased | LeaseInJeopardy | LeaseEnded | ReleaseFailed | KeeperFailed
+
+
+def __dir__() -> list[str]:
+    return __all__

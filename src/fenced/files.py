@@ -23,6 +23,8 @@ from fenced.guards.shared.guardedcells import LAG_SECONDS
 from fenced.model import Stamp, check_name
 from fenced.runtime.blocking import BlockingRuntime, step
 
+__all__ = ["FileGuard", "FilePath"]
+
 FilePath = str | os.PathLike[str]
 
 
@@ -325,3 +327,7 @@ def _status(path: str) -> os.stat_result | None:
         return os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -225,3 +225,7 @@ def _objects(
     address = f"s3://{bucket}/{below}" if bucket else f"{type(store).__name__}/{below}"
     marks = ObjectMarks(ObjectCells(here), runtime, address, rule=rule, mode=mode)
     return GuardedObjects(marks, here)
+
+
+def __dir__() -> list[str]:
+    return __all__

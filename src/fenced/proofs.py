@@ -21,6 +21,8 @@ from typing import Any, ClassVar
 from fenced.errors import InvalidStamp, Misconfigured, Misuse, shown
 from fenced.model import Stamp
 
+__all__ = ["Ed25519Key", "Ed25519Public", "HmacKey", "Proof", "VerifyingKey", "check_key_id", "verify"]
+
 CONTEXT = b"fenced proof 1\n"
 """Precedes the signed text, so that a signature made for another purpose is not a proof."""
 SECRET_BYTES_MIN = 32
@@ -205,3 +207,7 @@ def _key_in(path: str | PathLike[str], label: str, before: bytes) -> bytes:
     if found[1] != label or len(written) != len(before) + 32 or not written.startswith(before):
         raise Misconfigured(f"{path} does not hold an Ed25519 {label.lower()}")
     return written[len(before) :]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,8 +7,13 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, overload
 from weakref import WeakKeyDictionary
 
-import redis
-import redis.asyncio
+from fenced import registry
+
+try:
+    import redis
+    import redis.asyncio
+except ImportError as error:
+    raise registry.needs_package(__name__, error) from error
 
 from fenced.announcing import GuardOn
 from fenced.decision import Rule
@@ -29,6 +34,8 @@ from fenced.guards.redis.values import SLOT_TRAITS, TRAITS
 from fenced.model import Stamp
 from fenced.runtime.blocking import step
 from fenced.wire.redis.routes import slot_of
+
+__all__ = ["AsyncRedisTransaction", "GuardedLibrary", "GuardedScript", "RedisGuard", "RedisTransaction"]
 
 _CALLBACKS: dict[str, Any] = dict(redis.Redis(protocol=2).response_callbacks)
 """Scripts reply as RESP2 does, whatever protocol the client speaks; these make Python values of it."""
@@ -332,3 +339,7 @@ def _stamped(
         return None, names
     stamp = stamp_of(fence, KIND, announcing=announcing)
     return stamp, names or stamp.names
+
+
+def __dir__() -> list[str]:
+    return __all__

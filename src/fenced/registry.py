@@ -141,6 +141,12 @@ def needs_driver(scheme: str, error: ImportError) -> Misconfigured:
     return Misconfigured(f"{scheme}: needs a driver ({why}){remedy}")
 
 
+def needs_package(module: str, error: ImportError) -> ImportError:
+    """The error of a module of ours that cannot be imported, because a package is missing that it is for."""
+    why, package = str(error).partition("\n")[0].rstrip("."), (error.name or module).partition(".")[0]
+    return ModuleNotFoundError(f"{module} needs a package ({why}): pip install {package}", name=error.name)
+
+
 def _load(target: str) -> Any:
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -15,6 +15,8 @@ from fenced.guards.shared.cells import Swapped
 from fenced.guards.zookeeper.values import NODE_BYTES_MAX, TRAITS, NodePaths, ZooKeeperMarks, root_below
 from fenced.runtime.blocking import BlockingRuntime, step
 
+__all__ = ["ZooKeeperGuard"]
+
 T = TypeVar("T")
 
 
@@ -202,3 +204,7 @@ def _check_size(operations: Sequence[Any]) -> None:
     size = sum(len(operation.path) + len(getattr(operation, "data", b"") or b"") for operation in operations)
     if size > NODE_BYTES_MAX:
         raise Unsupported(f"ZooKeeper takes about a megabyte a transaction, not {size} bytes")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -10,7 +10,10 @@ import difflib
 import enum
 import importlib
 import inspect
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -19,7 +22,7 @@ from typing import Any
 import pytest
 
 import fenced
-from fenced import client, sql
+from fenced import client
 from fenced.sql import clauses
 
 SNAPSHOT = Path(__file__).with_name("api.txt")
@@ -38,7 +41,26 @@ MODULES = (
     "fenced.proofs",
     "fenced.django",
     "fenced.alembic",
+    "fenced.redis",
+    "fenced.etcd",
+    "fenced.zookeeper",
+    "fenced.files",
+    "fenced.testing",
 )
+INTERNAL = set(
+    "__main__ announcing authorities cli client contracts core decision drills durations guarding guards model moving "
+    "proxy registry rollout runtime schema scope service sqlfile timing wire".split()
+)
+"""Modules at the top that a program does not import: what they offer is in the others."""
+NEED_A_PACKAGE = {
+    "fenced.alembic": "alembic",
+    "fenced.django": "django",
+    "fenced.etcd": "hpack",
+    "fenced.http.aiohttp": "aiohttp",
+    "fenced.http.httpx": "httpx",
+    "fenced.http.requests": "requests",
+    "fenced.redis": "redis",
+}
 ENTERING = ("__init__", "__enter__", "__exit__", "__aenter__", "__aexit__")
 HANDED_OUT = re.compile(r"(Async|Sqlite)?(Lease|Transaction|Announced)|(Plain|Async)?Clause")
 """Classes that programs get and never make: how they are made is nobody's business."""
@@ -46,13 +68,7 @@ STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """What `__all__` lists, and the classes and functions that are defined there."""
-    defined = [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
-    ]
-    return sorted({*getattr(module, "__all__", ()), *defined})
+    return sorted(module.__all__)
 
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:
@@ -153,22 +169,68 @@ def test_the_public_api_is_as_written_down() -> None:
     assert not changed, f"the public API changed; if that is wanted, run `make api`:\n{changed}"
 
 
-TWINS = [
-    (fenced.Client, fenced.AsyncClient),
-    (fenced.Lease, fenced.AsyncLease),
-    (fenced.Values, fenced.AsyncValues),
-    (client.LeaseContext, client.AsyncLeaseContext),
-    (sql.Guard, sql.AsyncGuard),
-    (sql.Announced, sql.AsyncAnnounced),
-    (clauses.Clause, clauses.AsyncClause),
-]
+def test_every_module_is_public_or_internal() -> None:
+    modules = {path.stem for path in Path(fenced.__file__).parent.iterdir() if path.suffix == ".py"}
+    packages = {path.parent.name for path in Path(fenced.__file__).parent.glob("*/__init__.py")}
+    public = {name.split(".")[1] for name in MODULES if "." in name}
+    assert modules - {"__init__"} | packages == public | INTERNAL
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_public_module_shows_its_public_names(name: str) -> None:
+    module = importlib.import_module(name)
+    assert dir(module) == sorted(module.__all__)
+    for public in module.__all__:
+        getattr(module, public)
+
+
+def test_a_plain_install_imports_every_module_or_is_told_which_package_it_needs() -> None:
+    """An interpreter without any installed package, as after `pip install fenced`."""
+    program = f"""
+import importlib, json, sys
+sys.path.insert(0, {str(Path(fenced.__file__).parents[1])!r})
+said = {{}}
+for name in {MODULES!r}:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        said[name] = str(error)
+print(json.dumps(said))
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == {
+        name: f"{name} needs a package (No module named {package!r}): pip install {package}"
+        for name, package in NEED_A_PACKAGE.items()
+    }
+
+
+OTHER_NAMES = {
+    "handle_async_request": "handle_request",
+    "aclose": "close",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+}
+"""Methods of asyncio that have another name than their twin."""
+
+
+def twins() -> list[tuple[type, type]]:
+    """Each public class whose name begins with Async, and its twin of the same module; and two that are handed out."""
+    modules = [importlib.import_module(name) for name in MODULES]
+    return [
+        (getattr(module, name.removeprefix("Async")), getattr(module, name))
+        for module in modules
+        for name in public_names(module)
+        if name.startswith("Async")
+    ] + [(client.LeaseContext, client.AsyncLeaseContext), (clauses.Clause, clauses.AsyncClause)]
 
 
 def face(kind: type) -> dict[str, object]:
     """The members of a class with the names, kinds and defaults of their parameters."""
     shape: dict[str, object] = {}
     for name, value in members(kind):
-        key = name.replace("__a", "__") if name in ("__aenter__", "__aexit__") else name
+        key = OTHER_NAMES.get(name, name)
         if isinstance(value, FunctionType):
             parameters = inspect.signature(value).parameters.values()
             shape[key] = [(each.name, each.kind.name, each.default) for each in parameters]
@@ -177,22 +239,9 @@ def face(kind: type) -> dict[str, object]:
     return shape
 
 
-@pytest.mark.parametrize("plain, twin", TWINS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+@pytest.mark.parametrize("plain, twin", twins(), ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
 def test_twins_are_alike(plain: type, twin: type) -> None:
     assert face(plain) == face(twin)
-
-
-def test_every_async_class_has_a_twin_in_the_list() -> None:
-    paired = {kind for pair in TWINS for kind in pair}
-    modules = (fenced, client, sql, importlib.import_module("fenced.guarding"))
-    found = {
-        value
-        for module in modules
-        for name in public_names(module)
-        if isinstance(value := getattr(module, name), type) and name.startswith("Async")
-    }
-    # A transaction has only its two dunders, and its constructor is nobody's business.
-    assert found - paired == {sql.AsyncTransaction}
 
 
 if __name__ == "__main__":

@@ -87,3 +87,7 @@ def __getattr__(name: str) -> object:
         globals()[name] = value
         return value
     raise AttributeError(f"module 'fenced.http' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

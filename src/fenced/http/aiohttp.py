@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import aiohttp
+from fenced import registry
+
+try:
+    import aiohttp
+except ImportError as error:
+    raise registry.needs_package(__name__, error) from error
 
 from fenced.http.protocol import KEY_HEADER, PROOF_HEADER, SAFE_METHODS, STAMP_HEADER
 from fenced.http.sending import SentCall, Stamper, longest
+
+__all__ = ["stamping_middleware"]
 
 Handler = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
 Middleware = Callable[[aiohttp.ClientRequest, Handler], Awaitable[aiohttp.ClientResponse]]
@@ -60,3 +67,7 @@ def _would_repeat(call: SentCall, request: aiohttp.ClientRequest, error: Excepti
 
 def _limit(timeout: aiohttp.ClientTimeout) -> float | None:
     return timeout.total or longest(timeout.sock_connect or timeout.connect, timeout.sock_read)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,9 +5,16 @@ api = httpx.Client(transport=StampingTransport("https://orders.internal"), timeo
 
 from __future__ import annotations
 
-import httpx
+from fenced import registry
+
+try:
+    import httpx
+except ImportError as error:
+    raise registry.needs_package(__name__, error) from error
 
 from fenced.http.sending import SentCall, Stamper, longest
+
+__all__ = ["AsyncStampingTransport", "StampingTransport"]
 
 
 class _Stamping:
@@ -88,3 +95,7 @@ class AsyncStampingTransport(_Stamping, httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def __dir__() -> list[str]:
+    return __all__

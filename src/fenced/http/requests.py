@@ -9,11 +9,18 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-import requests
-from requests.adapters import HTTPAdapter
-from urllib3.util import Timeout
+from fenced import registry
+
+try:
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3.util import Timeout
+except ImportError as error:
+    raise registry.needs_package(__name__, error) from error
 
 from fenced.http.sending import Stamper, longest
+
+__all__ = ["StampingAdapter", "stamp_calls"]
 
 
 def stamp_calls(session: requests.Session, *origins: str, **options: Any) -> None:
@@ -63,3 +70,7 @@ def _limit(timeout: Any) -> float | None:
         limits = [limit if isinstance(limit, int | float) else None for limit in whole]
         return limits[0] if limits[0] is not None else longest(*limits[1:])
     return longest(*timeout) if isinstance(timeout, tuple) else timeout
+
+
+def __dir__() -> list[str]:
+    return __all__

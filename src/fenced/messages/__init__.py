@@ -29,3 +29,7 @@ __all__ = [
     "on_pika",
     "settlement",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

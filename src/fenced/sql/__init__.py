@@ -30,9 +30,9 @@ from fenced.runtime.blocking import step
 from fenced.sql.clauses import AsyncClause, Clause
 from fenced.sql.engines import OnConnection, on
 
-C = TypeVar("C")
+__all__ = ["Announced", "AsyncAnnounced", "AsyncGuard", "AsyncTransaction", "Guard", "Transaction", "refusal"]
 
-__all__ = ["AsyncGuard", "Guard", "refusal"]
+C = TypeVar("C")
 
 
 def refusal(error: BaseException) -> Refused | AlreadyApplied | None:
@@ -341,3 +341,7 @@ class AsyncAnnounced(_Fenced[C]):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.clear()
+
+
+def __dir__() -> list[str]:
+    return __all__

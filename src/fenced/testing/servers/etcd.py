@@ -25,7 +25,6 @@ from fenced.testing.servers.base import (
 from fenced.testing.servers.certificates import make_certificates
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
-from fenced.wire.etcd.cluster import EtcdWire
 from fenced.wire.protobuf import fields, raw, whole
 
 SETTINGS = {"heartbeat-interval": "50", "election-timeout": "500", "logger": "zap"}
@@ -107,6 +106,8 @@ class EtcdServer(Server):
 
     def status(self) -> EtcdStatus | None:
         """The status that it reports; None if it does not answer, or knows no leader."""
+        from fenced.wire.etcd.cluster import EtcdWire  # needs hpack; starting a server does not
+
         runtime = BlockingRuntime()
         wire = EtcdWire(EtcdAddress(url_of([self], login=self._users)), runtime)
         try:
