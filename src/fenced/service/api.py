@@ -148,6 +148,8 @@ class Api:
             + page.routes(self),
             exception_handlers={HTTPException: _not_found, Exception: _bug},
         )
+        # It would redirect to the host that the client names, and behind a gateway to http://.
+        self.app.router.redirect_slashes = False
 
     def send_on(self) -> None:
         """This instance stops: answer the held requests, and hold no more."""

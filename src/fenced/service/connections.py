@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -17,10 +18,19 @@ from fenced.service.limits import Limits
 from fenced.service.replies import plain
 from fenced.wire.problems import Problem, problem
 
-HEAD_BYTES_MAX = 2**19
-"""One read may bring many pipelined requests and the beginning of another, so this is more than any head needs."""
+HEAD_BYTES_MAX = 32_768
+"""Of everything in a request that is not its body: its head, its trailers, and what is between chunks."""
+HEADERS_MAX = 100
 REFUSED_MAX = 500
 """How many connections beyond the limit are told so. Further ones are closed at once."""
+
+TOO_LONG = plain(
+    431, "The head of the request is too long", f"at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers"
+)
+
+
+class HeadTooLong(Exception):
+    """Raised in the parser, which then stops."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -32,7 +42,16 @@ class BoundedConnection(HttpToolsProtocol):
     answer_until = math.inf
     """When the client must read on."""
     in_head = False
+    between = True
+    """Whether the parser is between two requests, as in the beginning."""
+    begun = 0
+    """How many requests have begun in the bytes that are being parsed."""
+    body_bytes = 0
+    """How many of these bytes belong to bodies."""
     head_bytes = 0
+    """Of the headers of this request that were parsed."""
+    other_bytes = 0
+    """Of everything in this request but its body, as far as whole reads belong to it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -46,23 +65,67 @@ class BoundedConnection(HttpToolsProtocol):
             self.request_until = self.loop.time() + self.limits.request_time
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.in_head:
-            self.head_bytes += len(data)
-            if self.head_bytes > HEAD_BYTES_MAX:
-                self.end(plain(431, "The head of the request is too long", f"at most {HEAD_BYTES_MAX} bytes"))
+        self.begun, self.body_bytes, began_between = 0, 0, self.between
+        try:
+            self._parse(memoryview(data))
+        except HttpParserError as error:
+            if isinstance(error.__context__, HeadTooLong):
+                self.end(TOO_LONG)
+            else:
+                self.send_400_response("")
+            return
+        if self.begun == int(began_between) and not self.between:  # all of these bytes belong to one request
+            self.other_bytes += len(data) - self.body_bytes
+            if self.other_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+                self.end(TOO_LONG)
+
+    def _parse(self, data: memoryview) -> None:
+        """An offer of another protocol is ignored, as HTTP allows: this parser cannot, and stops behind the head.
+
+        So it gets the same head again, without the header Upgrade.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except HttpParserUpgrade as stopped:
+                method, version = self.parser.get_method(), self.parser.get_http_version()
+                if method == b"CONNECT":
+                    self.send_400_response("")
+                    return
+                data = data[stopped.args[0] :]
+                self.begun -= 1
+                head = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
+                head += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+                self.parser = HttpRequestParser(self)
+                self.parser.feed_data(b"\r\n".join((*head, b"", b"")))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.begin_head()
 
     def begin_head(self) -> None:
-        self.in_head, self.head_bytes = True, 0
+        self.in_head, self.between = True, False
+        self.begun += 1
+        self.head_bytes = self.other_bytes = 0
         self.request_until = self.loop.time() + self.limits.request_time
+
+    def on_url(self, url: bytes) -> None:
+        self.count_head(len(url))
+        super().on_url(url)
+
+    def count_head(self, size: int) -> None:
+        self.head_bytes += size
+        if self.head_bytes > HEAD_BYTES_MAX or len(self.headers) > HEADERS_MAX:
+            raise HeadTooLong
 
     def on_headers_complete(self) -> None:
         self.in_head = False
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self.body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self.request_until = math.inf

@@ -34,7 +34,7 @@ HEADS_MAX = 2000
 """How many heads an instance remembers. Clients that send a new head with each request make it forget all of them."""
 HEAD_REMEMBERED_MAX = 2000
 """How long a head is that is remembered."""
-_LONG_WAY = frozenset({b"expect", b"upgrade", b"transfer-encoding"})
+_LONG_WAY = frozenset({b"expect", b"transfer-encoding"})
 """Headers of requests that wait for a reply before their body, or whose body has no length."""
 
 
@@ -61,9 +61,6 @@ class HotConnection(BoundedConnection):
     _long = False
     """One of its headers says that it takes the long way."""
 
-    _between = True
-    """The parser is between two requests, as in the beginning."""
-
     _data: bytes | None = None
     """What is being parsed, if it began with a request."""
 
@@ -75,14 +72,14 @@ class HotConnection(BoundedConnection):
 
     def data_received(self, data: bytes) -> None:
         cycle = self.cycle
-        if self._between and (cycle is None or cycle.response_complete):
+        if self.between and (cycle is None or cycle.response_complete):
             end = data.find(HEAD_END, 0, HEAD_REMEMBERED_MAX)
             head = self._heads.get(data[:end]) if end > 0 else None
             if head is not None and head.length == len(data) - end - 4 and self._is_taken(head.namespace):
                 # The parser does not see this request. It is between two requests before and after it.
                 self._serve(head, data[end + 4 :])
                 return
-        self._data = data if self._between else None
+        self._data = data if self.between else None
         super().data_received(data)
         self._data = None
         if self._body is not None and not self.transport.is_closing():
@@ -108,12 +105,14 @@ class HotConnection(BoundedConnection):
 
     def on_message_begin(self) -> None:
         self.begin_head()
-        self._between = False
         self.url = b""
         self.headers = []
         self.expect_100_continue = self._long = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.in_head:
+            return  # a trailer: whoever is in front of this instance has not looked at it
+        self.count_head(len(name) + len(value) + 4)
         name = name.lower()
         if name in _LONG_WAY:
             self._long = True
@@ -122,6 +121,9 @@ class HotConnection(BoundedConnection):
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            self._data = None  # a head that is remembered is one that was parsed once
+            return  # it is parsed again, without that
         if self._is_hot():
             self.in_head = False
             self._body = []
@@ -155,10 +157,13 @@ class HotConnection(BoundedConnection):
         if self._body is None:
             super().on_body(body)
         else:
+            self.body_bytes += len(body)
             self._body.append(body)
 
     def on_message_complete(self) -> None:
-        self._between = self.parser.should_keep_alive() and not self.parser.should_upgrade()
+        if self.parser.should_upgrade():
+            return
+        self.between = self.parser.should_keep_alive()
         data, self._data = self._data, None  # only the first request in these bytes may be all of them
         if self._body is None:
             super().on_message_complete()
