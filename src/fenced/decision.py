@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Literal
 
 from fenced.errors import Misuse, shown
-from fenced.model import TOKEN_MAX, Stamp
+from fenced.model import TOKEN_MAX, Stamp, is_seq
 
 Rule = Literal["retry", "once", "sequenced"]
 RULES: tuple[Rule, ...] = ("retry", "once", "sequenced")
@@ -46,7 +46,7 @@ class Mark:
     grant: str
     seq: int = 0
     operation: str | None = None
-    """Which transaction set it, so that its later statements are not taken for a repeat."""
+    """Which transaction set it, so that its later statements are not taken for a repeat; none if it was announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,10 @@ def judge(
         return Judgement(Verdict.INVALID, mark)  # a write needs a seq of its own; 0 and none announce
     seq = 0 if announce else stamp.seq or 0
     if mark is None or stamp.token > mark.token:
-        return Judgement(Verdict.ADMIT, Mark(stamp.token, stamp.grant, seq, operation))
+        # An announced mark has no operation: a write with the announcement's id would be taken for its continuation,
+        # and would not be counted.
+        risen = Mark(stamp.token, stamp.grant, seq, None if announce else operation)
+        return Judgement(Verdict.ADMIT, risen)
     if announce or rule == "retry" or (operation is not None and operation == mark.operation):
         return Judgement(Verdict.ADMIT, mark)
     return _judge_repeat(mark, seq, rule, operation)
@@ -94,7 +97,7 @@ def _screen(stamp: Stamp | None, name: str, realm: str | None, proven: bool) -> 
     """What can be said of a stamp before any mark is looked at."""
     if stamp is None:
         return Verdict.MISSING
-    if not 1 <= stamp.token <= TOKEN_MAX:
+    if not (1 <= stamp.token <= TOKEN_MAX and is_seq(stamp.seq)):
         return Verdict.INVALID
     if not proven:
         return Verdict.FORGED

@@ -88,6 +88,11 @@ def check_realm(realm: object) -> str:
     return realm
 
 
+def is_seq(seq: int | None) -> bool:
+    """Whether an operation can have this number; only a stamp made by hand has another. None: it has none."""
+    return seq is None or 0 <= seq <= SEQ_MAX
+
+
 def check_floor(above: object) -> int:
     """Return `above` if a greater token still exists, else raise Misuse."""
     if type(above) is not int or not 0 <= above < TOKEN_MAX:
@@ -179,7 +184,7 @@ class Stamp(NamedTuple):
         except (Misuse, UnicodeDecodeError):
             raise InvalidStamp(f"not a stamp, its names are not names: {shown(text)}") from None
         stamp = cls(found["realm"], names, int(found["token"]), seq, found["grant"])
-        in_range = stamp.token <= TOKEN_MAX and (seq is None or seq <= SEQ_MAX)
+        in_range = stamp.token <= TOKEN_MAX and is_seq(seq)
         # The pattern leaves one way to write each of the other parts.
         if not in_range or _names_text(names) != found["names"]:
             raise InvalidStamp(f"not a stamp in its canonical form: {shown(text)}")

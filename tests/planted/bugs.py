@@ -33,6 +33,7 @@ from fenced.model import (
     RenewAnswer,
     Stamp,
     grant_id,
+    is_seq,
 )
 
 # Authorities. Most are planted into the algorithm, and so into every store that runs it.
@@ -396,6 +397,49 @@ class OperationsAreCounted(MemoryGuard):
         return str(self._operations)
 
 
+class AnnouncementsLendTheirIds(MemoryGuard):
+    """An announced mark has an operation's id, that of the write that follows: the write counts as already recorded."""
+
+    _lent = ""
+
+    async def _operate(self, *arguments: Any, announce: bool = False, **more: Any) -> Any:
+        operation = self._lent = self._lent or self._new_id()
+        if not announce:
+            self._lent = ""
+        return await super()._operate(*arguments, announce=announce, operation=operation, **more)
+
+    def _decide(
+        self,
+        mark: Mark | None,
+        stamp: Stamp | None,
+        name: str,
+        config: Config,
+        announce: bool,
+        operation: str,
+    ) -> Judgement:
+        judged = super()._decide(mark, stamp, name, config, announce, operation)
+        if announce and judged.mark is not None and judged.mark != mark:
+            return replace(judged, mark=replace(judged.mark, operation=operation))
+        return judged
+
+
+class AnySeq(MemoryGuard):
+    """A seq is compared without a look at its range: -1 makes a mark fall."""
+
+    def _decide(
+        self,
+        mark: Mark | None,
+        stamp: Stamp | None,
+        name: str,
+        config: Config,
+        announce: bool,
+        operation: str,
+    ) -> Judgement:
+        if stamp is not None and not is_seq(stamp.seq):
+            return Judgement(Verdict.ADMIT, Mark(stamp.token, stamp.grant, stamp.seq or 0, operation))
+        return super()._decide(mark, stamp, name, config, announce, operation)
+
+
 class ProofsAreDropped(MemoryGuard):
     """A proof that nobody can check is taken away, and the stamp counts without it."""
 
@@ -450,6 +494,8 @@ GUARD_BUGS: tuple[type[MemoryGuard], ...] = (
     FirstNameDecides,
     HighestIsTheLatest,
     OperationsAreCounted,
+    AnnouncementsLendTheirIds,
+    AnySeq,
     ProofsAreDropped,
     ModesAreRemembered,
     OldCellsDecide,

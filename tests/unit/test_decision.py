@@ -1,5 +1,6 @@
 """The decision table of the design, row by row, and what must hold for every row."""
 
+import itertools
 import re
 
 import pytest
@@ -34,6 +35,10 @@ TABLE = [
     (stamp(9, realm="00000000000000bb"), WRITTEN, False, "foreign", "foreign", "foreign"),
     (None, WRITTEN, False, "missing", "missing", "missing"),
     (stamp(1)._replace(token=2**53), None, False, "invalid", "invalid", "invalid"),
+    (stamp(5, -1), ANNOUNCED, False, "invalid", "invalid", "invalid"),
+    (stamp(5, -1), ANNOUNCED, True, "invalid", "invalid", "invalid"),
+    (stamp(6, 2**53 - 1), WRITTEN, False, "admit", "admit", "admit"),
+    (stamp(6, 2**53), WRITTEN, False, "invalid", "invalid", "invalid"),
 ]
 
 
@@ -79,6 +84,32 @@ def test_the_mark_never_falls(rule: Rule, operations) -> None:  # type: ignore[n
                 assert judged.mark.grant == mark.grant
                 assert judged.mark.seq >= mark.seq
         mark = judged.mark
+
+
+@pytest.mark.parametrize("rule", ["once", "sequenced"])
+def test_an_announcement_lends_its_id_to_nobody(rule: Rule) -> None:
+    """Every history of four steps of one grant, each an announcement or the operation whose seq it is.
+
+    Whatever ids announcements have: under `once` at most one operation is admitted, under `sequenced` no seq twice, and
+    what is admitted raises the mark, so that it is known afterwards.
+    """
+    steps = [(announce, seq) for announce in (True, False) for seq in (1, 2, 3)]
+    for history in itertools.product(steps, repeat=4):
+        mark: Mark | None = None
+        admitted = []
+        for announce, seq in history:
+            incoming, operation = stamp(5, 0 if announce else seq), f"tx {seq}"
+            again = (
+                mark is not None and not announce and mark.seq == seq
+            )  # a later statement of the same operation
+            judged = judge(
+                mark, incoming, name=NAME, rule=rule, realm=REALM, announce=announce, operation=operation
+            )
+            if judged.verdict is Verdict.ADMIT and not announce and not again:
+                admitted.append(seq)
+                assert judged.mark == Mark(5, incoming.grant, seq, operation), history
+            mark = judged.mark
+        assert len(admitted) <= (1 if rule == "once" else len({*admitted})), history
 
 
 @given(st.text(min_size=1, max_size=40), st.floats(0, 100), st.floats(0, 100))

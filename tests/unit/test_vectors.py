@@ -7,7 +7,7 @@ import pytest
 
 import fenced.testing.vectors as vectors
 from fenced.decision import Judgement, Mark, Mode, Ruling, Verdict, in_canary, judge, mode_of, rule_on
-from fenced.model import Stamp
+from fenced.model import SEQ_MAX, Stamp
 
 FILE = json.loads(vectors.PATH.read_text())
 
@@ -70,7 +70,14 @@ def _unproven(mark: Mark | None, stamp: Stamp | None, **more: object) -> Judgeme
     return judge(mark, stamp, **{**more, "proven": True})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [_as_texts, _as_floats, _any_grant, _mark_first, _no_operation, _unproven])
+def _any_seq(mark: Mark | None, stamp: Stamp | None, **more: object) -> Judgement:
+    return judge(mark, stamp and stamp._replace(seq=stamp.seq and stamp.seq % SEQ_MAX), **more)  # type: ignore[arg-type]
+
+
+WRONG = [_as_texts, _as_floats, _any_grant, _mark_first, _no_operation, _unproven, _any_seq]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_a_planted_bug_is_caught(wrong: Callable[..., Judgement]) -> None:
     assert all(_judged(case, judge) == (case.verdict, case.rises) for case in vectors.cases())
     assert any(_judged(case, wrong) != (case.verdict, case.rises) for case in vectors.cases())

@@ -26,7 +26,7 @@ from fenced.errors import (
     Unsupported,
 )
 from fenced.guards.memory import MemoryGuard
-from fenced.model import TOKEN_MAX, Credential, Stamp
+from fenced.model import SEQ_MAX, TOKEN_MAX, Credential, Stamp
 from fenced.testing import abilities
 from fenced.testing.inputs import BAD_NAMES, BAD_STAMPS, ODD_NAMES
 from fenced.testing.kit import NAME, Check, Checks, GuardHarness, by, ensure, has, is_at, raises, stamp, until
@@ -166,6 +166,19 @@ async def tokens_compare_exactly(h: GuardHarness) -> None:
     for bad in (0, -1, TOKEN_MAX + 1, 2**63):
         await raises(InvalidStamp, guard.write(by(bad, 1, "c"), "c", b"bad"))
     await is_at(guard, NAME, b"last", TOKEN_MAX)
+
+
+@check()
+async def a_seq_is_a_number_that_a_stamp_can_have(h: GuardHarness) -> None:
+    """From 0 to 2**53 - 1: any other is no stamp, also of a lease that has the mark and whatever the rule."""
+    for rule in RULES:
+        guard = await h.guard(rule)
+        await guard.write(by(5, SEQ_MAX, rule), rule, b"last")
+        for bad in (-1, SEQ_MAX + 1, 2**63):
+            for token, name in ((5, rule), (6, rule), (6, f"{rule}/new")):
+                await raises(InvalidStamp, guard.write(by(token, bad, name), name, b"bad"))
+            ensure(await guard.mark(f"{rule}/new") is None, "nothing was admitted")
+        await is_at(guard, rule, b"last", 5)
 
 
 @check()

@@ -21,7 +21,7 @@ from fenced.http.protocol import (
     fence_headers,
     read_fence,
 )
-from fenced.model import TOKEN_MAX, Stamp
+from fenced.model import SEQ_MAX, TOKEN_MAX, Stamp
 from fenced.proofs import Proof
 from fenced.testing.inputs import BAD_STAMPS, ODD_NAMES
 from fenced.wire.problems import problem
@@ -64,7 +64,7 @@ class Case(NamedTuple):
     operation: str | None
     verdict: str = ""
     rises: bool = False
-    """Whether the mark becomes that of the stamp: its token and grant, its seq (0 if announced), the operation."""
+    """Whether the mark becomes that of the stamp: token and grant, seq and operation (0 and none if announced)."""
 
     @property
     def mark(self) -> Mark | None:
@@ -108,7 +108,8 @@ def _cases() -> Iterator[Case]:
         for mark, seq, rule, announce in itertools.product(
             _marks(token), (None, 0, 1, 2), RULES, (False, True)
         ):
-            for operation in (None,) if announce or token > 10 else (None, *OPERATIONS):
+            operations = (None, *OPERATIONS[:1]) if announce else (None, *OPERATIONS)
+            for operation in operations if token == 10 else (None,):
                 yield _case(mark, token, GRANTS[0], seq, True, REALM, True, REALM, rule, announce, operation)
     same = [(token, GRANTS[0], 1, None) for token in (9, 10, 11)]
     marks: list[tuple[Any, ...]] = [(None,) * 4, *same, (10, GRANTS[1], 1, None)]
@@ -118,6 +119,10 @@ def _cases() -> Iterator[Case]:
         marks, realms, tokens, (True, False), (True, False)
     ):
         yield _case(mark, token, GRANTS[0], 1, covered, realm, proven, trusted, "sequenced", False, None)
+    for mark, seq, rule, announce in itertools.product(
+        marks, (-1, SEQ_MAX, SEQ_MAX + 1), RULES, (False, True)
+    ):
+        yield _case(mark, 10, GRANTS[0], seq, True, REALM, True, REALM, rule, announce, None)
     for mark, trusted, rule in itertools.product(marks, (None, REALM), RULES):
         yield _case(mark, None, None, None, False, None, True, trusted, rule, False, None)
 

@@ -22,7 +22,7 @@ from fenced.errors import (
 from fenced.guards.redis.scripts import COMMANDS, ONE, SWAP, GuardScript
 from fenced.guards.shared.answers import RECORDS_MAX, error_for
 from fenced.guards.shared.cells import Config
-from fenced.model import Stamp, check_name
+from fenced.model import Stamp, check_name, is_seq
 from fenced.wire.redis.routes import slot_of
 from fenced.wire.redis.settings import QUESTIONS, ServerSettings
 from fenced.wire.resp import ErrorReply
@@ -375,7 +375,7 @@ class RedisFence:
         No mark becomes a lease's own without a decision, and a change of realm touches every mark. So the script has
         nothing to compare but the marks.
         """
-        if stamp is None:
+        if stamp is None or not is_seq(stamp.seq):
             return ""
         marks, covered, lease = self.marks, stamp.names, (stamp.realm, stamp.token, stamp.grant)
         for name in names:

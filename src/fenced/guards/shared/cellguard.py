@@ -23,7 +23,7 @@ from fenced.guards.shared.guardedcells import (
     KnownConfig,
     read_cell,
 )
-from fenced.model import Credential, Stamp, check_name
+from fenced.model import Credential, Stamp, check_name, is_seq
 from fenced.rollout import Decision
 
 Sent = Mapping[str, tuple[Any, bytes | None]]
@@ -141,8 +141,8 @@ class CellGuard(GuardedCells):
         known, seen, before = self._known, [*map(self._seen.get, names)], self._admitted.get(names)
         if before is not None and before.known is known and before.seen == seen:
             asked = before.stamp
-            # The same lease: all but the seq is equal, and this rule ignores the seq.
-            if stamp.grant == asked.grant and stamp[:3] == asked[:3]:
+            # The same lease: all but the seq is equal, and this rule ignores the seq, if it is one.
+            if stamp.grant == asked.grant and stamp[:3] == asked[:3] and is_seq(stamp.seq):
                 return before.compares
         if known is None or known.config.realm is None or not self._one_step:
             return None

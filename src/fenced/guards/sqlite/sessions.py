@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fenced.errors import Misuse, redacted, shown
 from fenced.guards.shared.engine import StampSource
-from fenced.model import TOKEN_MAX, Stamp
+from fenced.model import TOKEN_MAX, Stamp, is_seq
 
 
 class SqliteSession(Protocol):
@@ -90,9 +90,9 @@ def reenter(
     """Begin, and insert the stamp for the names whose mark it already has; return the other names."""
     execute = connection.execute
     execute("BEGIN IMMEDIATE")
-    token = (
-        source.token if source.token <= TOKEN_MAX else 0
-    )  # no mark is 0; SQLite could not hold more than 2**63
+    # A stamp with numbers out of range is judged: no mark is 0. SQLite could not hold more than 2**63.
+    token = source.token if source.token <= TOKEN_MAX and is_seq(seq) else 0
+    seq = seq if token else 0
     left = []
     for name in names:
         mine = (seq or 0, name, token, source.grant, guard, source.realm)

@@ -211,7 +211,7 @@ BEGIN
       SELECT l.names, l.token, l.grant_id, l.sample, concat('fenced.token', l.token % 16) AS setting,
         pg_current_xact_id()::text AS xid
       FROM fenced_guard.lease l, fenced_guard.turn t
-      WHERE l.grant_id = split_part(p_stamps, ':', 5) AND split_part(p_stamps, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
+      WHERE l.grant_id = split_part(p_stamps, ':', 5) AND split_part(p_stamps, ':', 4) ~ '^(-|0|[1-9][0-9]{0,14})$'  -- longer ones are parsed
         AND t.grant_id = split_part(p_stamps, ':', 5) AND (t.xmax = '0' OR fenced_guard.locker_has_ended(t.xmax))  -- `has_successor`, inlined
         AND p_stamps = concat('1:', l.realm, ':', l.token, ':', split_part(p_stamps, ':', 4), ':', l.grant_id, ':', l.names)
         AND strpos(l.names, '%') = 0
@@ -304,7 +304,7 @@ BEGIN
   BEGIN
     SELECT count(*) INTO v_count FROM (
       SELECT 1 FROM unnest(p_texts) AS wanted, fenced_guard.lease l
-      WHERE l.grant_id = split_part(wanted, ':', 5) AND split_part(wanted, ':', 4) ~ '^(-|0|[1-9][0-9]{0,15})$'
+      WHERE l.grant_id = split_part(wanted, ':', 5) AND split_part(wanted, ':', 4) ~ '^(-|0|[1-9][0-9]{0,14})$'
         AND (NOT fenced_guard.has_successor(l.grant_id) OR strpos(current_setting(concat('fenced.token', l.token % 16), true),
           concat(E'\n', v_xid, '#', l.grant_id, E'\n')) > 0)  -- this transaction shares the row already
         AND wanted = concat('1:', l.realm, ':', l.token, ':', split_part(wanted, ':', 4), ':', l.grant_id, ':', l.names)
