@@ -6,7 +6,8 @@
 PYTHON ?= $(shell /usr/bin/python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo /usr/bin/)python3
 ARGS ?=
 JOBS ?= 6
-SEEDS ?= 0-4999
+SEEDS ?= 0-999
+COUNT ?= 1000
 AUTHORITY ?= memory
 VENV := .venv
 BIN := $(VENV)/bin
@@ -87,8 +88,8 @@ lock: $(BIN)/uv ## write the locks again; ARGS=--upgrade for the newest versions
 bench: $(VENV)/.test servers ## the figures of docs and README, and ratios to what else one could take; ARGS="--json FILE"
 	@$(BIN)/python -m bench $(ARGS)
 
-simulate: $(VENV)/.package ## seeded worlds; SEEDS=0-4999 or SEEDS="7 11 13", AUTHORITY=memory
-	@$(BIN)/python -m fenced.testing.simulation $(SEEDS) --authority $(AUTHORITY)
+simulate: $(VENV)/.package ## seeded worlds; SEEDS=0-999, SEEDS="7 11 13" or SEEDS=fresh COUNT=1000; AUTHORITY=memory
+	@$(BIN)/python -m fenced.testing.simulation $(SEEDS) --count $(COUNT) --authority $(AUTHORITY)
 
 evidence: $(VENV)/.test servers ## the long figures, written to docs/evidence; ARGS="storms" for one of them
 	@$(BIN)/python -m evidence $(ARGS)

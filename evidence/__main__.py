@@ -33,6 +33,7 @@ from evidence import (
     service_kits,
     service_requests,
     service_waiters,
+    worlds,
 )
 from fenced.testing.servers import (
     DynamoServer,
@@ -43,7 +44,6 @@ from fenced.testing.servers import (
     ZooKeeperServer,
 )
 from fenced.testing.servers.dynamodb import KEYS
-from fenced.testing.simulation import simulate, site_of
 
 FOLDER = Path(__file__).parents[1] / "docs" / "evidence"
 STORM_SECONDS = 60
@@ -52,16 +52,6 @@ ETCD_DEFAULTS = {"heartbeat-interval": "100", "election-timeout": "1000"}
 ZOOKEEPER_DEFAULTS = {"tickTime": "2000", "minSessionTimeout": "4000"}
 """The storms run with the shortest ttls of servers as they are shipped; those of the tests are shorter."""
 STORM_SIZE = ("--holders", "6", "--names", "3")
-WORLDS = {
-    "memory": 6_000,
-    "ledger": 1_000,
-    "redis": 1_500,
-    "redis-cluster": 500,
-    "etcd": 1_500,
-    "zookeeper": 500,
-    "service": 1_000,
-}
-"""How many seeds of each authority; they begin behind those of `make test`."""
 
 
 def _storm(seconds: int, *options: str, seed: int = 1) -> dict[str, Any]:
@@ -148,19 +138,6 @@ def holders() -> dict[str, Any]:
         return guard_holders.run(guards)
 
 
-def worlds() -> dict[str, Any]:
-    """Seeds beyond those of `make test`; a broken promise ends the run with its seed."""
-    found: dict[str, Any] = {}
-    for authority, count in WORLDS.items():
-        counts: dict[str, int] = {}
-        site_type = site_of(authority)
-        for seed in range(10_000, 10_000 + count):
-            for what, times in simulate(seed, site_type).counts.items():
-                counts[what] = counts.get(what, 0) + times
-        found[authority] = {"seeds": f"10000-{10_000 + count - 1}", "broken": 0, "counts": counts}
-    return found
-
-
 def on_authorities(options: argparse.Namespace) -> dict[str, Any]:
     """The storms on the chosen authorities; the file keeps its figures of the others."""
     chosen = options.authority or authority_storms.AUTHORITIES
@@ -195,7 +172,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "service_waiters": lambda _: service_waiters.run(),
     "service_requests": lambda _: service_requests.run(),
     "service_kits": lambda _: service_kits.run(),
-    "worlds": lambda _: worlds(),
+    "worlds": lambda _: worlds.run(),
     "bench": lambda _: bench(),
 }
 

@@ -127,6 +127,35 @@ def test_a_cut_in_the_middle_of_a_frame_delivers_a_prefix_and_resets_both_ends()
     assert len(seen) > 5
 
 
+def test_a_second_cut_leaves_no_hole_in_what_arrives() -> None:
+    for seed in range(30):
+        scene = Scene(seed)
+
+        async def work(scene: Scene = scene) -> bytes:
+            stream = await scene.connect()
+            scene.network.block(scene.client, scene.server)
+            scene.network.cut_next(scene.client, scene.server)
+            await stream.send(b"0123456789", 30.0)
+            await stream.send(b"abcdefghij", 30.0)
+            scene.network.cut(scene.client, scene.server)
+            return await stream.receive(30.0)
+
+        assert isinstance(scene.play(work), ConnectionResetError)
+        assert "0123456789".startswith(scene.echo.notes[-1].removeprefix("close "))
+
+
+def test_a_cut_that_nobody_has_met_can_be_forgotten() -> None:
+    scene = Scene()
+
+    async def work() -> bytes:
+        stream = await scene.connect()
+        scene.network.cut_next(scene.client, scene.server)
+        scene.network.cut_no_more()
+        return await ask(stream, b"order", 30.0)
+
+    assert scene.play(work) == b"order."
+
+
 def test_a_cut_reply_leaves_it_unknown_what_was_done() -> None:
     scene = Scene()
 

@@ -144,7 +144,11 @@ class _End(_Watched):
 
     def cut(self) -> None:
         """Let a random prefix of the bytes under way to the peer arrive, and lose the rest."""
-        data = b"".join(packet for _, packet in self._transit if isinstance(packet, bytes))
+        data = b""
+        for _, packet in self._transit:
+            if not isinstance(packet, bytes):
+                break  # nothing arrives from behind a cut that is under way: that would leave a hole in the stream
+            data += packet
         self._transit.clear()
         self.peer.unread += data[: self._network.world.rng.randint(0, len(data))]
 
@@ -370,6 +374,10 @@ class SimulatedNetwork:
     def cut_next(self, source: Process, target: Process) -> None:
         """Reset the connection on which `source` next sends to `target`, after a part of what it sends."""
         self._cutting[source, target] = None
+
+    def cut_no_more(self) -> None:
+        """Forget the cuts of `cut_next` that nobody has met yet."""
+        self._cutting.clear()
 
     def cuts_now(self, source: Process, target: Process) -> bool:
         return self._cutting.pop((source, target), self) is None

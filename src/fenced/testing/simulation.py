@@ -5,6 +5,7 @@ over. Each world comes from one seed, and a judge that sees everything checks th
 
     python -m fenced.testing.simulation 0-999                    # many worlds of the memory authority
     python -m fenced.testing.simulation 0-99 --authority redis   # the shipped Redis client, over simulated streams
+    python -m fenced.testing.simulation fresh --count 500        # seeds that nobody has run before; they are printed
     python -m fenced.testing.simulation 4711 --log               # one world, event by event
 """
 
@@ -13,8 +14,9 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fenced.testing.worlds.judge import Judge, PromiseBroken
 from fenced.testing.worlds.site import Site
@@ -54,6 +56,27 @@ def simulate(seed: int | str, site_type: type[Site] = Site, *, keep_log: bool = 
         gc.enable()
 
 
+def run_worlds(
+    authority: str, seeds: Iterable[int], *, keep_log: bool = False
+) -> tuple[dict[str, int], list[str]]:
+    """Run the worlds of these seeds. Returns what happened in them and how often, and the events if they are kept."""
+    site_type = site_of(authority)
+    counts: dict[str, int] = {}
+    log: list[str] = []
+    for seed in seeds:
+        judge = simulate(seed, site_type, keep_log=keep_log)
+        log += judge.log
+        for what, count in judge.counts.items():
+            counts[what] = counts.get(what, 0) + count
+    return counts, log
+
+
+def fresh_seeds(count: int) -> range:
+    """Seeds that nobody has run before. They follow a random number of fifteen digits."""
+    first = 10**14 + secrets.randbelow(9 * 10**14)
+    return range(first, first + count)
+
+
 def seeds_of(text: str) -> list[int]:
     """`7`, `0-99`, or several of them with commas."""
     seeds: list[int] = []
@@ -63,25 +86,32 @@ def seeds_of(text: str) -> list[int]:
     return seeds
 
 
+def _chosen(words: Sequence[str], count: int) -> Sequence[int]:
+    if list(words) != ["fresh"]:
+        return seeds_of(",".join(words) or "0-999")
+    seeds = fresh_seeds(count)
+    sys.stdout.write(f"fresh seeds: {seeds[0]}-{seeds[-1]}\n")
+    sys.stdout.flush()
+    return seeds
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m fenced.testing.simulation", description="Seeded worlds.")
-    parser.add_argument("seeds", nargs="*", help="7, 0-99, or several of them; 0-999 if none is named")
+    parser.add_argument(
+        "seeds", nargs="*", help="7, 0-99, or several of them; fresh: new ones; 0-999 if none is named"
+    )
+    parser.add_argument("--count", type=int, default=1000, help="how many fresh ones")
     parser.add_argument("--authority", choices=sorted(BACKENDS), default="memory")
     parser.add_argument("--log", action="store_true", help="print every event")
     options = parser.parse_args(arguments)
-    seeds = seeds_of(",".join(options.seeds) or "0-999")
-    site_type = site_of(options.authority)
-    counts: dict[str, int] = {}
-    for seed in seeds:
-        try:
-            judge = simulate(seed, site_type, keep_log=options.log)
-        except PromiseBroken as error:
-            sys.stderr.write(f"seed {seed}: {error}\n" + "\n".join(error.__notes__) + "\n")
-            return 1
-        if options.log:
-            sys.stdout.write("\n".join(judge.log) + "\n")
-        for what, count in judge.counts.items():
-            counts[what] = counts.get(what, 0) + count
+    seeds = _chosen(options.seeds, options.count)
+    try:
+        counts, log = run_worlds(options.authority, seeds, keep_log=options.log)
+    except PromiseBroken as error:
+        sys.stderr.write(f"{error}\n" + "\n".join(error.__notes__) + "\n")
+        return 1
+    if options.log:
+        sys.stdout.write("\n".join(log) + "\n")
     summary = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
     sys.stdout.write(f"{len(seeds)} worlds, no promise broken: {summary}\n")
     return 0

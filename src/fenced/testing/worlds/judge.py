@@ -90,7 +90,9 @@ class Judge:
     _returned: dict[str, int] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
     acknowledged: dict[str, list[str]] = field(default_factory=dict)
-    progress: dict[str, float] = field(default_factory=dict)
+    progress: dict[str, tuple[float, Process]] = field(
+        default_factory=dict
+    )  # by worker: when, and where it runs
     counts: dict[str, int] = field(default_factory=dict)
 
     def say(self, *words: object) -> None:
@@ -235,6 +237,15 @@ class Judge:
             return
         if hold.state in (State.HELD, State.JEOPARDY) and self.holds(hold.grant, hold.names) is False:
             self.broken("L3", f"{hold} is believed held, but ended at the authority")
+
+    def progressed(self, worker: str, process: Process) -> None:
+        self.progress[worker] = (self.world.now, process)
+
+    def judge_progress(self, since: float) -> None:
+        """L2: every worker got somewhere since then, unless its process was paused after the faults had ended."""
+        for worker, (when, process) in self.progress.items():
+            if when < since and not process.paused_since(since):
+                self.broken("L2", f"{worker} got nowhere since {when:.2f}")
 
     # The guard's decisions, at the time they are made.
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from fenced.authorities.memory import MemoryStore
 from fenced.contracts import Authority, Trait
-from fenced.model import Ask, AskAnswer, ReleaseAnswer, RenewAnswer, Standing
+from fenced.errors import Indeterminate
+from fenced.model import Ask, AskAnswer, Busy, ReleaseAnswer, RenewAnswer, Standing, grant_id
 from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process
 from fenced.testing.worlds.backend import AuthorityBackend
@@ -32,6 +33,7 @@ class MemoryBackend(AuthorityBackend):
         super().__init__(site)
         self.server = MessageServer(self.world, site.network, "authority")
         self.clients: list[MessageAuthority] = []
+        self._answered_busy: set[str] = set()
         self.start()
 
     def start(self) -> None:
@@ -67,7 +69,17 @@ class MemoryBackend(AuthorityBackend):
         """Report a decision to the judge: here at once, elsewhere as soon as no crash can undo it."""
         report()
 
+    def copies_end(self, public: str) -> None:
+        """From now on no copy of this ask arrives: its client never doubted it, and it was answered Busy.
+
+        Busy leaves nothing behind at the store, so a later copy would be granted to nobody. A network that doubles by
+        itself what nobody has repeated is this world's alone: TCP delivers once, and a client that repeats is in doubt.
+        """
+        self._answered_busy.add(public)
+
     def ask(self, ask: Ask) -> AskAnswer:
+        if grant_id(ask.secret) in self._answered_busy:
+            return Busy(0, None)
         answer = self.store.ask(ask)
         self.decided(partial(self.site.judge.asked, ask, answer, self.world.now))
         return answer
@@ -99,6 +111,7 @@ class MessageAuthority:
         self._backend = backend
         self._process = process
         self._runtime = runtime
+        self._doubted: set[str] = set()
         self._woken: dict[str, None] = {}
         self._wakeup = runtime.wakeup()
 
@@ -118,7 +131,15 @@ class MessageAuthority:
         return Standing(REALM, 0)
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        return await self._call(partial(self._backend.ask, ask), until)
+        public = grant_id(ask.secret)
+        try:
+            answer = await self._call(partial(self._backend.ask, ask), until)
+        except Indeterminate:
+            self._doubted.add(public)
+            raise
+        if isinstance(answer, Busy) and public not in self._doubted:
+            self._backend.copies_end(public)
+        return answer
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         return await self._call(partial(self._backend.renew, tuple(secrets)), until)

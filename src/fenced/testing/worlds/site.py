@@ -29,7 +29,7 @@ from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process, World
 from fenced.testing.worlds.backend import AuthorityBackend, WatchedAuthority
 from fenced.testing.worlds.faults import Faults, MessageNetwork, MessageServer
-from fenced.testing.worlds.judge import Judge
+from fenced.testing.worlds.judge import Judge, PromiseBroken
 from fenced.testing.worlds.memory import MemoryBackend
 
 T = TypeVar("T")
@@ -126,6 +126,16 @@ class Site:
         SimulatedClient(self, process).start()
 
     def run(self) -> Judge:
+        try:
+            self._run()
+        except PromiseBroken:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever it is, the world is over)
+            # It came out of a task of a client, or of a server that nobody asked to fail.
+            self.judge.broken("I12", f"nobody caught {error!r}", error)
+        return self.judge
+
+    def _run(self) -> None:
         for _ in range(self.world.rng.choice((2, 3, 4))):
             self.start_client()
         self._plan(self.faults.server_fault_every, self._break_a_server)
@@ -134,7 +144,6 @@ class Site:
         self.world.at(HEALED_AT, self._heal)
         self.world.run(self.ends_at)
         self._conclude()
-        return self.judge
 
     def _plan(self, every: float, fault: Callable[[], None]) -> None:
         """Let a fault happen now and then, until the world heals."""
@@ -181,6 +190,7 @@ class Site:
 
     def _heal(self) -> None:
         self.network.healed = True
+        self.streams.cut_no_more()
         self.backend.heal()
         self.judge.say("all faults end")
 
@@ -188,9 +198,7 @@ class Site:
         """L2: every client made progress. L4: the next token is admitted. L5: no call hangs. I5: nothing is lost."""
         for call in list(self.judge.under_way):
             self.judge.ended(call)
-        for client, when in self.judge.progress.items():
-            if when < self.ends_at - self.progress_within:
-                self.judge.broken("L2", f"{client} got nowhere since {when:.2f}")
+        self.judge.judge_progress(self.ends_at - self.progress_within)
         self.judge.settle({name: _now(self.guard.peek(name)) for name in self.resource_names})
         token = self.judge.highest + 1
         for name in self.resource_names:
@@ -218,7 +226,7 @@ class SimulatedClient:
 
     def start(self) -> None:
         for worker in self.workers:
-            self.site.judge.progress[worker] = self.site.world.now
+            self.site.judge.progressed(worker, self.process)
             self.runtime.spawn(partial(self._work, worker), worker)
         self.site._plan(self.site.faults.pause_every, self._pause)
         self.site._plan(self.site.faults.crash_every, self._crash)
@@ -244,13 +252,13 @@ class SimulatedClient:
             names = rng.sample(self.site.resource_names, count)
             try:
                 await self._section(worker, names)
-                self.site.judge.progress[worker] = self.site.world.now
+                self.site.judge.progressed(worker, self.process)
             except NotGranted:  # an answer, too: only a client that waits without limit may expect a grant
                 self.site.judge.count("not granted")
-                self.site.judge.progress[worker] = self.site.world.now
+                self.site.judge.progressed(worker, self.process)
             except (LeaseLost, StaleToken):
                 self.site.judge.count("overtaken")
-                self.site.judge.progress[worker] = self.site.world.now
+                self.site.judge.progressed(worker, self.process)
             except (Unavailable, Indeterminate):
                 self.site.judge.count("unavailable")
             except Misconfigured:  # the judge has allowed it
@@ -292,7 +300,7 @@ class SimulatedClient:
         if error is not None:
             raise error
         judge.acquired(hold, self.process, returned)
-        judge.progress[worker] = self.site.world.now
+        judge.progressed(worker, self.process)
         self._watch(hold)
         try:
             writes = rng.choice((1, 2)) if self.site.rule == "sequenced" else 1
