@@ -77,7 +77,7 @@ def problem_table() -> str:
     return table(
         ("status", "type: `urn:fenced:problem:` and", "error", "`retry`", "title"),
         (
-            (str(row.status), f"`{row.kind}`", f"`{row.error.__name__}`", f"`{row.error.retry}`", row.title)
+            (str(row.status), f"`{row.kind}`", f"`{row.error.__name__}`", f"`{row.error.retry}`", row.title())
             for row in PROBLEM_TYPES
         ),
     )

@@ -131,11 +131,17 @@ class Caller:
 
 
 def request(
-    method: str, target: str, token: int | None = None, body: bytes = b"", headers: str = "", name: str = NAME
+    method: str,
+    target: str,
+    token: int | None = None,
+    body: bytes = b"",
+    headers: str = "",
+    name: str = NAME,
+    host: str = "shop",
 ) -> bytes:
     stamp = f'Fenced-Stamp: "{stamp_of(token, name, 1)}"\r\n' if token else ""
     length = f"Content-Length: {len(body)}\r\n" if body or method not in ("GET", "HEAD") else ""
-    return f"{method} {target} HTTP/1.1\r\nHost: shop\r\n{stamp}{headers}{length}\r\n".encode() + body
+    return f"{method} {target} HTTP/1.1\r\nHost: {host}\r\n{stamp}{headers}{length}\r\n".encode() + body
 
 
 @dataclass
@@ -147,6 +153,8 @@ class Stage:
     port: int
     reports: list[str]
     callers: list[Caller] = field(default_factory=list)
+    host: str = "shop"
+    """What requests say in Host."""
 
     async def caller(self, **more: Any) -> Caller:
         found = Caller(*await asyncio.open_connection("127.0.0.1", self.port, **more))
@@ -157,7 +165,7 @@ class Stage:
         self, method: str, target: str, token: int | None = None, body: bytes = b"", **more: Any
     ) -> Answer:
         caller = await self.caller()
-        return await caller.ask(method, target, token, body, **more)
+        return await caller.ask(method, target, token, body, host=self.host, **more)
 
 
 async def until(condition: Callable[[], object]) -> None:

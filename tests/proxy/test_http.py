@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 import ssl
+import sys
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from fenced.cli.proxy import proxy as proxy_command
 from fenced.errors import Misconfigured, Misuse
 from fenced.proofs import HmacKey
 from fenced.proxy import admin
+from fenced.proxy.callers import CALLERS_MAX, Caller, CallerRecords
 from fenced.proxy.server import FencingProxy, ProxyOptions
 from fenced.testing.servers.certificates import make_certificates
 from tests.proxy.harness import OK, Arrived, Stage, proxied, read_body, request, until
@@ -29,6 +32,8 @@ CHUNKS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n3\r\n
 HOPS = "Connection: x-mine\r\nX-Mine: 1\r\nTE: gzip\r\nX-Kept: 2\r\n"
 
 
+READ_BYTES_MAX = 262_144
+"""How much asyncio reads from a socket at once."""
 Loop = Callable[[], asyncio.AbstractEventLoop]
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 
@@ -230,6 +235,15 @@ def test_what_needs_a_name_and_a_stamp() -> None:
             assert (
                 await ask("GET", "/orders/42", headers="X-HTTP-Method-Override: PUT\r\n")
             ).problem == "missing"
+            for other in ("X_HTTP_Method_Override: DELETE", "X_Original_URL: /orders/43"):
+                assert (await ask("GET", "/orders/42", headers=f"{other}\r\n")).status == 400
+            assert (await ask("PUT", "/orders/42", 5, headers="X-Original-URL: /orders/43\r\n")).status == 400
+            for cart in (
+                "x_cart: 2\r\nX-Cart: 1",
+                "Connection: X-Cart\r\nX-Cart: 1",
+            ):  # the latter is not passed on
+                answer = await ask("PUT", "/buy", 5, headers=f"{cart}\r\n", name="carts/1")
+                assert (answer.status, answer.problem) == (400, "misuse")
             assert (await ask("PUT", "/orders/42", headers="Fenced-Stamp: 7\r\n")).problem == "invalid"
             assert (await ask("PUT", "/orders/43", 5)).problem == "uncovered"
             assert (await ask("PUT", "/orders/42", 5, headers='Fenced-Proof: "a"\r\n')).status in (400, 501)
@@ -362,7 +376,9 @@ def test_an_upstream_that_is_not_there_has_not_got_anything() -> None:
         async with proxied() as other:
             nowhere = f"http://127.0.0.1:{other.port}"
         async with proxied(upstream_url=nowhere) as stage:
-            assert (await stage.ask("PUT", "/orders/42", 1)).problem == "unavailable"
+            down = await stage.ask("PUT", "/orders/42", 1)
+            assert (down.status, down.problem) == (503, "unavailable")
+            assert json.loads(down.body)["title"] == "The upstream cannot be reached"
             assert (await stage.ask("PUT", "/orders/42", 2)).problem == "unavailable"  # nobody waits
             assert stage.proxy.gate.unknown == 0
 
@@ -454,10 +470,38 @@ def test_operators_port() -> None:
             server = await admin.listen(stage.proxy, "127.0.0.1", 0)
             operators = Stage(stage.proxy, stage.upstream, server.sockets[0].getsockname()[1], [])
             assert (await stage.ask("PUT", "/orders/42", 1)).status == 200
-            assert (await operators.ask("GET", "/healthz")).body == b"alive\n"
+            for host in ("127.0.0.1", "localhost:8933", "[::1]:8933"):
+                operators.host = host
+                assert (await operators.ask("GET", "/healthz")).body == b"alive\n", host
+            assert (await (await operators.caller()).raw(b"GET /healthz HTTP/1.0\r\n\r\n")).endswith(
+                b"alive\n"
+            )
+            by_name = b"GET /healthz HTTP/1.1\r\nHost: Operators.internal:8933\r\n\r\n"
+            for host, status in (("operators.internal", "200 OK"), ("others.internal", "403 Forbidden")):
+                assert (await admin._answer(stage.proxy, by_name, host))[0] == status
             assert (await operators.ask("GET", "/readyz")).body == b"ready\n"
             metrics = (await operators.ask("GET", "/metrics")).body.decode()
             assert 'fenced_proxy_upstream_answers_total{class="2xx"} 1\n' in metrics
+            # A page in an operator's browser: of another site, or of a name that leads here.
+            for headers in ("Origin: http://evil.example\r\n", "Origin: null\r\n"):
+                settle = await operators.ask(
+                    "POST", "/settle?name=a", headers=headers + "Fenced-Operator: x\r\n"
+                )
+                assert settle.status == 403
+            for host in (
+                "evil.example",
+                "127.0.0.1.evil.example:8933",
+                "localhost.evil.example",
+                "[::1",
+                "",
+                "::1",
+            ):
+                other = Stage(stage.proxy, stage.upstream, operators.port, [], host=host)
+                for method, path in (("GET", "/metrics"), ("POST", "/settle?name=a")):
+                    assert (await other.ask(method, path, headers="Fenced-Operator: x\r\n")).status == 403, (
+                        host
+                    )
+                operators.callers += other.callers
             assert (await operators.ask("GET", "/x")).status == 404
             assert (await operators.ask("PUT", "/healthz")).status == 405
             assert (await (await operators.caller()).raw(b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(
@@ -475,6 +519,67 @@ def test_operators_port() -> None:
             server.close()
             for caller in operators.callers:
                 await caller.close()
+
+    run(story())
+
+
+def test_who_writes_without_a_stamp_is_recorded() -> None:
+    async def story() -> None:
+        async with proxied() as stage:
+            agent = "User-Agent: legacy-cron/1.0 \xe9" + "x" * 1000
+            for path in ("/orders/1", "/orders/2"):
+                assert (await stage.ask("PUT", path, headers=f"{agent}\r\n")).status == 200
+            assert (await stage.ask("PUT", "/orders/42", 2)).status == 200
+            assert (await stage.ask("PUT", "/orders/42", 1)).problem == "stale"
+            unstamped, stale = map(json.loads, stage.proxy.callers.lines())
+            assert (unstamped["kind"], unstamped["ruling"], unstamped["count"]) == ("missing", "pass", 2)
+            assert unstamped["agent"].startswith("legacy-cron/1.0") and len(unstamped["agent"]) == 200
+            assert (unstamped["address"], unstamped["name"]) == ("127.0.0.1", "orders/2")
+            assert (stale["kind"], stale["ruling"], stale["agent"]) == ("stale", "refuse", "")
+            assert (await admin._answer(stage.proxy, b"GET /records HTTP/1.0\r\n\r\n", ""))[1].count(
+                "\n"
+            ) == 2
+
+    run(story())
+
+
+def test_records_of_callers_are_bounded() -> None:
+    records, now = CallerRecords(), datetime.now(UTC)
+    for number in range(CALLERS_MAX + 5):
+        records.note(Caller("10.0.0.1", f"program {number}"), "missing", "pass", "a", now)
+    lines = list(records.lines())
+    assert len(lines) == CALLERS_MAX and json.loads(lines[-1])["agent"] == f"program {CALLERS_MAX + 4}"
+
+
+def test_a_body_in_tiny_chunks_costs_little_memory_while_it_waits() -> None:
+    """The request waits at the gate; each of its chunks has one byte."""
+
+    async def story() -> None:
+        release = asyncio.Event()
+
+        async def behave(arrived: Arrived) -> bytes:
+            if arrived.token == 1:
+                await release.wait()
+            return OK
+
+        async with proxied(behave) as stage:
+            older = asyncio.create_task(stage.ask("PUT", "/orders/42", 1))
+            await until(lambda: stage.upstream.arrived)
+            newer = await stage.caller()
+            head = request("PUT", "/orders/42", 2, headers="Transfer-Encoding: chunked\r\n")
+            newer.writer.write(head.replace(b"Content-Length: 0\r\n", b"") + b"1\r\nx\r\n" * 100_000)
+            newer.writer.write(b"0\r\n\r\n")
+
+            def waiting() -> Any:
+                return next((f._exchange for f in stage.proxy.fronts if f._exchange and f._why_paused), None)
+
+            await until(waiting)
+            parts = waiting()._body
+            assert sum(map(sys.getsizeof, parts)) + sys.getsizeof(parts) < 2 * READ_BYTES_MAX
+            release.set()
+            assert (await newer.answer()).status == 200
+            assert stage.upstream.arrived[-1].body == b"x" * 100_000
+            assert (await older).status == 200
 
     run(story())
 

@@ -34,7 +34,8 @@ LINES = (
     "Connection:keep-alive|Connection: content-length|Keep-Alive: 5|X-A: 1|x-a:|Accept: */*|User-Agent: \xe9|"
     f"Fenced-Stamp: {STAMP}|fenced-stamp:{STAMP} |Fenced-Stamp: a b|Fenced-Proof: a|Expect: 100-continue|Expect: no|"
     "TE: gzip|Trailer: x|Upgrade: h2c|X-HTTP-Method: PUT|Host : a|: a|X-A: \0|X-A: 1\n2|X-A: 1\r2|X-A: 1\r\n 2|"
-    "X A: 1|X-A"
+    "X A: 1|X-A|Content_Length: 3|Fenced_Stamp: a|X_HTTP_Method_Override: PUT|Transfer.Encoding: chunked|"
+    "X-Original-URL: /|x_a: 1"
 ).split("|")
 TARGETS = "/orders/42|/?a=%20|/#|/\xe9|*|http://a/|a:1||\t/|/ ".split("|")
 METHODS = ("PUT", "GET", "OPTIONS", "CONNECT", "put", "P\xdcT", "")
@@ -120,6 +121,32 @@ def _check_request(data: bytes, head: PassedRequest) -> None:
     coding = [(b"transfer-encoding", b"chunked")] * (head.length == CHUNKED)
     assert other.headers == [*kept, *coding, (b"via", b"1.1 fenced")], data
     assert head.fence == [h for name in messages.FENCE for h in head.headers() if h[0] == name]
+
+
+@pytest.mark.parametrize(
+    "other", [b"X_HTTP_Method_Override", b"x-http_method.override", b"Fenced_Stamp", b"Te_"]
+)
+def test_a_header_that_a_service_may_take_for_one_that_matters(other: bytes) -> None:
+    """CGI and WSGI know no difference between hyphens and underscores."""
+    data = b"GET / HTTP/1.1\r\nHost: shop\r\n%b: DELETE\r\n\r\n" % other
+    if other.endswith(b"_"):
+        assert messages.request_head(data) is not None  # another name
+    else:
+        with pytest.raises(BadMessage, match="hyphens"):
+            messages.request_head(data)
+
+
+@pytest.mark.parametrize("name", [b"X-Original-URL", b"x-rewrite-url", b"X_Original_URL"])
+def test_a_header_that_names_another_path(name: bytes) -> None:
+    head = b"PUT /orders/42 HTTP/1.1\r\nHost: shop\r\n%b: /orders/43\r\n\r\n" % name
+    stamped = head.replace(b"PUT", b"GET").replace(
+        b"\r\n\r\n", b"\r\nFenced-Stamp: %b\r\n\r\n" % STAMP.encode()
+    )
+    for data in (head, stamped):
+        with pytest.raises(BadMessage):
+            messages.request_head(data)
+    if b"_" not in name:
+        assert messages.request_head(head.replace(b"PUT", b"GET")) is not None  # a read, wherever it leads
 
 
 @pytest.mark.parametrize("to_head", [False, True])

@@ -120,7 +120,7 @@ def test_names(template: str, target: str, name: str | None) -> None:
 @pytest.mark.parametrize(
     "target",
     "//orders/42 /./orders/42 /x/../orders/42 /orders/%2e%2e/42 /orders/a%2Fb /orders;v=1/42 /orders\\42 "
-    "/orders/%00 /orders/%ff /orders/%20".split(),
+    "/orders/%00 /orders/%ff /orders/%20 /orders/%2534%2532 /orders/4%zz /orders/42;v=1 /orders/42%3Bv=1".split(),
 )
 def test_a_path_that_can_be_read_in_two_ways_has_no_name(target: str) -> None:
     with pytest.raises(NoName):
@@ -129,9 +129,24 @@ def test_a_path_that_can_be_read_in_two_ways_has_no_name(target: str) -> None:
 
 def test_a_field_has_one_value() -> None:
     carts = Naming(["carts/{query.cart}"])
-    for target in (b"/buy", b"/buy?cart=", b"/buy?cart=1&cart=2", b"/buy?cart=1%2F2", b"/buy?cart=.."):
+    for query in (
+        "|cart=|cart=1&cart=2|cart=1%2F2|cart=..|cart=1;cart=2|cart=1&x=2;cart=3|cart=1&cart[]=2|cart=1&cart%5Bx%5D=2|"
+        "cart[]=1|cart=1&Cart=2|cart=1&+cart=2|cart=1&cart%00x=2|cart=%2531|cart=1&c%2561rt=2|cart=%ff"
+    ).split("|"):
         with pytest.raises(NoName):
-            carts.name_of(target, list)
+            carts.name_of(f"/buy?{query}".encode(), list)
+    assert carts.name_of(b"/buy?x[]=1&cart=1&y=%25&cart2=2", list) == "carts/1"
+    assert Naming(["carts/{query.cart_id}"]).name_of(b"/?cart_id=1&cart=2", list) == "carts/1"
+    with pytest.raises(NoName):
+        Naming(["carts/{query.cart_id}"]).name_of(b"/?cart_id=1&cart.id=2", list)
+
+
+@pytest.mark.parametrize("other", [b"x_cart", b"X.Cart", b"x-cart"])
+def test_a_header_that_a_service_may_take_for_another(other: bytes) -> None:
+    headers = [(b"x-cart", b"1"), (b"x-carts", b"3"), (other, b"2")]
+    with pytest.raises(NoName):
+        Naming(["carts/{header.x-cart}"]).name_of(b"/buy", lambda: headers)
+    assert Naming(["carts/{header.x-cart}"]).name_of(b"/buy", lambda: headers[:2]) == "carts/1"
 
 
 @pytest.mark.parametrize(

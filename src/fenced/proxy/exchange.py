@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fenced.errors import FencedError, InvariantBroken, Unavailable, Unsupported
+from fenced.errors import FencedError, InvariantBroken, MissingStamp, Refused, Unsupported
 from fenced.http.protocol import read_fence
 from fenced.http.receiving import proven
 from fenced.model import Stamp
 from fenced.proofs import Proof
 from fenced.proxy.bodies import LAST_CHUNK, BadChunk, Chunks, Data, chunk
+from fenced.proxy.callers import Caller
 from fenced.proxy.messages import (
     CHUNKED,
     CONTINUE,
@@ -18,10 +19,11 @@ from fenced.proxy.messages import (
     OutcomeUnknown,
     PassedRequest,
     PassedResponse,
+    UpstreamUnreachable,
     answer,
+    problem_of,
 )
 from fenced.proxy.names import NoName
-from fenced.wire.problems import problem
 
 if TYPE_CHECKING:
     from fenced.proxy.front import Front
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 BUFFERED_BYTES = 65_536
 """How much of a body is read before the request may be passed on."""
+BUFFERED_PARTS = 256
+"""In how many parts: each costs a hundred bytes of memory, however short it is."""
 
 
 class Exchange:
@@ -80,7 +84,7 @@ class Exchange:
             self._connect()
             return
         try:
-            name, keys = proxy.naming.name_of(head.target, head.headers), proxy.options.keys
+            name, keys = proxy.naming.name_of(head.target, head.passed_headers), proxy.options.keys
             stamp = self._stamp() if keys else None
             if name is not None and (stamp is not None if keys else len(head.fence) == 1):
                 entered = proxy.gate.enter_by_text(name, head.fence[0])
@@ -114,11 +118,14 @@ class Exchange:
         try:
             if stamp is None:
                 await proxy.gate.unstamped(name)
+                proxy.note_caller(self._caller(), MissingStamp.kind, "pass", name)
             else:
                 until = proxy.runtime.now() + proxy.options.wait
                 self._line, self._token = await proxy.gate.enter(name, stamp, until), stamp.token
         except FencedError as error:
             proxy.note_refusal(error)
+            if isinstance(error, Refused):
+                proxy.note_caller(self._caller(), error.kind, "refuse", name)
             self.refuse(error)
             return
         except Exception as error:  # noqa: BLE001 (a bug; without this the client would wait for ever)
@@ -126,6 +133,10 @@ class Exchange:
             self.refuse(InvariantBroken("the proxy has failed"))
             return
         self._connect()
+
+    def _caller(self) -> Caller:
+        agents = [value for name, value in self.head.headers() if name == b"user-agent"]
+        return Caller.of(self.front.address, b", ".join(agents))
 
     def _connect(self) -> None:
         """Pass the request on over an idle connection, or over a new one."""
@@ -144,7 +155,9 @@ class Exchange:
         except OSError as error:
             self._give_back()
             why = str(error) or type(error).__name__
-            self.refuse(Unavailable(f"the upstream cannot be reached, and nothing was sent to it: {why}"))
+            self.refuse(
+                UpstreamUnreachable(f"the upstream cannot be reached, and nothing was sent to it: {why}")
+            )
             return
         if self.done:
             connection.close()
@@ -189,7 +202,7 @@ class Exchange:
         if self.upstream is not None:
             if self._body or (self.received_all and not self.sent_all):
                 self._send()
-        elif self.size > BUFFERED_BYTES and not self.done:
+        elif (self.size > BUFFERED_BYTES or len(self._body) > BUFFERED_PARTS) and not self.done:
             self.front.pause("gate")
 
     def _send(self) -> None:
@@ -273,7 +286,7 @@ class Exchange:
         """Answer without the upstream, or instead of it."""
         if self.done:
             return
-        found = error.problem() if isinstance(error, BadMessage) else problem(error)
+        found = problem_of(error)
         self.front.proxy.counts.own[found.status] += 1
         # A client that still sends its body is not read to the end.
         self.keep = self.keep and self.received_all and not self.front.proxy.stopping

@@ -15,9 +15,9 @@ from fenced.proxy.messages import (
     BadMessage,
     PassedRequest,
     answer,
+    problem_of,
     request_head,
 )
-from fenced.wire.problems import problem
 
 if TYPE_CHECKING:
     from fenced.proxy.server import FencingProxy
@@ -55,7 +55,7 @@ class Front(ProxyConnection):
         fronts = self.proxy.fronts
         fronts.add(self)
         if len(fronts) > self.proxy.options.connections_max or self.proxy.stopping:
-            busy = problem(Unavailable("this proxy has as many connections as it takes; try again later"))
+            busy = problem_of(Unavailable("this proxy has as many connections as it takes; try again later"))
             self.write([answer(busy, keep=False, to_head=False)])
             self._end()
 
@@ -180,6 +180,12 @@ class Front(ProxyConnection):
 
     def abort(self) -> None:
         self._transport.abort()
+
+    @property
+    def address(self) -> str:
+        """Of the client, or of what stands between."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if peer else ""
 
     @property
     def busy(self) -> bool:

@@ -16,9 +16,9 @@ import re
 from http import HTTPStatus
 from typing import NamedTuple
 
-from fenced.errors import Indeterminate, Misuse
+from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable
 from fenced.http.protocol import SAFE_METHODS
-from fenced.wire.problems import PROBLEM_MEDIA_TYPE, Problem
+from fenced.wire.problems import PROBLEM_MEDIA_TYPE, Problem, problem
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -30,6 +30,8 @@ STAMP = b"fenced-stamp"
 FENCE = (STAMP, b"fenced-proof")
 OVERRIDES = frozenset(b"x-http-method x-http-method-override x-method-override".split())
 """A framework may take the method from these, so a request with one of them is never safe."""
+REWRITES = frozenset(b"x-original-url x-rewrite-url".split())
+"""A framework may take the path from these, so a request with one of them may be about another name."""
 CHUNKED = -1
 UNTIL_CLOSE = -2
 """Lengths of bodies that are not known beforehand."""
@@ -49,11 +51,14 @@ NO_HEAD = re.compile(rb"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r[^\n]")
 """What is in no head, so that nobody has to wait for its end."""
 
 _DROPPED = HOP_BY_HOP | {b"expect"}
-_LOOKED_AT = {name: name in _DROPPED for name in (*_DROPPED, b"content-length", b"host", *FENCE, *OVERRIDES)}
+_LOOKED_AT = {
+    name: name in _DROPPED for name in (*_DROPPED, b"content-length", b"host", *FENCE, *OVERRIDES, *REWRITES)
+}
 """The headers that mean something to a proxy, and whether they are for this connection alone."""
+_SIGNS = re.compile(rb"[^0-9A-Za-z]")
 
-_OTHER = rb"(?!(?i:%b):)%b:%b" % (b"|".join(map(re.escape, sorted(_LOOKED_AT))), _NAME, _VALUE)
-"""A header that means nothing here."""
+_OTHER = rb"(?!(?i:%b):)[0-9A-Za-z-]++:%b" % (b"|".join(map(re.escape, sorted(_LOOKED_AT))), _VALUE)
+"""A header that means nothing here. Its name has no other sign than hyphens: see `_check_names`."""
 _LENGTH = rb"[Cc]ontent-[Ll]ength:[ \t]*+([0-9]{1,18}+)"
 _KEEP = rb"([Cc]onnection: ?+[Kk]eep-[Aa]live\r\n)"
 _USUAL_REQUEST = re.compile(
@@ -89,10 +94,22 @@ class BadMessage(Misuse):
         return Problem(self.status, headers, body)
 
 
+class UpstreamUnreachable(Unavailable):
+    """The upstream cannot be reached, and has got nothing of the request."""
+
+
 class OutcomeUnknown(Indeterminate):
     """The upstream may have carried out the request, or may still do so. It may not be safe to repeat it."""
 
     retry = "no"  # type: ignore[assignment]
+
+
+def problem_of(error: FencedError) -> Problem:
+    """What the proxy answers by itself. The title says who has a problem: the proxy or the upstream."""
+    if isinstance(error, BadMessage):
+        return error.problem()
+    title = "The upstream cannot be reached" if isinstance(error, UpstreamUnreachable) else None
+    return problem(error, by="proxy", title=title)
 
 
 class PassedRequest(NamedTuple):
@@ -116,8 +133,11 @@ class PassedRequest(NamedTuple):
 
     def headers(self) -> Headers:
         """Names in lower case, and values."""
-        fields = self.text.partition(b"\r\n")[2]
-        return [(name, value) for name, value, _ in _lines(fields[:-2])]
+        return _fields(self.text)
+
+    def passed_headers(self) -> Headers:
+        """The same for the head that is passed on: what the upstream does not get says nothing about its request."""
+        return _fields(self.passed_on)
 
 
 def request_head(data: bytes) -> PassedRequest | None:
@@ -141,6 +161,7 @@ def any_request(found: re.Match[bytes]) -> PassedRequest:
     """Read a head in any form that is allowed. BadMessage as above."""
     method, target, version, fields = found.groups()
     special, dropping = _looked_at(fields)
+    _check_names(fields)
     new = version == b"1.1"
     if not new and version != b"1.0":
         raise BadMessage(505, "HTTP/1.1 or 1.0")
@@ -155,6 +176,10 @@ def any_request(found: re.Match[bytes]) -> PassedRequest:
     passed_on = b"%b %b HTTP/1.1\r\n%b%b%b" % (method, target, kept, coding, VIA)
     fence = [(name, value) for name in FENCE if name in special for value in special[name]]
     safe = method in _SAFE and special.keys().isdisjoint(OVERRIDES)
+    if (fence or not safe) and not special.keys().isdisjoint(REWRITES):
+        raise BadMessage(
+            400, "X-Original-URL or X-Rewrite-URL names another path, and the upstream may take that one"
+        )
     return PassedRequest(method, target, length, safe, expects, new, keep, fence, found[0], passed_on)
 
 
@@ -178,6 +203,24 @@ def _looked_at(fields: bytes) -> tuple[_Special, bool]:
             else:
                 special[name] = [value.strip(b" \t")]
     return special, dropping
+
+
+def _check_names(fields: bytes) -> None:
+    """BadMessage for X_HTTP_Method_Override and the like: CGI and WSGI take it for X-HTTP-Method-Override."""
+    for line in fields.split(b"\r\n"):
+        name = line.partition(b":")[0].lower()
+        if name not in _LOOKED_AT and plain_name(name) in _LOOKED_AT:
+            raise BadMessage(400, f"the header {name.decode()} is written with hyphens, or not at all")
+
+
+def plain_name(name: bytes) -> bytes:
+    """The name of a header as a service may read it: in lower case, and with one sign for all signs."""
+    return _SIGNS.sub(b"-", name.lower())
+
+
+def _fields(head: bytes) -> Headers:
+    fields = head.partition(b"\r\n")[2]
+    return [(name, value) for name, value, _ in _lines(fields[:-2])]
 
 
 def _lines(fields: bytes) -> list[tuple[bytes, bytes, bytes]]:
@@ -284,9 +327,9 @@ def any_response(found: re.Match[bytes], to_head: bool) -> PassedResponse:
     return PassedResponse(status, length, keep, lines, len(found[0]), same=False)
 
 
-def answer(problem: Problem, *, keep: bool, to_head: bool) -> bytes:
+def answer(found: Problem, *, keep: bool, to_head: bool) -> bytes:
     """A whole answer of the proxy's own."""
-    lines = "".join(f"{name}: {value}\r\n" for name, value in problem.headers).encode()
+    lines = "".join(f"{name}: {value}\r\n" for name, value in found.headers).encode()
     close = b"" if keep else b"connection: close\r\n"
-    body = b"" if to_head else problem.body
-    return b"HTTP/1.1 %d %b\r\n%b%b\r\n%b" % (problem.status, _REASONS[problem.status], lines, close, body)
+    body = b"" if to_head else found.body
+    return b"HTTP/1.1 %d %b\r\n%b%b\r\n%b" % (found.status, _REASONS[found.status], lines, close, body)

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 from fenced.errors import Misuse, shown
 from fenced.model import check_name
-from fenced.proxy.messages import Headers
+from fenced.proxy.messages import Headers, plain_name
 
 _FIELD = re.compile(r"\{(path|header|query)\.([A-Za-z0-9_-]+)\}")
 _SEGMENT = re.compile(r"\{([A-Za-z0-9_-]+)(:int)?\}")
@@ -84,10 +84,8 @@ class NameTemplate:
             source, field = part
             if source == "path":
                 values = [path[field]]
-            elif source == "header":
-                values = [_text(value) for name, value in headers if name.lower() == field.encode()]
             else:
-                values = [value for name, value in parse_qsl(query, keep_blank_values=True) if name == field]
+                values = _in_headers(headers, field) if source == "header" else _in_query(query, field)
             if len(values) != 1 or not values[0] or "/" in values[0]:
                 raise NoName(
                     f"{{{source}.{field}}} needs one value without a slash; the request has {len(values)}"
@@ -99,13 +97,45 @@ class NameTemplate:
             raise NoName(str(error)) from None
 
 
+def _in_headers(headers: Iterable[tuple[bytes, bytes]], field: str) -> list[str]:
+    """The values of a header. NoName if a service may take another one for it: x_cart for x-cart."""
+    wanted = field.encode()
+    found = [(name.lower(), value) for name, value in headers if plain_name(name) == plain_name(wanted)]
+    if any(name != wanted for name, _ in found):
+        raise NoName(
+            f"{field} and a header that differs from it in a sign: a service may take one for the other"
+        )
+    return [_text(value) for _, value in found]
+
+
+def _in_query(query: str, field: str) -> list[str]:
+    """The values of a parameter. NoName if a service may read the query in another way.
+
+    Some services separate parameters by `;`, take `cart[]` for `cart`, ignore case and signs, or decode twice.
+    """
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
+    except ValueError:
+        raise NoName(f"the query is not UTF-8: {shown(query)}") from None
+    found = [(name, value) for name, value in pairs if _plain_parameter(name) == _plain_parameter(field)]
+    twice = any("%" in name for name, _ in pairs) or any("%" in value for _, value in found)
+    if twice or ";" in query or any(name != field for name, _ in found):
+        raise NoName(f"the query {shown(query)} can be read in more than one way")
+    return [value for _, value in found]
+
+
+def _plain_parameter(name: str) -> str:
+    """The name of a parameter as a service may read it: without an index, and with one sign for all signs."""
+    return re.sub(r"\W", "_", re.split(r"[\[\0]", name, maxsplit=1)[0].strip()).lower()
+
+
 def segments_of(path: str) -> tuple[str, ...]:
     """The segments of a path, decoded. NoName if another program could read the path in another way."""
     segments = [_text(unquote_to_bytes(segment)) for segment in path.split("/")[1:]]
     if segments and segments[-1] == "":
         segments.pop()  # /orders/42/ is /orders/42
     for segment in segments:
-        if segment in ("", ".", "..") or any(sign in segment for sign in "/\\;\0"):
+        if segment in ("", ".", "..") or any(sign in segment for sign in "/\\;%\0"):
             raise NoName(f"the path {shown(path)} can be read in more than one way")
     return tuple(segments)
 

@@ -9,12 +9,14 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fenced import registry
 from fenced.errors import FencedError, Misconfigured, Misuse, Refused, redacted, shown
 from fenced.proofs import VerifyingKey
+from fenced.proxy.callers import Caller, CallerRecords
 from fenced.proxy.front import Front
 from fenced.proxy.gate import Gate
 from fenced.proxy.names import Naming
@@ -88,6 +90,7 @@ class FencingProxy:
         self.report = report
         self.naming = Naming(options.names)
         self.counts = Counts()
+        self.callers = CallerRecords()
         self.fronts: set[Front] = set()
         self.stopping = False
         self.runtime = AioRuntime()
@@ -174,6 +177,9 @@ class FencingProxy:
     def note_refusal(self, error: FencedError) -> None:
         """Count it. The store records refusals; a line for each could fill a disk."""
         self.counts.refused[error.kind if isinstance(error, Refused) else type(error).__name__.lower()] += 1
+
+    def note_caller(self, caller: Caller, kind: str, ruling: str, name: str) -> None:
+        self.callers.note(caller, kind, ruling, name, datetime.now(UTC))
 
     def note_unknown(self, name: str, why: str) -> None:
         self.report(f"{name}: the outcome of a request is unknown: {why}")

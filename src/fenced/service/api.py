@@ -326,7 +326,7 @@ class Api:
             case AnotherStore():
                 found = plain(421, "This instance has another store", str(error))
             case FencedError():
-                found = problem(error)
+                found = problem(error, by="service")
             case _:
                 found = bug("a request about leases", error)
         kind = str(msgspec.json.decode(found.body)["type"]).rpartition(":")[2]

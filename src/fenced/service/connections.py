@@ -167,7 +167,7 @@ def _raw(why: Problem) -> bytes:
 
 async def too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
     """The application of the connections beyond the limit."""
-    full = problem(Unavailable("this instance has too many connections; nothing happened"))
+    full = problem(Unavailable("this instance has too many connections; nothing happened"), by="service")
     headers = [(name.lower().encode(), value.encode()) for name, value in full.headers]
     headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": full.status, "headers": headers})

@@ -146,7 +146,7 @@ def _operation(item: BatchItem, secret: Callable[[], str]) -> BatchOperation | F
 
 
 def _failed(error: FencedError) -> Answer:
-    return FailedAnswer(msgspec.json.decode(problem(error).body, type=ProblemView))
+    return FailedAnswer(msgspec.json.decode(problem(error, by="service").body, type=ProblemView))
 
 
 def _batch_answer(operation: BatchOperation, result: Any, realm: str) -> Answer:

@@ -40,7 +40,11 @@ class ProblemType(NamedTuple):
     kind: str
     error: type[FencedError]
     status: int
-    title: str
+    says: str
+    """The title, in which `{by}` is who answers."""
+
+    def title(self, by: str = "receiver") -> str:
+        return self.says.format(by=by)
 
     @property
     def uri(self) -> str:
@@ -63,11 +67,11 @@ PROBLEM_TYPES = tuple(
         ("forged", REFUSALS["forged"], 403, "A proof was required and did not verify"),
         ("applied", AlreadyApplied, 200, "This same operation was applied before"),
         ("contended", Contended, 503, "Another operation is using the same name"),
-        ("unavailable", Unavailable, 503, "The store of the receiver cannot be used"),
+        ("unavailable", Unavailable, 503, "The {by} cannot serve this request now"),
         ("indeterminate", Indeterminate, 504, "The operation may or may not have been applied"),
         ("misuse", Misuse, 400, "The request itself is wrong"),
-        ("unsupported", Unsupported, 501, "The receiver lacks this ability"),
-        ("misconfigured", Misconfigured, 500, "The receiver is not set up correctly"),
+        ("unsupported", Unsupported, 501, "The {by} lacks this ability"),
+        ("misconfigured", Misconfigured, 500, "The {by} is not set up correctly"),
     )
 )  # fmt: skip
 _BY_ERROR = {row.error: row for row in PROBLEM_TYPES}
@@ -82,8 +86,8 @@ class Problem(NamedTuple):
     body: bytes
 
 
-def problem(error: FencedError) -> Problem:
-    """The answer that means `error`.
+def problem(error: FencedError, *, by: str = "receiver", title: str | None = None) -> Problem:
+    """The answer that means `error`. `by`: who answers, for its title; `title`: another one, where that says more.
 
     An error that says nothing about the request, such as NotGranted in the receiver's own code, is a 500 without
     details. The answer contains no stamp, no proof and no grant, whatever the message of the error contains.
@@ -93,7 +97,7 @@ def problem(error: FencedError) -> Problem:
         return plain_problem(500, {"type": "about:blank", "title": "Internal Server Error", "status": 500})
     document: dict[str, object] = {
         "type": row.uri,
-        "title": row.title,
+        "title": title or row.title(by),
         "status": row.status,
         "detail": _without_secrets(error),
         "retry": error.retry,
@@ -137,7 +141,7 @@ def error_from(status: int, content_type: str | None, body: bytes) -> FencedErro
     if row is None or row.status != status:
         return None
     detail = document.get("detail")
-    message = detail[:DETAIL_LENGTH_MAX] if isinstance(detail, str) and detail else row.title
+    message = detail[:DETAIL_LENGTH_MAX] if isinstance(detail, str) and detail else row.title()
     if issubclass(row.error, Refused):
         name, mark = document.get("name"), document.get("mark")
         return row.error(
