@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fenced import registry
 from fenced.client import AsyncLease, Lease
@@ -15,7 +15,6 @@ from fenced.proofs import Proof
 from fenced.runtime.blocking import BlockingRuntime, step
 
 if TYPE_CHECKING:
-    from fenced.guards.shared.cellguard import CellGuard
     from fenced.runtime.aio import AioRuntime
 
 Fence = Lease | AsyncLease | Stamp | Proof
@@ -67,7 +66,14 @@ def stamp_of(fence: Fences, guard: str, *, announcing: bool = False) -> Stamp:
     return one_stamp(credential(fence, announcing=announcing), guard)
 
 
-def is_announced(fence: Fences, names: tuple[str, ...], marks: CellGuard) -> bool:
+class Announcer(Protocol):
+    """A guard object that remembers for which leases it has raised marks."""
+
+    def has_announced(self, grant: str, names: tuple[str, ...]) -> bool:
+        """Whether it has raised the marks of all these names for this lease."""
+
+
+def is_announced(fence: Fences, names: tuple[str, ...], marks: Announcer) -> bool:
     """Whether this guard object has raised the marks for this lease before: then nothing is sent before a read.
 
     False also for a released lease, or several: their credential is made next, and raises what is wrong.

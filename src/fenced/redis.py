@@ -18,7 +18,7 @@ except ImportError as error:
 from fenced.announcing import GuardOn
 from fenced.decision import Rule
 from fenced.errors import Misconfigured, Misuse, Unsupported, shown
-from fenced.guarding import Fences, stamp_of
+from fenced.guarding import Fences, is_announced, stamp_of
 from fenced.guards.redis.clients import (
     AnyClient,
     AsyncRedisClient,
@@ -68,16 +68,26 @@ class _Collected:
             raise Misuse(f"an expected value is bytes, a str or a number, not {shown(value)}")
         self._compared.append(Compared(words, value))
 
+    async def _announce(self) -> None:
+        """Raise the marks before the block reads anything, unless this guard object has done it for this lease."""
+        _client, fences, _guard, fence, names = self._guarded
+        if fence is None or is_announced(fence, names, fences):
+            return
+        stamp, names = _stamped(fence, names, announcing=True)
+        opened = await fences.of(names, stamp)
+        await opened.step(stamp, names, announce=True, quiet=True)
+
     async def _commit(self) -> None:
         _client, fences, guard, fence, names = self._guarded  # the fences do not keep the client
         commands, compared = [words_of(args) for args, _ in self.command_stack], self._compared
         stamp, names = _stamped(fence, names)
         channel: Any = fences.channel
+        keys: list[str | bytes] = []
         if channel.in_cluster:
-            slots = await channel.slots([*commands, *(each.words for each in compared)])
-            guard._check_slots(slots, fences.prefix_of(names))
+            keys = await channel.keys([*commands, *(each.words for each in compared)])
+            guard._check_slots(keys, fences.prefix_of(names))
         opened = await fences.of(names, stamp)
-        replies = await opened.step(stamp, names, commands=commands, compared=compared)
+        replies = await opened.step(stamp, names, commands=commands, compared=compared, keys=keys)
         for (args, options), reply in zip(self.command_stack, replies, strict=False):
             self.results.append(_converted(args[0], options, reply))
 
@@ -98,6 +108,7 @@ class RedisTransaction(_Collected, redis.client.Pipeline):
     """Collects commands, as redis-py's pipeline does. They run at the end of the block; then there are `results`."""
 
     def __enter__(self) -> RedisTransaction:
+        step(self._announce())
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
@@ -115,6 +126,7 @@ class AsyncRedisTransaction(_Collected, redis.asyncio.client.Pipeline):  # type:
     """Collects commands, as redis-py's pipeline does. They run at the end of the block; then there are `results`."""
 
     async def __aenter__(self) -> AsyncRedisTransaction:
+        await self._announce()
         return self
 
     async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
@@ -139,9 +151,8 @@ class RedisGuard:
 
         guard = RedisGuard()
         with client.hold("stock/42") as lease:
-            guard.announce(r, lease)
-            left = int(r.get("stock:42"))
-            with guard.transaction(r, lease, "stock/42") as tx:
+            with guard.transaction(r, lease, "stock/42") as tx:  # announced: from here on an older holder is refused
+                left = int(r.get("stock:42"))
                 tx.set("stock:42", left - 1)
                 tx.rpush("sold", "42")
 
@@ -174,8 +185,9 @@ class RedisGuard:
     def transaction(self, client: AnyClient, fence: Fences | None, *names: str) -> Any:
         """A block whose commands run at its end, in one step, if every name is admitted; otherwise none of them runs.
 
-        Without names it is about all names of the lease. If a command fails (a wrong type), those before it stay, those
-        after it do not run, and the client's own error is raised.
+        Entering it announces the lease, unless that was done before: an older holder does not change any more what the
+        block reads with the client. Without names it is about all names of the lease. If a command fails (a wrong
+        type), those before it stay, those after it do not run, and the client's own error is raised.
         """
         fences = self._fences(client)
         kind: Any = RedisTransaction if isinstance(fences.channel, ClientChannel) else AsyncRedisTransaction
@@ -227,7 +239,7 @@ class RedisGuard:
         stamp, names = _stamped(fence, names)
         fences = self._fences(client)
         if fences.channel.in_cluster:
-            self._check_slots([slot_of(key) for key in keys], fences.prefix_of(names))
+            self._check_slots(keys, fences.prefix_of(names))
         opened = await fences.of(names, stamp)
         try:
             return await opened.run(script, stamp, names, arguments, keys)
@@ -246,9 +258,9 @@ class RedisGuard:
         except (KeyError, TypeError):  # TypeError: not an object that could be a client
             return self._on.setdefault(client, RedisFences(channel_of(client), self._options))
 
-    def _check_slots(self, slots: Sequence[int | None], prefix: str) -> None:
+    def _check_slots(self, keys: Sequence[str | bytes], prefix: str) -> None:
         """A script runs on one node, and would fail in the middle at a key of another one."""
-        if all(slot == slot_of(prefix) for slot in slots):
+        if all(slot_of(key) == slot_of(prefix) for key in keys):
             return
         tag, name = self._options.tag, self._options.name
         if name is None:

@@ -177,6 +177,71 @@ def test_a_slot_moves_under_a_holder_and_a_waiter(cluster: RedisCluster) -> None
         step(each.close())
 
 
+def test_a_slot_moves_under_a_transaction(cluster: RedisCluster) -> None:
+    """While only some of its keys have arrived, all of its commands run or none, on either node, as in MULTI."""
+    tag = fresh_namespace()
+    slot = slot_of(f"{{{tag}}}")
+    source = next(s for s in cluster.servers[:3] if _owns(s, slot))
+    target = next(s for s in cluster.servers[:3] if s is not source)
+    guard = RedisGuard(tag=tag, guarantee="best-effort")
+    holder, older = (Stamp("00000000000000aa", ("a",), token, 1, f"{token:032x}") for token in (2, 1))
+    keys = [f"{{{tag}}}:{number}" for number in range(3)]
+
+    def sold(client: Any, stay: int) -> bool:
+        """Whether a transaction over all keys was carried out, if this one of them is deleted and written again."""
+        try:
+            with guard.transaction(client, holder) as tx:
+                for key in keys:
+                    tx.incr(key)
+                tx.delete(keys[stay])
+                tx.mset({keys[stay]: 0, keys[(stay + 1) % 3]: 0})
+        except Unavailable:
+            return False
+        return True
+
+    async def asynchronously() -> Any:
+        host, port = cluster.servers[0].host, cluster.servers[0].port
+        async with redis.asyncio.cluster.RedisCluster(host=host, port=port) as client:
+            async with guard.transaction(client, holder) as tx:
+                tx.incr(keys[0])
+            return tx.results
+
+    def values() -> list[Any]:
+        """Of whichever node has them."""
+        here = source.execute("CLUSTER", "GETKEYSINSLOT", slot, 100)
+        with redis.Redis(host=target.host, port=target.port, single_connection_client=True) as there:
+            found = []
+            for key in keys:
+                if key.encode() in here:
+                    found.append(source.execute("GET", key))
+                else:
+                    there.execute_command("ASKING")
+                    found.append(there.get(key))
+            return found
+
+    with own_client(cluster) as client:
+        eventually(lambda: guard.announce(client, holder))
+        with pytest.raises(StaleToken):  # so that there are records, too
+            guard.announce(client, older)
+        client.mset(dict.fromkeys(keys, 0))
+        target.execute("CLUSTER", "SETSLOT", slot, "IMPORTING", node_id(source))
+        source.execute("CLUSTER", "SETSLOT", slot, "MIGRATING", node_id(target))
+        moved = source.execute("CLUSTER", "GETKEYSINSLOT", slot, 100)
+        assert len(moved) == 3 + 5
+        moved.sort(key=lambda key: (key.startswith(b"fenced:"), key))  # the data, then mark and configuration
+        for number, key in enumerate(moved):
+            before = values()
+            done = sold(client, number % 3)
+            assert values() == before or done, f"half of it, {number} keys have moved"
+            with pytest.raises((StaleToken, Unavailable)), guard.transaction(client, older) as tx:
+                tx.set(keys[0], "late")
+            source.execute("MIGRATE", target.host, target.port, key, 0, 5000)
+        assert asyncio.run(asynchronously())  # all of its keys have arrived: ASK is followed
+        for server in (target, source, *cluster.servers[2:3]):
+            server.execute("CLUSTER", "SETSLOT", slot, "NODE", node_id(target))
+        assert eventually(lambda: sold(client, 0))
+
+
 def _owns(server: RedisServer, slot: int) -> bool:
     mine, slots = node_id(server).encode(), server.execute("CLUSTER", "SLOTS")
     return any(first <= slot <= last and owner[2] == mine for first, last, owner, *_ in slots)

@@ -124,7 +124,7 @@ def test_a_stale_holder_changes_nothing(client: redis.Redis, tag: str) -> None:
                 tx.incr(key + "counter")
     with pytest.raises(Uncovered), guard.transaction(client, stamp(7), "other") as tx:
         tx.set(key, "late")
-    with pytest.raises(ZeroDivisionError), guard.transaction(client, stamp(7)) as tx:
+    with pytest.raises(ZeroDivisionError), guard.transaction(client, stamp(6)) as tx:
         tx.set(key, "half")
         raise ZeroDivisionError
     assert stored(client, tag) == before
@@ -183,7 +183,7 @@ def test_tokens_of_eight_holders_never_fall(redis_url: str, client: redis.Redis,
     assert admitted == sorted(admitted) and admitted[-1] == 200
 
 
-def test_expected_values(client: redis.Redis, tag: str) -> None:
+def test_expected_values(values: RedisValues, client: redis.Redis, tag: str) -> None:
     guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
     with guard.transaction(client, stamp(5)) as tx:
         tx.expect(key, None)
@@ -194,6 +194,7 @@ def test_expected_values(client: redis.Redis, tag: str) -> None:
         tx.expect(key, 10)
         tx.expect(key + "hash", b"\0", field="f")
         tx.decr(key)
+    guard.announce(client, stamp(6))
     before = stored(client, tag)
     for expected in (10, None, "", b"9 "):
         with pytest.raises(Conflict, match=f"GET {{{tag}}}"), guard.transaction(client, stamp(6)) as tx:
@@ -201,6 +202,9 @@ def test_expected_values(client: redis.Redis, tag: str) -> None:
             tx.decr(key)
     with pytest.raises(StaleToken), guard.transaction(client, stamp(4)) as tx:  # reported first
         tx.expect(key, 10)
+    step(values.open())
+    with pytest.raises(Conflict):  # not announced before: the mark stays, too
+        step(values.write(Credential((stamp(7),)), NAME, b"x", expect=9))
     assert stored(client, tag) == before
     with pytest.raises(Misuse, match="expected value"), guard.transaction(client, stamp(6)) as tx:
         tx.expect(key, [9])
@@ -353,12 +357,66 @@ def test_a_mark_that_was_deleted(client: redis.Redis, tag: str) -> None:
     for guard in guards.values():
         with guard.transaction(client, stamp(7)):
             pass
-    client.set(f"fenced:{{{tag}retry}}:mark:{NAME}", "x")
-    with (
-        pytest.raises(Misconfigured, match="is not a guard's mark"),
-        guards["retry"].transaction(client, stamp(8)),
-    ):
-        pass
+
+
+@pytest.mark.parametrize("damaged", ["", "x", "8", "8::1"])
+def test_a_mark_that_is_damaged(client: redis.Redis, tag: str, damaged: str) -> None:
+    """Nobody is admitted, with a lease or without, until somebody has looked at it."""
+    guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
+    guard.announce(client, stamp(6))
+    client.set(f"fenced:{{{tag}}}:mark:{NAME}", damaged)
+    for fence in (stamp(5), stamp(6), stamp(8), None):
+        with pytest.raises(Misconfigured, match="is not a guard's mark"):
+            with guard.transaction(client, fence, NAME) as tx:
+                tx.set(key, "written")
+            with guard.transaction(client, fence, NAME) as tx:
+                tx.set(key, "written")
+    assert client.get(key) is None
+
+
+def sell(
+    guard: RedisGuard, client: redis.Redis, key: str, holder: Stamp, meanwhile: Callable[[], None]
+) -> None:
+    """One sale, as a program writes it."""
+    with guard.transaction(client, holder, NAME) as tx:
+        left = int(client.get(key) or 0)
+        meanwhile()
+        tx.set(key, left - 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_transaction_is_announced_before_it_reads(client: redis.Redis, tag: str, rule: Any) -> None:
+    """The newer holder reads, the older one wakes and writes, the newer one writes: no sale is undone."""
+    guard, key, sold = RedisGuard(tag=tag, rule=rule), f"{{{tag}}}", []
+    client.set(key, 10)
+
+    def late() -> None:
+        with pytest.raises(StaleToken):
+            sell(RedisGuard(tag=tag, rule=rule), client, key, stamp(5), lambda: sold.append(5))
+
+    sell(guard, client, key, stamp(6), late)
+    assert (client.get(key), sold) == (b"9", [])
+
+
+def test_an_asyncio_transaction_is_announced_before_it_reads(redis_url: str, tag: str) -> None:
+    async def story() -> None:
+        guard = RedisGuard(tag=tag)
+        async with redis.asyncio.Redis.from_url(redis_url) as own, guard.transaction(own, stamp(6)) as tx:
+            with pytest.raises(StaleToken):
+                await guard.announce(own, stamp(5))
+            tx.set(f"{{{tag}}}", "v")
+
+    asyncio.run(story())
+
+
+def test_what_is_let_through_is_counted_once(values: RedisValues, client: redis.Redis, tag: str) -> None:
+    """Although a transaction is judged twice: when it is announced, and at its end."""
+    guard = RedisGuard(tag=tag, mode="shadow")
+    guard.announce(client, stamp(6))
+    with guard.transaction(client, stamp(5)) as tx:
+        tx.set(f"{{{tag}}}", "late")
+    (status,) = step(values.operate(lambda operator: operator.status())).guards
+    assert [(each.verdict, each.count) for each in status.counts] == [("stale", 1)]
 
 
 def test_a_new_realm_binds_the_holder_at_once(values: RedisValues, client: redis.Redis, tag: str) -> None:
@@ -432,16 +490,57 @@ def test_settings_that_lose_marks_are_refused(tag: str) -> None:
         client.config_set("maxmemory-policy", "allkeys-lru")
         with pytest.raises(Misconfigured, match="allkeys-lru may evict marks"):
             RedisGuard(tag=tag, guarantee="best-effort").announce(client, stamp(5))
-        client.config_set("maxmemory-policy", "noeviction")
-        client.config_set("maxmemory", "1")
-        with (
-            pytest.raises(Unavailable, match="maxmemory is used up"),
-            best_effort.transaction(client, stamp(6)),
-        ):
-            pass
         server.kill()
         with pytest.raises(Unavailable, match="cannot be reached"), best_effort.transaction(client, stamp(6)):
             pass
+
+
+def full(client: redis.Redis) -> contextlib.AbstractContextManager[None]:
+    """The server is at its limit: a write that needs memory is refused."""
+
+    @contextlib.contextmanager
+    def limited() -> Iterator[None]:
+        client.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(redis.OutOfMemoryError):
+                client.set("more", "x")
+            yield
+        finally:
+            client.config_set("maxmemory", "0")
+
+    return limited()
+
+
+@own_server
+def test_at_maxmemory(tag: str) -> None:
+    """What Redis allows without a guard it allows with one, and a stale holder learns that it is stale."""
+    with RedisServer() as server, redis.Redis.from_url(server.url()) as client:
+        for mode, rule in itertools.product(("observe", "enforce"), RULES):
+            own = f"{tag}{mode}{rule}"
+            guard, key = RedisGuard(tag=own, mode=mode, rule=rule), f"{{{own}}}"
+            fence = RedisFence(channel_of(client), FenceOptions(own))
+            guard.announce(client, stamp(5))
+            client.mset({key: "old", key + "2": "old"})
+            with full(client):
+                with guard.transaction(client, stamp(6)) as tx:
+                    tx.get(key)
+                    tx.delete(key)
+                assert tx.results == [b"old", 1]
+                guard.wrap("return redis.call('DEL', KEYS[1])")(client, stamp(7), keys=[key + "2"])
+                with pytest.raises(redis.OutOfMemoryError), guard.transaction(client, stamp(8)) as tx:
+                    tx.get(key)
+                    tx.set(key, "new")
+                with pytest.raises(Unavailable, match="maxmemory is used up"):
+                    guard.wrap("return redis.call('SET', KEYS[1], 'new')")(client, stamp(9), keys=[key])
+                refused = pytest.raises(StaleToken) if mode == "enforce" else contextlib.nullcontext()
+                with refused, guard.transaction(client, stamp(5, 9)) as tx:
+                    tx.delete(key)
+            assert client.exists(key, key + "2") == 0
+            assert sum(number for number, _ in step(fence.counts()).values()) == 1
+            mark = step(fence.mark(NAME))
+            assert (
+                mark is not None and mark.token == 8
+            )  # announced; the script that was refused raised nothing
 
 
 @own_server
@@ -453,9 +552,9 @@ def test_a_crash_within_a_step_leaves_nothing_of_it(tag: str) -> None:
             with guard.transaction(client, stamp(5)) as tx:
                 tx.set("key", "old")
             before = client.dbsize()
-            with guard.transaction(client, stamp(6)) as tx:
-                tx.set("key", "new")
-                tx.set("other", "new")
+            guard.wrap("for _, key in ipairs(KEYS) do redis.call('SET', key, 'new') end")(
+                client, stamp(6), keys=["key", "other"]
+            )
         server.kill()
         (log,) = server.data.glob("appendonlydir/*.incr.aof")
         whole = log.read_bytes()
@@ -505,7 +604,12 @@ def test_a_lost_reply_is_unknown_and_is_not_repeated(
 
 # The checks can fail.
 
-NO_FENCE = ("COMMANDS", "ruling == 'refuse'", "false", test_a_stale_holder_changes_nothing)
+NO_FENCE = (
+    "COMMANDS",
+    "verdict == 'applied' or ruling == 'refuse'",
+    "false",
+    test_a_stale_holder_changes_nothing,
+)
 PLANTED: dict[str, tuple[str, str, str, Callable[..., None]]] = {
     "tokens are compared as texts": (
         "COMMANDS",
@@ -533,6 +637,12 @@ PLANTED: dict[str, tuple[str, str, str, Callable[..., None]]] = {
         test_a_mark_that_was_deleted,
     ),
     "one command is not checked": ("ONE", "~= ARGV[1]", "== ''", test_a_stale_holder_changes_nothing),
+    "an empty mark is everybody's": (
+        "COMMANDS",
+        "local decided = ARGV[1] ~= ''",
+        "local decided = true",
+        lambda client, tag: test_a_mark_that_is_damaged(client, tag, ""),
+    ),
     "marks are not touched": ("SWAP", ".. '~'", ".. ''", test_a_new_realm_binds_the_holder_at_once),
 }
 

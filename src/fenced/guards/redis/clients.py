@@ -10,7 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import redis
 import redis.asyncio
@@ -22,14 +22,14 @@ from fenced.errors import Indeterminate, Misuse, Unavailable, Unsupported, shown
 from fenced.guards.redis.fence import RIGHTS, WAIT, Word, unconfirmed
 from fenced.guards.redis.scripts import GuardScript
 from fenced.wire.redis import refusals
-from fenced.wire.redis.routes import REDIRECTS_MAX
+from fenced.wire.redis.routes import REDIRECTS_MAX, redirection
 from fenced.wire.resp import ErrorReply, command
 
 RedisClient = redis.Redis | redis.cluster.RedisCluster
 AsyncRedisClient = redis.asyncio.Redis | redis.asyncio.cluster.RedisCluster
 AnyClient = RedisClient | AsyncRedisClient
-_MOVED = ("MOVED", "ASK")
 _WAIT = command(*WAIT)
+_ASKING = command("ASKING")
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.NoScriptError, "NOSCRIPT"),
     (exceptions.ReadOnlyError, "READONLY"),
@@ -142,51 +142,55 @@ class ClientChannel(_ClientChannel):
             reply = self._reply(("EVAL", script.source, *tail), keys[0], confirm)
         return reply
 
-    async def slots(self, commands: Sequence[tuple[Word, ...]]) -> list[int | None]:
-        """The slot of each command's keys, in a cluster."""
+    async def keys(self, commands: Sequence[tuple[Word, ...]]) -> list[bytes]:
+        """The keys of the commands, as the client encodes them."""
         cluster = self.client
-        found = []
+        node, encode = cluster.get_redis_connection(cluster.get_default_node()), cluster.get_encoder().encode
+        found: list[bytes] = []
         for words in commands:
-            with _no_slot(words):
-                found.append(cluster.determine_slot(*words))
-        return found
+            with _no_keys(words):
+                found += map(encode, cluster.commands_parser.get_keys(node, *words) or _none(words))
+        return list(dict.fromkeys(found))
 
     def _reply(self, words: tuple[Word, ...], key: str | bytes, confirm: bool = False) -> Any:
         client = self.client
         if not self.in_cluster:
             return self._sent(client, words, confirm)
+        asked = None
         for _ in range(REDIRECTS_MAX):
             try:
-                node = client.get_redis_connection(client.get_node_from_key(key))
-            except _LOST as error:
-                raise self.unreachable(error) from error
-            reply = self._sent(node, words, confirm)
-            if type(reply) is not ErrorReply or reply.code not in _MOVED:
-                break
-            # The node did nothing. The client follows the same redirection with another command, and remembers it.
-            try:
-                client.exists(key)
+                node = asked or client.get_node_from_key(key)
+                reply = self._sent(client.get_redis_connection(node), words, confirm, asked is not None)
+                redirected = redirection(reply, (node.host, node.port))
+                if redirected is None:
+                    break
+                # The node did nothing. The client follows MOVED with another command, and remembers it.
+                asked = client.get_node(*redirected[0]) if redirected[1] else None
+                if asked is None:
+                    client.exists(key)
             except _LOST as error:
                 raise self.unreachable(error) from error
         return reply
 
-    def _sent(self, client: Any, words: tuple[Word, ...], confirm: bool) -> Any:
+    def _sent(self, client: Any, words: tuple[Word, ...], confirm: bool, asking: bool = False) -> Any:
         if client.connection is not None:  # a client that has only one connection
             with client.single_connection_lock:
-                return self._exchanged(client.connection, words, confirm)
+                return self._exchanged(client.connection, words, confirm, asking)
         pool = client.connection_pool
         try:
             connection = pool.get_connection()
         except _LOST as error:
             raise self.unreachable(error) from error
         try:
-            return self._exchanged(connection, words, confirm)
+            return self._exchanged(connection, words, confirm, asking)
         finally:
             pool.release(connection)
 
-    def _exchanged(self, connection: Any, words: tuple[Word, ...], confirm: bool) -> Any:
+    def _exchanged(self, connection: Any, words: tuple[Word, ...], confirm: bool, asking: bool) -> Any:
         try:
-            connection.send_packed_command(_packed(connection, words, confirm))
+            connection.send_packed_command(_packed(connection, words, confirm, asking))
+            if asking:
+                connection.read_response()
             if not confirm:
                 return connection.read_response()
             reply, confirmations = self._read(connection), self._read(connection)
@@ -225,14 +229,16 @@ class AsyncClientChannel(_ClientChannel):
             reply = await self._reply(("EVAL", script.source, *tail), keys[0], confirm)
         return reply
 
-    async def slots(self, commands: Sequence[tuple[Word, ...]]) -> list[int | None]:
-        """The slot of each command's keys, in a cluster."""
+    async def keys(self, commands: Sequence[tuple[Word, ...]]) -> list[bytes]:
+        """The keys of the commands, as the client encodes them."""
         cluster = self.client
-        found: list[int | None] = []
+        await cluster.initialize()
+        encode = cluster.get_encoder().encode
+        found: list[bytes] = []
         for words in commands:
-            with _no_slot(words):
-                found.append(await cluster._determine_slot(*words))
-        return found
+            with _no_keys(words):
+                found += map(encode, await cluster.commands_parser.get_keys(*words) or _none(words))
+        return list(dict.fromkeys(found))
 
     async def _reply(self, words: tuple[Word, ...], key: str | bytes, confirm: bool = False) -> Any:
         if self.in_cluster:
@@ -253,30 +259,34 @@ class AsyncClientChannel(_ClientChannel):
             await pool.release(connection)
 
     async def _routed(self, words: tuple[Word, ...], key: str | bytes, confirm: bool) -> Any:
-        client = self.client
+        client, asked = self.client, None
         for _ in range(REDIRECTS_MAX):
             try:
                 await client.initialize()
-                node = client.get_node_from_key(key)
+                node = asked or client.get_node_from_key(key)
                 connection = node.acquire_connection()
-            except _LOST as error:
-                raise self.unreachable(error) from error
-            try:
-                reply = await self._exchanged(connection, words, confirm)
-            finally:
-                node.release(connection)
-            if type(reply) is not ErrorReply or reply.code not in _MOVED:
-                break
-            # The node did nothing. The client follows the same redirection with another command, and remembers it.
-            try:
-                await client.exists(key)
+                try:
+                    reply = await self._exchanged(connection, words, confirm, asked is not None)
+                finally:
+                    node.release(connection)
+                redirected = redirection(reply, (node.host, node.port))
+                if redirected is None:
+                    break
+                # The node did nothing. The client follows MOVED with another command, and remembers it.
+                asked = client.get_node(*redirected[0]) if redirected[1] else None
+                if asked is None:
+                    await client.exists(key)
             except _LOST as error:
                 raise self.unreachable(error) from error
         return reply
 
-    async def _exchanged(self, connection: Any, words: tuple[Word, ...], confirm: bool) -> Any:
+    async def _exchanged(
+        self, connection: Any, words: tuple[Word, ...], confirm: bool, asking: bool = False
+    ) -> Any:
         try:
-            await connection.send_packed_command(_packed(connection, words, confirm))
+            await connection.send_packed_command(_packed(connection, words, confirm, asking))
+            if asking:
+                await connection.read_response()
             if not confirm:
                 return await connection.read_response()
             reply, confirmations = await self._read(connection), await self._read(connection)
@@ -295,13 +305,17 @@ class AsyncClientChannel(_ClientChannel):
 
 
 @contextlib.contextmanager
-def _no_slot(words: tuple[Word, ...]) -> Iterator[None]:
+def _no_keys(words: tuple[Word, ...]) -> Iterator[None]:
     try:
         yield
-    except exceptions.RedisClusterException as error:
-        raise Unsupported(
-            f"{shown(words[0])} names no key of one slot, so it cannot run in a script: {error}"
-        ) from error
+    except exceptions.RedisError as error:
+        if isinstance(error, _LOST):
+            raise
+        raise Unsupported(f"{shown(words[0])} cannot run in a transaction: {error}") from error
+
+
+def _none(words: tuple[Word, ...]) -> NoReturn:
+    raise Unsupported(f"{shown(words[0])} names no key, so no node of a cluster can be told to run it")
 
 
 def channel_of(client: Any) -> ClientChannel | AsyncClientChannel:
@@ -325,8 +339,8 @@ def _kind_of(client: type) -> tuple[type[ClientChannel] | type[AsyncClientChanne
     return None, False
 
 
-def _packed(connection: Any, words: tuple[Word, ...], confirm: bool) -> list[bytes]:
-    """A request, with the words encoded as the client encodes them; and WAIT, which belongs to the same connection."""
+def _packed(connection: Any, words: tuple[Word, ...], confirm: bool, asking: bool) -> list[bytes]:
+    """A request, with the words encoded as the client encodes them; ASKING and WAIT belong to the same connection."""
     encoder = connection.encoder
     encoding, errors = encoder.encoding, encoder.encoding_errors
     raw = []
@@ -335,7 +349,7 @@ def _packed(connection: Any, words: tuple[Word, ...], confirm: bool) -> list[byt
             raw.append(word.encode(encoding, errors))
         else:
             raw.append(word if type(word) is bytes else bytes(encoder.encode(word)))
-    request = command(*raw)
+    request = _ASKING + command(*raw) if asking else command(*raw)
     return [request + _WAIT] if confirm else [request]
 
 

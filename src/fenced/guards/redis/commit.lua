@@ -1,10 +1,10 @@
--- Carry out what judge.lua decided: raise the marks, trust the first authority, note what was let through.
+-- Carry out what judge.lua decided: note what was let through, raise the marks, trust the first authority.
 
-if not decided then
+local function commit()
+  note()
   for _, index in ipairs(risen) do
     redis.call('SET', KEYS[index], asked.mark)
     redis.call('ZADD', KEYS[names + 2], asked.token, asked.names[index][1])
   end
-  note()
   if admitted and asked.trusting ~= '' then redis.call('SET', KEYS[names + 1], asked.trusting) end
 end

@@ -13,6 +13,8 @@ if known then
   local before, trusted = parts(known)
   if before >= version then return 0 end
   if trusted ~= realm then
+    local moves = moving()
+    if moves then return moves end
     for _, name in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
       local mark = redis.call('GET', ARGV[2] .. name)
       if mark and string.sub(mark, -1) ~= '~' then redis.call('SET', ARGV[2] .. name, mark .. '~') end

@@ -42,8 +42,8 @@ WORDS_MAX = 7000
 """Of one command: Lua passes no more arguments to a function than about 8,000."""
 REMEMBERED_MAX = 10_000
 RIGHTS = (
-    "~fenced:* +evalsha +eval +get +set +sadd +smembers +zscore +zadd +zcard +zrange +hincrby +hset +hgetall "
-    "+hget +hmget +xadd +xrevrange +time +info +wait +config|get"
+    "~fenced:* +evalsha +eval +get +mget +set +sadd +smembers +zscore +zadd +zrem +zcard +zrange +hincrby +hset "
+    "+hgetall +hget +hmget +xadd +xrevrange +time +info +wait +config|get"
 )
 """What an ACL user needs beyond its own commands and keys, as ACL SETUSER takes it."""
 
@@ -278,13 +278,19 @@ class RedisFence:
         *,
         commands: Sequence[tuple[Word, ...]] = (),
         compared: Sequence[Compared] = (),
+        keys: Sequence[str | bytes] = (),
         announce: bool = False,
+        quiet: bool = False,
         again: bool = False,
     ) -> list[Any]:
         """Check the marks and the compared values, and run the commands, in one step; returns their replies.
 
-        The replies end with an ErrorReply (or the client's own error) if a command failed.
+        The replies end with an ErrorReply (or the client's own error) if a command failed. `keys`: in a cluster all
+        keys of the commands, so that a node that has only some of them refuses before it begins. `quiet`: what is let
+        through is not noted, because the operation that follows notes it.
         """
+        if not self.channel.in_cluster:
+            keys = ()
         for words in commands:
             if len(words) > WORDS_MAX:
                 raise Unsupported(
@@ -294,7 +300,7 @@ class RedisFence:
             check_name(name)
         if len(commands) == len(names) == 1 and not compared and (own := self._settled(stamp, names)):
             key = self.key("mark", names[0])
-            reply = await self.channel.run(ONE, (key,), (own, *commands[0]), again=again)
+            reply = await self.channel.run(ONE, (key, *keys), (own, *commands[0]), again=again)
             if not isinstance(reply, ErrorReply):
                 return [reply]
             if reply.code != "FENCED":
@@ -307,7 +313,15 @@ class RedisFence:
         for words in commands:
             tail += (len(words), *words)
         replies: list[Any] = await self._decided(
-            COMMANDS, stamp, names, tail, announce=announce, again=again, compared=compared
+            COMMANDS,
+            stamp,
+            names,
+            tail,
+            keys=keys,
+            announce=announce,
+            quiet=quiet,
+            again=again,
+            compared=compared,
         )
         return replies
 
@@ -331,8 +345,9 @@ class RedisFence:
         names: Sequence[str],
         tail: Sequence[Word],
         *,
-        keys: Sequence[str] = (),
+        keys: Sequence[str | bytes] = (),
         announce: bool = False,
+        quiet: bool = False,
         again: bool = False,
         compared: Sequence[Compared] = (),
     ) -> Any:
@@ -348,7 +363,7 @@ class RedisFence:
                 confirm = self.replicated and stamp is not None
                 # A slot among several gets its realm with its configuration.
                 trusts = self._header is not None
-                details = _details(blob, config, stamp, names, announce, confirm, trusts)
+                details = _details(blob, config, stamp, names, announce, quiet, confirm, trusts)
                 reply = await self.channel.run(
                     script,
                     [*marks, *others, *keys],
@@ -375,7 +390,7 @@ class RedisFence:
         No mark becomes a lease's own without a decision, and a change of realm touches every mark. So the script has
         nothing to compare but the marks.
         """
-        if stamp is None or not is_seq(stamp.seq):
+        if stamp is None or not is_seq(stamp.seq) or self.known is None or self.known[1].rule != "retry":
             return ""
         marks, covered, lease = self.marks, stamp.names, (stamp.realm, stamp.token, stamp.grant)
         for name in names:
@@ -394,7 +409,7 @@ class RedisFence:
         if config.realm is None and self._header is not None:
             config = replace(config, realm=stamp.realm)
             self.known = config.packed(), config
-        if config.rule == "retry" and config.realm == stamp.realm:
+        if config.realm == stamp.realm:
             if len(self.marks) > REMEMBERED_MAX:
                 self.marks.clear()
             self.marks.update(dict.fromkeys(names, (stamp.realm, stamp.token, stamp.grant)))
@@ -525,6 +540,7 @@ def _details(
     stamp: Stamp | None,
     names: Sequence[str],
     announce: bool,
+    quiet: bool,
     confirm: bool,
     trusts: bool,
 ) -> bytes:
@@ -547,6 +563,7 @@ def _details(
         "config": blob.decode(),
         "rule": config.rule,
         "announce": announce,
+        "quiet": quiet,
         "confirm": confirm,
         "token": str(stamp.token) if stamp else "",
         "grant": stamp.grant if stamp else "",

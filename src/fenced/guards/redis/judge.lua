@@ -10,11 +10,11 @@
 -- that everything is decided again.
 
 local names = tonumber(ARGV[2])
-local decided = true
+local decided = ARGV[1] ~= '' -- an empty mark is nobody's: it is broken
 for index = 1, names do
   if redis.call('GET', KEYS[index]) ~= ARGV[1] then decided = false end
 end
-local asked, admitted, risen, note
+local asked, admitted, risen, note, full
 if not decided then
   if ARGV[3] == '' then return redis.error_reply('FENCED undecided') end
   asked, risen = cjson.decode(ARGV[3]), {}
@@ -61,7 +61,9 @@ if not decided then
       admitted = true
       if rises then risen[#risen + 1] = index end
     else
-      if verdict ~= 'applied' then notes[#notes + 1] = { name, mark, verdict, ruling, mode } end
+      if verdict ~= 'applied' and (ruling == 'refuse' or not asked.quiet) then
+        notes[#notes + 1] = { name, mark, verdict, ruling, mode }
+      end
       if verdict == 'applied' or ruling == 'refuse' then
         refusal = 'FENCED ' .. verdict .. ' ' .. index .. ' ' .. mark
         break
@@ -69,10 +71,19 @@ if not decided then
     end
   end
 
+  -- At maxmemory Redis refuses the first write of a script if it needs memory, and lets a script go on that has written.
+  -- Try with a write that changes nothing: no name is empty.
+  local begun = redis.pcall('ZADD', KEYS[names + 2], 'XX', 0, '')
+  if type(begun) == 'table' and begun.err then
+    if not string.find(begun.err, 'OOM', 1, true) then return begun end
+    full = true
+  end
+
   -- Count what was not simply admitted, and record it if its mode asks for that. If a replica is to confirm the marks,
   -- write something in any case: WAIT waits for the last write of its connection, and a mark may have been raised, and not
   -- confirmed, on another one.
   note = function()
+    if full then redis.call('ZREM', KEYS[names + 2], '') end -- needs no memory; the few bytes of a mark may follow
     if asked.confirm then redis.call('SET', KEYS[names + 1], asked.config) end
     for _, each in ipairs(notes) do
       local kind = each[3] .. ' ' .. each[4] .. ' ' .. each[5]

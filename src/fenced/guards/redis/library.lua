@@ -18,6 +18,7 @@ local guarded = (function()
 
   local function check(KEYS, ARGV)
     CHECK
+    if not decided then commit() end
   end
 
   local function behind(callback)

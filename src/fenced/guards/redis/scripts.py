@@ -40,20 +40,40 @@ def _read(*parts: str) -> str:
     return "\n".join((HERE / f"{part}.lua").read_text() for part in parts)
 
 
-COMMANDS = GuardScript(_read("judge", "compare", "commit", "commands"))
+COMMANDS = GuardScript(_read("judge", "moving", "compare", "commit", "commands"))
 """Checks, compares, and runs the caller's commands."""
 ONE = GuardScript(_read("one"))
 """The same for one command on one name, if there is nothing to decide and nothing to compare."""
-SWAP = GuardScript(_read("swap"))
+SWAP = GuardScript(_read("moving", "swap"))
 REGISTER = GuardScript(_read("register"))
-COPY = GuardScript(_read("copy"))
+COPY = GuardScript(_read("moving", "copy"))
 
-_SHIFT = """
+_WRAPPED = """
+local guard_commit
+do
+  CHECK
+  if full then
+    guard_commit = commit
+  elseif not decided then
+    commit()
+  end
+end
 local guard_keys, guard_arguments = tonumber(ARGV[2]) + (ARGV[3] == '' and 0 or 4), 3
 local shifted_keys, shifted_arguments = {}, {}
 for index = guard_keys + 1, #KEYS do shifted_keys[index - guard_keys] = KEYS[index] end
 for index = guard_arguments + 1, #ARGV do shifted_arguments[index - guard_arguments] = ARGV[index] end
 local KEYS, ARGV = shifted_keys, shifted_arguments
+local function guard_own()
+OWN
+end
+if not guard_commit then return guard_own() end
+-- At maxmemory the caller's script comes first: Redis then refuses what it would refuse without a guard.
+local guard_ok, guard_reply = pcall(guard_own)
+local guard_error = guard_reply
+if type(guard_reply) == 'table' then guard_error = guard_reply.err end
+if not (type(guard_error) == 'string' and string.find(guard_error, 'OOM', 1, true)) then guard_commit() end
+if not guard_ok then error(guard_reply, 0) end
+return guard_reply
 """
 
 
@@ -85,4 +105,5 @@ def wrapped(text: object) -> GuardScript:
         if not re.match(r"#!lua\b", shebang) or "no-writes" in shebang:
             raise Misuse(f"a guarded script writes the mark, so it cannot begin with {shown(shebang)}")
         shebang += "\n"
-    return GuardScript(f"{shebang}do\n{_read('judge', 'commit')}\nend\n{_SHIFT}\n{text}")
+    check = _WRAPPED.replace("CHECK\n", _read("judge", "commit"))
+    return GuardScript(shebang + check.replace("OWN\n", text + "\n"))

@@ -61,6 +61,11 @@ class RedisFences:
             self._opened[prefix] = self.home
         return self.home
 
+    def has_announced(self, grant: str, names: Sequence[str]) -> bool:
+        """Whether the marks of these names were raised for this lease before, on this client."""
+        marks = self.home.marks  # which all slots share
+        return all(name in marks and marks[name][2] == grant for name in names)
+
     def groups(self, names: Sequence[str]) -> list[list[str]]:
         """The names, those of one slot together."""
         if self._options.name is None:

@@ -189,8 +189,9 @@ class RedisValues:
     async def read(self, credential: Credential, name: str) -> Versioned:
         stamp = one_stamp(credential, KIND)
         fence = await self.fences.of([name], stamp)
-        commands = [("HMGET", fence.key("value", check_name(name)), "value", "version")]
-        replies = await fence.step(stamp, [name], commands=commands, announce=True, again=True)
+        key = fence.key("value", check_name(name))
+        commands = [("HMGET", key, "value", "version")]
+        replies = await fence.step(stamp, [name], commands=commands, keys=[key], announce=True, again=True)
         return _versioned(self._checked(replies)[0])
 
     async def peek(self, name: str, at_least: int = 0) -> Versioned:
@@ -222,7 +223,10 @@ class RedisValues:
             key = fence.key("value", check_name(name))
             commands.append(("HSET", key, "value", check_value(value)))
             commands.append(("HINCRBY", key, "version", 1))
-        return self._checked(await fence.step(stamp, list(values), commands=commands, compared=compared))
+        keys = [words[1] for words in commands[::2]]
+        return self._checked(
+            await fence.step(stamp, list(values), commands=commands, compared=compared, keys=keys)
+        )
 
     def _checked(self, replies: list[Any]) -> list[Any]:
         if replies and isinstance(replies[-1], ErrorReply):

@@ -21,8 +21,8 @@ _MEANINGS: dict[str, tuple[type[FencedError], str]] = {
     "OOM": (Unavailable, "its maxmemory is used up; raise it"),
     "NOREPLICAS": (Unavailable, "it has fewer replicas than min-replicas-to-write"),
     "CLUSTERDOWN": (Unavailable, "its cluster is down"),
-    "TRYAGAIN": (Unavailable, "its cluster moves this namespace just now"),
-    "ASK": (Unavailable, "its cluster moves this namespace just now"),
+    "TRYAGAIN": (Unavailable, "its cluster moves these keys to another node just now; try again"),
+    "ASK": (Unavailable, "its cluster moves these keys to another node just now; try again"),
     "DENIED": (Misconfigured, "it takes no connections from elsewhere; look up its protected-mode"),
     "MAXCLIENTS": (Unavailable, "it has no room for another connection; raise its maxclients"),
     "NODB": (

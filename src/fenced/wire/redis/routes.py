@@ -163,11 +163,12 @@ def route_to(address: RedisAddress, runtime: Runtime, key: str) -> Route:
     return DirectRoute(address.endpoint)
 
 
-def slot_of(key: str) -> int:
+def slot_of(key: str | bytes) -> int:
     """The slot of a key: the hash of the part in its first braces, or of the whole key if there are none."""
-    _, opened, rest = key.partition("{")
-    tag, closed, _ = rest.partition("}")
-    return binascii.crc_hqx((tag if opened and closed and tag else key).encode(), 0) % SLOTS
+    raw = key.encode() if isinstance(key, str) else key
+    _, opened, rest = raw.partition(b"{")
+    tag, closed, _ = rest.partition(b"}")
+    return binascii.crc_hqx(tag if opened and closed and tag else raw, 0) % SLOTS
 
 
 def redirection(reply: Any, asked: Endpoint) -> tuple[Member, bool] | None:
