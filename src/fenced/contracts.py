@@ -221,6 +221,9 @@ class Authority(Protocol):
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
         """Grant, queue (`ask.wait`) or refuse. The same attempt gets the same grant.
 
+        `Busy` is final: no copy of this ask that is still on its way is granted later. So an authority that has
+        repeated a request whose outcome was unknown withdraws the attempt before it answers `Busy`.
+
         Only the head of the queue is granted. Its token is greater than the token of every earlier grant of each of
         its names, and than every token that was handed out before the attempt first asked. With the trait
         `namespace-order` the token is minted at the grant: it is greater than every token of the namespace that was

@@ -573,12 +573,12 @@ class NewAttemptEachTime(LeaseEngine):
         super().__init__(*args, **options)
         self._newest: dict[str, Ask] = {}
 
-    async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer]:
+    async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer, bool]:
         for _ in itertools.count():
             newest = self._newest.get(ask.secret, ask)
             sent = self.runtime.now()
             try:
-                return sent, await self.authority.ask(newest)
+                return sent, await self.authority.ask(newest), False
             except Indeterminate:
                 self._newest[ask.secret] = newest._replace(secret=self.runtime.secret())
         raise AssertionError

@@ -4,6 +4,7 @@ import pytest
 
 from fenced.authorities.redis.authority import RedisAuthority
 from fenced.core.acquiring import LeaseEngine
+from fenced.model import AskAnswer
 from fenced.testing import outages
 from fenced.testing.servers import RedisServer
 from tests.outage_harness import own_server
@@ -31,6 +32,20 @@ def test_a_planted_bug_is_caught(
     check = CHECKS[name]
     monkeypatch.setattr("fenced.testing.kit.LeaseEngine", bug)
     monkeypatch.setattr(outages, "SOON", 2.0)  # what does not come in the end need not be waited for so long
+    assert is_caught(check, lambda runtime: Harness(runtime, server))
+
+
+def test_a_refusal_that_is_believed_after_a_doubt_is_caught(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ask whose first try was cut off and whose second was refused is not withdrawn: its first copy is a ghost."""
+
+    async def believed(answer: AskAnswer, *_: object) -> AskAnswer:
+        return answer
+
+    monkeypatch.setattr("fenced.authorities.redis.authority.made_final", believed)
+    monkeypatch.setattr(outages, "SOON", 2.0)
+    check = CHECKS["a_late_copy_of_a_refused_ask_is_granted_to_nobody"]
     assert is_caught(check, lambda runtime: Harness(runtime, server))
 
 

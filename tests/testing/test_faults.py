@@ -156,6 +156,19 @@ def test_when_a_reply_was_lost_the_server_has_done_its_work(
         assert count(redis_server) == number  # no waiting
 
 
+def test_a_request_of_a_client_that_was_cut_off_arrives_late(
+    proxy: Proxy, redis_server: RedisServer, connect: Callable[[], Client]
+) -> None:
+    trigger = proxy.on(b"INCR n", Fault.CUT_AND_HOLD)
+    client = connect()
+    client.send("INCR n")
+    assert client.receive() == RESET
+    assert (count(redis_server), trigger.fired) == (0, 0)
+    trigger.deliver()
+    trigger.wait()
+    assert count(redis_server) == 1
+
+
 def test_a_match_in_pieces_counts_once(proxy: Proxy, connect: Callable[[], Client]) -> None:
     trigger = proxy.on(b"INCR n", Fault.HOLD_REPLY, times=2)
     client = connect()

@@ -8,7 +8,7 @@ from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
 from fenced.core.holding import State
 from fenced.errors import Indeterminate, LeaseLost, NotGranted, Unavailable
-from fenced.model import Holder, ReleaseAnswer, Standing
+from fenced.model import Ask, AskAnswer, Busy, Ended, Holder, ReleaseAnswer, Standing
 from fenced.runtime.blocking import step
 from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process, World
@@ -135,6 +135,27 @@ def test_a_warning_of_the_store_is_logged_once_unless_best_effort_is_accepted(
         assert [record.getMessage() for record in caplog.records] == (
             [] if guarantee == "best-effort" else ["fenced: warning: it is old (fixed in 2.0)"]
         )
+
+
+def test_a_full_queue_after_a_doubted_try_ends_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first copy of the ask is still on its way when the second is refused: it finds a tombstone."""
+    asks: list[Ask] = []
+
+    async def full(self: Deaf, ask: Ask, until: float | None = None) -> AskAnswer:
+        asks.append(ask)
+        if len(asks) == 1:
+            raise Indeterminate("cut off")
+        return Busy(10_000, None)
+
+    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(Deaf, "ask", full)
+            with pytest.raises(NotGranted):
+                await engine.acquire(LeaseRequest.checked(["orders"], wait=5))
+        assert len(asks) == 2 and asks[0] == asks[1]
+        assert await authority.ask(asks[0]) == Ended("withdrawn")
+
+    play(story)
 
 
 @pytest.mark.parametrize("error", [Unavailable, Indeterminate])

@@ -208,12 +208,12 @@ class LeaseEngine:
             settled=over,
         )
         entry: QueueEntry | None = None
-        settled = False  # True after Busy: it is final and leaves no state behind, so nothing is withdrawn
+        settled = False  # True after Busy, which leaves nothing to withdraw, unless an earlier copy may still arrive
         try:
             while True:
                 if entry is not None:
                     entry.asking()
-                sent, answer = await self._ask(ask, until, queued=entry is not None)
+                sent, answer, doubted = await self._ask(ask, until, queued=entry is not None)
                 match answer:
                     case Granted():
                         lease = self._take(request, ask, answer, sent, realm)
@@ -221,7 +221,7 @@ class LeaseEngine:
                             self.settler.retry_now(self.settler.give_up(ask.secret, ask.ttl))
                         return lease
                     case Busy(ahead, held_by):
-                        settled = True
+                        settled = not doubted
                         raise _not_granted(request, held_by, ahead)
                     case Ended("expired" | "revoked"):
                         self._counter.over(secret)
@@ -249,8 +249,8 @@ class LeaseEngine:
                 self.listener.forget(entry)
                 self.keeper.drop(entry.secret)
 
-    async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer]:
-        """Ask until there is an answer.
+    async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer, bool]:
+        """Ask until there is an answer. Also returns when it was sent, and whether an earlier try is still in doubt.
 
         A queued attempt tolerates an outage of up to one ttl; a first ask that was not sent fails at once.
         """
@@ -260,9 +260,8 @@ class LeaseEngine:
         while True:
             sent = self.runtime.now()
             try:
-                return sent, await self.authority.ask(
-                    ask, min(sent + timing.CALL_SECONDS, until + self._patience)
-                )
+                limit = min(sent + timing.CALL_SECONDS, until + self._patience)
+                return sent, await self.authority.ask(ask, limit), unknown is not None
             except (Indeterminate, Unavailable) as error:
                 if isinstance(error, Indeterminate):
                     unknown = error

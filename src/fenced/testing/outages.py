@@ -353,6 +353,23 @@ async def a_failed_withdrawal_is_repeated(h: OutageHarness) -> None:
 
 
 @check()
+async def a_late_copy_of_a_refused_ask_is_granted_to_nobody(h: OutageHarness) -> None:
+    """An ask is cut off and its repetition is refused: the first copy, which arrives later, is no ghost's lease."""
+    client, holder = lease_engine(await h.authority(), h.runtime), lease_engine(await h.direct(), h.runtime)
+    await client.release(await client.acquire(LeaseRequest.checked(["warm"], ttl=LONG)))
+    held = await holder.acquire(LeaseRequest.checked(["orders"], ttl=LONG))
+    late = h.proxy.on(h.words["ask"], Fault.CUT_AND_HOLD)
+    await raises(NotGranted, client.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=0)))
+    await holder.release(held)
+    late.deliver()
+    await until(h.runtime, lambda: late.fired > 0, SOON, "the late copy is answered")
+    again = await holder.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=SOON))
+    ensure(again.token > held.token, "the name is free")
+    for each in (client, holder):
+        await each.close()
+
+
+@check()
 async def a_waiter_that_gives_up_while_cut_off_blocks_nobody(h: OutageHarness) -> None:
     """A waiter gives up and its withdrawal fails: the next waiter is granted soon nevertheless.
 

@@ -73,6 +73,8 @@ class Pool(Generic[C]):
         self._connect = connect
         self._limit = limit
         self._where = where
+        self.broken = 0
+        """Counts requests whose outcome is unknown: they may have been carried out, or may still be."""
         self.forked()
 
     def forked(self) -> None:
@@ -100,6 +102,8 @@ class Pool(Generic[C]):
                 self.give(connection)
                 raise _doubted(error, doubt) from error
             except ConnectionBroken as error:
+                with self._lock:  # a caller compares it with an earlier value, so no count may be lost
+                    self.broken += 1
                 self.drop(connection)
                 self.close_idle()  # the same cause has most likely broken them, too
                 if doubt is not None or not repeatable or self._runtime.now() >= until:

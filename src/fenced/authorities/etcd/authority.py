@@ -13,7 +13,7 @@ from fenced.authorities.etcd.looking import QueueReader
 from fenced.authorities.etcd.namespace import Namespace
 from fenced.authorities.etcd.renewing import EtcdRenewal
 from fenced.authorities.etcd.watching import EtcdWakeups
-from fenced.authorities.shared.rules import NAMESPACE_ORDER
+from fenced.authorities.shared.rules import NAMESPACE_ORDER, made_final
 from fenced.contracts import Runtime, Trait
 from fenced.model import (
     Ask,
@@ -101,7 +101,9 @@ class EtcdAuthority:
     # The operations.
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        return await self._attempts.ask(ask, self._until(until))
+        doubts, until = self._space.doubts, self._until(until)
+        answer = await self._attempts.ask(ask, until)
+        return answer if doubts == self._space.doubts else await made_final(answer, ask, self, until)
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         publics = [grant_id(secret) for secret in secrets]

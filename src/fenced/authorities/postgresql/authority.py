@@ -15,7 +15,7 @@ from fenced.authorities.postgresql import address, answers
 from fenced.authorities.postgresql.queries import SQL
 from fenced.authorities.postgresql.schema import SCHEMA
 from fenced.authorities.postgresql.session import LibpqConnection, Row
-from fenced.authorities.shared.rules import NAMESPACE_ORDER, QUEUE_MAX, holder_text, no_namespace
+from fenced.authorities.shared.rules import NAMESPACE_ORDER, QUEUE_MAX, holder_text, made_final, no_namespace
 from fenced.contracts import Runtime, Trait
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
 from fenced.model import (
@@ -232,7 +232,8 @@ class PostgresqlAuthority:
     # The operations.
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        public = grant_id(ask.secret)
+        public, broken = grant_id(ask.secret), self._sessions.broken
+        until = timing.call_until(self._runtime.now(), until)
         if ask.wait:
             self._waiting.add(
                 public
@@ -243,9 +244,9 @@ class PostgresqlAuthority:
         finally:
             if not isinstance(answer, Waiting):
                 self._waiting.discard(public)
-        return answer
+        return answer if broken == self._sessions.broken else await made_final(answer, ask, self, until)
 
-    async def _ask(self, ask: Ask, public: str, until: float | None) -> AskAnswer:
+    async def _ask(self, ask: Ask, public: str, until: float) -> AskAnswer:
         rows = await self._run(
             "ask",
             self._namespace,

@@ -10,7 +10,7 @@ from fenced import timing
 from fenced.authorities.redis import probe, replies
 from fenced.authorities.redis.listening import RedisWakeups
 from fenced.authorities.redis.scripts import RedisScript, scripts_of, tag, us
-from fenced.authorities.shared.rules import NAMESPACE_ORDER, no_namespace, reused_attempt
+from fenced.authorities.shared.rules import NAMESPACE_ORDER, made_final, no_namespace, reused_attempt
 from fenced.contracts import Runtime, Trait
 from fenced.errors import FencedError, Misconfigured
 from fenced.model import (
@@ -231,7 +231,8 @@ class RedisAuthority:
     # The operations.
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        public = grant_id(ask.secret)
+        public, broken = grant_id(ask.secret), self._pool.broken
+        until = timing.call_until(self._runtime.now(), until)
         if ask.wait:
             # Before it is sent: `next_wakeups` checks all waiters when it begins to listen.
             self._waiting[public] = None
@@ -241,10 +242,9 @@ class RedisAuthority:
         finally:
             if not isinstance(answer, Waiting):
                 self._waiting.pop(public, None)
-        return answer
+        return answer if broken == self._pool.broken else await made_final(answer, ask, self, until)
 
-    async def _asked(self, ask: Ask, public: str, until: float | None) -> AskAnswer:
-        until = timing.call_until(self._runtime.now(), until)
+    async def _asked(self, ask: Ask, public: str, until: float) -> AskAnswer:
         request = b"%b%b\r\n" % (
             _asking(
                 self._ask_opening,

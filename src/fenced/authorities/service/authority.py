@@ -10,6 +10,7 @@ from fenced import timing
 from fenced.authorities.service import messages
 from fenced.authorities.service.listening import ServicePool, ServiceWakeups
 from fenced.authorities.service.messages import Fields, packed
+from fenced.authorities.shared.rules import made_final
 from fenced.contracts import Runtime, Trait
 from fenced.errors import Misconfigured
 from fenced.model import (
@@ -127,7 +128,8 @@ class ServiceAuthority:
     # The operations.
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        public = grant_id(ask.secret)
+        public, broken = grant_id(ask.secret), self._pool.broken
+        until = timing.call_until(self._runtime.now(), until)
 
         def parked(reply: HttpReply) -> None:
             if reply.parked is not None:
@@ -144,7 +146,7 @@ class ServiceAuthority:
         )
         if ask.wait and not isinstance(answer, Waiting):
             self._wakeups.forget(public)
-        return answer
+        return answer if broken == self._pool.broken else await made_final(answer, ask, self, until)
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> list[RenewAnswer]:
         if not secrets:

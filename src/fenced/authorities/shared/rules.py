@@ -6,9 +6,9 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from fenced.contracts import Trait
-from fenced.errors import Misconfigured, Misuse
-from fenced.model import Holder
+from fenced.contracts import Authority, Trait
+from fenced.errors import Indeterminate, Misconfigured, Misuse, Unavailable
+from fenced.model import Ask, AskAnswer, Busy, Holder
 
 QUEUE_MAX = 10_000
 """How many waiters one name may have; the next ask is answered with Busy."""
@@ -21,6 +21,19 @@ NAMESPACE_ORDER = Trait(
     "A token is minted at the grant: it is greater than every token of the namespace that was handed out before the "
     "request that granted it was sent.",
 )
+
+
+async def made_final(answer: AskAnswer, ask: Ask, authority: Authority, until: float) -> AskAnswer:
+    """The answer to an ask of which an earlier try had an unknown outcome. Busy ends the attempt.
+
+    The earlier request may still be on its way, and would be granted to nobody: the tombstone stops it.
+    """
+    if isinstance(answer, Busy):
+        try:
+            await authority.withdraw(ask.secret, until)
+        except Unavailable as error:  # this try did nothing, but the first may still do something
+            raise Indeterminate(f"an earlier copy of this ask may still arrive: {error}") from error
+    return answer
 
 
 def reused_attempt() -> Misuse:

@@ -222,6 +222,7 @@ class Link:
         else:
             inward.ended = True
             inward.put(_END)
+            self._unanswered(inward)
         self.watch()
 
     def _from_client(self, data: bytes) -> None:
@@ -241,8 +242,10 @@ class Link:
             self.up.put(data)
         else:
             self._awaiting = trigger
+            if trigger.fault is Fault.CUT_AND_HOLD:
+                self.up.holders.add(trigger)
             self.up.put(data)
-            if trigger.fault is Fault.CUT_AFTER:
+            if trigger.fault in (Fault.CUT_AFTER, Fault.CUT_AND_HOLD):
                 self._drop_client()
         if trigger.fault not in AT_THE_REPLY:
             trigger.fire()
@@ -263,6 +266,13 @@ class Link:
             self._drop_client()
             self.up.put(_END)  # the server finishes the request, and then sees the end
         if trigger.fault in AT_THE_REPLY:
+            trigger.fire()
+
+    def _unanswered(self, inward: Pipe) -> None:
+        """The server has ended the connection: a request that is held for it does nothing any more."""
+        trigger = self._awaiting
+        if inward is self.down and trigger is not None and trigger.fault is Fault.CUT_AND_HOLD:
+            self._awaiting = None
             trigger.fire()
 
     def _matching(self, data: bytes) -> Trigger | None:
@@ -295,6 +305,7 @@ class Link:
         outward.lose()
         self._end(end, reset=False)
         inward.put(_RESET)
+        self._unanswered(inward)
 
     def reset(self) -> None:
         """Reset both sides at once; queued bytes are lost."""

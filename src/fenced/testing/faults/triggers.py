@@ -21,16 +21,20 @@ class Fault(enum.Enum):
     SWALLOW_REPLY = "the server does what it was asked; the connection stays open and silent"
     HOLD_REPLY = "the server does what it was asked; its reply is held until `deliver`"
     HOLD = "the request is held until `deliver`, and reaches the server then"
+    CUT_AND_HOLD = (
+        "the client is reset at once; the request is held until `deliver`, and reaches the server then"
+    )
 
 
-AT_THE_REPLY = (Fault.LOSE_REPLY, Fault.SWALLOW_REPLY, Fault.HOLD_REPLY)
+AT_THE_REPLY = (Fault.LOSE_REPLY, Fault.SWALLOW_REPLY, Fault.HOLD_REPLY, Fault.CUT_AND_HOLD)
 
 
 class Trigger:
     """A fault that waits for its request; made by `Proxy.on`.
 
     `fired` is incremented when the fault has happened. Faults about a reply happen when the reply arrives, so the
-    server has done its work by then.
+    server has done its work by then. CUT_AND_HOLD has happened when the server has answered the late
+    request, or has ended its connection before.
     """
 
     def __init__(
