@@ -25,8 +25,8 @@ class CellHarness:
         self._rule: Rule = "retry"
         self._opened: list[CellGuard] = []
 
-    async def _open(self, rule: Rule, mode: str) -> CellGuard:
-        options = f"rule={rule}&mode={mode.replace('%', '%25')}"
+    async def _open(self, rule: Rule | None, mode: str) -> CellGuard:
+        options = f"mode={mode.replace('%', '%25')}" + (f"&rule={rule}" if rule else "")
         guard = self._at(self._place.format(f"{self._word}-{self._rule}", options), self.runtime)
         self._opened.append(guard)
         await guard.open()
@@ -36,8 +36,8 @@ class CellHarness:
         self._rule = rule
         return await self._open(rule, mode)
 
-    async def reopen(self) -> NamedValues:
-        return await self._open("retry", "observe")  # what is there keeps its own rule and mode
+    async def reopen(self, rule: Rule | None = None) -> NamedValues:
+        return await self._open(rule, "observe")  # what is there keeps its own mode
 
     async def write_raw(self, name: str, value: bytes) -> bool:
         """As a program would that knows the format and not the rules."""

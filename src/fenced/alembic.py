@@ -185,7 +185,7 @@ def _declared(table: Table, key: str, default: str) -> Registered | None:
         return None
     if not isinstance(guard, Guard | AsyncGuard) or _key(guard.table, default) != key:
         raise Misuse(f"info[{INFO!r}] of the table {key} is its fenced.sql.Guard, not {shown(guard)}")
-    return Registered(guard._spec, guard._mandatory)
+    return Registered(replace(guard._spec, rule=guard._spec.installs), guard._mandatory)
 
 
 def _same(one: Registered, other: Registered) -> bool:

@@ -98,7 +98,9 @@ class _Marks(DynamoMarks):
     _opened = False
 
     @classmethod
-    def on(cls, client: Any, table: str, prefix: str, rule: Rule, mode: str, runtime: Runtime) -> _Marks:
+    def on(
+        cls, client: Any, table: str, prefix: str, rule: Rule | None, mode: str, runtime: Runtime
+    ) -> _Marks:
         if not hasattr(client, "transact_write_items"):
             raise Misuse(
                 f'give the guard boto3.client("dynamodb") or a client of aiobotocore, not {shown(client)}'
@@ -147,7 +149,7 @@ class DynamoGuard:
     traits = TRAITS
 
     def __init__(
-        self, client: Any, table: str, *, prefix: str = "", rule: Rule = "retry", mode: str = "enforce"
+        self, client: Any, table: str, *, prefix: str = "", rule: Rule | None = None, mode: str = "enforce"
     ) -> None:
         self._marks = _Marks.on(client, table, prefix, rule, mode, BlockingRuntime())
 
@@ -175,7 +177,7 @@ class AsyncDynamoGuard:
     traits = TRAITS
 
     def __init__(
-        self, client: Any, table: str, *, prefix: str = "", rule: Rule = "retry", mode: str = "enforce"
+        self, client: Any, table: str, *, prefix: str = "", rule: Rule | None = None, mode: str = "enforce"
     ) -> None:
         self._runtime = AioRuntime()
         self._marks = _Marks.on(client, table, prefix, rule, mode, self._runtime)

@@ -147,7 +147,7 @@ class _EtcdMarks(EtcdValues):
     opened = False
 
     @classmethod
-    def on(cls, url: str, runtime: Runtime, prefix: str, rule: Rule, mode: str) -> _EtcdMarks:
+    def on(cls, url: str, runtime: Runtime, prefix: str, rule: Rule | None, mode: str) -> _EtcdMarks:
         address = EtcdAddress(url)
         cells = EtcdCells(EtcdWire(address, runtime), runtime, prefix)
         return cls(cells, runtime, f"{address.url}?prefix={prefix}", rule=rule, mode=mode)
@@ -193,7 +193,7 @@ class _OnEtcd:
         *,
         prefix: str = "default",
         namespace: str = "default",
-        rule: Rule = "retry",
+        rule: Rule | None = None,
         mode: str = "enforce",
     ) -> None:
         """`namespace`: of the authority on the same etcd, for `still_held`."""

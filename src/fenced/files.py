@@ -56,7 +56,12 @@ class FileGuard:
     traits = TRAITS
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, prefix: str = "", rule: Rule = "retry", mode: str = "enforce"
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        prefix: str = "",
+        rule: Rule | None = None,
+        mode: str = "enforce",
     ) -> None:
         runtime = BlockingRuntime()
         self._folder = GuardedFolder(Path(os.path.realpath(folder)))

@@ -33,7 +33,7 @@ class _OnObjects:
         bucket: str | None = None,
         *,
         prefix: str = "",
-        rule: Rule = "retry",
+        rule: Rule | None = None,
         mode: str = "enforce",
     ) -> None:
         self._runtime: Runtime = self._new_runtime()
@@ -207,7 +207,7 @@ def _carried(fence: Fences | None, name: str) -> Credential | None:
 
 
 def _objects(
-    store: Any, bucket: str | None, prefix: str, rule: Rule, mode: str, runtime: Runtime
+    store: Any, bucket: str | None, prefix: str, rule: Rule | None, mode: str, runtime: Runtime
 ) -> GuardedObjects:
     below = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
     here: Bucket

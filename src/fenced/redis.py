@@ -167,7 +167,7 @@ class RedisGuard:
         self,
         *,
         tag: str = TAG,
-        rule: Rule = "retry",
+        rule: Rule | None = None,
         mode: str = "enforce",
         guarantee: Guarantee = "strict",
         name: str | None = None,

@@ -35,11 +35,13 @@ class ZooKeeperGuard:
 
     traits = TRAITS
 
-    def __init__(self, *, root: str = root_below(""), rule: Rule = "retry", mode: str = "enforce") -> None:
+    def __init__(
+        self, *, root: str = root_below(""), rule: Rule | None = None, mode: str = "enforce"
+    ) -> None:
         if not root.startswith("/") or root.endswith("/"):
             raise Misuse(f"root is a path like /shop/fenced-guard, not {shown(root)}")
         self._paths = NodePaths(root)
-        self._rule: Rule = rule
+        self._rule = rule
         self._mode = mode
         self._on: weakref.WeakKeyDictionary[Any, _KazooMarks] = weakref.WeakKeyDictionary()
 

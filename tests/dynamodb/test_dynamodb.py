@@ -397,3 +397,11 @@ def test_a_drill(dynamo_server: DynamoServer) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["verdict"] == "held" and found["overtaken"] > 0
+
+
+def test_a_rule_that_is_not_installed(client: Any) -> None:
+    prefix = f"rule-{next(_numbers)}"
+    DynamoGuard(client, TABLE, prefix=prefix).announce(stamp(5))
+    wrong = DynamoGuard(client, TABLE, prefix=prefix, rule="once")
+    with pytest.raises(Misconfigured, match=r"rule retry.*says once"), wrong.transaction(stamp(5)):
+        raise AssertionError

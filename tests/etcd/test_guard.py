@@ -13,7 +13,7 @@ import pytest
 import fenced
 from fenced import timing
 from fenced.contracts import MANY_NAMES
-from fenced.errors import Conflict, InvalidStamp, LeaseLost, Misuse, StaleToken, Unsupported
+from fenced.errors import Conflict, InvalidStamp, LeaseLost, Misconfigured, Misuse, StaleToken, Unsupported
 from fenced.etcd import AsyncEtcdGuard, EtcdGuard
 from fenced.guards.etcd.values import EtcdValues
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -259,3 +259,11 @@ def test_eight_holders(etcd_url: str, prefix: str) -> None:
 
 def test_a_fork(etcd_url: str, prefix: str) -> None:
     is_used_after_a_fork(f"{etcd_url}?prefix={prefix}")
+
+
+def test_a_rule_that_is_not_installed(etcd_url: str, prefix: str, guard: EtcdGuard) -> None:
+    guard.announce(stamp(5))
+    wrong = EtcdGuard(etcd_url, prefix=prefix, rule="once")
+    with pytest.raises(Misconfigured, match=r"rule retry.*says once"), wrong.transaction(stamp(5)):
+        raise AssertionError
+    wrong.close()

@@ -512,3 +512,10 @@ def test_the_checks_can_fail(
     monkeypatch.setattr(owner, function, bug)
     with pytest.raises((AssertionError, OSError, Misconfigured)):
         check(tmp_path)
+
+
+def test_a_rule_that_is_not_installed(tmp_path: Path) -> None:
+    FileGuard(tmp_path).write(stamp(5), NAME, b"one")
+    with pytest.raises(Misconfigured, match=r"rule retry.*says once"):
+        FileGuard(tmp_path, rule="once").write(stamp(5, 2), NAME, b"two")
+    assert (tmp_path / NAME).read_bytes() == b"one"

@@ -89,7 +89,7 @@ class Project:
     def guards(self) -> list[tuple[str, str, str | None, bool]]:
         with self.engine.connect() as connection:
             found = step(on(connection, "blocking").table(Spec("any", "any"), True).registered())
-        return [(guard.spec.name, guard.spec.rule, guard.spec.epoch, guard.mandatory) for guard in found]
+        return [(guard.spec.name, guard.spec.installs, guard.spec.epoch, guard.mandatory) for guard in found]
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])

@@ -56,7 +56,7 @@ def seen(onlooker: Any) -> tuple[list[tuple[str, str]], list[str]]:
     """What another session sees: the guards, and the program's own rows."""
     guards = step(on(onlooker, "blocking").table(Spec("any", "any"), True).registered())
     notes = onlooker.execute("SELECT text FROM note ORDER BY text").fetchall()
-    return [(guard.spec.name, guard.spec.rule) for guard in guards], [text for (text,) in notes]
+    return [(guard.spec.name, guard.spec.installs) for guard in guards], [text for (text,) in notes]
 
 
 def status_of(*words: str) -> object:

@@ -531,3 +531,12 @@ def test_the_checks_can_fail(seaweed_server: SeaweedServer, monkeypatch: pytest.
             patch.setattr(owner, method, bug)
             with pytest.raises((AssertionError, fenced.FencedError)):
                 check()
+
+
+def test_a_rule_that_is_not_installed(seaweed_server: SeaweedServer) -> None:
+    store, prefix = s3_store(seaweed_server.endpoint()), next(_prefixes)
+    ObjectGuard(store, prefix=prefix).write(stamp(5), NAME, b"one")
+    wrong = ObjectGuard(store, prefix=prefix, rule="once")
+    with pytest.raises(Misconfigured, match=r"rule retry.*says once"):
+        wrong.write(stamp(5, 2), NAME, b"two")
+    assert ObjectGuard(store, prefix=prefix).peek(NAME) == b"one"

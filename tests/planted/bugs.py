@@ -482,7 +482,16 @@ def put(guard: MemoryGuard, name: str, **changed: Any) -> None:
     guard.cells.blobs[f"n/{name}"] = version + 1, replace(Cell.unpacked(name, blob), **changed).packed()
 
 
+class AskedRuleIsIgnored(MemoryGuard):
+    """A program that names another rule than the installed one is judged by the installed one, without a word."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._asked = None
+
+
 GUARD_BUGS: tuple[type[MemoryGuard], ...] = (
+    AskedRuleIsIgnored,
     NoFence,
     StrictlyGreater,
     MarkIsOnlyRead,

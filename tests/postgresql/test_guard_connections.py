@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 import fenced
+from fenced.decision import Mark
 from fenced.errors import Misconfigured, Misuse
 from fenced.sql import AsyncGuard, Guard, refusal
 from fenced.testing.faults import Fault, Proxy
@@ -623,3 +624,48 @@ def test_backslashes_mean_the_same_under_every_setting(new_database: NewDatabase
         assert db.execute("SELECT likes FROM fenced_guard.mode WHERE pattern <> '*'").fetchone() == (
             "orders/a\\_\\%%",
         )
+
+
+@every_driver
+def test_a_rule_that_is_not_installed(db: Db, postgresql_url: str, driver: str) -> None:
+    """Misconfigured at the first operation, on every connection, and nothing is written."""
+    options: dict[str, Any] = {"table": "orders", "name": "orders/{id}"}
+
+    async def story(writer: Writer) -> None:
+        async with writer.transaction(stamp(6)):
+            await writer.run(UPDATE)
+        for rule in ("sequenced", "once"):
+            plain, suspending = Guard(**options, rule=rule), AsyncGuard(**options, rule=rule)
+            with pytest.raises(Misconfigured, match=f"installed with rule retry.* says {rule}"):
+                if isinstance(writer, Psycopg):
+                    with plain.transaction(writer.connection, stamp(6)):
+                        raise AssertionError
+                async with suspending.transaction(writer.connection, stamp(6)):
+                    raise AssertionError
+            assert writer.idle()
+        assert qty(db) == 1
+
+    tell(story, driver, postgresql_url)
+    wrong = Guard(**options, rule="once", connect=lambda: psycopg.connect(postgresql_url, autocommit=True))
+    with pytest.raises(Misconfigured, match="says once"):
+        wrong.announce(stamp(7, 0))
+    with pytest.raises(Misconfigured, match="says once"), db.transaction():
+        wrong.announce_on(db, stamp(7))
+    assert PLAIN.peek(db, "orders/42") == Mark(6, stamp(6).grant, 0)
+
+
+def test_a_program_that_names_no_rule_gets_the_installed_one(db: Db, postgresql_url: str) -> None:
+    """Also if its lease covers names of a guard with rule `retry`, under which a second transaction would go ahead."""
+    db.execute("CREATE TABLE payments (id integer PRIMARY KEY, qty integer)")
+    Guard(table="payments", name="payments/{id}", rule="sequenced").install(db, mode="require")
+    payments = Guard(table="payments", name="payments/{id}")
+    names = ("orders/42", "payments/1")
+    with PLAIN.transaction(db, stamp(6, 1, *names)) as tx:
+        tx.execute(UPDATE)
+    with psycopg.connect(postgresql_url, autocommit=True, options="-c lock_timeout=100ms") as other:
+        with payments.transaction(db, stamp(6, 2, *names)) as tx:
+            with pytest.raises(fenced.Contended), payments.transaction(other, stamp(6, 3, *names)):
+                raise AssertionError("one operation of a lease at a time")
+            tx.execute("INSERT INTO payments VALUES (1, 1)")
+        with pytest.raises(fenced.AlreadyApplied), payments.transaction(other, stamp(6, 2, *names)) as tx:
+            tx.execute("UPDATE payments SET qty = 2")

@@ -8,17 +8,20 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
 import pytest
 
 import fenced
+from fenced.decision import Rule
 from fenced.guarding import credential
 from fenced.guards.postgresql.sessions import PsycopgSession
 from fenced.guards.postgresql.tables import PostgresqlTable
 from fenced.guards.shared.spec import Spec
 from fenced.runtime.blocking import step
+from fenced.sql import Guard
 from fenced.testing.kit import stamp
 from fenced.testing.servers import PostgresqlServer
 from tests.conftest import NewDatabase
@@ -169,3 +172,20 @@ def test_round_trips(
         assert counter.trips - before - theirs == (begins if "begins" in driver else own)
 
     tell(counted, driver, url_of(counter, postgresql_url))
+
+
+def test_a_rule_that_the_program_names_costs_no_round_trip(counter: Counter, postgresql_url: str) -> None:
+    """The database compares it in the statement that announces. Another rule than the installed one: Misconfigured."""
+    with psycopg.connect(url_of(counter, postgresql_url), autocommit=True) as connection:
+        trips, told = [], pytest.raises(fenced.Misconfigured, match=r"rule retry.* says sequenced")
+        for guard in (PLAIN, named("retry"), named("sequenced")):
+            before = counter.trips
+            expected = told if guard.rule == "sequenced" else nullcontext()
+            with expected, guard.transaction(connection, stamp(6)) as tx:
+                tx.execute(UPDATE)
+            trips.append(counter.trips - before)
+        assert trips == [3, 3, 2], "the last one announces, and rolls back"
+
+
+def named(rule: Rule) -> Guard:
+    return Guard(table="orders", name="orders/{id}", rule=rule)

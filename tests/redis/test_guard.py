@@ -482,7 +482,7 @@ def test_settings_that_lose_marks_are_refused(tag: str) -> None:
             RedisGuard(tag=tag).announce(client, stamp(5))
         best_effort = RedisGuard(tag=tag, guarantee="best-effort")
         best_effort.announce(client, stamp(5))
-        values = RedisValues.at(f"{server.url()}?tag={tag}&rule=once", BlockingRuntime())
+        values = RedisValues.at(f"{server.url()}?tag={tag}", BlockingRuntime())
         status = step(values.operate(lambda operator: operator.status()))
         step(values.close())
         assert len(status.guards[0].wrong) == 1 and status.guards[0].rule == "retry"
@@ -658,3 +658,14 @@ def test_the_checks_can_fail(
     arguments = {name: request.getfixturevalue(name) for name in inspect.signature(check).parameters}
     with pytest.raises((AssertionError, pytest.fail.Exception, FencedError, redis.ResponseError)):
         check(**arguments)
+
+
+def test_a_rule_that_is_not_installed(client: redis.Redis, tag: str) -> None:
+    RedisGuard(tag=tag).announce(client, stamp(5))
+    wrong = RedisGuard(tag=tag, rule="sequenced")
+    with (
+        pytest.raises(Misconfigured, match=r"rule retry.*says sequenced"),
+        wrong.transaction(client, stamp(5)) as tx,
+    ):
+        tx.incr(f"{{{tag}}}:n")
+    assert client.get(f"{{{tag}}}:n") is None

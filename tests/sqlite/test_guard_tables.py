@@ -1,17 +1,21 @@
 """The guard on the program's own tables: triggers, clauses, transactions, and everybody who tries to go round."""
 
+import asyncio
 import shutil
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import pytest
 
 import fenced
+from fenced.decision import RULES
 from fenced.errors import Misconfigured, Misuse, Unsupported
-from fenced.sql import Guard, refusal
+from fenced.sql import AsyncGuard, Guard, refusal
 from fenced.testing.kit import stamp
 
 
@@ -428,3 +432,35 @@ def test_the_story_end_to_end(tmp_path: Path, db: sqlite3.Connection) -> None:
     assert isinstance(caught.value, fenced.StaleToken)
     assert (caught.value.mark, caught.value.name) == (newer.token, "orders/42")
     assert qty(db) == 10
+
+
+@pytest.mark.parametrize("installed", ["retry", "sequenced"])
+def test_a_rule_that_is_not_installed(db: sqlite3.Connection, path: Path, installed: Any) -> None:
+    """Misconfigured at the first operation, also for a holder that has the mark already; nothing is written."""
+    options: dict[str, Any] = {"table": "orders", "name": "orders/{id}"}
+    Guard(**options, rule=installed).install(db, mode="require")
+    write(db, stamp(6), "UPDATE orders SET qty = 1 WHERE id = 42")
+    for rule in RULES:
+        guard = Guard(**options, rule=rule, connect=lambda: sqlite3.connect(path, isolation_level=None))
+        told = (
+            nullcontext()
+            if rule == installed
+            else pytest.raises(Misconfigured, match=f"rule {installed}.*says {rule}")
+        )
+        with told:
+            guard.announce(stamp(6, 0))
+        with told:
+            write(db, stamp(6, 2), "UPDATE orders SET qty = 2 WHERE id = 42", guard)
+        with told:
+            db.execute("BEGIN IMMEDIATE")
+            with guard.announce_on(db, stamp(6, 3)):
+                pass
+        db.rollback()
+        with told:
+            asyncio.run(_update_by_aiosqlite(path, AsyncGuard(**options, rule=rule)))
+    assert qty(db) == 4
+
+
+async def _update_by_aiosqlite(path: Path, guard: AsyncGuard) -> None:
+    async with aiosqlite.connect(path, isolation_level=None) as db, guard.transaction(db, stamp(6, 4)) as tx:
+        await tx.execute("UPDATE orders SET qty = 4 WHERE id = 42")

@@ -19,6 +19,7 @@ from fenced.errors import (
     AlreadyApplied,
     Conflict,
     Indeterminate,
+    Misconfigured,
     Misuse,
     StaleToken,
     Unsupported,
@@ -190,3 +191,10 @@ def test_not_a_kazoo_client() -> None:
         ZooKeeperGuard().announce("zookeeper://host", stamp(5))
     with pytest.raises(Misuse, match="root"):
         ZooKeeperGuard(root="fenced-guard")
+
+
+def test_a_rule_that_is_not_installed(kazoo: Any) -> None:
+    ZooKeeperGuard().announce(kazoo, stamp(5))
+    wrong = ZooKeeperGuard(rule="once")
+    with pytest.raises(Misconfigured, match=r"rule retry.*says once"), wrong.transaction(kazoo, stamp(5)):
+        raise AssertionError

@@ -71,7 +71,7 @@ class MemoryGuard(CellGuard):
     def __init__(
         self,
         *,
-        rule: Rule = "retry",
+        rule: Rule | None = None,
         mode: str = "enforce",
         clock: Callable[[], float] = time.time,
         cells: MemoryCells | None = None,

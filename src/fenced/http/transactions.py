@@ -40,8 +40,10 @@ def atomic(
     `sequenced`. If the same operation comes again, the block raises Replayed before it begins.
     """
     kind = AsyncAtomic if isinstance(guard, AsyncGuard) else Atomic
-    if replies is not None and guard.rule == "retry":
-        raise Misuse("rule retry admits a repeat, so it has no replies to keep; use once or sequenced")
+    if replies is not None and guard.rule not in ("once", "sequenced"):
+        raise Misuse(
+            "replies are kept under rule once or sequenced, which the guard names: rule retry admits a repeat"
+        )
     received = received_by(request)
     if received.fence is None and not guard._mandatory:
         # Without triggers nothing in the database would notice a write without a stamp.

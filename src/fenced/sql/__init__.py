@@ -54,7 +54,7 @@ class _GuardBase:
         *,
         table: str,
         name: str,
-        rule: Rule = "retry",
+        rule: Rule | None = None,
         mandatory: bool = True,
         epoch: str | None = None,
         connect: Callable[[], Any] | None = None,
@@ -69,8 +69,8 @@ class _GuardBase:
         return self._spec.table
 
     @property
-    def rule(self) -> Rule:
-        """Which repeats it admits."""
+    def rule(self) -> Rule | None:
+        """The rule that the program names. None: it takes that of the installed guard."""
         return self._spec.rule
 
     def name_for(self, **values: object) -> str:
@@ -195,7 +195,7 @@ class AsyncGuard(_GuardBase):
         *,
         table: str,
         name: str,
-        rule: Rule = "retry",
+        rule: Rule | None = None,
         mandatory: bool = True,
         epoch: str | None = None,
         connect: Callable[[], Awaitable[Any]] | None = None,

@@ -16,7 +16,8 @@ from fenced.sql.engines import OnConnection
 class _ClauseBase:
     """Fragments for the program's own UPDATE: `SET ..., {assign} WHERE ... AND {where}`.
 
-    They compare tokens, not grants, and fence no reads: announce first, or use `transaction`.
+    They compare tokens, not grants, and fence no reads: announce first, or use `transaction`. No installed guard is
+    asked, so the rule is the one that the program names, or `retry`.
     """
 
     def __init__(self, found: OnConnection, spec: Spec, credential: Credential, column: str) -> None:

@@ -17,6 +17,7 @@ from fenced.errors import (
     FencedError,
     ForeignRealm,
     InvalidStamp,
+    Misconfigured,
     Misuse,
     OutOfOrder,
     Overtaken,
@@ -497,6 +498,28 @@ async def rules_are_the_guards_not_the_writers(h: GuardHarness) -> None:
     await guard.write(by(5, 1), NAME, b"A")
     again = await h.reopen()
     await raises(DuplicateStamp, again.write(by(5, 2), NAME, b"B"))
+
+
+@check()
+async def a_rule_that_is_not_installed(h: GuardHarness) -> None:
+    """A program that names another rule than the installed one gets Misconfigured before anything is written."""
+    for installed, others in (("retry", ("sequenced", "once")), ("sequenced", ("retry",))):
+        guard: NamedValues = await h.guard(installed)  # type: ignore[arg-type]
+        await guard.write(by(5, 1), NAME, b"A")
+        for asked in others:
+            says = str(await raises(Misconfigured, _written_by(h, asked)))  # type: ignore[arg-type]
+            ensure(installed in says and asked in says, f"the message names both rules: {says}")
+        await _written_by(h, installed)  # type: ignore[arg-type]
+        again = await h.reopen()
+        await is_at(again, NAME, b"B", 5)
+        repeat = again.write(by(5, 2), NAME, b"C")  # who names none gets the installed one
+        await (repeat if installed == "retry" else raises(AlreadyApplied, repeat))
+
+
+async def _written_by(h: GuardHarness, rule: Rule) -> None:
+    """Of a program that names this rule: open, and the second write of the grant."""
+    guard = await h.reopen(rule)
+    await guard.write(by(5, 2), NAME, b"B")
 
 
 CHECKS: list[Check[GuardHarness]] = [*check, *abilities.CHECKS]

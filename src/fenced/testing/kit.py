@@ -72,8 +72,11 @@ class GuardHarness(Protocol):
     async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> NamedValues:
         """The guard on this harness's resource, opened."""
 
-    async def reopen(self) -> NamedValues:
-        """A new guard object on the same resource, after a restart of everything that can be restarted."""
+    async def reopen(self, rule: Rule | None = None) -> NamedValues:
+        """A new guard object on the same resource, opened, after a restart of everything that can be restarted.
+
+        `rule`: the one that it names, as a program does. None: it names none.
+        """
 
     async def write_raw(self, name: str, value: bytes) -> bool:
         """Write without a stamp and without the guard's interface; False if the resource refused."""

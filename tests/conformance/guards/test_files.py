@@ -36,9 +36,9 @@ class Harness:
         await guard.open()
         return guard
 
-    async def reopen(self) -> NamedValues:
-        guard = FileValues(self._cells, self.runtime, "file:", mode="observe")
-        await guard.open()  # what is there keeps its own rule and mode
+    async def reopen(self, rule: Rule | None = None) -> NamedValues:
+        guard = FileValues(self._cells, self.runtime, "file:", rule=rule, mode="observe")
+        await guard.open()  # what is there keeps its own mode
         return guard
 
     async def write_raw(self, name: str, value: bytes) -> bool:

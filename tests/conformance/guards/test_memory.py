@@ -27,9 +27,9 @@ class Harness:
         self._guard = self._guard_type(rule=rule, mode=mode, cells=cells, runtime=self.runtime)
         return self._guard
 
-    async def reopen(self) -> NamedValues:
+    async def reopen(self, rule: Rule | None = None) -> NamedValues:
         """Another guard object on the same dictionary, which lasts as long as its process."""
-        return self._guard_type(cells=self._guard.cells, runtime=self.runtime)
+        return self._guard_type(rule=rule, cells=self._guard.cells, runtime=self.runtime)
 
     async def write_raw(self, name: str, value: bytes) -> bool:
         try:

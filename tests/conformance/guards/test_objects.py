@@ -52,8 +52,9 @@ class Harness:
         self._of_rule.setdefault(rule, f"kit/{next(self._numbers)}-{rule}")
         return await self._open(f"&rule={rule}&mode={mode}")
 
-    async def reopen(self) -> NamedValues:
-        return await self._open("&mode=observe")  # what is there keeps its own rule and mode
+    async def reopen(self, rule: Rule | None = None) -> NamedValues:
+        asked = f"&rule={rule}" if rule else ""
+        return await self._open(f"&mode=observe{asked}")  # what is there keeps its own mode
 
     async def _open(self, options: str) -> ObjectValues:
         guard = self._at(options)

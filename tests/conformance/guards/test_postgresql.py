@@ -33,7 +33,7 @@ class Harness:
     def traits(self) -> tuple[Trait, ...]:
         return self._made("postgresql:", "retry", "enforce").traits
 
-    def _made(self, url: str, rule: Rule, mode: str) -> PostgresqlGuard:
+    def _made(self, url: str, rule: Rule | None, mode: str) -> PostgresqlGuard:
         return PostgresqlGuard(
             url, self.runtime, rule=rule, mode=mode, mandatory=self._mandatory, isolation=self._isolation
         )
@@ -56,19 +56,19 @@ class Harness:
             _templates[key] = name
         return _templates[key]
 
-    async def _open(self, rule: Rule, mode: str) -> NamedValues:
+    async def _open(self, rule: Rule | None, mode: str) -> NamedValues:
         guard = self._made(self._url, rule, mode)
-        await guard.open()
         self._opened.append(guard)
+        await guard.open()
         return guard
 
     @property
     def _url(self) -> str:
         return self._server.url(self._databases[self._rule])
 
-    async def reopen(self) -> NamedValues:
+    async def reopen(self, rule: Rule | None = None) -> NamedValues:
         await self._close_guards()
-        return await self._open("retry", "observe")  # what is there keeps its own rule and mode
+        return await self._open(rule, "observe")  # what is there keeps its own mode
 
     async def write_raw(self, name: str, value: bytes) -> bool:
         """As psql would do it: a plain connection, a plain statement."""

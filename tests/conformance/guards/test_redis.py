@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,10 @@ class Harness:
         self._rule = rule
         return await self._open(rule=rule, mode=mode)
 
-    async def reopen(self) -> NamedValues:
-        return await self._open(mode="observe")  # what is there keeps its own rule and mode
+    async def reopen(self, rule: Rule | None = None) -> NamedValues:
+        return await self._open(rule=rule, mode="observe")  # what is there keeps its own mode
 
-    async def _open(self, **options: str) -> NamedValues:
+    async def _open(self, **options: Any) -> NamedValues:
         guard = RedisValues(self._server.url(), self.runtime, tag=self._prefix + self._rule, **options)
         self._opened.append(guard)
         await guard.open()

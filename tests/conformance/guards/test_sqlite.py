@@ -28,26 +28,26 @@ class Harness:
     def traits(self) -> tuple[Trait, ...]:
         return self._made("retry", "enforce").traits
 
-    def _made(self, rule: Rule, mode: str) -> SqliteGuard:
+    def _made(self, rule: Rule | None, mode: str) -> SqliteGuard:
         return SqliteGuard(self._path, self.runtime, rule=rule, mode=mode, mandatory=self._mandatory)
 
     async def guard(self, rule: Rule = "retry", mode: str = "enforce") -> NamedValues:
         self._rule = rule
         return await self._open(rule, mode)
 
-    async def _open(self, rule: Rule, mode: str) -> NamedValues:
+    async def _open(self, rule: Rule | None, mode: str) -> NamedValues:
         guard = self._made(rule, mode)
-        await guard.open()
         self._opened.append(guard)
+        await guard.open()
         return guard
 
     @property
     def _path(self) -> Path:
         return self._folder / f"{self._rule}.db"
 
-    async def reopen(self) -> NamedValues:
+    async def reopen(self, rule: Rule | None = None) -> NamedValues:
         await self.close()
-        return await self._open("retry", "observe")  # what is there keeps its own rule and mode
+        return await self._open(rule, "observe")  # what is there keeps its own mode
 
     async def write_raw(self, name: str, value: bytes) -> bool:
         """As the sqlite3 shell would do it: a plain connection, a plain statement."""

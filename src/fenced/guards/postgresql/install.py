@@ -193,7 +193,7 @@ def _registration(
     guard, counter = guard_of(spec), object_of(guard_of(spec), "refused")
     epoch = "NULL" if spec.epoch is None else literal(spec.epoch)
     values = (
-        f"{literal(guard)}, {literal(spec.name)}, '{spec.rule}', {mandatory}, {epoch}, {makes_epoch}, "
+        f"{literal(guard)}, {literal(spec.name)}, '{spec.installs}', {mandatory}, {epoch}, {makes_epoch}, "
         f"{literal(counter)}, '{DIGEST}'"
     )
     first = (
@@ -210,7 +210,7 @@ def _registration(
         *([] if replace else [_refuse_another(spec, mandatory)]),
         f"CREATE SEQUENCE IF NOT EXISTS {counter}",
         (
-            f"UPDATE fenced_guard.guard SET template = {literal(spec.name)}, rule = '{spec.rule}', "
+            f"UPDATE fenced_guard.guard SET template = {literal(spec.name)}, rule = '{spec.installs}', "
             f"mandatory = {mandatory}, epoch = {epoch}, epoch_made = epoch_made OR {makes_epoch}, "
             f"triggers = '{DIGEST}' WHERE guard = {literal(guard)}"
         ),
@@ -234,7 +234,7 @@ def _refuse_another(spec: Spec, mandatory: bool) -> str:
         "  SELECT concat(template, ', rule ', rule, ', epoch column ' || epoch,\n"
         "    CASE WHEN NOT mandatory THEN ', without triggers' END) INTO v_live FROM fenced_guard.guard\n"
         f"  WHERE guard = {literal(guard)} AND (template, rule, mandatory, epoch)\n"
-        f"    IS DISTINCT FROM ({literal(spec.name)}, '{spec.rule}', {mandatory}, {epoch});\n"
+        f"    IS DISTINCT FROM ({literal(spec.name)}, '{spec.installs}', {mandatory}, {epoch});\n"
         "  IF FOUND THEN RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',\n"
         f"    MESSAGE = concat({says}); END IF;\n"
         "END $fenced$"
@@ -310,7 +310,7 @@ async def _refuse_mixed_rules(spec: Spec, session: Runs) -> None:
     """Guards that can have a name in common must have one rule; otherwise a writer could use the weaker one."""
     guard = guard_of(spec)
     for other, template, rule in await session.run("SELECT guard, template, rule FROM fenced_guard.guard"):
-        if other != guard and rule != spec.rule and may_meet(spec.name, template):
+        if other != guard and rule != spec.installs and may_meet(spec.name, template):
             raise Misconfigured(
                 f"{other!r} is guarded under {template!r} by rule {rule}; {spec.name!r} can make the same name, "
                 f"so its rule must be {rule} too"

@@ -72,7 +72,10 @@ _MEANING: dict[str, tuple[type[FencedError], str]] = {
     "55000": (Misconfigured, ""),
     "55006": (Misuse, "; run SET CONSTRAINTS ALL IMMEDIATE first, or do this in a separate transaction"),
     "3F000": (Misconfigured, "; no guard is installed in this database: fenced guard install"),
-    "42883": (Misconfigured, "; no guard is installed in this database: fenced guard install"),
+    "42883": (
+        Misconfigured,
+        "; no guard is installed in this database (fenced guard install), or by an older fenced (fenced guard upgrade)",
+    ),
     "42P01": (Misconfigured, "; no guard is installed in this database: fenced guard install"),
 }
 

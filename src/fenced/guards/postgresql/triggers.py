@@ -106,7 +106,7 @@ class Names:
     @property
     def opening(self) -> str:
         """The beginning, after the XID, of the line that admits a name."""
-        return "/" if self.spec.rule == "retry" else f"|{self.guard}/"
+        return "/" if self.spec.installs == "retry" else f"|{self.guard}/"
 
     # Expressions about all rows of a statement: `c0`, `c1` ... are the columns that the name is made of.
 
@@ -192,7 +192,7 @@ class Names:
     @property
     def by_epoch(self) -> bool:
         """Whether a row's epoch can show that its name is admitted."""
-        return self.spec.epoch is not None and self.spec.rule == "retry"
+        return self.spec.epoch is not None and self.spec.installs == "retry"
 
 
 def _concat(parts: Sequence[_Text | str]) -> str:

@@ -30,7 +30,7 @@ from fenced.guards.postgresql.operator import PostgresqlOperator
 from fenced.guards.postgresql.refusals import LOCK_TIMEOUT, sqlstate_of, typed
 from fenced.guards.postgresql.sessions import AsyncPsycopgSession, PsycopgSession
 from fenced.guards.postgresql.tables import PostgresqlTable
-from fenced.guards.shared.answers import check_value
+from fenced.guards.shared.answers import check_value, expect_rule
 from fenced.guards.shared.spec import Spec
 from fenced.model import Credential, check_name
 from fenced.runtime import forking
@@ -100,7 +100,7 @@ class PostgresqlGuard:
         url: str,
         runtime: Runtime,
         *,
-        rule: Rule = "retry",
+        rule: Rule | None = None,
         mode: str = "enforce",
         mandatory: bool = True,
         isolation: IsolationLevel | None = None,
@@ -143,11 +143,12 @@ class PostgresqlGuard:
             await self._on(session).install(self._mode)
             return
         rule, mandatory = there[0]
-        self._spec = Spec(OWN_TABLE, "{name}", rule)
+        expect_rule(self.url, rule, self._spec.rule)
         cooperative = self._mandatory and not mandatory  # an earlier client opened it as cooperative
         self._mandatory = self._mandatory or mandatory
         if cooperative or found.schema.version < schema.SCHEMA.version:
-            await self._on(session).install(None, replace=True)
+            spec = Spec(OWN_TABLE, self._spec.name, rule)
+            await PostgresqlTable(spec, session, self._mandatory).install(None, replace=True)
 
     def _on(self, session: _Session) -> PostgresqlTable:
         return PostgresqlTable(self._spec, session, self._mandatory)

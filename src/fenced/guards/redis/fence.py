@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, Protocol
 
-from fenced.decision import RULES, Mark, Mode, Rule, Verdict, judge, rule_on
+from fenced.decision import Mark, Mode, Rule, Verdict, judge, rule_on
 from fenced.errors import (
     Conflict,
     Contended,
@@ -20,7 +20,7 @@ from fenced.errors import (
     shown,
 )
 from fenced.guards.redis.scripts import COMMANDS, ONE, SWAP, GuardScript
-from fenced.guards.shared.answers import RECORDS_MAX, error_for
+from fenced.guards.shared.answers import DEFAULT_RULE, RECORDS_MAX, check_rule, error_for, expect_rule
 from fenced.guards.shared.cells import Config
 from fenced.model import Stamp, check_name, is_seq
 from fenced.wire.redis.routes import slot_of
@@ -94,10 +94,11 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True)
 class FenceOptions:
-    """What a program says about its guard. Rule and mode count only if the guard is created."""
+    """What a program says about its guard. The mode counts only if the guard is created."""
 
     tag: str = TAG
-    rule: Rule = "retry"
+    rule: Rule | None = None
+    """Misconfigured if the guard that is there has another one. None: any; `retry` if the guard is created."""
     mode: str = "enforce"
     guarantee: Guarantee = "strict"
     name: str | None = None
@@ -108,8 +109,8 @@ class FenceOptions:
     """The first line of the configuration of a guard with `name`, so that nobody takes it for one without."""
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise Misuse(f"a rule is {', '.join(RULES)}, not {shown(self.rule)}")
+        if self.rule is not None:
+            check_rule(self.rule)
         if self.guarantee not in ("strict", "best-effort"):
             raise Misuse(f"a guarantee is strict or best-effort, not {shown(self.guarantee)}")
         Mode.parse(self.mode)
@@ -144,7 +145,7 @@ class FenceOptions:
 
     @property
     def config(self) -> Config:
-        return Config(self.rule, {"*": str(Mode.parse(self.mode))})
+        return Config(self.rule or DEFAULT_RULE, {"*": str(Mode.parse(self.mode))})
 
 
 class RedisFence:
@@ -238,7 +239,9 @@ class RedisFence:
                 f"{self.channel.where}: the guard with the tag {self._options.tag!r} has {says}: use the same, or "
                 "another tag"
             )
-        return Config.unpacked(blob.rpartition(b"\n")[2])
+        config = Config.unpacked(blob.rpartition(b"\n")[2])
+        expect_rule(f"{self.channel.where}, tag {self._options.tag!r}", config.rule, self._options.rule)
+        return config
 
     async def reconfigure(self, change: Callable[[Config], Config]) -> Config:
         """Change the configuration; returns the previous one."""

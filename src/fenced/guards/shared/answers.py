@@ -4,12 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fenced.decision import Mark, Verdict
-from fenced.errors import REFUSALS, AlreadyApplied, FencedError, InvalidStamp, Misuse, Unsupported, shown
+from fenced.decision import RULES, Mark, Rule, Verdict
+from fenced.errors import (
+    REFUSALS,
+    AlreadyApplied,
+    FencedError,
+    InvalidStamp,
+    Misconfigured,
+    Misuse,
+    Unsupported,
+    shown,
+)
 from fenced.model import Credential, Stamp
 
 RECORDS_MAX = 10_000
 """How many audit records a guard keeps; the oldest go first."""
+
+
+DEFAULT_RULE: Rule = "retry"
+"""Of a guard that is installed by whoever names none."""
+
+
+def check_rule(rule: object) -> None:
+    """Misuse unless it is one of the rules."""
+    if rule not in RULES:
+        raise Misuse(f"a rule is {', '.join(RULES)}, not {shown(rule)}")
+
+
+def expect_rule(where: str, installed: str, asked: Rule | None) -> None:
+    """Misconfigured if the program names another rule than the installed one: it relies on what it names."""
+    if asked not in (None, installed):
+        raise Misconfigured(
+            f"{where}: the guard is installed with rule {installed}, and this program says {asked}; by the installed "
+            "rule a repeat would be judged in another way. Name that one or none, or use a guard with the other rule"
+        )
 
 
 def check_pattern(pattern: object) -> str:

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar, cast
 
 from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait
-from fenced.decision import RULES, Mark, Mode, Rule, Ruling
-from fenced.errors import Contended, Indeterminate, Misconfigured, Misuse, shown
-from fenced.guards.shared.answers import RECORDS_MAX, check_pattern
+from fenced.decision import Mark, Mode, Rule, Ruling
+from fenced.errors import Contended, Indeterminate, Misconfigured
+from fenced.guards.shared.answers import DEFAULT_RULE, RECORDS_MAX, check_pattern, check_rule, expect_rule
 from fenced.guards.shared.cells import CONFIG, Cell, Cells, Config, ManyCells, key_of
 from fenced.guards.shared.configoperator import CellOperator
 from fenced.model import Stamp, check_name, check_realm
@@ -68,18 +68,20 @@ class GuardedCells:
         runtime: Runtime,
         url: str,
         *,
-        rule: Rule = "retry",
+        rule: Rule | None = None,
         mode: str = "enforce",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if rule not in RULES:
-            raise Misuse(f"a rule is {', '.join(RULES)}, not {shown(rule)}")
+        """`rule`: of a guard that is made here; Misconfigured if the one that is there has another. None: any."""
+        if rule is not None:
+            check_rule(rule)
         self.url = url
         self.cells = cells
         self.records: deque[Decision] = deque(maxlen=RECORDS_MAX)
         self.counted: Counter[tuple[str, str, str]] = Counter()
         self._runtime = runtime
-        self._first = Config(rule, {"*": str(Mode.parse(mode))})
+        self._asked = rule
+        self._first = Config(rule or DEFAULT_RULE, {"*": str(Mode.parse(mode))})
         self._clock = clock
         self._known: KnownConfig | None = None
         self._seen: dict[str, tuple[Any, Cell]] = {}
@@ -111,7 +113,9 @@ class GuardedCells:
     def _configured(self, version: Any, blob: bytes | None) -> KnownConfig:
         if blob is None:
             raise Misconfigured(f"{self.url}: there is no guard here; open() makes one")
-        return KnownConfig(version, Config.unpacked(blob), self._runtime.now())
+        config = Config.unpacked(blob)
+        expect_rule(self.url, config.rule, self._asked)
+        return KnownConfig(version, config, self._runtime.now())
 
     async def _swap_config(self, version: Any, config: Config) -> bool:
         """False also if the outcome is unknown: the caller reads again and may repeat the change, which is harmless."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from uuid import UUID
 
-from fenced.decision import RULES, Rule
+from fenced.decision import Rule
 from fenced.errors import Misuse, shown
+from fenced.guards.shared.answers import DEFAULT_RULE, check_rule
 from fenced.model import check_name
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
@@ -32,11 +33,12 @@ class Spec:
     `name` is a constant (`orders`), a template in which some segments are columns (`orders/{id}`), or one column
     that holds the whole name (`{name}`). In a template a value's `%` and `/` are escaped, so that two rows never
     share a name by accident. `epoch` is a column in which the guard keeps the token of a row's last write.
+    `rule` None: a program takes the rule of the installed guard, whatever it is; an installation takes `retry`.
     """
 
     table: str
     name: str
-    rule: Rule = "retry"
+    rule: Rule | None = None
     epoch: str | None = None
 
     def __post_init__(self) -> None:
@@ -44,8 +46,8 @@ class Spec:
             raise Misuse(f"table is a plain SQL identifier, not {shown(self.table)}")
         for part in self.table.split(".", 1):
             check_identifier(part, "table")
-        if self.rule not in RULES:
-            raise Misuse(f"a rule is {', '.join(RULES)}, not {shown(self.rule)}")
+        if self.rule is not None:
+            check_rule(self.rule)
         if self.epoch is not None:
             check_identifier(self.epoch, "epoch")
         if not isinstance(self.name, str) or len(self.name) > 200:
@@ -60,6 +62,11 @@ class Spec:
         check_name(_FIELD.sub("x", self.name))
         if "$" in self.name:
             raise Misuse(f"a template holds no dollar sign: {shown(self.name)}")
+
+    @property
+    def installs(self) -> Rule:
+        """The rule of an installation."""
+        return self.rule or DEFAULT_RULE
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -102,7 +109,7 @@ def literal(text: str) -> str:
 def described(spec: Spec, mandatory: bool) -> str:
     """What an installed guard stores about its table, for a message."""
     epoch = f", epoch column {spec.epoch}" if spec.epoch else ""
-    return f"{spec.name}, rule {spec.rule}{epoch}{'' if mandatory else ', without triggers'}"
+    return f"{spec.name}, rule {spec.installs}{epoch}{'' if mandatory else ', without triggers'}"
 
 
 def asks_for(spec: Spec, mandatory: bool) -> str:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from fenced.decision import Judgement, Mark, Mode, Rule, Ruling, Verdict, judge, mode_of, rule_on
 from fenced.errors import FencedError, Misconfigured
-from fenced.guards.shared.answers import error_for
+from fenced.guards.shared.answers import error_for, expect_rule
 from fenced.guards.sqlite.refusals import translate, verdict_in
 from fenced.guards.sqlite.sessions import SqliteSession
 from fenced.model import Stamp
@@ -60,6 +60,13 @@ class SqliteFence:
 
     guard: str
     mandatory: bool = True
+    rule: Rule | None = None
+    """The one that the program names: Misconfigured if another one is installed. None: whichever is."""
+
+    @property
+    def may_be_retry(self) -> bool:
+        """Whether the short way, which is for installed guards with rule `retry`, may be tried."""
+        return self.rule in (None, "retry")
 
     async def begin(self, session: SqliteSession) -> None:
         try:
@@ -128,6 +135,7 @@ class SqliteFence:
         own = next((row for row in rows if row[0] is not None), None)
         if own is None:
             raise Misconfigured(f"no guard is installed for {self.guard!r}; run its install()")
+        expect_rule(self.guard, own[0], self.rule)
         modes = [(pattern, Mode.parse(mode)) for _, _, _, pattern, mode in rows if pattern is not None]
         return own[0], own[1], bool(own[2]), modes
 

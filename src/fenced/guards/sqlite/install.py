@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace as changed
 from pathlib import Path
 
 from fenced import sqlfile
@@ -105,7 +106,7 @@ async def script(
     count = len(triggers) - 1 if mandatory else 0  # one of them is the view
     guard = (
         f"INSERT INTO fenced_guard (guard, template, rule, triggers, realm) "
-        f"VALUES ({table}, {literal(spec.name)}, '{spec.rule}', {count}, {_REALM}) "
+        f"VALUES ({table}, {literal(spec.name)}, '{spec.installs}', {count}, {_REALM}) "
         "ON CONFLICT (guard) DO UPDATE "
         "SET template = excluded.template, rule = excluded.rule, triggers = excluded.triggers"
     )
@@ -178,8 +179,9 @@ async def registered(run: Run) -> list[Registered]:
 
 def _refuse_another(spec: Spec, mandatory: bool, guards: Sequence[Registered]) -> None:
     """Refuse to change an installed guard: its writers would be judged by another name or rule at once."""
+    wanted = Registered(changed(spec, rule=spec.installs), mandatory)
     for live in guards:
-        if live.spec.table == spec.table and live != (spec, mandatory):
+        if live.spec.table == spec.table and live != wanted:
             raise Misconfigured(
                 f"{spec.table} is guarded under {described(*live)}; {asks_for(spec, mandatory)}"
             )
@@ -188,7 +190,7 @@ def _refuse_another(spec: Spec, mandatory: bool, guards: Sequence[Registered]) -
 def _refuse_mixed_rules(spec: Spec, guards: Sequence[Registered]) -> None:
     """Guards that can have a name in common must have one rule; otherwise a writer could use the weaker one."""
     for other, _ in guards:
-        if other.table != spec.table and other.rule != spec.rule and may_meet(spec.name, other.name):
+        if other.table != spec.table and other.rule != spec.installs and may_meet(spec.name, other.name):
             raise Misconfigured(
                 f"{other.table!r} is guarded under {other.name!r} by rule {other.rule}; {spec.name!r} can make the "
                 f"same name, so its rule must be {other.rule} too"

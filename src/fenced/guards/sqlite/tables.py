@@ -27,7 +27,7 @@ class SqliteTable:
         install.check_table(spec)
         self._spec = spec
         self._session = session
-        self._fence = SqliteFence(spec.table, mandatory)
+        self._fence = SqliteFence(spec.table, mandatory, spec.rule)
         self._guarded: GuardedConnection | None = None
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:

@@ -49,7 +49,7 @@ class GuardedConnection:
         stamp, session = self._stamp, self._session
         left: Sequence[str] = self.names
         try:
-            if stamp is not None and self._stamping and covers(stamp, self.names):
+            if stamp is not None and self._stamping and self._may_reenter(stamp):
                 left = await self._reenter(stamp)
             else:
                 await self._fence.begin(session)
@@ -67,6 +67,9 @@ class GuardedConnection:
                 "this connection is in a transaction already: commit it first, or use announce_on "
                 "(a connection with autocommit=False is always in one, and can only use announce_on)"
             )
+
+    def _may_reenter(self, stamp: Stamp) -> bool:
+        return self._fence.may_be_retry and covers(stamp, self.names)
 
     async def _reenter(self, stamp: Stamp) -> Sequence[str]:
         try:
@@ -149,7 +152,7 @@ class SqliteTransaction:
         seq: int | None,
         names: tuple[str, ...],
     ) -> None:
-        self._fence = SqliteFence(spec.table, mandatory)
+        self._fence = SqliteFence(spec.table, mandatory, spec.rule)
         self._connection = connection
         self._source = source
         self._seq = seq
@@ -161,7 +164,7 @@ class SqliteTransaction:
             nested = connection.in_transaction
         except sqlite3.ProgrammingError as error:  # closed
             raise translate(error) from error
-        if nested or not (names is source.names or covers(source, names)):
+        if nested or not self._fence.may_be_retry or not covers(source, names):
             step(self._guarded().enter())
             return connection
         try:

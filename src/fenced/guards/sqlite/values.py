@@ -15,7 +15,7 @@ from urllib.parse import quote
 from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait, Versioned
 from fenced.decision import Mark, Mode, Rule
 from fenced.errors import Conflict, Contended, Misconfigured
-from fenced.guards.shared.answers import check_value, one_stamp
+from fenced.guards.shared.answers import check_value, expect_rule, one_stamp
 from fenced.guards.shared.spec import Spec
 from fenced.guards.sqlite import install
 from fenced.guards.sqlite.fencing import SqliteFence
@@ -69,7 +69,7 @@ class SqliteGuard:
         path: Path,
         runtime: Runtime,
         *,
-        rule: Rule = "retry",
+        rule: Rule | None = None,
         mode: str = "enforce",
         mandatory: bool = True,
     ) -> None:
@@ -80,7 +80,7 @@ class SqliteGuard:
         self._runtime = runtime
         self._spec = Spec(_TABLE, "{name}", rule)
         self._mode = Mode.parse(mode)
-        self._fence = SqliteFence(_TABLE, mandatory)
+        self._fence = SqliteFence(_TABLE, mandatory, rule)
         self._idle: list[sqlite3.Connection] = []
         forking.register(self)
 
@@ -110,6 +110,8 @@ class SqliteGuard:
         there = known and await session.run(
             "SELECT rule, triggers FROM fenced_guard WHERE guard = ?", (_TABLE,)
         )
+        if there:
+            expect_rule(self.url, there[0][0], self._spec.rule)
         if not there:
             await self._install(session, self._spec, self._mode)
         elif self._fence.mandatory and there[0][1] == 0:  # an earlier client opened it as cooperative

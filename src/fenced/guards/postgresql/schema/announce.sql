@@ -193,8 +193,10 @@ DECLARE
 BEGIN
   -- The usual case: one stamp whose lease row exists. One statement locks that row and writes nothing else. SKIP LOCKED: if a
   -- successor is deleting the row, the general way queues at the marks.
+  -- A lease may cover names of guards with several rules, and its row admits under `retry` alone.
   IF p_names IS NULL AND NOT p_exclusive AND NOT p_still_held
-     AND current_setting('transaction_isolation') = 'read committed' THEN
+     AND current_setting('transaction_isolation') = 'read committed'
+     AND NOT EXISTS (SELECT 1 FROM fenced_guard.guard WHERE guard = p_guard AND rule <> 'retry') THEN
     SELECT held.sample,
       set_config('fenced.stamp', concat(
         CASE WHEN starts_with(current_setting('fenced.stamp', true), E'\n' || held.xid)
@@ -223,6 +225,20 @@ BEGIN
       p_stamps, p_left, p_guard, p_names, p_exclusive, p_still_held, p_proofs, false, p_repeats);
   ELSIF v_sample > 0 AND random() < v_sample THEN
     PERFORM fenced_guard.note(p_guard, ARRAY[split_part(p_stamps, ':', 6)], p_stamps, 'admit', 'admit', 'sample');
+  END IF;
+END $$;
+
+-- Fail unless the guard is installed with this rule: a program that names one relies on it. Called in the statement that
+-- announces.
+CREATE OR REPLACE FUNCTION fenced_guard.expect_rule(p_guard text, p_rule text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_rule text := (SELECT rule FROM fenced_guard.guard WHERE guard = p_guard);
+BEGIN
+  IF v_rule <> p_rule THEN
+    RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state', MESSAGE = format(
+      'fenced: %s: the guard is installed with rule %s, and this program says %s; by the installed rule a repeat would be judged '
+      'in another way. Name that one or none, or use a guard with the other rule', p_guard, v_rule, p_rule);
   END IF;
 END $$;
 

@@ -4,7 +4,7 @@ GRANT USAGE ON SCHEMA fenced_guard TO PUBLIC;
 GRANT EXECUTE ON FUNCTION fenced_guard.version(), fenced_guard.installed(),
   fenced_guard.announce(text, bigint, text, text, boolean, boolean, text, boolean),
   fenced_guard.announce_alone(text, text, text, text), fenced_guard.decide(text, text),
-  fenced_guard.still_stamped(), fenced_guard.peek(text), fenced_guard.report(text),
+  fenced_guard.expect_rule(text, text), fenced_guard.still_stamped(), fenced_guard.peek(text), fenced_guard.report(text),
   fenced_guard.in_the_way(text, text, bigint), fenced_guard.make_way(text, text, bigint, text) TO PUBLIC;
 
 -- The monitors also get what this version has added. Only `let_read` lets a role call `refusals`.
