@@ -85,7 +85,7 @@ class Instance:
             return self.leases[-1]
 
         self.api = CountedApi(make, tokens, limits=limits)
-        self.api._rates = Rates(lambda: 1000.0)
+        self.api.quotas.rates = Rates(lambda: 1000.0)
         self.server = LeaseServer(self.api, ListenOptions())
         self.server.config.load()
 

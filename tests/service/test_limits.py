@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
+from fenced.model import Kept, Release, Released, Renewal
 from fenced.runtime import clocks
 from fenced.service.access import TokenFile
 from fenced.service.api import Api
 from fenced.service.connections import BoundedConnection
-from fenced.service.limits import Limits, Rates
+from fenced.service.limits import Limits, Rates, TokenLeases
+from fenced.service.replies import NotAdmitted
 from fenced.service.server import GONE_SECONDS, LeaseServer, ListenOptions, listening
 from tests.service.test_values import Program
 
@@ -177,6 +179,184 @@ def test_rates() -> None:
     assert rates.wait("a", 20.0) == pytest.approx(100 / 20)
     now = 1000.0
     assert [rates.wait("a", 20.0) for _ in range(21)][19:] == [0.0, pytest.approx(0.05)]
+
+
+def tokens_file(folder: Path, **fields: str) -> TokenFile:
+    """A file with one token for each keyword, which is its id and the token itself."""
+    file = folder / "tokens.toml"
+    file.write_text(
+        "".join(
+            f'[[token]]\nid = "{who}"\nsha256 = "{hashlib.sha256(who.encode()).hexdigest()}"\n'
+            f'rights = ["lease", "guard", "observe", "operate"]\n{more}\n'
+            for who, more in fields.items()
+        )
+    )
+    return TokenFile(str(file))
+
+
+def limited(
+    story: Callable[[Api, Program, Program], Coroutine[Any, Any, None]],
+    tokens: TokenFile,
+    limits: Limits,
+) -> None:
+    """An instance in memory, and the clients with the tokens `busy` and `calm`."""
+
+    async def run() -> None:
+        store = MemoryStore(clocks.now)
+        api = Api(lambda runtime, _: MemoryAuthority(store, runtime), tokens, limits=limits)
+        await api.namespaces.opened("default", create=True)
+        clients = Program(api, "busy"), Program(api, "calm")
+        try:
+            await story(api, *clients)
+        finally:
+            for each in clients:
+                await each.http.aclose()
+            await api.close()
+
+    asyncio.run(run())
+
+
+def ask_of(name: str, ttl: float = 600) -> dict[str, Any]:
+    return {"attempt": secrets.token_hex(16), "names": [name], "ttl": ttl}
+
+
+def test_one_token_does_not_use_up_what_all_need(tmp_path: Path) -> None:
+    """Namespaces, leases and places in queues, live pages: each token has its own share."""
+
+    async def story(api: Api, busy: Program, calm: Program) -> None:
+        async def opens(client: Program, name: str) -> int:
+            return (await client.http.post("/v1/namespaces", json={"namespace": name})).status_code
+
+        assert [await opens(busy, name) for name in "abc"] == [200, 200, 403]
+        assert (await busy.http.get("/v1?namespace=d")).status_code == 403
+        assert await opens(busy, "a") == 200 and await opens(calm, "c") == 200
+        assert await opens(busy, "c") == 200, "it is there by now"
+
+        held = [ask_of("x"), ask_of("y"), {**ask_of("x"), "wait": True}]
+        found = [await busy.http.post("/v1/leases", json=each) for each in held]
+        assert [each.status_code for each in found] == [200, 200, 202]
+        full = await busy.http.post("/v1/leases", json=ask_of("z"))
+        assert (full.status_code, full.json()["retry"], full.headers["retry-after"]) == (429, "later", "1")
+        batch = {"do": [{"ask": ask_of("z")}]}
+        assert (await busy.http.post("/v1/batch", json=batch)).status_code == 429
+        assert (await busy.http.post("/v1/leases", json=held[0])).status_code == 200, "the same one again"
+        assert (await calm.http.post("/v1/leases", json=ask_of("z"))).status_code == 200
+        for each in held[1:]:
+            await busy.http.post("/v1/leases/withdraw", json={"attempt": each["attempt"]})
+        batch = {"do": [{"ask": ask_of("u")}, {"ask": ask_of("z")}]}
+        answers = (await busy.http.post("/v1/batch", json=batch)).json()["answers"]
+        assert [each["answer"] for each in answers] == ["granted", "busy"]
+        assert (await busy.http.post("/v1/leases", json=ask_of("v"))).status_code == 200, (
+            "the busy one has none"
+        )
+        assert (await busy.http.post("/v1/leases", json=ask_of("w"))).status_code == 429
+
+        namespace = await api.namespaces.get("default")
+        assert api.tokens is not None
+        one, other = (api.tokens.shown(who) for who in ("busy", "calm"))
+        assert one is not None and other is not None
+        for _ in range(2):
+            await api.live.open(namespace, one)
+        with pytest.raises(NotAdmitted, match="429"):
+            await api.live.open(namespace, one)
+        await api.live.open(namespace, other)
+
+    tokens = tokens_file(tmp_path, busy="leases = 3", calm="")
+    limited(story, tokens, Limits(namespaces_each=2, pages_each=2, leases_each=100))
+
+
+def test_leases_of_a_token_count_until_they_are_over() -> None:
+    now = 0.0
+    leases = TokenLeases(lambda: now)
+    assert leases.admit("a", {"1": 10.0, "2": 20.0}, 2) and not leases.admit("a", {"3": 10.0}, 2)
+    leases.answered("a", [Renewal("1")], [Kept(30.0)])
+    now = 21.0
+    assert leases.admit("a", {"3": 10.0}, 2) and not leases.admit("a", {"4": 10.0}, 2)
+    leases.answered("a", [Release("1", 0.0)], [Released()])
+    assert leases.admit("a", {"4": 10.0}, 2)
+
+
+def test_a_rate_counts_attempts_pages_and_strangers(tmp_path: Path) -> None:
+    """A request counts as all of its attempts; the page, a wrong log-in and a request without a token count, too."""
+
+    async def story(api: Api, busy: Program, calm: Program) -> None:
+        api.quotas.rates = Rates(lambda: 1000.0)
+        many = {"attempts": [secrets.token_hex(16) for _ in range(150)]}
+        renewed = [await busy.http.post("/v1/leases/renew", json=many) for _ in range(2)]
+        assert [each.status_code for each in renewed] == [200, 429]
+        batch = {"do": [{"ask": ask_of(str(number))} for number in range(20)]}
+        asked = [await busy.http.post("/v1/batch", json=batch) for _ in range(2)]
+        assert [each.status_code for each in asked] == [200, 429]
+        del busy.http.headers["authorization"], calm.http.headers["authorization"]
+        unknown = [await busy.http.get("/v1", headers={"authorization": "Bearer x"}) for _ in range(12)]
+        assert [each.status_code for each in unknown] == [401] * 10 + [429] * 2
+        assert (await busy.http.post("/login", content="token=x")).status_code == 429
+        assert (await busy.http.get("/")).status_code == 429
+        calm.http.cookies.set("fenced_token", "calm")
+        pages = [await calm.http.get("/") for _ in range(12)]
+        assert [each.status_code for each in pages] == [200] * 10 + [429] * 2
+
+    limited(story, tokens_file(tmp_path, busy="", calm=""), Limits(rate=1.0))
+
+
+def test_names_of_others_are_not_reached_through_own_ones(tmp_path: Path) -> None:
+    """A lease has names of two programs: who may use one of them neither sees nor ends the other."""
+
+    async def story(api: Api, busy: Program, calm: Program) -> None:
+        both = {**ask_of("busy/1"), "names": ["busy/1", "calm/1"]}
+        granted = (await calm.http.post("/v1/leases", json=both)).json()
+        waits = {**ask_of("busy/1"), "names": ["busy/1", "calm/2"], "wait": True}
+        assert (await calm.http.post("/v1/leases", json=waits)).status_code == 202
+        for path in ("/v1/names/busy/1", "/v1/names"):
+            found = await busy.http.get(path)
+            assert "busy/1" in found.text and "calm" not in found.text
+        assert api.tokens is not None
+        by = api.tokens.shown("busy")
+        assert by is not None
+        stream = await api.live.open(await api.namespaces.get("default"), by)
+        assert [each.names for each in next(stream._names)] == [["busy/1"]]
+        taken = await busy.http.post("/v1/names/busy/1/force-release", json={"token": granted["token"]})
+        assert taken.status_code == 403
+        assert (await calm.http.get("/v1/names/calm/1")).json()["held_by"]["token"] == granted["token"]
+        own = (await busy.http.post("/v1/leases", json=ask_of("busy/2"))).json()
+        taken = await busy.http.post("/v1/names/busy/2/force-release", json={"token": own["token"]})
+        assert taken.status_code == 200 and taken.json()["token"] > own["token"]
+
+    limited(story, tokens_file(tmp_path, busy='names = ["busy"]', calm=""), Limits())
+
+
+def test_the_stream_of_a_revoked_token_ends(tmp_path: Path) -> None:
+    """When the file is read again. Those of other tokens go on."""
+
+    async def story(api: Api, busy: Program, calm: Program) -> None:
+        assert api.tokens is not None
+        namespace = await api.namespaces.get("default")
+        streams = {}
+        for who in ("busy", "calm"):
+            by = api.tokens.shown(who)
+            assert by is not None
+            streams[who] = await api.live.open(namespace, by)
+
+        async def stays() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(_: object) -> None:
+            return
+
+        reading = {
+            who: asyncio.create_task(stream({"type": "http", "method": "GET"}, stays, send))
+            for who, stream in streams.items()
+        }
+        api.reload_tokens()
+        tokens_file(tmp_path, calm="")
+        api.reload_tokens()
+        await asyncio.wait_for(reading["busy"], PATIENCE)
+        assert not reading["calm"].done()
+        tokens_file(tmp_path, calm='names = ["less"]')
+        api.reload_tokens()
+        await asyncio.wait_for(reading["calm"], PATIENCE)
+
+    limited(story, tokens_file(tmp_path, busy="", calm=""), Limits())
 
 
 def test_a_client_that_asks_too_often(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ STORE = "ledger:///leases.ledger"
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
     metavar="N",
-    help="Requests a second of each bearer token, or of each address if there are none. Default: any.",
+    help="Attempts and other requests a second of each bearer token, or of each address. Default: any.",
 )
 @click.option(
     "--demo",

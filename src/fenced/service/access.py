@@ -6,7 +6,8 @@ sha256 = "9f86d081884c7d65..."    # of the token: printf %s "$token" | sha256sum
 rights = ["lease", "guard"]       # lease: take and release leases; guard: use values; observe: read; operate
 names = ["nightly", "reports"]    # these names and those below them; left out: all
 namespaces = ["default"]          # left out: all
-rate = 100                        # requests a second; left out: as `fenced serve --rate` says
+rate = 100                        # attempts and other requests a second; left out: as `fenced serve --rate` says
+leases = 5000                     # leases and places in queues at once; left out: 20,000
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hashlib
 import ipaddress
 import tomllib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +27,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from fenced.errors import Misconfigured
+from fenced.model import NameView
 from fenced.service.routes import Right
 
 
@@ -52,6 +55,7 @@ class Principal(Struct, forbid_unknown_fields=True, frozen=True):
     names: tuple[str, ...] | None = None
     namespaces: tuple[str, ...] | None = None
     rate: Annotated[float, Meta(gt=0)] | None = None
+    leases: Annotated[int, Meta(ge=0)] | None = None
 
     def may(self, right: Right | None, namespace: str) -> bool:
         return (right is None or right in self.rights) and (
@@ -60,10 +64,27 @@ class Principal(Struct, forbid_unknown_fields=True, frozen=True):
 
     def may_use(self, names: Iterable[str]) -> bool:
         """Whether all of these names are among its own, or below one of them."""
+        return self.names is None or all(self.owns(name) for name in names)
+
+    def owns(self, name: str) -> bool:
+        """Whether this name is one of its own, or below one of them."""
         if self.names is None:
             return True
-        own = [prefix.rstrip("/") for prefix in self.names]
-        return all(any(name == each or name.startswith(f"{each}/") for each in own) for name in names)
+        return any(
+            name == each or name.startswith(f"{each}/")
+            for each in (prefix.rstrip("/") for prefix in self.names)
+        )
+
+    def seen(self, view: NameView) -> NameView:
+        """What it may see of one of its names: not the other names of a lease or of a waiter."""
+        if self.names is None:
+            return view
+        own, waiters = filter(self.owns, view.names), view.waiters
+        return replace(
+            view,
+            names=tuple(own),
+            waiters=tuple(replace(each, names=tuple(filter(self.owns, each.names))) for each in waiters),
+        )
 
 
 EVERYBODY = Principal("everybody", "0" * 64, ("lease", "guard", "observe", "operate"))
@@ -100,6 +121,10 @@ class TokenFile:
         except (OSError, ValueError, msgspec.ValidationError) as error:
             raise Misconfigured(f"{self._path}: {error}") from error
         self._known = {principal.sha256: principal for principal in found.token}
+
+    def is_current(self, by: Principal) -> bool:
+        """Whether the file still has this token, with the same rights."""
+        return self._known.get(by.sha256) == by
 
     def principal(self, authorization: Sequence[str]) -> Principal | None:
         """Whose request this is, by its Authorization headers; None: nobody's that we know."""

@@ -34,20 +34,19 @@ from fenced.service.bodies import (
     NameBody,
     NamesBody,
     NamespaceBody,
-    ReleaseBody,
     RenewBody,
     StandingBody,
     TidyAnswer,
     WaitingAnswer,
-    WithdrawBody,
 )
 from fenced.service.events import Events
 from fenced.service.held import HeldAnswer, HeldResponse, held_seconds
 from fenced.service.hot_requests import HotRequest
-from fenced.service.limits import Limits, Rates, retry_after
+from fenced.service.limits import Limits
 from fenced.service.live import Live
 from fenced.service.metrics import Metrics, labels_text
 from fenced.service.namespaces import AnotherStore, MakeAuthority, ServedNamespace, ServedNamespaces
+from fenced.service.quotas import Quotas
 from fenced.service.replies import NotAdmitted, ServiceReply, ServiceRequest, as_response, plain
 from fenced.service.routes import ROUTES, ApiRoute
 from fenced.service.values import ServedValues
@@ -59,7 +58,6 @@ LARGE_BODY_BYTES_MAX = 2**20
 """Of a batch, and of a renewal of thousands of leases."""
 PAGE_MAX = 1000
 READY_SECONDS = 2.0
-KEEPING = (RenewBody, ReleaseBody, WithdrawBody)
 CLOSE = ("connection", "close")
 """For answers to requests whose body is not read to its end."""
 
@@ -119,14 +117,14 @@ class Api:
         guards: Sequence[str] = (),
     ) -> None:
         self.limits = limits or Limits()
-        self.namespaces = ServedNamespaces(make, self._store_answered)
+        self.namespaces = ServedNamespaces(make, self._store_answered, self.limits.namespaces_each)
         self.tokens = tokens
         self._audit = audit or (lambda entry: log.info("%s", entry))
         self.numbers = Metrics()
         self._requests = self.numbers.by_labels("fenced_requests_total")
         self._answers = self.numbers.by_labels("fenced_answers_total")
         self.events = Events()
-        self.live = Live(self.namespaces, self.events, guards)
+        self.live = Live(self.namespaces, self.events, guards, self.limits.pages_each)
         self.values = ServedValues(values, self._default_realm, self.numbers, self.events, guards)
         self.stopping = False
         self.own_host_only = False
@@ -135,7 +133,7 @@ class Api:
         self._running = 0
         self._access = 0
         """How often the file of tokens was read again."""
-        self._rates = Rates()
+        self.quotas = Quotas(self.limits)
         self._openapi = msgspec.json.encode(openapi.document())
         by_path: dict[str, dict[str, ApiRoute]] = {}
         for route in ROUTES:
@@ -206,6 +204,7 @@ class Api:
             call = self._call(head.route, request, admission, data)
             namespace = self.namespaces.known(call.namespace, call.realm)
             work = work_of(call.body, self._random.secret)
+            self.quotas.check_leases(call.by, work)
             held = self._hold(namespace, call)
         except Exception as error:  # noqa: BLE001 as on the other way, a bug is answered by 500
             self._served(way, error)
@@ -218,6 +217,8 @@ class Api:
         request = way.request
         work, held = request.work, request.held
         del request.work  # an idle connection needs no memory for it
+        if request.head.admission is not None:
+            self.quotas.note_leases(request.head.admission.by, work, found)
         made: msgspec.Struct | Exception
         try:
             made = (
@@ -243,6 +244,7 @@ class Api:
         if self.tokens is not None:
             self.tokens.reload()
             self._access += 1
+            self.live.end_all_but(self.tokens.is_current)
 
     def check_site(self, request: ServiceRequest) -> None:
         """NotAdmitted if a page of another site has sent this request."""
@@ -281,6 +283,7 @@ class Api:
         if found is None:
             found = page.logged_in(request.headers, self.tokens)
         if found is None:
+            self.quotas.check_rate(request)
             refusal = plain(401, "This needs a bearer token", "no token, or an unknown one")
             raise NotAdmitted(refusal, ("www-authenticate", "Bearer"))
         return found
@@ -292,24 +295,9 @@ class Api:
         call = Call(request, body, namespace, admission.realm, by)
         if by is not EVERYBODY:
             _check_rights(route, call)
-        rate = by.rate or self.limits.rate
-        if rate is not None and route.right is not None:
-            self._check_rate(route, call, rate)
+        if route.right is not None:
+            self.quotas.check_rate(request, by, body)
         return call
-
-    def _check_rate(self, route: ApiRoute, call: Call, rate: float) -> None:
-        """NotAdmitted if this client has to wait, because its requests are limited.
-
-        Renewals and ends of leases are counted separately: other requests of the same client must not cost it a lease.
-        """
-        peer = call.request.client
-        client = call.by.id if call.by is not EVERYBODY else peer.host if peer else "unix"
-        kind = "keeping" if route.body in KEEPING else "other"
-        cost = len(call.body.do) if isinstance(call.body, BatchBody) else 1
-        seconds = self._rates.wait(f"{kind} {client}", rate, cost)
-        if seconds > 0:
-            later = f"nothing happened; try again in {seconds:.3g} seconds"
-            raise NotAdmitted(plain(429, "Too many requests", later), ("retry-after", retry_after(seconds)))
 
     def _answered(self, answer: msgspec.Struct) -> ServiceReply:
         status, headers, label = answers.SENT.get(type(answer), answers.SENT_OTHER)
@@ -340,15 +328,15 @@ class Api:
     # Leases.
 
     async def look(self, call: Call) -> StandingBody:
-        namespace, standing = await self.namespaces.opened(call.namespace, create=False)
+        namespace, standing = await self.namespaces.opened(call.namespace, create=False, by=call.by)
         return answers.standing_body(namespace.name, namespace.leases, standing)
 
     async def create(self, call: Call) -> StandingBody:
-        namespace, standing = await self.namespaces.opened(call.namespace, create=True)
+        namespace, standing = await self.namespaces.opened(call.namespace, create=True, by=call.by)
         return answers.standing_body(namespace.name, namespace.leases, standing)
 
     async def _namespace(self, call: Call) -> ServedNamespace:
-        return await self.namespaces.get(call.namespace, call.realm)
+        return await self.namespaces.get(call.namespace, call.realm, call.by)
 
     def _store_answered(
         self,
@@ -366,9 +354,11 @@ class Api:
         """Asks that are not held, renewals, releases, withdrawals and batches of them."""
         namespace = await self._namespace(call)
         work = work_of(call.body, self._random.secret)
+        self.quotas.check_leases(call.by, work)
         results: asyncio.Future[Sequence[BatchAnswer]] = asyncio.get_running_loop().create_future()
 
         def done(found: Sequence[BatchAnswer] | Exception) -> None:
+            self.quotas.note_leases(call.by, work, found)
             if results.done():  # its task was cancelled
                 return
             if isinstance(found, Exception):
@@ -442,13 +432,12 @@ class Api:
             limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= PAGE_MAX
         ):
             raise Misuse(f"limit is a number from 1 to {PAGE_MAX}")
-        looker = await (await self._namespace(call)).looker()
-        views = await looker.survey(after=after, limit=int(limit or PAGE_MAX))
-        return NamesBody([answers.name_body(view) for view in views if call.by.may_use([view.name])])
+        views = await (await self._namespace(call)).survey(call.by, after, int(limit or PAGE_MAX))
+        return NamesBody([answers.name_body(view) for view in views])
 
     async def observe(self, call: Call) -> NameBody:
         looker = await (await self._namespace(call)).looker()
-        return answers.name_body(await looker.observe(call.request.path_params["name"]))
+        return answers.name_body(call.by.seen(await looker.observe(call.request.path_params["name"])))
 
     async def live_events(self, call: Call) -> Response:
         return await self.live.open(await self._namespace(call), call.by)
@@ -456,6 +445,12 @@ class Api:
     async def force_release(self, call: Call) -> MintedBody:
         body: ForceReleaseBody = call.body
         name, leases = call.request.path_params["name"], (await self._namespace(call)).leases
+        if call.by.names is not None:
+            view = await leases.observe(name)
+            # A later grant has another token, and the names of a grant never change: what is seen here stays so.
+            if view.held_by is not None and not call.by.may_use(view.names):
+                whole = "the lease has other names, too, and would end as a whole"
+                raise NotAdmitted(plain(403, "This token does not allow that", whole))
         minted = await leases.force_release(name, body.token)
         if minted is not None:
             why = f"by {call.by.id}: {body.reason or 'no reason given'}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
@@ -17,9 +17,10 @@ from starlette.types import Receive, Scope, Send
 from fenced import __version__
 from fenced.errors import FencedError, Unavailable
 from fenced.model import NameView, Standing
-from fenced.service.access import Principal
+from fenced.service.access import EVERYBODY, Principal
 from fenced.service.events import Events, ServiceEvent
 from fenced.service.namespaces import ServedNamespace, ServedNamespaces
+from fenced.service.replies import NotAdmitted, plain
 from fenced.service.story import Story
 from fenced.service.views import GuardView, LiveChange, LiveEvent, LiveName, LiveState, Sample, live_name
 from fenced.service.watched import WatchedGuards
@@ -69,6 +70,9 @@ class OpenPage:
         """They guard the names of all."""
         return views if self.by.names is None and self.by.namespaces is None else []
 
+    def _seen(self, name: LiveName) -> LiveName:
+        return msgspec.structs.replace(name, names=list(filter(self.by.owns, name.names)))
+
     def namespaces(self, names: list[str]) -> list[str]:
         return [name for name in names if self.by.may("observe", name)]
 
@@ -78,7 +82,7 @@ class OpenPage:
             return whole
         return msgspec.structs.replace(
             whole,
-            names=[each for each in whole.names if self.by.may_use([each.name])],
+            names=[self._seen(each) for each in whole.names if self.by.owns(each.name)],
             gone=[name for name in whole.gone if self.by.may_use([name])],
             events=self.events(whole.events),
             namespaces=None if whole.namespaces is None else self.namespaces(whole.namespaces),
@@ -262,7 +266,9 @@ class WatchedNamespace:
         """Names as they are when each piece is made; of one reader, those that it may see."""
         for number in range(0, len(views), NAMES_AT_ONCE):
             now, piece = _now(), views[number : number + NAMES_AT_ONCE]
-            yield [self._shown(view, now - at) for view, at in piece if by is None or by.may_use([view.name])]
+            if by is not None:
+                piece = [(by.seen(view), at) for view, at in piece if by.owns(view.name)]
+            yield [self._shown(view, now - at) for view, at in piece]
 
     def _shown(self, view: NameView, age: float) -> LiveName:
         """As it is now, `age` seconds after the look."""
@@ -364,7 +370,16 @@ def _piece(
 class Live:
     """All open pages of an instance."""
 
-    def __init__(self, namespaces: ServedNamespaces, events: Events, guards: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        namespaces: ServedNamespaces,
+        events: Events,
+        guards: Sequence[str] = (),
+        each_max: int = PAGES_MAX,
+    ) -> None:
+        """`each_max`: how many pages one bearer token may have open."""
+        self._each_max = each_max
+        self._opening: Counter[str] = Counter()
         self._namespaces = namespaces
         self._events = events
         self._guards = WatchedGuards(guards, events)
@@ -376,8 +391,22 @@ class Live:
         return sum(len(watch.pages) for watch in self._watches.values())
 
     async def open(self, namespace: ServedNamespace, by: Principal) -> LiveStream:
-        if self._stopping or self.pages >= PAGES_MAX:
+        self._check_room(by)
+        self._opening[by.id] += 1
+        try:
+            return await self._opened(namespace, by)
+        finally:
+            self._opening[by.id] -= 1
+
+    def _check_room(self, by: Principal) -> None:
+        if self._stopping or self.pages + self._opening.total() >= PAGES_MAX:
             raise Unavailable("this instance shows no more pages; close one, or use another instance")
+        own = sum(page.by.id == by.id for watch in self._watches.values() for page in watch.pages)
+        if by is not EVERYBODY and own + self._opening[by.id] >= self._each_max:
+            more = f"it has {self._each_max} open; close one"
+            raise NotAdmitted(plain(429, "This token has too many pages", more), ("retry-after", "1"))
+
+    async def _opened(self, namespace: ServedNamespace, by: Principal) -> LiveStream:
         watch = self._watches.get(namespace.name)
         if watch is None:
             watch = WatchedNamespace(namespace, self._namespaces, self._events, self._guards)
@@ -386,6 +415,13 @@ class Live:
         self._events.listener = self._wake
         self._guards.start(self._watched)
         return LiveStream(watch, page, state, names)
+
+    def end_all_but(self, is_current: Callable[[Principal], bool]) -> None:
+        """End the streams of tokens that are not current. Pages connect again, and are judged again."""
+        for watch in self._watches.values():
+            for page in watch.pages:
+                if not is_current(page.by):
+                    page.put(None)
 
     def send_on(self) -> None:
         """This instance stops: end the streams. Their pages connect again, to another one."""

@@ -11,11 +11,15 @@ from functools import partial
 
 from fenced.contracts import Authority, Runtime
 from fenced.errors import FencedError, Misconfigured, Unavailable
-from fenced.model import BatchAnswer, BatchOperation, Standing, check_name
+from fenced.model import BatchAnswer, BatchOperation, NameView, Standing, check_name
 from fenced.runtime.aio import AioRuntime
+from fenced.service.access import EVERYBODY, Principal
+from fenced.service.limits import Limits
+from fenced.service.replies import NotAdmitted, plain
 from fenced.service.work import GroupedWork
 
 NAMESPACES_MAX = 256
+SURVEY_PAGE = 250
 LISTEN_SECONDS = 30.0
 RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
@@ -135,6 +139,21 @@ class ServedNamespace:
             self._looks = True
         return self.looking
 
+    async def survey(self, by: Principal, after: str, limit: int) -> list[NameView]:
+        """The names that this client may see. Those of others take no place among them."""
+        looker = await self.looker()
+        if by.names is None:
+            return await looker.survey(after=after, limit=limit)
+        found: list[NameView] = []
+        while len(found) < limit:
+            views = await looker.survey(after=after, limit=SURVEY_PAGE)
+            found += [by.seen(view) for view in views if by.owns(view.name)]
+            if len(views) < SURVEY_PAGE:
+                break
+            after = views[-1].name
+            await asyncio.sleep(0)  # requests of others come in between
+        return found[:limit]
+
     def listen(self) -> None:
         """Receive wake-ups from now on. Called before the first attempt waits."""
         if self._listener is None:
@@ -169,11 +188,17 @@ class ServedNamespace:
 class ServedNamespaces:
     """The namespaces that clients have used. Each is opened by its first request."""
 
-    def __init__(self, make: MakeAuthority, answered: NamespaceAnswered) -> None:
+    def __init__(
+        self, make: MakeAuthority, answered: NamespaceAnswered, each_max: int = Limits().namespaces_each
+    ) -> None:
+        """`each_max`: how many namespaces one client may open before every other one."""
         self._make = make
         self._answered = answered
+        self._each_max = each_max
         self._open: dict[str, ServedNamespace] = {}
         self._making = asyncio.Lock()
+        self.first: Counter[str] = Counter()
+        """How many namespaces each client has opened before every other one."""
 
     @property
     def held(self) -> int:
@@ -186,10 +211,10 @@ class ServedNamespaces:
     def names(self) -> list[str]:
         return sorted(self._open)
 
-    async def get(self, name: str, realm: str = "") -> ServedNamespace:
+    async def get(self, name: str, realm: str = "", by: Principal = EVERYBODY) -> ServedNamespace:
         """A namespace that exists. `realm` is the one that the client began with; "": it does not say."""
         if name not in self._open:
-            await self.opened(name, create=False)
+            await self.opened(name, create=False, by=by)
         return self.known(name, realm)
 
     def has(self, name: str) -> bool:
@@ -206,14 +231,16 @@ class ServedNamespaces:
             )
         return found
 
-    async def opened(self, name: str, *, create: bool) -> tuple[ServedNamespace, Standing]:
+    async def opened(
+        self, name: str, *, create: bool, by: Principal = EVERYBODY
+    ) -> tuple[ServedNamespace, Standing]:
         """A namespace, and what its store says about itself now."""
         check_name(name)
-        if name not in self._open and len(self._open) >= NAMESPACES_MAX:
-            raise Unavailable(f"this instance serves {NAMESPACES_MAX} namespaces already; use another one")
         if (found := self._open.get(name)) is not None:
             return found, await found.open(create=create)
         async with self._making:  # two first requests must not make two sets of authority objects
+            if name not in self._open:
+                self._check_room(by)
             found = self._open.get(name) or ServedNamespace(self._make, name, self._answered)
             try:
                 standing = await found.open(create=create)
@@ -221,8 +248,17 @@ class ServedNamespaces:
                 if name not in self._open:
                     await found.close()
                 raise
-            self._open[name] = found
+            if name not in self._open:
+                self._open[name] = found
+                self.first[by.id] += 1
         return found, standing
+
+    def _check_room(self, by: Principal) -> None:
+        if len(self._open) >= NAMESPACES_MAX:
+            raise Unavailable(f"this instance serves {NAMESPACES_MAX} namespaces already; use another one")
+        if by is not EVERYBODY and self.first[by.id] >= self._each_max:
+            more = f"it has opened {self._each_max} that nobody had used; nothing happened"
+            raise NotAdmitted(plain(403, "This token has too many namespaces", more))
 
     def send_on(self) -> None:
         for namespace in self._open.values():

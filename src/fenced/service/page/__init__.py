@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from fenced.errors import FencedError, Unavailable
 from fenced.model import NameView, Standing
+from fenced.service.access import EVERYBODY
 from fenced.service.replies import NotAdmitted, as_response
 
 if TYPE_CHECKING:
@@ -66,25 +67,28 @@ def routes(api: Api) -> list[Route]:
         namespace = request.query_params.get("namespace", "default")
         if api.tokens is not None:
             by = logged_in(request.headers, api.tokens)
+            api.quotas.check_rate(request, by)
             if by is None or not by.may("observe", namespace):
                 refused = "This token may not read this namespace." if by else ""
                 return _login(namespace, refused, 403 if by else 401)
         else:
-            by = None
+            by = EVERYBODY
+            api.quotas.check_rate(request, by)
         try:
-            looker = await (await api.namespaces.get(namespace)).looker()
+            served = await api.namespaces.get(namespace, by=by)
+            looker = await served.looker()
             standing = await looker.open(create=False)
-            views = await looker.survey(limit=ROWS_WITHOUT_SCRIPT)
+            views = await served.survey(by, "", ROWS_WITHOUT_SCRIPT)
         except FencedError as error:
             status = 503 if isinstance(error, Unavailable) else 404
             return _html(_NOTICE, status, {"message": escape(str(error))})
-        rows = _rows([view for view in views if by is None or by.may_use([view.name])])
-        readable = [each for each in api.namespaces.names if by is None or by.may("observe", each)]
-        fields = _fields(namespace, looker.url, standing, shows_log_out=by is not None)
-        return _html(_PAGE, 200, {**fields, "rows": rows, "namespaces": _links(readable, namespace)})
+        readable = [each for each in api.namespaces.names if by.may("observe", each)]
+        fields = _fields(namespace, looker.url, standing, shows_log_out=by is not EVERYBODY)
+        return _html(_PAGE, 200, {**fields, "rows": _rows(views), "namespaces": _links(readable, namespace)})
 
     async def log_in(request: Request) -> Response:
         namespace = request.query_params.get("namespace", "default")
+        api.quotas.check_rate(request)
         if api.tokens is None:
             return Response(status_code=303, headers={"location": "./"})
         form = bytearray()
@@ -113,9 +117,9 @@ def routes(api: Api) -> list[Route]:
         async def checked(request: Request) -> Response:
             try:
                 api.check_site(request)
+                return await endpoint(request)
             except NotAdmitted as error:
                 return as_response(error.problem)
-            return await endpoint(request)
 
         return checked
 
