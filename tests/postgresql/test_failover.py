@@ -192,6 +192,26 @@ def test_restored_files_repeat_tokens_until_raised_and_guards_notice(tmp_path: P
                 guard.write(lease, "orders", b"after the floor was raised")
 
 
+# proves authority postgresql: reset-unnoticed
+def test_a_reset_log_repeats_tokens_until_raised() -> None:
+    """What came after the last checkpoint is thrown away: same realm, same history, and tokens from before it."""
+    with PostgresqlServer() as server:
+        authority = opened(server)
+        token_of(authority)
+        server.execute("CHECKPOINT")
+        highest = max(token_of(authority) for _ in range(40))  # a sequence runs up to 32 ahead of its log
+        realm = step(authority.open()).realm
+        step(authority.close())
+        server.kill()
+        server.reset_log()
+        server.start()
+        reset = opened(server)
+        assert step(reset.open()).realm == realm
+        assert token_of(reset) <= highest, "nothing tells it from a restart"
+        step(reset.raise_floor(highest))
+        assert token_of(reset) > highest
+
+
 def test_weak_settings_are_told() -> None:
     """Strict refuses a server whose settings may lose tokens, and says which."""
     with PostgresqlServer({"fsync": "off", "full_page_writes": "off"}) as server:

@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 
+from fenced.authorities.postgresql.authority import PostgresqlAuthority
 from fenced.contracts import Colour, Runtime
 from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import OUTAGE_CHECKS, Check, CheckFailed, OutageHarness, run
+from fenced.testing.faults import Fault, Proxy
+from fenced.testing.kit import asking, granted
 from fenced.testing.servers import PostgresqlServer
 from fenced.wire.pool import Pool
 from tests.outage_harness import ProxiedHarness, every_outage, own_server
@@ -68,3 +72,19 @@ def test_the_kit_can_fail(
 @every_outage
 def test_outages(check: Check[OutageHarness], colour: Colour, server: PostgresqlServer) -> None:
     run(check, lambda runtime: harness(runtime, server), colour)
+
+
+def test_an_installation_whose_reply_is_lost_is_found(server: PostgresqlServer) -> None:
+    """The repeated installation meets the first: "another session has upgraded ..." is no doubt about a lease."""
+    database = server.create_database()
+    runtime = BlockingRuntime()
+    ready = b"Z\0\0\0\x05I"  # the server's last message to a script: notices come before
+    with Proxy(server.host, server.port, lambda chunk: ready in chunk) as proxy:
+        url = f"postgresql://postgres@{proxy.host}:{proxy.port}/{database}"
+        lost = proxy.on(b"UPDATE fenced.schema SET version", Fault.LOSE_REPLY)
+        authority = PostgresqlAuthority(url, runtime)
+        step(authority.open())
+        assert lost.fired == 1
+        step(granted(authority, asking(runtime, "orders")))
+        step(authority.close())
+    server.discard_database(database)

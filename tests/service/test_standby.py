@@ -32,6 +32,14 @@ def test_a_standby_takes_over(tmp_path: Path) -> None:
         assert "standing by" in standby.stderr.readline()
         with fenced.Client(f"http://127.0.0.1:{active.port},127.0.0.1:{port}") as client:
             lease = client.acquire("orders/1", ttl=300)
+            active.freeze()
+            with (
+                fenced.Client(store) as intruder,
+                pytest.raises(fenced.Misconfigured, match="another process"),
+            ):
+                intruder.acquire(
+                    "orders/2"
+                )  # an instance that is stopped still has its lock; SIGKILL ends it
             active.kill()
             assert "listening on" in standby.stderr.readline()
             late = fenced.Client(f"http://127.0.0.1:{port}", patience=60)

@@ -137,6 +137,22 @@ def test_a_warning_of_the_store_is_logged_once_unless_best_effort_is_accepted(
         )
 
 
+def test_an_authority_that_could_not_be_opened_has_granted_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its tables were made may be unknown; that no lease was asked for is not."""
+
+    async def unknown(self: Deaf, *, create: bool = True, until: float | None = None) -> Standing:
+        raise Indeterminate("installed or not")
+
+    monkeypatch.setattr(Deaf, "open", unknown)
+
+    async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
+        for wait in (0, 60):
+            with pytest.raises(Unavailable, match="installed or not"):
+                await engine.acquire(LeaseRequest.checked(["orders"], wait=wait))
+
+    play(story)
+
+
 def test_a_full_queue_after_a_doubted_try_ends_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first copy of the ask is still on its way when the second is refused: it finds a tombstone."""
     asks: list[Ask] = []

@@ -128,11 +128,13 @@ class LeaseEngine:
             hurried = until < self.runtime.now() + timing.CALL_SECONDS
             try:
                 standing = await self.authority.open(until=until + self._patience if hurried else None)
-            except (Unavailable, Indeterminate):
+            except (Unavailable, Indeterminate) as error:
                 if hurried:
                     # Opening the store may take longer than any one caller waits, so every caller could fail.
                     # A background task opens it without a caller's deadline; the next caller uses its result.
                     self.runtime.spawn(self._open, "fenced-open")
+                if isinstance(error, Indeterminate):  # perhaps tables were made, but no lease was asked for
+                    raise Unavailable(str(error)) from error
                 raise
             if standing.doubts and self._guarantee == "strict":
                 raise Misconfigured(

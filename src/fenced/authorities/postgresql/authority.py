@@ -85,6 +85,10 @@ class PostgresqlAuthority:
             "A copy of the server's files, started as it is, looks like the original: raise the floor.",
         ),
         Trait(
+            "reset-unnoticed",
+            "After `pg_resetwal`, which throws away the last grants, it looks like any other restart: raise the floor.",
+        ),
+        Trait(
             "wall-clock",
             "Leases expire by the server's wall clock; a jump of it shortens or lengthens them. Tokens only rise.",
         ),
@@ -207,10 +211,9 @@ class PostgresqlAuthority:
             if usable:  # this role may not replace the functions, and the installed ones can be used
                 return False
             raise Misconfigured(f"{error}. The schema must be installed or upgraded: {_UPGRADE}") from error
-        except Unavailable:
-            if SCHEMA.needs_upgrade(
-                await self._installed(until)
-            ):  # no other client has done it meanwhile, either
+        except (Unavailable, Indeterminate):
+            # Another client has done it meanwhile, or our first try has, and its reply was lost.
+            if SCHEMA.needs_upgrade(await self._installed(until)):
                 raise
         return True
 

@@ -161,6 +161,11 @@ class PostgresqlServer(Server):
             raise
         return server
 
+    def reset_log(self) -> None:
+        """Run pg_resetwal on the stopped or killed server: what was written since the last checkpoint is gone."""
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        run_program([self._program("pg_resetwal"), "--force", f"--pgdata={self.data}"], self._user)
+
     # The process.
 
     def prepare(self) -> None:
