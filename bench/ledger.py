@@ -66,10 +66,12 @@ async def _rate(authority: Any, runtime: AioRuntime, pairs: Pairs, tasks: int) -
 
 def _asks(runtime: AioRuntime, task: int) -> Iterator[Ask]:
     """Attempts of one holder, each settled when the next one but one batch is asked."""
-    holder = Holder(runtime.secret(), "bench", "host", 1)
+    holder, series = Holder(runtime.secret(), "bench", "host", 1), runtime.secret()
     for number in itertools.count(1):
-        name = f"name/{task}/{number % TASKS}"
-        yield Ask(runtime.secret(), (name,), 30.0, holder, number=number, settled=max(0, number - 2 * TASKS))
+        name, settled = f"name/{task}/{number % TASKS}", max(0, number - 2 * TASKS)
+        yield Ask(
+            runtime.secret(), (name,), 30.0, holder, series=series, number=number, settled=settled
+        )
 
 
 async def _singly(authority: Any, runtime: AioRuntime, task: int) -> int:

@@ -98,7 +98,7 @@ def cuts(how: str, count: int) -> list[dict[str, int]]:
 def restart(*, counted: bool) -> dict[str, float]:
     """Use a million names once, then start again. `counted`: the holder says which attempts are settled."""
     runtime = BlockingRuntime()
-    holder = Holder(runtime.secret(), "evidence", "host", 1)
+    holder, series = Holder(runtime.secret(), "evidence", "host", 1), runtime.secret() if counted else ""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "leases.db"
         ledger = LedgerAuthority(path, runtime)
@@ -112,8 +112,9 @@ def restart(*, counted: bool) -> dict[str, float]:
                     (f"orders/{number}",),
                     30.0,
                     holder,
-                    number=number if counted else 0,
-                    settled=first - 1 if counted else 0,
+                    series=series,
+                    number=number,
+                    settled=first - 1,
                 )
                 for number in numbers
             ]

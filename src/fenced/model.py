@@ -111,6 +111,17 @@ def grant_id(secret: str) -> str:
     return found.hexdigest()[:32]
 
 
+_SERIES_HASH = hashlib.sha256(b"fenced series:")
+
+
+@lru_cache(maxsize=1024)
+def series_id(secret: str) -> str:
+    """What an authority stores of a client's series instead of the secret."""
+    found = _SERIES_HASH.copy()
+    found.update(secret.encode())
+    return found.hexdigest()[:32]
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Who asks: a random id per client instance, and a label, host and pid that help people to find it."""
@@ -204,10 +215,12 @@ class Ask(NamedTuple):
     holder: Holder
     wait: bool = False
     lock_delay: float = 0.0
+    series: str = ""
+    """A secret of a client that counts its attempts: nobody else can say which of them are over. Empty: it does not."""
     number: int = 0
-    """Counts the attempts of this holder from 1; 0: it does not count them."""
+    """Counts the attempts of this series from 1."""
     settled: int = 0
-    """Its attempts up to this number are over, and it never sends them again: an authority may forget them."""
+    """The attempts of this series up to this number are over, and are never sent again: an authority may forget them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from fenced.model import (
     Renewal,
     Waiting,
     Withdrawal,
+    series_id,
 )
 from fenced.runtime.aio import AioRuntime
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -286,7 +287,7 @@ def test_after_a_failed_write_nothing_is_answered(path: Path, monkeypatch: pytes
     ledger.abandon()
     again = opened(path)
     assert step(again.renew([kept.secret])) == [Kept(300.0)]
-    assert token_of(again, lost) == token + 1
+    assert token_of(again, lost) > token
     again.abandon()
 
 
@@ -319,7 +320,7 @@ def test_a_reboot_counts_as_no_time(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 # proves authority ledger: settled-forgotten
 def test_memory_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a holder has settled is forgotten at once, and a late copy of it is refused; the rest after ten minutes."""
+    """What a client has settled is forgotten at once, and a late copy of it is refused; the rest after ten minutes."""
     monkeypatch.setattr(Ledger, "snapshot_changes", 500)
     clock = 10**15
     ledger = opened(path, clock=lambda: clock)
@@ -330,7 +331,7 @@ def test_memory_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step(ledger.many(forever))
     holder = forever[0].holder
     asks = [
-        Ask(RUNTIME.secret(), (f"n/{n}",), 30.0, holder, number=n, settled=max(0, n - 3))
+        Ask(RUNTIME.secret(), (f"n/{n}",), 30.0, holder, series="a" * 32, number=n, settled=max(0, n - 3))
         for n in range(1, 31)
     ]
     for ask in asks:
@@ -348,8 +349,9 @@ def test_memory_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rows) == 300 + 640
     other = asking(RUNTIME).holder
     for number in range(1, IDLE_EVERY_COUNTS + 1):
-        token_of(ledger, Ask(RUNTIME.secret(), (f"count/{number}",), 30.0, other, number=number))
-    assert list(rows.counted) == [other.id]
+        ask = Ask(RUNTIME.secret(), (f"count/{number}",), 30.0, other, series="b" * 32, number=number)
+        token_of(ledger, ask)
+    assert list(rows.series) == [series_id("b" * 32)]
     before = ledger._ledger
     ledger.abandon()
     assert before is not None

@@ -32,6 +32,7 @@ from fenced.model import (
     Released,
     RenewAnswer,
     Stamp,
+    Waiting,
     grant_id,
     is_seq,
 )
@@ -86,8 +87,8 @@ class AnybodyReleases(LeaseAlgorithm):
 class TokenAtTheQueue(LeaseAlgorithm):
     """The token is minted when the waiter is queued, on an authority that promises `namespace-order`."""
 
-    def _enqueue(self, row: AttemptRow) -> AttemptRow:
-        return super()._enqueue(row)._replace(token=self.rows.mint())
+    def _enqueue(self, row: AttemptRow, *rest: Any) -> Waiting:
+        return super()._enqueue(row._replace(token=self.rows.mint()), *rest)
 
     def _grant(self, public: str, *rest: Any) -> int:
         waiting = self.rows.attempt(public)

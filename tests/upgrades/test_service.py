@@ -24,6 +24,7 @@ from tests.service.instances import OverMemory, running
 pytestmark = pytest.mark.xdist_group("service")
 RECORDED = sorted((Path(__file__).parent / "fixtures").glob("service_*.json"))
 FIRST, SECOND, NOBODY = (f"{number:032x}" for number in (1, 2, 3))
+SERIES = "b" * 32
 HOLDER = Holder("a" * 32, "report", "host", 1)
 
 
@@ -77,7 +78,7 @@ def story(url: str, namespace: str, wire_type: type[HttpWire], exchanges: list[d
     found: list[Any] = [
         step(client.open()),
         step(client.open(create=False)),
-        step(client.ask(Ask(FIRST, ("orders/42",), 60.0, HOLDER, number=2, settled=1))),
+        step(client.ask(Ask(FIRST, ("orders/42",), 60.0, HOLDER, series=SERIES, number=2, settled=1))),
         step(client.ask(Ask(NOBODY, ("orders/42",), 60.0, HOLDER))),
         step(client.ask(waiting)),
         step(client.renew([FIRST, SECOND, NOBODY])),

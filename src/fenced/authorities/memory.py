@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from fenced.authorities.shared.dictionaries import MemoryRows
@@ -15,7 +15,7 @@ from fenced.authorities.shared.local_wakeups import LocalWakeups
 from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm
 from fenced.authorities.shared.rules import NAMESPACE_ORDER
 from fenced.contracts import Runtime, Trait
-from fenced.errors import Misuse, shown
+from fenced.errors import FencedError, Misuse, Unavailable, shown
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -27,6 +27,8 @@ from fenced.model import (
     grant_id,
 )
 from fenced.runtime import clocks
+
+T = TypeVar("T")
 
 
 class MemoryStore:
@@ -44,58 +46,57 @@ class MemoryStore:
         self.rows = self.rows_type()
         self.listeners: list[Callable[[str], None]] = []
         self._lock = threading.Lock()
+        self._refusal = ""
+        """Why nothing is done any more."""
 
-    def _begin(self) -> LeaseAlgorithm:
-        """Called with the lock held, so that the clock is read after it was taken."""
-        return self.algorithm(self.rows, int(self.clock() * NS))
+    def _do(self, work: Callable[[LeaseAlgorithm], T]) -> T:
+        with self._lock:
+            if self._refusal:
+                raise Unavailable(self._refusal)
+            try:
+                # The clock is read after the lock was taken: what waited for the lock revives nothing that has expired.
+                return work(self.algorithm(self.rows, int(self.clock() * NS)))
+            except FencedError:
+                raise  # an answer: the algorithm refuses before it changes anything
+            except BaseException as error:  # in the middle of a change: a name could have two holders, or none for ever
+                self._refusal = f"memory: nothing is granted since a change was interrupted ({error!r}): restart the process"
+                raise
 
-    def _notify(self, heads: list[AttemptRow]) -> None:
-        """Called without the lock: a listener may call the store. Wake-ups are hints: their order does not matter."""
+    def _notifying(self, work: Callable[[LeaseAlgorithm], tuple[T, list[AttemptRow]]]) -> T:
+        """Notifies without the lock: a listener may call the store. Wake-ups are hints: their order does not matter."""
+        answer, heads = self._do(work)
         for head in heads:
             for listener in list(self.listeners):
                 listener(head.id)
+        return answer
 
     def ask(self, ask: Ask) -> AskAnswer:
-        with self._lock:
-            return self._begin().ask(ask)
+        return self._do(lambda algorithm: algorithm.ask(ask))
 
     def renew(self, secrets: Sequence[str]) -> list[RenewAnswer]:
-        with self._lock:
-            return self._begin().renew([grant_id(secret) for secret in secrets])
+        publics = [grant_id(secret) for secret in secrets]
+        return self._do(lambda algorithm: algorithm.renew(publics))
 
     def release(self, secret: str, keep: float = 0.0) -> ReleaseAnswer:
-        with self._lock:
-            answer, heads = self._begin().release(secret, keep)
-        self._notify(heads)
-        return answer
+        return self._notifying(lambda algorithm: algorithm.release(secret, keep))
 
     def withdraw(self, secret: str) -> ReleaseAnswer:
-        with self._lock:
-            answer, heads = self._begin().withdraw(secret)
-        self._notify(heads)
-        return answer
+        return self._notifying(lambda algorithm: algorithm.withdraw(secret))
 
     def force_release(self, name: str, token: int) -> int | None:
-        with self._lock:
-            minted, heads = self._begin().force_release(name, token)
-        self._notify(heads)
-        return minted
+        return self._notifying(lambda algorithm: algorithm.force_release(name, token))
 
     def raise_floor(self, above: int) -> int:
-        with self._lock:
-            return self._begin().raise_floor(above)
+        return self._do(lambda algorithm: algorithm.raise_floor(above))
 
     def tidy(self) -> int:
-        with self._lock:
-            return self._begin().tidy()
+        return self._do(lambda algorithm: algorithm.tidy())
 
     def survey(self, after: str, limit: int) -> list[NameView]:
-        with self._lock:
-            return self._begin().survey(after, limit)
+        return self._do(lambda algorithm: algorithm.survey(after, limit))
 
     def observe(self, name: str) -> NameView:
-        with self._lock:
-            return self._begin().observe(check_name(name))
+        return self._do(lambda algorithm: algorithm.observe(check_name(name)))
 
 
 _STORES: dict[tuple[int, str, str], MemoryStore] = {}

@@ -206,6 +206,7 @@ class LeaseEngine:
             self.holder,
             wait,
             request.lock_delay,
+            series=self._counter.series,
             number=number,
             settled=over,
         )

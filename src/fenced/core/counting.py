@@ -1,6 +1,7 @@
 """Counts the attempts of a client, and says up to which number they are over.
 
-An authority may forget an ended attempt as soon as nobody will ever send it again. Only its client knows that.
+An authority may forget an ended attempt as soon as nobody will ever send it again. Only its client knows that, so only
+its client may say it: its count has a secret name.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ class AttemptCounter:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self.series = runtime.secret()
         self._last = 0
         self._open: dict[str, tuple[int, float]] = {}
         # Numbers are entered in their order: a number that is drawn but not entered yet would count as settled.

@@ -57,10 +57,12 @@ class AskBody(RequestBody):
     holder: HolderBody = msgspec.field(default_factory=HolderBody)
     keeps: bool = False
     """The client renews its place itself while its request is held."""
+    series: Annotated[str, Meta(pattern="^([0-9a-f]{32})?$", max_length=32)] = ""
+    """32 random hexadecimal digits, the same for all attempts of a client that counts them. A secret."""
     number: Annotated[int, Meta(ge=0, le=TOKEN_MAX)] = 0
-    """Counts the attempts of this holder from 1; 0: it does not count them."""
+    """Counts the attempts of this series from 1."""
     settled: Annotated[int, Meta(ge=0, le=TOKEN_MAX)] = 0
-    """The attempts of this holder up to this number are over: a store may forget them."""
+    """The attempts of this series up to this number are over, and never sent again: a store may forget them."""
 
 
 class RenewBody(RequestBody):

@@ -84,7 +84,8 @@ def _ask(body: AskBody, secret: Callable[[], str]) -> Ask:
     holder = body.holder
     who = _holder(holder.id or secret(), holder.label, holder.host, holder.pid)
     names = (check_name(body.names[0]),) if len(body.names) == 1 else check_names(body.names)
-    return Ask(body.attempt, names, body.ttl, who, body.wait, body.lock_delay, body.number, body.settled)
+    times = body.ttl, who, body.wait, body.lock_delay
+    return Ask(body.attempt, names, *times, body.series, body.number, body.settled)
 
 
 def _only(results: Sequence[Result]) -> Any:

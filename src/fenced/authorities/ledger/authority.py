@@ -11,14 +11,14 @@ from typing import ClassVar, TypeVar
 from fenced import timing
 from fenced.authorities.ledger.changes import RecordedRows
 from fenced.authorities.ledger.journal import SCHEMA_VERSION, FileJournal
-from fenced.authorities.ledger.ledger import Ledger
+from fenced.authorities.ledger.ledger import OPERATIONS_MAX, Ledger
 from fenced.authorities.shared.batches import carry_out
 from fenced.authorities.shared.filesystem import machine_clock, path_of
 from fenced.authorities.shared.local_wakeups import LocalWakeups
 from fenced.authorities.shared.rows import AttemptRow, LeaseAlgorithm
 from fenced.authorities.shared.rules import NAMESPACE_ORDER
 from fenced.contracts import Runtime, Trait
-from fenced.errors import FencedError, Indeterminate, Unavailable
+from fenced.errors import FencedError, Indeterminate, Misuse, Unavailable
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -84,14 +84,21 @@ class LedgerAuthority:
         ),
         Trait(
             "failed-write-refuses",
-            "After a failed write nothing is granted or renewed until the ledger is opened again.",
+            "After a failed write, or an interrupt in the middle of a change, nothing is granted or renewed until the "
+            "ledger is opened again.",
         ),
         Trait(
             "reboot-keeps", "Leases outlive a reboot, which counts as no time: they end later, never earlier."
         ),
         Trait(
             "settled-forgotten",
-            "An ended attempt is forgotten once its holder says that it is settled, and otherwise after ten minutes.",
+            "An ended attempt is forgotten once its own client says that it is settled, and otherwise after ten minutes. "
+            "What keeps its names taken stays.",
+        ),
+        Trait(
+            "damage-noticed",
+            "A batch of the journal that was synced and is damaged is refused. Nothing vouches for the last one: if it is "
+            "lost, its tokens are skipped.",
         ),
         Trait(
             "restore-unnoticed",
@@ -251,6 +258,8 @@ class LedgerAuthority:
 
         The caller has collected what came meanwhile, so nothing could share this write: a thread would only cost time.
         """
+        if len(operations) > OPERATIONS_MAX:
+            raise Misuse(f"at most {OPERATIONS_MAX} operations at once, not {len(operations)}")
         return await self._do(
             lambda algorithm: self._waking(carry_out(algorithm, operations)), until, at_once=True
         )
@@ -275,7 +284,10 @@ class LedgerAuthority:
         return await self._do(lambda algorithm: self._waking(algorithm.force_release(name, token)), until)
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
-        return await self._do(lambda algorithm: algorithm.raise_floor(above), until)
+        floor = await self._do(lambda algorithm: algorithm.raise_floor(above), until)
+        # The next process skips what the last batch can have granted. A floor may be higher: another batch vouches for it.
+        await self._do(lambda _: self._rows.record_token() if self._rows is not None else None, until)
+        return floor
 
     async def tidy(self, until: float | None = None) -> int:
         return await self._do(lambda algorithm: algorithm.tidy(), until)

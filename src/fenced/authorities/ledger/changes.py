@@ -22,9 +22,9 @@ Change = list[Any]
 ROWS = 500
 """How many attempts a snapshot has in one change."""
 IDLE_EVERY_COUNTS = 32
-"""One in this many new attempts also checks twice as many holders, if so many are silent."""
+"""One in this many new attempts also checks twice as many series, if so many are silent."""
 MANY = 32
-"""How many ids of a holder's attempts are kept before anybody looks whether the attempts still exist."""
+"""How many ids of a series are kept before anybody looks whether the attempts still exist."""
 _STATE, _HOLDER = AttemptRow._fields.index("state"), AttemptRow._fields.index("holder")
 _ENDS = frozenset({"end", "update", "free", "dequeue", "forget", "silent"})
 _IDLE = int(timing.REMEMBER_SECONDS_MIN * NS)
@@ -43,18 +43,18 @@ def only_ends(changes: list[Change]) -> bool:
     return True
 
 
-class Counted:
-    """What is remembered of a holder that counts its attempts."""
+class Series:
+    """What is remembered of a client that counts its attempts."""
 
     __slots__ = ("attempts", "many", "seen", "settled")
 
     def __init__(self) -> None:
         self.settled = 0
-        """Attempts up to this number are over, and their holder never sends them again."""
+        """Attempts up to this number are over, and their client never sends them again."""
         self.seen = 0
         """When it asked last."""
         self.attempts: dict[int, str] = {}
-        """The public ids of its later attempts, in the order in which they came."""
+        """The public ids of its attempts that are still remembered, most of them in the order in which they came."""
         self.many = MANY
         """With more attempts than this, those that were deleted are dropped."""
 
@@ -71,8 +71,8 @@ class RecordedRows(MemoryRows):
         self.realm = realm
         self.recorded_token = 0
         """The last token that is in a change."""
-        self.counted: OrderedDict[str, Counted] = OrderedDict()
-        """By their holders; the one that asked last is the last."""
+        self.series: OrderedDict[str, Series] = OrderedDict()
+        """By their ids, which are not the clients' secrets; the one that asked last is the last."""
         self._number = number
         self._changes = changes
         self._counts = 0
@@ -87,7 +87,7 @@ class RecordedRows(MemoryRows):
         self.recorded_token = self.token
 
     def put(self, row: AttemptRow) -> None:
-        self._put(row)
+        super().put(row)
         self._changes.append([self._number, "put", *row])
 
     def grant(self, row: AttemptRow) -> None:
@@ -121,68 +121,80 @@ class RecordedRows(MemoryRows):
         super().dequeue(row)
         self._changes.append([self._number, "dequeue", row.id])
 
-    # Holders that count their attempts.
+    # Clients that count their attempts.
 
-    def is_settled(self, holder: str, number: int) -> bool:
-        known = self.counted.get(holder)
+    def is_settled(self, series: str, number: int) -> bool:
+        known = self.series.get(series)
         return known is not None and number <= known.settled
 
-    def count(self, holder: str, number: int, settled: int, public: str, now: int) -> None:
-        """Remember a new attempt of a holder, and delete its attempts that are settled and have ended."""
-        over = []
-        for each in self._count(holder, number, settled, public, now):
-            row = self._attempts.get(each)
-            if row is not None and not row.is_open():
-                self._delete(row)
-                over.append(each)
-        self._changes.append([self._number, "count", holder, number, settled, public, now, over])
+    def count(self, series: str, number: int, settled: int, public: str, now: int) -> None:
+        """Remember a new attempt of a series, and delete those that are settled, have ended and keep no name taken."""
+        known, settles = self._count(series, number, settled, public, now)
+        over = [each for each in settles.values() if self._is_over(each, now)]
+        self._delete(known, settles, over)
+        self._changes.append([self._number, "count", series, number, settled, public, now, over])
         self._counts += 1
         if self._counts % IDLE_EVERY_COUNTS == 0:
             self._forget_idle(now)
 
-    def _count(self, holder: str, number: int, settled: int, public: str, now: int) -> list[str]:
-        """Returns the attempts that are settled by this."""
-        known = self.counted.get(holder)
+    def _is_over(self, public: str, now: int) -> bool:
+        """Whether nothing depends on it any more. A claim that it left enforces `keep` or its `lock_delay`."""
+        row = self._attempts.get(public)
+        if row is None or row.is_open():
+            return False
+        return row.free_at() <= now or not any(self._claims.get(name) == public for name in row.names)
+
+    def _count(
+        self, series: str, number: int, settled: int, public: str, now: int
+    ) -> tuple[Series, dict[int, str]]:
+        """The series, and those of its attempts that are settled, taken out of it."""
+        known = self.series.get(series)
         if known is None:
-            known = self.counted[holder] = Counted()
+            known = self.series[series] = Series()
         else:
-            self.counted.move_to_end(holder)
+            self.series.move_to_end(series)
         attempts = known.attempts
         known.seen = now
         attempts[number] = public
         if settled > known.settled:
             known.settled = settled
         # Numbers rise, but asks may overtake each other: whatever is left behind an unsettled one comes next time.
-        over = []
+        settles = {}
         while attempts and (first := next(iter(attempts))) <= known.settled:
-            over.append(attempts.pop(first))
+            settles[first] = attempts.pop(first)
         if len(attempts) > known.many:
             self._drop_deleted(known)
-        return over
+        return known, settles
 
-    def _drop_deleted(self, known: Counted) -> None:
+    def _delete(self, known: Series, settles: dict[int, str], over: Sequence[str]) -> None:
+        """Delete those that are over. Others that are settled come again behind the later ones."""
+        for public in over:
+            row = self._attempts.pop(public)
+            self._free(row)
+        if len(over) != len(settles):
+            known.attempts |= {
+                number: public for number, public in settles.items() if public in self._attempts
+            }
+
+    def _drop_deleted(self, known: Series) -> None:
         """Drop the ids of attempts that were deleted by their age. So rarely that an ask pays for few ids."""
         known.attempts = {
             number: public for number, public in known.attempts.items() if public in self._attempts
         }
         known.many = 2 * len(known.attempts) + MANY
 
-    def _delete(self, row: AttemptRow) -> None:
-        del self._attempts[row.id]
-        self._free(row)
-
     def _forget_idle(self, now: int) -> None:
-        """Forget holders that were silent for as long as attempts are remembered; those that asked first come first."""
-        for _ in range(min(2 * IDLE_EVERY_COUNTS, len(self.counted))):
-            holder, known = next(iter(self.counted.items()))
+        """Forget series that were silent for as long as attempts are remembered; those that asked first come first."""
+        for _ in range(min(2 * IDLE_EVERY_COUNTS, len(self.series))):
+            series, known = next(iter(self.series.items()))
             if known.seen + _IDLE > now:
                 return
             self._drop_deleted(known)
             if known.attempts:
-                self.counted.move_to_end(holder)  # a long lease: it is checked again after the others
+                self.series.move_to_end(series)  # a long lease: it is checked again after the others
             else:
-                del self.counted[holder]
-                self._changes.append([self._number, "silent", holder])
+                del self.series[series]
+                self._changes.append([self._number, "silent", series])
 
     # Making the rows again.
 
@@ -190,7 +202,7 @@ class RecordedRows(MemoryRows):
         """Apply a recorded change. Nothing is recorded."""
         match verb:
             case "put":
-                self._put(AttemptRow(*arguments))
+                super().put(AttemptRow(*arguments))
             case "rows":
                 self._put_all(*arguments)
             case "token":
@@ -215,11 +227,9 @@ class RecordedRows(MemoryRows):
                 super().dequeue(self._attempts[arguments[0]])
             case "count":
                 *counted, over = arguments
-                self._count(*counted)
-                for public in over:
-                    self._delete(self._attempts[public])
+                self._delete(*self._count(*counted), over)
             case "silent":
-                del self.counted[arguments[0]]
+                del self.series[arguments[0]]
             case "ticket":
                 self.ticket = arguments[0]
             case "claim":
@@ -240,10 +250,9 @@ class RecordedRows(MemoryRows):
         full = (itertools.repeat(each[0], count) if len(each) == 1 else each for each in columns)
         rows = map(new_row, zip(*full, strict=True))
         self._attempts.update(zip(ids, rows, strict=True))
-        self._sweep.extend(ids)
 
-    def _resettle(self, holder: str, settled: int, seen: int, attempts: list[tuple[int, str]]) -> None:
-        known = self.counted[holder] = Counted()
+    def _resettle(self, series: str, settled: int, seen: int, attempts: list[tuple[int, str]]) -> None:
+        known = self.series[series] = Series()
         known.settled, known.seen, known.attempts = settled, seen, dict(attempts)
 
     def copied(self) -> Iterator[Change]:
@@ -268,15 +277,15 @@ class RecordedRows(MemoryRows):
         )
 
     def settled(self) -> list[tuple[str, int, int, list[tuple[int, str]]]]:
-        """The holders that count, each with its attempts that are still remembered."""
+        """The series, each with its attempts that are still remembered."""
         return [
             (
-                holder,
+                series,
                 known.settled,
                 known.seen,
                 [each for each in known.attempts.items() if each[1] in self._attempts],
             )
-            for holder, known in self.counted.items()
+            for series, known in self.series.items()
         ]
 
 

@@ -1,8 +1,8 @@
 """The files of a ledger: a journal of batches, and a snapshot of what came before them.
 
 `leases.db` is the head. The process that has locked it has the ledger, and it says which segment of the journal is the
-newest. The segments are `leases.db.journal-1` and so on. Each start of the process and each snapshot begins a new one,
-and a snapshot deletes those that it replaces. The snapshot is a text file, which is written under another name, synced
+newest; once that process has closed the journal, also at which batch it ends. The segments are `leases.db.journal-1` and
+so on. Each start of the process and each snapshot begins a new one, and a snapshot deletes those that it replaces. The snapshot is a text file, which is written under another name, synced
 and renamed.
 """
 
@@ -28,7 +28,7 @@ from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.runtime.machine import boot_id
 from fenced.schema import Schema, check_readable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 CHANGES_PER_LINE = 5
 """Of a snapshot. The interpreter runs nothing else while a line is encoded."""
 READ_BYTES = 2**20
@@ -60,6 +60,10 @@ class Batch(NamedTuple):
 class Journal(Protocol):
     """Where the changes of a ledger are kept. One thread at a time calls `append`, and one `save` and `trim`."""
 
+    @property
+    def finished(self) -> bool:
+        """Of a journal that was read: whether `finish` vouches that nothing is missing at its end."""
+
     def open(self, create: bool) -> None: ...
 
     def read(self) -> Iterator[Batch]:
@@ -80,6 +84,9 @@ class Journal(Protocol):
     def trim(self, number: int) -> None:
         """A snapshot has the batches up to `number`: delete them, or some of them."""
 
+    def finish(self, number: int) -> None:
+        """Nothing is appended after batch `number`, which is the last one: say so on the disk."""
+
     def close(self) -> None: ...
     def abandon(self) -> None:
         """In a forked child: let go of the files, which stay locked for the parent."""
@@ -95,6 +102,8 @@ class FileJournal:
         """The descriptor of the head, which has the lock."""
         self._newest = 0
         """The segment that the head names; 0: there was none yet."""
+        self._end: int | None = None
+        """The batch at which the journal ends, if the head says so."""
         self._old: dict[Path, int] = {}
         """The segments that nothing is written to any more, and the number of the last batch in each."""
         self._segment: Segment | None = None
@@ -119,9 +128,9 @@ class FileJournal:
             raise Misconfigured(f"there is no file {self.path}; the first lease would create it")
         filesystem.check_place(self.path)
         try:
-            self._head = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._head = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._lock()
-            self._newest = self._read_head()
+            self._newest, self._end = self._read_head()
         except OSError as error:
             self.close()
             raise self._failed(error) from error
@@ -141,22 +150,22 @@ class FileJournal:
         if _file_id(self._head) != filesystem.file_id(str(self.path)):
             raise Unavailable(f"{self.path} was replaced while it was opened; nothing happened")
 
-    def _read_head(self) -> int:
+    def _read_head(self) -> tuple[int, int | None]:
         text = os.pread(self._head, HEAD_BYTES, 0)
         if not text.strip(b"\0"):  # zeros: it was created, and the power failed
-            return 0
+            return 0, None
         try:
             known = json.loads(text)
-            version, newest = int(known["fenced ledger"]), int(known["newest"])
+            version, newest, end = int(known["fenced ledger"]), int(known["newest"]), known.get("end")
         except (ValueError, TypeError, LookupError):
             raise Misconfigured(
                 f"{self.path} is a file of another program, or damaged; a ledger needs its own file"
             ) from None
         check_readable(str(self.path), Schema(version, version), SCHEMA_VERSION)
-        return newest
+        return newest, end
 
-    def _write_head(self, newest: int) -> None:
-        text = json.dumps({"fenced ledger": SCHEMA_VERSION, "newest": newest}) + "\n"
+    def _write_head(self, newest: int, end: int | None = None) -> None:
+        text = json.dumps({"fenced ledger": SCHEMA_VERSION, "newest": newest, "end": end}) + "\n"
         self._newest = newest  # first: a head that could not be synced may still get to the disk
         os.pwrite(self._head, text.ljust(HEAD_BYTES).encode(), 0)
         os.fdatasync(self._head)
@@ -217,7 +226,14 @@ class FileJournal:
                     yield Batch(number, now, _value(body))
         if self._newest and self._segment_path(self._newest) not in self._old:
             raise self._damaged(f"{self._segment_path(self._newest).name} is missing")
+        if self._end not in (None, last):
+            raise self._damaged(f"it says that the journal ends at batch {self._end}, and that is at {last}")
         self._last = last
+
+    @property
+    def finished(self) -> bool:
+        """A journal without any segment has no batch, so none can be missing."""
+        return self._end is not None or not self._newest
 
     def _segment_path(self, index: int) -> Path:
         return self.path.with_name(f"{self.path.name}.journal-{index}")
@@ -369,6 +385,11 @@ class FileJournal:
         return len(self._old) > SEGMENTS_MAX
 
     # Closing.
+
+    def finish(self, number: int) -> None:
+        if self._segment is not None:  # else nothing was written, and the head is as it was found
+            self._segment.sync()
+            self._write_head(self._newest, number)
 
     def close(self) -> None:
         segment, self._segment, head, self._head = self._segment, None, self._head, -1

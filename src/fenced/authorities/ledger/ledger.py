@@ -4,7 +4,8 @@ Every call changes the state at once, under a lock, and appends what changed to 
 is answered when that batch is written: no answer describes a state that a crash could undo. One thread at a time
 writes. What is collected while it syncs shares the next batch; a batch never waits for more.
 
-If a write fails, the state in memory is ahead of the disk, and everything is refused until the ledger is opened again.
+If a write fails, or a call is interrupted in the middle of a change, the state in memory is not that of the journal.
+Then nothing more is written, and everything is refused until the ledger is opened again.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from fenced.authorities.ledger.journal import Batch, Journal
 from fenced.authorities.shared.rows import AttemptRow, LeaseAlgorithm
 from fenced.authorities.shared.rules import no_namespace
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
-from fenced.model import Ask, AskAnswer, Busy, Ended
+from fenced.model import TOKEN_MAX, Ask, AskAnswer, Busy, Ended, series_id
 
 T = TypeVar("T")
 
 QUICK_NS = 1_000_000
+OPERATIONS_MAX = 2**16
+"""How many operations one call may have, and how many changes a batch may have before a further call is refused."""
+BATCH_TOKENS_MAX = 2 * OPERATIONS_MAX
+"""No batch grants more tokens than this: an operation grants one at most, and records a change for it."""
 
 
 class CountingAlgorithm(LeaseAlgorithm):
@@ -35,12 +40,14 @@ class CountingAlgorithm(LeaseAlgorithm):
     rows: RecordedRows
 
     def _ask_first(self, public: str, ask: Ask, wake: str) -> AskAnswer:
-        number, holder = ask.number, ask.holder.id
-        if number and self.rows.is_settled(holder, number):
+        if not ask.series:
+            return super()._ask_first(public, ask, wake)
+        series = series_id(ask.series)
+        if self.rows.is_settled(series, ask.number):
             return Ended("settled")
         answer = super()._ask_first(public, ask, wake)
-        if number and type(answer) is not Busy:
-            self.rows.count(holder, number, ask.settled, public, self.now)
+        if type(answer) is not Busy:
+            self.rows.count(series, ask.number, ask.settled, public, self.now)
         return answer
 
 
@@ -88,6 +95,8 @@ class Ledger:
         try:
             last = self._replay()
             self._ahead = self._journal.clock_ahead(self._clock(), last)
+            if not self._journal.finished:
+                self._skip_tokens()
         except BaseException:
             self._journal.close()
             raise
@@ -113,6 +122,18 @@ class Ledger:
             self._since_snapshot = max(self._since_snapshot, self._snapshot_after())
         return now
 
+    def _skip_tokens(self) -> None:
+        """The last process did not close the journal, and nothing vouches for the last batch that it wrote.
+
+        If that one is lost, nobody can tell. So counting goes on above every token that it can have granted. This is a
+        batch of its own: one that also granted something could be lost in turn, and then its tokens would repeat.
+        """
+        for rows in self._namespaces:
+            rows.token = min(rows.token + BATCH_TOKENS_MAX, TOKEN_MAX)
+            rows.record_token()
+        if self._changes:
+            self._write(lambda: None)
+
     def _redo(self, batch: Batch) -> None:
         for number, verb, *arguments in batch.changes:
             if verb == "namespace":
@@ -132,8 +153,12 @@ class Ledger:
                 if not create:
                     raise no_namespace(self.where, name)
                 number, realm = len(self._namespaces), secrets.token_hex(8)
-                self._add(number, name, realm)
-                self._changes.append([number, "namespace", name, realm])
+                try:
+                    self._add(number, name, realm)
+                    self._changes.append([number, "namespace", name, realm])
+                except BaseException as error:
+                    self._refuse("a change was interrupted", error)
+                    raise
             return self._namespaces[self._numbers[name]], self._due()
 
     # Operations.
@@ -142,11 +167,19 @@ class Ledger:
         """Run `work` on the state. Its result is valid when the batch with the number that is returned is written."""
         with self._state:
             self.refuse_if_failed()
-            result = work(self.algorithm(rows, self._now()))
-            if rows.token != rows.recorded_token:
-                rows.record_token()
-            due = self._due()
-            heads, self._heads = self._heads, []
+            if len(self._changes) >= OPERATIONS_MAX:
+                raise Unavailable(f"{self.where}: the disk is slower than what is asked for; nothing happened")
+            try:
+                result = work(self.algorithm(rows, self._now()))
+                if rows.token != rows.recorded_token:
+                    rows.record_token()
+                due = self._due()
+                heads, self._heads = self._heads, []
+            except FencedError:
+                raise  # an answer: whatever was changed for it is recorded, too
+            except BaseException as error:  # in the middle of a change: memory and record may differ
+                self._refuse("a change was interrupted", error)
+                raise
         # Before the write: a notification is a hint, and what a notified waiter is granted is answered after a batch
         # that follows this one, or is this one.
         for head in heads:
@@ -192,31 +225,32 @@ class Ledger:
 
     def _write(self, look: Callable[[], T]) -> T:
         """Write what was collected. `look` looks at the state that has exactly the changes up to this batch."""
-        # The caller holds `_writing`, under which a refusal begins.
-        if self.refusal is not None:
-            raise Indeterminate(f"{self.where}: an earlier write failed: {self.refusal}")
+        # A refusal begins under `_writing`, which the caller holds, or under `_state`: it is looked for under both.
         try:
             with self._state:
+                self.refuse_if_failed()
                 seen = look()
                 batch = Batch(self._next, self._now(), self._changes.copy())
                 self._changes.clear()  # the rows append to this very list
                 self._next += 1
             sync, began = not only_ends(batch.changes), self._clock()
             self._journal.append(batch, sync)
+            if sync:
+                self._write_ns += (self._clock() - began - self._write_ns) / 16
+            self.written = batch.number
+            self._since_snapshot += len(batch.changes)
         except BaseException as error:  # an interrupt, too: the changes may be gone from memory
-            self._failed(error)
+            self._refuse("a write failed", error)
+            if not isinstance(error, Exception):
+                raise  # it is the program's, and those who wait for this batch find the refusal
             raise Indeterminate(f"{self.where}: a write failed: {error}") from error
-        if sync:
-            self._write_ns += (self._clock() - began - self._write_ns) / 16
-        self.written = batch.number
-        self._since_snapshot += len(batch.changes)
         return seen
 
-    def _failed(self, error: BaseException) -> None:
-        # Set before the lock on writing is left: whoever gets that lock next finds it.
-        self.refusal = Unavailable(
-            f"{self.where}: nothing is granted, renewed or released since a write failed ({error}). Memory is ahead of "
-            "the disk: restart the process when the disk works again"
+    def _refuse(self, why: str, error: BaseException) -> None:
+        # Set before the lock is left under which it happened: whoever gets that lock next finds it.
+        self.refusal = self.refusal or Unavailable(
+            f"{self.where}: nothing is granted, renewed or released since {why} ({error!r}). Memory differs from the "
+            "disk: restart the process when the disk works"
         )
 
     # Snapshots.
@@ -268,8 +302,10 @@ class Ledger:
             try:
                 if self._changes and self.refusal is None:
                     self._write(lambda: None)
-            except Indeterminate:
-                pass  # nobody waits for these changes
+                if self.refusal is None:
+                    self._journal.finish(self.written)
+            except (OSError, FencedError):
+                pass  # nobody waits for these changes; the next process finds a journal that was not finished
             finally:
                 self.refusal = self.refusal or Unavailable(f"{self.where} is closed")
                 self._journal.close()

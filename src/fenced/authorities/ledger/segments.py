@@ -5,7 +5,8 @@ about the file, and takes twice as long.
 
 A crash may leave a batch that was partly written, or a batch without the one before it, which was not synced. So
 reading ends at the first batch that is not whole. Nothing is ever written after that point: whoever opens the journal
-again begins a new segment.
+again begins a new segment. But each batch says up to which one everything had been synced when it was written, and how
+long the file was. So a batch that was synced once, and is not whole any more, is noticed if a later one is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from zlib import crc32
 
 FILL_MIN, FILL_MAX = 2**14, 2**20
 """How many zeros are written at once: each time as many bytes as the file has already."""
-_ENTRY = Struct("<IIqq")
+MAGIC = b"\xf5FJ\xf5"
+"""Each entry begins with it. UTF-8 has no such byte, so no body has it: entries after a damaged one can be found."""
+_ENTRY = Struct("<4sIIqqqq")
+_FIELDS = Struct("<qqqq")
 
 
 class JournalEntry(NamedTuple):
@@ -28,8 +32,23 @@ class JournalEntry(NamedTuple):
     body: bytes
 
 
+class _Written(NamedTuple):
+    """An entry as it is in the file."""
+
+    entry: JournalEntry
+    synced: int
+    """The last batch of this file that had been synced before this one was written."""
+    filled: int
+    """How long the file was then."""
+    end: int
+    """Where it ends in the file."""
+
+
 def read(path: Path) -> Iterator[JournalEntry]:
     """All entries up to the first one that is not whole, or zeros. The first one, number 0, is about the segment.
+
+    Raises ValueError if something is missing that had been synced. The last batch that was synced, and batches before it
+    that only end leases and were not synced by themselves, are not vouched for by anything in this file.
 
     What is read is on the disk: it may have been written by a process that was killed before its next sync. Pages that
     the kernel could not write, and keeps as if it had, are dropped and read from the disk.
@@ -37,21 +56,42 @@ def read(path: Path) -> Iterator[JournalEntry]:
     with path.open("rb") as file:
         os.fdatasync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        left = os.fstat(file.fileno()).st_size
-        while len(head := file.read(_ENTRY.size)) == _ENTRY.size:
-            size, checksum, number, now = _ENTRY.unpack(head)
-            left -= _ENTRY.size + size
-            if left < 0:
-                return
-            body = file.read(size)
-            if checksum != _checksum(number, now, body):
-                return
-            yield JournalEntry(number, now, body)
+        data = file.read()
+    at, last, synced = 0, 0, 0
+    filled: dict[int, int] = {}
+    while (found := _entry_at(data, at)) is not None:
+        yield found.entry
+        at, last, synced = found.end, found.entry.number, max(synced, found.synced)
+        filled[found.filled] = min(last, filled.get(found.filled, last))
+    for found in _entries_after(data, at):
+        if found.synced > last:
+            raise ValueError(f"{path.name}: batch {last + 1} is damaged, and was whole when {found.entry.number} came")
+    for size, number in filled.items():
+        if size > len(data) and number <= synced > 0:
+            raise ValueError(f"{path.name} has {len(data)} bytes, and had {size} when batch {number} was synced")
 
 
-def _checksum(number: int, now: int, body: bytes) -> int:
-    """Of zeros it is not zero, so zeros are no entry."""
-    return crc32(b"%d %d " % (number, now) + body)
+def _entry_at(data: bytes, at: int) -> _Written | None:
+    if not data.startswith(MAGIC, at) or len(data) - at < _ENTRY.size:
+        return None
+    _, size, checksum, number, now, synced, filled = _ENTRY.unpack_from(data, at)
+    begin = at + _ENTRY.size
+    body = data[begin : begin + size]
+    if len(body) != size or checksum != _checksum(number, now, synced, filled, body):
+        return None
+    return _Written(JournalEntry(number, now, body), synced, filled, begin + size)
+
+
+def _entries_after(data: bytes, at: int) -> Iterator[_Written]:
+    """Whole entries anywhere behind this place."""
+    while (at := data.find(MAGIC, at)) >= 0:
+        if (found := _entry_at(data, at)) is not None:
+            yield found
+        at += 1
+
+
+def _checksum(number: int, now: int, synced: int, filled: int, body: bytes) -> int:
+    return crc32(body, crc32(_FIELDS.pack(number, now, synced, filled)))
 
 
 class Segment:
@@ -62,8 +102,9 @@ class Segment:
         self.path = path
         self.last = 0
         """The number of the last batch in it."""
+        self._synced = 0
         self._end = self._filled = 0
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             self.append(first, sync=True)
         except BaseException:
@@ -73,13 +114,15 @@ class Segment:
     def append(self, entry: JournalEntry, *, sync: bool) -> None:
         """Write an entry. A sync includes everything before it. After an error nobody knows what the disk has."""
         number, now, body = entry
-        data = _ENTRY.pack(len(body), _checksum(number, now, body), number, now) + body
-        end = self._end + len(data)
+        end = self._end + _ENTRY.size + len(body)
         if end > self._filled:
             self._fill(end)
-        _write_all(self._file, data, self._end)
+        fields = number, now, self._synced, self._filled
+        head = _ENTRY.pack(MAGIC, len(body), _checksum(*fields, body), *fields)
+        _write_all(self._file, head + body, self._end)
         if sync:
             os.fdatasync(self._file)
+            self._synced = number
         self._end, self.last = end, number
 
     def _fill(self, end: int) -> None:

@@ -83,6 +83,7 @@ def ask_body(ask: Ask) -> bytes:
             "lock_delay": ask.lock_delay,
             "holder": {"id": holder.id, "label": holder.label, "host": holder.host, "pid": holder.pid},
             "keeps": True,
+            "series": ask.series,
             "number": ask.number,
             "settled": ask.settled,
         }

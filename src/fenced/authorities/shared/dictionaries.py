@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from fenced.authorities.shared.rows import AttemptRow, names_of, new_row
@@ -23,11 +23,10 @@ class MemoryRows:
     def __init__(self) -> None:
         self.token = 0
         self.ticket = 0
-        self._attempts: dict[str, AttemptRow] = {}
+        self._attempts: OrderedDict[str, AttemptRow] = OrderedDict()
+        """By id, in the order in which they are checked for deletion."""
         self._claims: dict[str, str] = {}
         self._queues: dict[str, list[tuple[int, str]]] = {}
-        self._sweep: deque[str] = deque()
-        """All ids in the order in which they are checked for deletion; deleted ones leave it when they are checked."""
         self._order: list[str] = []
         """The names in order, as the last survey found them; some may be gone by now."""
         self._ordered: set[str] = set()
@@ -54,15 +53,10 @@ class MemoryRows:
         return {public: known[public] for public in ids if public in known}
 
     def put(self, row: AttemptRow) -> None:
-        self._put(row)
-
-    def _put(self, row: AttemptRow) -> None:
-        if row.id not in self._attempts:
-            self._sweep.append(row.id)
         self._attempts[row.id] = row
 
     def grant(self, row: AttemptRow) -> None:
-        self._put(row)
+        self._attempts[row.id] = row
         for name in names_of(row.names_json):
             self._claims[name] = row.id
 
@@ -87,15 +81,11 @@ class MemoryRows:
         """Check the next `limit` rows in turn, so that every row is checked again and again, however long it lives."""
         if not limit:
             return [row for row in self._attempts.values() if row.forget <= now]
-        found, sweep, attempts = [], self._sweep, self._attempts
-        for _ in range(min(limit, len(sweep))):
-            public = sweep.popleft()
-            row = attempts.get(public)
-            if row is not None:
-                sweep.append(public)
-                if row.forget <= now:
-                    found.append(row)
-        return found
+        attempts = self._attempts
+        rows = list(itertools.islice(attempts.values(), limit))
+        for row in rows:
+            attempts.move_to_end(row.id)
+        return [row for row in rows if row.forget <= now]
 
     def claim(self, name: str) -> AttemptRow | None:
         public = self._claims.get(name)

@@ -192,7 +192,7 @@ class LeaseAlgorithm:
         return self._ask_first(public, ask, wake) if row is None else self._ask_again(row, ask, wake)
 
     def _ask_first(self, public: str, ask: Ask, wake: str) -> AskAnswer:
-        _, names, seconds, asker, waits, lock_delay, _, _ = ask  # faster than one attribute after the other
+        _, names, seconds, asker, waits, lock_delay, *_ = ask  # faster than one attribute after the other
         free_at, claims = self._free_at(names, _LAST)
         text, holder = names_json(names), holder_text(asker)
         ttl, delay = int(seconds * NS), int(lock_delay * NS)
@@ -203,7 +203,7 @@ class LeaseAlgorithm:
             return Busy(ahead, self._holding(claims))
         namespace = self.rows.namespace
         row = AttemptRow(public, namespace, "waiting", text, ttl, delay, 0, 0, self.now, 0, wake, holder)
-        return self._wait(self._enqueue(row), free_at, ahead, claims)
+        return self._enqueue(row, free_at, ahead, claims)
 
     def _ask_again(self, row: AttemptRow, ask: Ask, wake: str) -> AskAnswer:
         asked = (self.rows.namespace, names_json(ask.names), int(ask.ttl * NS))
@@ -250,11 +250,14 @@ class LeaseAlgorithm:
     def _holding(self, claims: Sequence[AttemptRow]) -> HeldBy | None:
         return next((self._held_by(claim) for claim in claims if claim.holds(self.now)), None)
 
-    def _enqueue(self, row: AttemptRow) -> AttemptRow:
+    def _enqueue(
+        self, row: AttemptRow, free_at: int, ahead: int, claims: Sequence[AttemptRow]
+    ) -> Waiting:
         row = row._replace(ticket=self.rows.next_ticket())
-        self.rows.enqueue(row)
+        answer = self._wait(row, free_at, ahead, claims)
+        self.rows.enqueue(row)  # after its row, and before the sweep: no queue ever names an attempt without a row
         self._sweep(row.id, SWEEP_AT_ENTRY)
-        return row
+        return answer
 
     def _wait(self, row: AttemptRow, free_at: int, ahead: int, claims: Sequence[AttemptRow]) -> Waiting:
         expires = self.now + min(row.ttl, _WAITER_TTL_MAX)

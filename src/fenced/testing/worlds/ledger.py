@@ -25,6 +25,8 @@ SNAPSHOT_CHANGES = 15
 class SimulatedDisk:
     """A journal that outlives the process. `fails`: the next write does not reach it."""
 
+    finished = False
+
     def __init__(self) -> None:
         self.fails = False
         self._batches: dict[int, str] = {}
@@ -58,6 +60,9 @@ class SimulatedDisk:
 
     def has_many_segments(self) -> bool:
         return False
+
+    def finish(self, number: int) -> None:
+        return
 
     def close(self) -> None:
         return
