@@ -69,9 +69,7 @@ def _asks(runtime: AioRuntime, task: int) -> Iterator[Ask]:
     holder, series = Holder(runtime.secret(), "bench", "host", 1), runtime.secret()
     for number in itertools.count(1):
         name, settled = f"name/{task}/{number % TASKS}", max(0, number - 2 * TASKS)
-        yield Ask(
-            runtime.secret(), (name,), 30.0, holder, series=series, number=number, settled=settled
-        )
+        yield Ask(runtime.secret(), (name,), 30.0, holder, series=series, number=number, settled=settled)
 
 
 async def _singly(authority: Any, runtime: AioRuntime, task: int) -> int:

@@ -220,7 +220,7 @@ class Ask(NamedTuple):
     number: int = 0
     """Counts the attempts of this series from 1."""
     settled: int = 0
-    """The attempts of this series up to this number are over, and are never sent again: an authority may forget them."""
+    """The attempts of this series up to this number are over, and never sent again: an authority may forget them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ def test_missing_and_damaged_segments_are_noticed(path: Path) -> None:
         with pytest.raises(Misconfigured, match="is damaged"):
             appended(path)
         if index < 3:  # behind the newest one nothing shows that a batch was there
-            segment(path, index).write_bytes(whole[:begin])
+            segment(path, index).write_bytes(whole[:begin] + bytes(len(whole) - begin))
             with pytest.raises(Misconfigured, match="is missing"):
                 appended(path)
         segment(path, index).write_bytes(whole)

@@ -58,8 +58,10 @@ class MemoryStore:
                 return work(self.algorithm(self.rows, int(self.clock() * NS)))
             except FencedError:
                 raise  # an answer: the algorithm refuses before it changes anything
-            except BaseException as error:  # in the middle of a change: a name could have two holders, or none for ever
-                self._refusal = f"memory: nothing is granted since a change was interrupted ({error!r}): restart the process"
+            except BaseException as error:
+                # In the middle of a change: a name could have two holders from now on, or none for ever.
+                why = f"nothing is granted since a change was interrupted ({error!r}): restart the process"
+                self._refusal = f"memory: {why}"
                 raise
 
     def _notifying(self, work: Callable[[LeaseAlgorithm], tuple[T, list[AttemptRow]]]) -> T:

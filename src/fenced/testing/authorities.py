@@ -542,7 +542,7 @@ def _counted(runtime: Runtime, series: str, number: int, settled: int, name: str
 
 @check()
 async def what_keeps_a_name_taken_outlives_settled(h: AuthorityHarness) -> None:
-    """A client calls an attempt settled: its `keep`, or its `lock_delay` after an expiry, still keeps the name taken."""
+    """A client calls an attempt settled: its `keep`, or its `lock_delay` after an expiry, keeps the name taken."""
     a, series = await h.authority(), h.runtime.secret()
     kept = _counted(h.runtime, series, 1, 0, "kept")
     lost = _counted(h.runtime, series, 2, 0, "lost", ttl=0.2, lock_delay=30.0)
@@ -565,7 +565,7 @@ async def what_keeps_a_name_taken_outlives_settled(h: AuthorityHarness) -> None:
 
 @check()
 async def settled_binds_nobody_else(h: AuthorityHarness) -> None:
-    """Whoever names another client's holder, which answers show, and calls its attempts settled, changes nothing for it."""
+    """Holders are public. Whoever names another client's, and calls its attempts settled, changes nothing for it."""
     a, series = await h.authority(), h.runtime.secret()
     held = _counted(h.runtime, series, 1, 0, "held")
     await granted(a, held)
@@ -579,7 +579,7 @@ async def settled_binds_nobody_else(h: AuthorityHarness) -> None:
 
 @check()
 async def a_late_copy_of_a_settled_attempt_is_harmless(h: AuthorityHarness) -> None:
-    """Copies of its ask, renewal, release and withdrawal arrive when it is settled; ten minutes later names are swept."""
+    """Copies of its ask, renewal, release and withdrawal arrive when it is settled; names are swept much later."""
     a, series = await h.authority(), h.runtime.secret()
     over = _counted(h.runtime, series, 1, 0, "orders")
     await granted(a, over)
@@ -590,7 +590,9 @@ async def a_late_copy_of_a_settled_attempt_is_harmless(h: AuthorityHarness) -> N
     (renewed,) = await a.renew([over.secret])
     ensure(isinstance(renewed, Ended | Gone), f"nor renewed: {renewed}")
     for _ in range(2):
-        ensure(isinstance(await a.withdraw(over.secret), Released | Ended | Gone), "it is withdrawn, or unknown")
+        ensure(
+            isinstance(await a.withdraw(over.secret), Released | Ended | Gone), "it is withdrawn, or unknown"
+        )
         ensure(isinstance(await a.release(over.secret), Released | Ended | Gone), "or released")
     held = asking(h.runtime, "orders", ttl=3600.0)
     await granted(a, held)

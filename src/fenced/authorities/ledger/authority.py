@@ -92,13 +92,13 @@ class LedgerAuthority:
         ),
         Trait(
             "settled-forgotten",
-            "An ended attempt is forgotten once its own client says that it is settled, and otherwise after ten minutes. "
-            "What keeps its names taken stays.",
+            "An ended attempt is forgotten once its own client says that it is settled, and otherwise after ten "
+            "minutes. What keeps its names taken stays.",
         ),
         Trait(
             "damage-noticed",
-            "A batch of the journal that was synced and is damaged is refused. Nothing vouches for the last one: if it is "
-            "lost, its tokens are skipped.",
+            "A batch of the journal that was synced and is damaged is refused. Nothing vouches for the last one: if it "
+            "is lost, its tokens are skipped.",
         ),
         Trait(
             "restore-unnoticed",
@@ -285,7 +285,8 @@ class LedgerAuthority:
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
         floor = await self._do(lambda algorithm: algorithm.raise_floor(above), until)
-        # The next process skips what the last batch can have granted. A floor may be higher: another batch vouches for it.
+        # The next process skips what the last batch can have granted, and a floor may be higher: a second batch vouches
+        # for it.
         await self._do(lambda _: self._rows.record_token() if self._rows is not None else None, until)
         return floor
 

@@ -1,9 +1,9 @@
 """The files of a ledger: a journal of batches, and a snapshot of what came before them.
 
 `leases.db` is the head. The process that has locked it has the ledger, and it says which segment of the journal is the
-newest; once that process has closed the journal, also at which batch it ends. The segments are `leases.db.journal-1` and
-so on. Each start of the process and each snapshot begins a new one, and a snapshot deletes those that it replaces. The snapshot is a text file, which is written under another name, synced
-and renamed.
+newest; once that process has closed the journal, also at which batch it ends. The segments are `leases.db.journal-1`
+and so on. Each start of the process and each snapshot begins a new one, and a snapshot deletes those that it replaces.
+The snapshot is a text file, which is written under another name, synced and renamed.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class FileJournal:
             raise self._damaged(f"it is empty, and {self._snapshot.name} is not")
         for index in sorted(self._indexes()):
             path = self._segment_path(index)
-            entries = segments.read(path)
+            entries = segments.read(path, named=index <= self._newest)
             about = next(entries, None)
             if index > self._newest:
                 # A crash came before the head named it. Batches are written to it only after that.

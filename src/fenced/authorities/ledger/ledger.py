@@ -168,7 +168,9 @@ class Ledger:
         with self._state:
             self.refuse_if_failed()
             if len(self._changes) >= OPERATIONS_MAX:
-                raise Unavailable(f"{self.where}: the disk is slower than what is asked for; nothing happened")
+                raise Unavailable(
+                    f"{self.where}: the disk is slower than what is asked for; nothing happened"
+                )
             try:
                 result = work(self.algorithm(rows, self._now()))
                 if rows.token != rows.recorded_token:
@@ -256,21 +258,27 @@ class Ledger:
     # Snapshots.
 
     def wants_snapshot(self) -> bool:
-        return self._since_snapshot >= self._snapshot_after() and not self._snapshotting.locked()
+        return self._is_snapshot_due() and not self._snapshotting.locked()
+
+    def _is_snapshot_due(self) -> bool:
+        return self._since_snapshot >= self._snapshot_after()
 
     def _snapshot_after(self) -> int:
         """After how many changes a snapshot is due."""
         return max(self.snapshot_changes, sum(map(len, self._namespaces)) // 3)
 
     def snapshot_if_due(self) -> None:
-        """Several callers may have found that one is due: the first one makes it."""
-        if self.wants_snapshot():
-            self.snapshot()
+        """Several callers may have found that one is due: the first one makes it, and the others find it made."""
+        with self._snapshotting:
+            if self._is_snapshot_due():
+                self._save()
 
     def snapshot(self) -> None:
         """Write a snapshot and delete the batches that it replaces. Batches are written meanwhile."""
-        if not self._snapshotting.acquire(blocking=False):
-            return
+        with self._snapshotting:
+            self._save()
+
+    def _save(self) -> None:
         try:
             with self._writing:
                 # Everything up to this batch, and nothing of the next one: no call gets in between.
@@ -280,8 +288,6 @@ class Ledger:
             self._journal.trim(number)
         except (OSError, FencedError, _Closing):
             return  # the journal still has everything; the next snapshot is due after as many changes
-        finally:
-            self._snapshotting.release()
 
     def _copied(self) -> tuple[int, int, Iterator[Change]]:
         copies = [rows.copied() for rows in self._namespaces]

@@ -44,11 +44,12 @@ class _Written(NamedTuple):
     """Where it ends in the file."""
 
 
-def read(path: Path) -> Iterator[JournalEntry]:
+def read(path: Path, *, named: bool = True) -> Iterator[JournalEntry]:
     """All entries up to the first one that is not whole, or zeros. The first one, number 0, is about the segment.
 
-    Raises ValueError if something is missing that had been synced. The last batch that was synced, and batches before it
-    that only end leases and were not synced by themselves, are not vouched for by anything in this file.
+    Raises ValueError if something is missing that had been synced. Nothing in this file vouches for the last batch that
+    was synced, nor for those directly before it that only end leases and were synced with it. `named`: the head names
+    this segment, so its first entry had been synced.
 
     What is read is on the disk: it may have been written by a process that was killed before its next sync. Pages that
     the kernel could not write, and keeps as if it had, are dropped and read from the disk.
@@ -65,10 +66,14 @@ def read(path: Path) -> Iterator[JournalEntry]:
         filled[found.filled] = min(last, filled.get(found.filled, last))
     for found in _entries_after(data, at):
         if found.synced > last:
-            raise ValueError(f"{path.name}: batch {last + 1} is damaged, and was whole when {found.entry.number} came")
+            raise ValueError(
+                f"{path.name}: batch {last + 1} is damaged, and was whole when {found.entry.number} came"
+            )
     for size, number in filled.items():
-        if size > len(data) and number <= synced > 0:
-            raise ValueError(f"{path.name} has {len(data)} bytes, and had {size} when batch {number} was synced")
+        if size > len(data) and number <= synced and (named or synced):
+            raise ValueError(
+                f"{path.name} has {len(data)} bytes, and had {size} when batch {number} was synced"
+            )
 
 
 def _entry_at(data: bytes, at: int) -> _Written | None:
