@@ -128,6 +128,7 @@ def _line(text: str) -> str:
 def bug_table() -> str:
     in_worlds = {site.__name__: site for site in planted()}
     kits = {bug.__name__: "authority kit" for bug in bugs.AUTHORITY_BUGS}
+    kits |= {bug.__name__: "authority kit, on the ledger" for bug in bugs.LEDGER_BUGS}
     kits |= {bug.__name__: "guard kit" for bug in bugs.GUARD_BUGS}
     rows = []
     for name in [*kits, *(name for name in in_worlds if name not in kits)]:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from fenced import timing
+from fenced.authorities.ledger.changes import Change, RecordedRows
+from fenced.authorities.ledger.ledger import CountingAlgorithm
 from fenced.authorities.memory import MemoryStore
 from fenced.authorities.shared.dictionaries import MemoryRows
 from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm, names_json
@@ -250,6 +253,58 @@ def store_with(bug: type[LeaseAlgorithm] | type[MemoryRows]) -> type[MemoryStore
     """The memory store with a bug in its algorithm, or in its rows."""
     where = "algorithm" if issubclass(bug, LeaseAlgorithm) else "rows_type"
     return type(bug.__name__, (MemoryStore,), {where: bug, "__doc__": bug.__doc__})
+
+
+# The ledger, where clients say which of their attempts are settled.
+
+
+class SettledFreesTheName(RecordedRows):
+    """A settled attempt is deleted together with the claim that keeps its name taken for `keep` or `lock_delay`."""
+
+    def _is_over(self, public: str, now: int) -> bool:
+        row = self._attempts.get(public)
+        return row is not None and not row.is_open()
+
+
+class AnybodySettles(CountingAlgorithm):
+    """What is settled is counted by the holder's id, which every client may name."""
+
+    __slots__ = ()
+
+    def _ask_first(self, public: str, ask: Ask, wake: str) -> AskAnswer:
+        series = ask.holder.id if ask.number else ""
+        return super()._ask_first(public, ask._replace(series=series), wake)
+
+
+class SweptTwice(RecordedRows):
+    """The ids of deleted attempts stay in the queue of the sweep. One that comes back is in it twice."""
+
+    def __init__(self, name: str, realm: str, number: int, changes: list[Change]) -> None:
+        super().__init__(name, realm, number, changes)
+        self._sweep: deque[str] = deque()
+
+    def put(self, row: AttemptRow) -> None:
+        if row.id not in self._attempts:
+            self._sweep.append(row.id)
+        super().put(row)
+
+    def grant(self, row: AttemptRow) -> None:
+        if row.id not in self._attempts:
+            self._sweep.append(row.id)
+        super().grant(row)
+
+    def overdue(self, now: int, near: str = "", limit: int = 0) -> list[AttemptRow]:
+        checked = [self._sweep.popleft() for _ in range(min(limit, len(self._sweep)))]
+        rows = [self._attempts[public] for public in checked if public in self._attempts]
+        self._sweep += [row.id for row in rows]
+        return [row for row in rows if row.forget <= now]
+
+
+LEDGER_BUGS: tuple[type[CountingAlgorithm] | type[RecordedRows], ...] = (
+    SettledFreesTheName,
+    AnybodySettles,
+    SweptTwice,
+)
 
 
 # Guards.

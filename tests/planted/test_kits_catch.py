@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fenced.authorities.ledger.changes import RecordedRows
+from fenced.authorities.ledger.ledger import CountingAlgorithm, Ledger
 from fenced.authorities.shared.dictionaries import MemoryRows
 from fenced.authorities.shared.rows import LeaseAlgorithm
 from fenced.authorities.sqlite.store import Store
@@ -13,10 +15,11 @@ from fenced.errors import FencedError
 from fenced.guards.memory import MemoryGuard
 from fenced.testing import authorities, guards, operating, run, wandering
 from fenced.testing.kit import Check, CheckFailed
+from tests.conformance.authorities.test_ledger import Harness as LedgerHarness
 from tests.conformance.authorities.test_memory import Harness as AuthorityHarness
 from tests.conformance.authorities.test_sqlite import Harness as SqliteHarness
 from tests.conformance.guards.test_memory import Harness as GuardHarness
-from tests.planted.bugs import ALGORITHM_BUGS, AUTHORITY_BUGS, GUARD_BUGS, store_with
+from tests.planted.bugs import ALGORITHM_BUGS, AUTHORITY_BUGS, GUARD_BUGS, LEDGER_BUGS, store_with
 
 CHECKS = [*authorities.CHECKS, *operating.CHECKS, *wandering.CHECKS]
 
@@ -24,7 +27,7 @@ CHECKS = [*authorities.CHECKS, *operating.CHECKS, *wandering.CHECKS]
 def is_caught(check: Check, make: object) -> bool:  # type: ignore[type-arg]
     try:
         run(check, make, "blocking")  # type: ignore[arg-type]
-    except (CheckFailed, FencedError):
+    except (CheckFailed, FencedError, LookupError):
         return True
     return False
 
@@ -51,6 +54,23 @@ def test_the_same_bug_in_sqlite_is_caught(
 def _sqlite(folder: Path, runtime: Runtime) -> SqliteHarness:
     folder.mkdir()
     return SqliteHarness(runtime, folder)
+
+
+@pytest.mark.parametrize("bug", LEDGER_BUGS, ids=lambda bug: bug.__name__)
+def test_ledger_bug_is_caught(
+    bug: type[CountingAlgorithm] | type[RecordedRows], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ledger, "algorithm" if issubclass(bug, CountingAlgorithm) else "rows_type", bug)
+    assert any(
+        is_caught(check, partial(_ledger, tmp_path / check.name))
+        for check in CHECKS
+        if "settled" in check.name  # which find them; all others take ten times as long
+    )
+
+
+def _ledger(folder: Path, runtime: Runtime) -> LedgerHarness:
+    folder.mkdir()
+    return LedgerHarness(runtime, folder)
 
 
 @pytest.mark.parametrize("bug", GUARD_BUGS, ids=lambda bug: bug.__name__)
