@@ -1,4 +1,4 @@
-"""The ledger: power cuts under load, and how long it takes to start again after a million names."""
+"""The ledger: power cuts, interrupts at every line, damage at every byte, and a restart after a million names."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from typing import Any
 from evidence.power_cut import MEGABYTES, mounted
 from fenced.authorities.ledger.authority import LedgerAuthority
 from fenced.authorities.ledger.journal import FileJournal
-from fenced.authorities.ledger.ledger import Ledger
+from fenced.authorities.ledger.ledger import BATCH_TOKENS_MAX, Ledger
 from fenced.model import Ask, Holder, Release
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.runtime.clocks import now_ns
+from tests.ledger.test_damage import damaged
+from tests.ledger.test_interrupts import interrupted_ledgers
 
 CUTS = 20
 NAMES = 1_000_000
@@ -67,7 +69,7 @@ def cut(folder: Path, seconds: float, how: str) -> dict[str, int]:
         tokens.append(token)
     with mounted(folder / "after.disk", folder / "after") as point:
         ledger = LedgerAuthority(point / "leases.db", BlockingRuntime())
-        last = step(ledger.open()).last_token
+        last = step(ledger.open()).last_token - BATCH_TOKENS_MAX  # what the disk has: these were skipped
         leases = {thread: token for thread, token in held.items() if token}
         lost = 0
         for thread, token in leases.items():
@@ -138,6 +140,19 @@ def restart(*, counted: bool) -> dict[str, float]:
     }
 
 
+def interrupts() -> dict[str, int]:
+    """A program is interrupted at each line of the ledger's code in turn, and opens its files again."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        return {"lines": interrupted_ledgers(Path(folder), every=1)}
+
+
+def damages() -> dict[str, int]:
+    """Each byte of the newest segment is damaged in turn. None of those that are opened repeats a token."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        refused, dropped = damaged(Path(folder), every=1)
+    return {"refused": refused, "without_their_last_batch": dropped}
+
+
 def run() -> dict[str, Any]:
     synced, unsynced = cuts("synced", CUTS), cuts("unsynced", 3)
     return {
@@ -145,6 +160,8 @@ def run() -> dict[str, Any]:
         "lost": sum(figure["lost_tokens"] + figure["lost_leases"] + figure["twice"] for figure in synced),
         "control_unsynced": unsynced,
         "control_lost": sum(figure["lost_tokens"] for figure in unsynced),
+        "interrupts": interrupts(),
+        "damages": damages(),
         "restart_settled": restart(counted=True),
         "restart_unsettled": restart(counted=False),
     }

@@ -7,13 +7,23 @@ checks on their backends.
 """
 
 from fenced.contracts import Colour
-from fenced.testing import authorities, clients, guard_outages, guards, operating, outages, wandering
+from fenced.testing import (
+    authorities,
+    clients,
+    counting,
+    guard_outages,
+    guards,
+    operating,
+    outages,
+    wandering,
+)
 from fenced.testing.guard_outages import GuardFailoverHarness, GuardOutageHarness
 from fenced.testing.kit import COLOURS, AuthorityHarness, Check, CheckFailed, GuardHarness, run
 from fenced.testing.outages import OutageHarness
 
 AUTHORITY_CHECKS: list[Check[AuthorityHarness]] = [
     *authorities.CHECKS,
+    *counting.CHECKS,
     *operating.CHECKS,
     *wandering.CHECKS,
     *clients.CHECKS,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-from fenced.contracts import Authority, Runtime
+from fenced.contracts import Authority
 from fenced.errors import Misconfigured, Misuse
 from fenced.model import (
     TOKEN_MAX,
@@ -14,7 +13,6 @@ from fenced.model import (
     Ended,
     Gone,
     Granted,
-    Holder,
     Kept,
     Released,
     Waiting,
@@ -527,86 +525,6 @@ async def lock_delay_outlives_the_memory_of_its_attempt(h: AuthorityHarness) -> 
 
 
 # Names, and the end.
-
-
-# Clients that count their attempts, and say which of them are over.
-
-
-def _counted(runtime: Runtime, series: str, number: int, settled: int, name: str, **options: Any) -> Ask:
-    """The attempt with this number of a client that counts. All of them name the same holder, which is public."""
-    holder = Holder("0" * 32, "counts", "host", 1)
-    return asking(runtime, name, **options)._replace(
-        holder=holder, series=series, number=number, settled=settled
-    )
-
-
-@check()
-async def what_keeps_a_name_taken_outlives_settled(h: AuthorityHarness) -> None:
-    """A client calls an attempt settled: its `keep`, or its `lock_delay` after an expiry, keeps the name taken."""
-    a, series = await h.authority(), h.runtime.secret()
-    kept = _counted(h.runtime, series, 1, 0, "kept")
-    lost = _counted(h.runtime, series, 2, 0, "lost", ttl=0.2, lock_delay=30.0)
-    await granted(a, kept)
-    await granted(a, lost)
-    ensure(await a.release(kept.secret, keep=60.0) == Released(), "released, and its name stays taken")
-    await h.pass_time(0.3)
-    for number in (3, 4):
-        other = _counted(h.runtime, series, number, number - 1, f"another/{number}")
-        await granted(a, other)
-        ensure(await a.release(other.secret) == Released(), "released")
-        for name in ("kept", "lost"):
-            answer = await a.ask(asking(h.runtime, name))
-            ensure(isinstance(answer, Busy), f"{name} is still taken, not {answer}")
-    await h.pass_time(61.0)
-    for name in ("kept", "lost"):
-        await granted(a, asking(h.runtime, name))
-    await granted(a, _counted(h.runtime, series, 5, 4, "another/5"))
-
-
-@check()
-async def settled_binds_nobody_else(h: AuthorityHarness) -> None:
-    """Holders are public. Whoever names another client's, and calls its attempts settled, changes nothing for it."""
-    a, series = await h.authority(), h.runtime.secret()
-    held = _counted(h.runtime, series, 1, 0, "held")
-    await granted(a, held)
-    stranger = _counted(h.runtime, h.runtime.secret(), TOKEN_MAX - 1, TOKEN_MAX - 2, "strange")
-    await granted(a, stranger)
-    await granted(a, stranger._replace(secret=h.runtime.secret(), names=("strange/2",), series=""))
-    ensure(await a.renew([held.secret]) == [Kept(10.0)], "its lease is renewed")
-    for number in (2, 3):
-        await granted(a, _counted(h.runtime, series, number, 0, f"held/{number}"))
-
-
-@check()
-async def a_late_copy_of_a_settled_attempt_is_harmless(h: AuthorityHarness) -> None:
-    """Copies of its ask, renewal, release and withdrawal arrive when it is settled; names are swept much later."""
-    a, series = await h.authority(), h.runtime.secret()
-    over = _counted(h.runtime, series, 1, 0, "orders")
-    await granted(a, over)
-    ensure(await a.release(over.secret) == Released(), "released")
-    await granted(a, _counted(h.runtime, series, 2, 1, "another"))
-    answer = await a.ask(over)
-    ensure(isinstance(answer, Ended), f"a late copy of its ask is not granted: {answer}")
-    (renewed,) = await a.renew([over.secret])
-    ensure(isinstance(renewed, Ended | Gone), f"nor renewed: {renewed}")
-    for _ in range(2):
-        ensure(
-            isinstance(await a.withdraw(over.secret), Released | Ended | Gone), "it is withdrawn, or unknown"
-        )
-        ensure(isinstance(await a.release(over.secret), Released | Ended | Gone), "or released")
-    held = asking(h.runtime, "orders", ttl=3600.0)
-    await granted(a, held)
-    await h.pass_time(601.0)
-    for number in range(66):  # more than the grants between two sweeps
-        await _token(h, a, f"once/{number % 3}")
-    waiter = asking(h.runtime, "orders", wait=True)
-    ensure(isinstance(await a.ask(waiter), Waiting), "the name is held: it waits")
-    ensure(await a.withdraw(waiter.secret) == Released(), "and leaves")
-    await h.restart()
-    a = await h.authority()
-    ensure(isinstance(await a.ask(asking(h.runtime, "orders")), Busy), "the name is still held")
-    ensure(await a.release(held.secret) == Released(), "released")
-    await granted(a, asking(h.runtime, "orders"))
 
 
 @check()
