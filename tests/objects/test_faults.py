@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import http.server
 import re
 import threading
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from fenced.errors import AlreadyApplied, FencedError, Indeterminate, Misconfigured, StaleToken, Unavailable
-from fenced.guards.objects.boto import BotoBucket
-from fenced.guards.shared.boto import BotoAnswer, answer_in
+from fenced.guards.objects import contents
+from fenced.guards.shared import cellguard
+from fenced.guards.shared.cells import KEPT
 from fenced.objects import ObjectGuard
 from fenced.runtime.blocking import step
 from fenced.testing.faults import Fault, Proxy
@@ -105,6 +107,100 @@ def test_an_outcome_that_cannot_be_found_out_is_unknown(
     guard.announce(stamp(6), NAME)
     with pytest.raises(StaleToken):
         guard.write(stamp(5, 3), NAME, b"late")
+
+
+class RepeatingGateway(http.server.BaseHTTPRequestHandler):
+    """Sends each PUT of a cell to the store twice, and the second answer to the client.
+
+    nginx does that by default, if the store has not answered the first one in time.
+    """
+
+    protocol_version = "HTTP/1.1"
+    store: tuple[str, int]
+    between: list[Callable[[], None]]
+    """What happens before the next repeats."""
+    repeated: list[int]
+    """The second answers."""
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.command == "PUT" and "/n/" in self.path:
+            self._forward(body)
+            if self.between:
+                self.between.pop()()
+            status, headers, answer = self._forward(body)
+            self.repeated.append(status)
+        else:
+            status, headers, answer = self._forward(body)
+        self.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() not in ("transfer-encoding", "connection"):
+                self.send_header(name, value)
+        if "Content-Length" not in headers:
+            self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def do_GET(self) -> None:
+        self.do_PUT()
+
+    def do_DELETE(self) -> None:
+        self.do_PUT()
+
+    def do_POST(self) -> None:
+        self.do_PUT()
+
+    def _forward(self, body: bytes) -> tuple[int, Any, bytes]:
+        with contextlib.closing(http.client.HTTPConnection(*self.store, timeout=30)) as store:
+            sent = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+            store.request(self.command, self.path, body, sent)
+            answer = store.getresponse()
+            return answer.status, answer.headers, answer.read()
+
+    def log_message(self, *args: Any) -> None:
+        return
+
+
+@pytest.fixture
+def gateway(seaweed_server: SeaweedServer) -> Iterator[tuple[str, type[RepeatingGateway]]]:
+    store = seaweed_server.host, seaweed_server.port
+    handler = type("Handler", (RepeatingGateway,), {"store": store, "between": [], "repeated": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", handler
+        server.shutdown()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_put_that_a_middlebox_repeats_happened_once(
+    client: str, gateway: tuple[str, type[RepeatingGateway]], seaweed_server: SeaweedServer
+) -> None:
+    """Neither Conflict nor StaleToken: the operation's id is in the cell, also after the cell has gone on."""
+    (through, repeating), prefix = gateway, next(_prefixes)
+    guard, other = CLIENTS[client](through, prefix), CLIENTS[client](seaweed_server.endpoint(), prefix)
+    large = b"x" * 2 * contents.SMALL_BYTES
+    guard.write(stamp(5), NAME, b"one")
+    for seq, body in ((2, b"two"), (3, large)):
+        with guard.change(stamp(5, seq), NAME) as report:
+            report.body = body
+        assert other.peek(NAME) == body and version(other) == seq
+    repeating.between.append(lambda: other.write(stamp(6), NAME, b"of the next holder"))
+    guard.write(stamp(5, 4), NAME, b"four")
+    assert other.peek(NAME) == b"of the next holder" and version(other) == 5
+    with pytest.raises(StaleToken):
+        guard.write(stamp(5, 5), NAME, b"late")
+    assert set(repeating.repeated) == {412}, "every write was repeated, and every repeat refused"
+
+
+def test_many_writes_of_others_leave_nothing_unknown(seaweed_server: SeaweedServer) -> None:
+    """With a client that retries, every refusal counts as unknown; the cell is read first, so there is none."""
+    prefix = next(_prefixes)
+    one, other = (ObjectGuard(s3_store(seaweed_server.endpoint(), 3), prefix=prefix) for _ in range(2))
+    one.write(stamp(5), NAME, b"one")
+    for number in range(KEPT + 1):
+        other.write(stamp(5), NAME, b"other %d" % number)
+    one.write(stamp(5), NAME, b"two")
+    assert other.peek(NAME) == b"two" and version(other) == KEPT + 3
 
 
 class CarelessStore(http.server.BaseHTTPRequestHandler):
@@ -202,14 +298,20 @@ def test_wrong_buckets(seaweed_server: SeaweedServer) -> None:
         guard.write(stamp(5), NAME, b"")
 
 
-def _every_412_is_a_refusal(error: Exception) -> BotoAnswer:
-    """A client's own retry is forgotten."""
-    return answer_in(error)._replace(sent_once=True)
+def _nothing_happened(operation: str, this: object) -> bool:
+    """The id of the operation in the cell is not looked for."""
+    return False
 
 
 def test_the_checks_can_fail(
-    proxy: Proxy, seaweed_server: SeaweedServer, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy,
+    gateway: tuple[str, type[RepeatingGateway]],
+    seaweed_server: SeaweedServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(f"{BotoBucket.__module__}.answer_in", _every_412_is_a_refusal)
+    monkeypatch.setattr(cellguard, "_happened", _nothing_happened)
+    monkeypatch.setattr(cellguard, "TRIES", 3)
     with pytest.raises((AssertionError, FencedError)):
         test_a_cut_write_happens_once("boto3", Fault.LOSE_REPLY, proxy, seaweed_server)
+    with pytest.raises((AssertionError, FencedError)):
+        test_a_put_that_a_middlebox_repeats_happened_once("boto3", gateway, seaweed_server)

@@ -2,13 +2,16 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fenced.contracts import Wakeup
-from fenced.decision import RULES, Rule
+from fenced.decision import RULES, Mark, Rule
 from fenced.errors import (
     AlreadyApplied,
+    Conflict,
     FencedError,
     Indeterminate,
     Misconfigured,
@@ -28,7 +31,7 @@ SEEDS = range(100)
 
 
 class LossyCells(MemoryCells):
-    """Loses the reply of a swap, or the request; others may write in between, and a request may come late."""
+    """Loses the reply of a swap, or the request, or repeats it; others may write in between, and one may come late."""
 
     def __init__(self, rng: random.Random, others: int) -> None:
         super().__init__()
@@ -38,12 +41,17 @@ class LossyCells(MemoryCells):
         self._late: list[Sequence[tuple[str, int, bytes | None]]] = []
 
     async def swap(self, changes: Sequence[tuple[str, int, bytes | None]]) -> Swapped:
-        kind = self.rng.choice(("told", "told", "reply lost", "request lost", "late"))
-        done = await self._apply(changes) if kind in ("told", "reply lost") else Swapped(None)
+        kind = self.rng.choice(("told", "told", "repeated", "reply lost", "request lost", "late"))
+        done = await self._apply(changes) if kind in ("told", "repeated", "reply lost") else Swapped(None)
+        if (
+            kind == "repeated"
+        ):  # as nginx does if the store has not answered in time: the second answer comes back
+            await self._meanwhile(min(self.others, KEPT - 1))
+            return await self._apply(changes)
         if kind == "late":
             self._late.append(changes)
         if kind != "told":
-            await self._meanwhile()
+            await self._meanwhile(self.others)
             raise Indeterminate("no reply")
         return done
 
@@ -54,11 +62,12 @@ class LossyCells(MemoryCells):
                 self.happened.append(Cell.unpacked(key, blob).written[-1])
         return done
 
-    async def _meanwhile(self) -> None:
-        for _ in range(self.rng.randrange(self.others + 1)):
+    async def _meanwhile(self, others: int) -> None:
+        for _ in range(self.rng.randrange(others + 1)):
             version, blob = await self.get(f"n/{NAME}")
             cell = Cell.unpacked(NAME, blob)
-            other = cell.changed(f"other-{self.rng.random()}", cell.mark, b"other")
+            mark = Mark(6, "f" * 32) if self.rng.random() < 0.05 else cell.mark  # overtaken
+            other = cell.changed(f"other-{self.rng.random()}", mark, b"other")
             await super().swap([(f"n/{NAME}", version, other.packed())])
         while self._late and self.rng.random() < 0.5:
             await self._apply(self._late.pop())
@@ -82,6 +91,24 @@ class EveryTryIsNew(MemoryGuard):
                 pass
 
 
+class RefusalsAreBelieved(MemoryGuard):
+    """A swap that was refused counts as not done, although its request may have been repeated. (Planted.)"""
+
+    _refused = False
+
+    async def _commit(self, changes: Any, writes: Any) -> Swapped:
+        self._refused = False
+        swapped = await super()._commit(changes, writes)
+        self._refused = not swapped
+        return swapped
+
+    async def _look(self, *arguments: Any) -> Any:
+        known, this = await super()._look(*arguments)
+        if self._refused:
+            this.found = {name: (at, replace(cell, written=())) for name, (at, cell) in this.found.items()}
+        return known, this
+
+
 def _story(seed: int, rule: Rule, guard_type: type[MemoryGuard], others: int) -> str | None:
     """Many writes of one lease, each with a seq of its own; returns what is wrong."""
     rng = random.Random(f"{seed} {rule}")
@@ -89,12 +116,13 @@ def _story(seed: int, rule: Rule, guard_type: type[MemoryGuard], others: int) ->
     guard = guard_type(rule=rule, cells=cells, runtime=Hasty())
     for seq in range(1, 8):
         before = len(cells.happened)
+        expect = step(guard.peek(NAME)).version if rng.random() < 0.5 else None
         try:
-            step(guard.write(by(5, seq), NAME, f"{seq}".encode()))
+            step(guard.write(by(5, seq), NAME, f"{seq}".encode(), expect=expect))
             outcome = "done"
         except Indeterminate:
             outcome = "unknown"
-        except (Refused, AlreadyApplied):
+        except (Refused, AlreadyApplied, Conflict):
             outcome = "refused"
         times = len(cells.happened) - before
         wanted = {"done": (1,), "refused": (0,), "unknown": (0, 1)}[outcome]
@@ -115,6 +143,11 @@ def test_a_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under retry nothing but the id keeps a write from happening twice."""
     monkeypatch.setattr(cellguard, "TRIES", 3)
     assert any(_story(seed, "retry", EveryTryIsNew, 0) for seed in SEEDS)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_refusal_that_is_believed_is_caught(rule: Rule) -> None:
+    assert any(_story(seed, rule, RefusalsAreBelieved, 2) for seed in SEEDS)
 
 
 @pytest.mark.parametrize("error", [Unavailable, Misconfigured])

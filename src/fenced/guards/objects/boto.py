@@ -24,6 +24,8 @@ _WRONG = {
 class BotoBucket:
     """A bucket, through a client of boto3, or of aiobotocore or aioboto3 in an asyncio program."""
 
+    tells_retries = True
+
     def __init__(self, client: Any, bucket: str, prefix: str, runtime: Runtime) -> None:
         self._boto = BotoClient(client, runtime, "AsyncObjectGuard")
         self._failures = self._boto.failures

@@ -27,6 +27,10 @@ PART_BYTES = 8 * 1024 * 1024
 class Bucket(Protocol):
     """Objects under keys. Versions are the store's own; equal ones mean equal contents."""
 
+    tells_retries: bool
+    """Whether `put` can tell the refusal of its only request from that of a retry by its client. Otherwise each
+    refusal is Indeterminate."""
+
     async def get(self, key: str) -> tuple[Any, bytes] | None:
         """The version and the body of an object, or None."""
 
@@ -58,7 +62,7 @@ class ObstoreBucket:
         self._prefix = prefix
         self._runtime = runtime
         retries = getattr(store, "retry_config", {"max_retries": 0})  # a store in memory has none
-        self._once = (retries or {"max_retries": 10})["max_retries"] == 0
+        self.tells_retries = (retries or {"max_retries": 10})["max_retries"] == 0
 
     async def get(self, key: str) -> tuple[Any, bytes] | None:
         return await self._reading(self._get, key)
@@ -75,7 +79,7 @@ class ObstoreBucket:
             self._obstore.exceptions.AlreadyExistsError,
             self._obstore.exceptions.PreconditionError,
         ) as error:
-            if self._once:
+            if self.tells_retries:
                 return None
             raise Indeterminate("the object store refused, perhaps after a retry by its client") from error
         except FileNotFoundError as error:

@@ -53,8 +53,13 @@ class ObjectMarks(CellGuard):
 
     traits = TRAITS
     kind = "a guard over objects"
-    remembers = True
     cells: ObjectCells
+
+    def __init__(self, cells: ObjectCells, *arguments: Any, **options: Any) -> None:
+        super().__init__(cells, *arguments, **options)
+        # Where each refusal counts as unknown, every cell is read first: one that is remembered may be so old that
+        # nobody can tell any more whether the write was among those since then.
+        self.remembers = cells.bucket.tells_retries
 
     async def open(self) -> None:
         await prove(self.cells.bucket, self._new_id())
@@ -98,9 +103,9 @@ async def prove(bucket: Bucket, unique: str) -> None:
     The guard deletes by a PUT too, so this is all that it depends on.
     """
     key = f"probe/{unique}"
-    first = await bucket.put(key, b"1", None)
+    first = await _put(bucket, key, b"1", None)
     try:
-        second = await bucket.put(key, b"2", first) if first is not None else None
+        second = await _put(bucket, key, b"2", first) if first is not None else None
         if second is None:
             raise Misconfigured("the object store refused a PUT whose condition holds")
         for condition, version in (("If-None-Match: *", None), ("If-Match with an old ETag", first)):
@@ -117,3 +122,12 @@ async def prove(bucket: Bucket, unique: str) -> None:
     finally:
         with contextlib.suppress(FencedError):  # what stays is a few bytes
             await bucket.delete(key)
+
+
+async def _put(bucket: Bucket, key: str, body: bytes, version: Any) -> Any:
+    """Put, and after a refusal look whether the object has this body: the request may have been repeated on its way."""
+    with contextlib.suppress(Indeterminate):
+        if (new := await bucket.put(key, body, version)) is not None:
+            return new
+    found = await bucket.get(key)
+    return found[0] if found is not None and found[1] == body else None

@@ -184,24 +184,26 @@ class CellGuard(GuardedCells):
     ) -> dict[str, Cell]:
         """Read, judge and swap until it is decided; returns the cells as this operation left them.
 
-        No lock is held: a swap that finds another version has done nothing, and everything is read again. A swap
-        whose outcome is unknown is settled by the operation's id, which is in the cell if and only if it happened.
+        No lock is held: after a swap that finds another version everything is read again. The operation's id is in
+        the cell if and only if its swap happened. So it settles a swap whose outcome is unknown, and one that was
+        refused, too: what stands between guard and store may have repeated the request, and forwarded the refusal of
+        the second one.
         `writes`: what the caller writes in the same swap, for guards whose `_commit` takes it. `sent`: the cells that
         the store sent with a failed swap.
         """
         operation = operation or self._new_id()
+        swapping: _Try | None = None
         unsettled: _Try | None = None
         trust = _Trust.MEMORY
         for tried in range(TRIES):
             try:
                 known, this = await self._look(values, trust, sent)
             except FencedError as error:
-                raise (error if unsettled is None else _unknown(str(error))) from error
-            if unsettled is not None:
-                if _happened(operation, this):
-                    return self._decided(unsettled)
-                if not _may_still_happen(this, unsettled):
-                    unsettled = None
+                raise (error if swapping is None else _unknown(str(error))) from error
+            if swapping is not None and _happened(operation, this):
+                return self._decided(swapping)
+            if unsettled is not None and not _may_still_happen(this, unsettled):
+                unsettled = None
             self._judge(this, known.config, stamp, operation, values, announce, expect)
             if writes and self.records_writes:
                 this.record(operation)
@@ -209,6 +211,7 @@ class CellGuard(GuardedCells):
                 trust = lacking
                 continue
             if not this.current or (this.refusal is None and (this.changes or writes)):
+                swapping = this if this.changes else swapping
                 try:
                     swapped = await self._swap(this, known, stamp, writes)
                 except Indeterminate as error:
