@@ -7,7 +7,7 @@ from typing import Any, Self
 from fenced.contracts import MANY_NAMES, Runtime
 from fenced.decision import Rule
 from fenced.errors import Misuse, Unsupported, shown
-from fenced.guarding import Fences, credential
+from fenced.guarding import EnteredOnce, Fences, credential
 from fenced.guards.dynamodb.cells import TRAITS, DynamoCells, DynamoMarks, Writes
 from fenced.guards.shared.answers import one_stamp
 from fenced.guards.shared.boto import BotoClient
@@ -18,7 +18,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 __all__ = ["AsyncDynamoGuard", "AsyncDynamoTransaction", "DynamoGuard", "DynamoTransaction"]
 
 
-class DynamoTransaction:
+class DynamoTransaction(EnteredOnce):
     """Writes that are sent at the end of the `with` block in one TransactWriteItems, all of them or none.
 
     The arguments of each method are those that boto3 has for the same thing: `TableName`, `Key`, `Item`, and so on.
@@ -31,6 +31,7 @@ class DynamoTransaction:
         self._writes: Writes = []
 
     async def _begin(self) -> None:
+        self._enter()
         await self._marks.begin(credential(self._fence, self._names, announcing=True))
 
     async def _end(self) -> None:

@@ -16,7 +16,7 @@ except ImportError as error:
 
 from fenced.decision import Rule
 from fenced.errors import Misuse, Unsupported, shown
-from fenced.guarding import Fences, credential, is_announced, stamp_of
+from fenced.guarding import EnteredOnce, Fences, credential, is_announced, stamp_of
 from fenced.guards.etcd.values import ROOT, TRAITS, EtcdCells, EtcdValues, EtcdWrites
 from fenced.guards.shared.cells import CONFIG, key_of
 from fenced.model import Credential
@@ -67,7 +67,7 @@ class EtcdFence:
         return [_at(key, revision) for key, _, _, revision in self.compares]
 
 
-class EtcdTransaction:
+class EtcdTransaction(EnteredOnce):
     """Puts and deletes that are sent at the end of the `with` block, all of them or none."""
 
     def __init__(
@@ -96,6 +96,7 @@ class EtcdTransaction:
             await self._guard.write_with(stamp, names, writes)
 
     def __enter__(self) -> Self:
+        self._enter()
         if not is_announced(self._fence, self._names, self._guard):
             step(self._announce())
         return self
@@ -124,6 +125,7 @@ class AsyncEtcdTransaction(EtcdTransaction):
     """The same for `async with`; `get` is awaited."""
 
     async def __aenter__(self) -> Self:
+        self._enter()
         if not is_announced(self._fence, self._names, self._guard):
             await self._announce()
         return self

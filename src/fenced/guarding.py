@@ -9,7 +9,7 @@ from fenced import registry
 from fenced.client import AsyncLease, Lease
 from fenced.contracts import Versioned
 from fenced.errors import Misuse, shown
-from fenced.guards.shared.answers import one_stamp
+from fenced.guards.shared.answers import entered_again, one_stamp
 from fenced.model import Credential, Stamp, check_name, check_realm
 from fenced.proofs import Proof
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -64,6 +64,17 @@ def stamp_of(fence: Fences, guard: str, *, announcing: bool = False) -> Stamp:
     if isinstance(fence, Stamp) and fence.names and not announcing:
         return fence
     return one_stamp(credential(fence, announcing=announcing), guard)
+
+
+class EnteredOnce:
+    """A block that is entered once: it has one stamp, and sends at its end what it has collected."""
+
+    _entered = False
+
+    def _enter(self) -> None:
+        if self._entered:
+            raise entered_again()
+        self._entered = True
 
 
 class Announcer(Protocol):

@@ -18,7 +18,7 @@ except ImportError as error:
 from fenced.announcing import GuardOn
 from fenced.decision import Rule
 from fenced.errors import Misconfigured, Misuse, Unsupported, shown
-from fenced.guarding import Fences, is_announced, stamp_of
+from fenced.guarding import EnteredOnce, Fences, is_announced, stamp_of
 from fenced.guards.redis.clients import (
     AnyClient,
     AsyncRedisClient,
@@ -42,7 +42,7 @@ _CALLBACKS: dict[str, Any] = dict(redis.Redis(protocol=2).response_callbacks)
 _NOT_FOR_CALLBACKS = ("keys", "NEVER_DECODE", "EMPTY_RESPONSE")
 
 
-class _Collected:
+class _Collected(EnteredOnce):
     """What a transaction has collected: the commands, and the values that it expects."""
 
     command_stack: list[Any]
@@ -70,6 +70,7 @@ class _Collected:
 
     async def _announce(self) -> None:
         """Raise the marks before the block reads anything, unless this guard object has done it for this lease."""
+        self._enter()
         _client, fences, _guard, fence, names = self._guarded
         if fence is None or is_announced(fence, names, fences):
             return

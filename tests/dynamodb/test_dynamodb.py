@@ -37,6 +37,7 @@ from fenced.runtime.blocking import step
 from fenced.testing.faults import Fault, Proxy
 from fenced.testing.servers import DynamoServer
 from fenced.testing.servers.dynamodb import TABLE
+from tests.entering import is_entered_once, is_entered_once_by_tasks
 from tests.guard_outage_harness import is_used_after_a_fork
 
 pytestmark = pytest.mark.xdist_group("dynamodb")
@@ -405,3 +406,21 @@ def test_a_rule_that_is_not_installed(client: Any) -> None:
     wrong = DynamoGuard(client, TABLE, prefix=prefix, rule="once")
     with pytest.raises(Misconfigured, match=r"rule retry.*says once"), wrong.transaction(stamp(5)):
         raise AssertionError
+
+
+def test_a_transaction_is_entered_once(client: Any) -> None:
+    item, prefix = Item(), f"once-{next(_numbers)}"
+    guard, suspending = (
+        DynamoGuard(client, TABLE, prefix=prefix),
+        AsyncDynamoGuard(client, TABLE, prefix=prefix),
+    )
+    is_entered_once(lambda: guard.transaction(stamp(5)), lambda tx: tx.update(**item.one_more()))
+
+    async def story() -> None:
+        await is_entered_once_by_tasks(
+            lambda: suspending.transaction(stamp(5)), lambda tx: tx.update(**item.one_more())
+        )
+        await suspending.close()
+
+    asyncio.run(story())
+    assert client.get_item(**item.at, ConsistentRead=True)["Item"]["count"] == {"N": "2"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Iterator
 
@@ -21,6 +22,7 @@ from fenced.testing.faults import Proxy
 from fenced.testing.faults.proxy import http2_reply
 from fenced.testing.kit import NAME, by, stamp
 from fenced.testing.servers import EtcdServer
+from tests.entering import is_entered_once, is_entered_once_by_tasks
 from tests.guard_outage_harness import is_used_after_a_fork
 
 
@@ -267,3 +269,20 @@ def test_a_rule_that_is_not_installed(etcd_url: str, prefix: str, guard: EtcdGua
     with pytest.raises(Misconfigured, match=r"rule retry.*says once"), wrong.transaction(stamp(5)):
         raise AssertionError
     wrong.close()
+
+
+def test_a_transaction_is_entered_once(guard: EtcdGuard, etcd_url: str, prefix: str) -> None:
+    keys = (f"{prefix}/{number}".encode() for number in itertools.count())
+    is_entered_once(lambda: guard.transaction(stamp(5)), lambda tx: tx.put(next(keys), b""))
+
+    async def story() -> None:
+        suspending = AsyncEtcdGuard(etcd_url, prefix=prefix)
+        await is_entered_once_by_tasks(
+            lambda: suspending.transaction(stamp(5)), lambda tx: tx.put(next(keys), b"")
+        )
+        await suspending.close()
+
+    asyncio.run(story())
+    with guard.transaction(stamp(5)) as tx:
+        there = [tx.get(f"{prefix}/{number}".encode()).value for number in range(4)]
+    assert there == [None, b"", None, b""]

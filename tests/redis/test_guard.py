@@ -46,6 +46,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import vectors
 from fenced.testing.faults import Fault, Proxy
 from fenced.testing.servers import RedisServer
+from tests.entering import is_entered_once, is_entered_once_by_tasks
 
 REALM = "00000000000000aa"
 NAME = "stock/42"
@@ -669,3 +670,17 @@ def test_a_rule_that_is_not_installed(client: redis.Redis, tag: str) -> None:
     ):
         tx.incr(f"{{{tag}}}:n")
     assert client.get(f"{{{tag}}}:n") is None
+
+
+def test_a_transaction_is_entered_once(client: redis.Redis, redis_url: str, tag: str) -> None:
+    guard, key = RedisGuard(tag=tag), f"{{{tag}}}:n"
+    is_entered_once(lambda: guard.transaction(client, stamp(5)), lambda tx: tx.incr(key))
+
+    async def story() -> None:
+        async with redis.asyncio.Redis.from_url(redis_url) as suspending:
+            await is_entered_once_by_tasks(
+                lambda: guard.transaction(suspending, stamp(5)), lambda tx: tx.incr(key) and None
+            )
+
+    asyncio.run(story())
+    assert client.get(key) == b"2"

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from fenced.decision import Mark
 from fenced.errors import MissingStamp, Misuse
+from fenced.guarding import EnteredOnce
 from fenced.guards.shared.engine import TableGuard
 from fenced.guards.shared.replies import ReplyTable
 from fenced.http.receiving import Received, Replayed, received_by
@@ -105,7 +106,7 @@ class _Work:
         await self._replies.keep(self._table.run, stamp.names_text, last.packed())
 
 
-class _AtomicBase(Generic[C]):
+class _AtomicBase(Generic[C], EnteredOnce):
     def __init__(self, connection: C, work: _Work) -> None:
         self.connection = connection
         self._work = work
@@ -115,6 +116,7 @@ class Atomic(_AtomicBase[C]):
     """A request in its own transaction: `with atomic(guard, connection, request) as operation:`."""
 
     def __enter__(self) -> Atomic[C]:
+        self._enter()
         step(self._work.enter())
         return self
 
@@ -133,6 +135,7 @@ class AsyncAtomic(_AtomicBase[C]):
     """A request in its own transaction: `async with atomic(guard, connection, request) as operation:`."""
 
     async def __aenter__(self) -> AsyncAtomic[C]:
+        self._enter()
         await self._work.enter()
         return self
 

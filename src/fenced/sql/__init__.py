@@ -22,7 +22,7 @@ from fenced.client import Lease
 from fenced.contracts import Colour
 from fenced.decision import Mark, Rule
 from fenced.errors import AlreadyApplied, Misuse, Refused
-from fenced.guarding import Fence, Fences, credential
+from fenced.guarding import EnteredOnce, Fence, Fences, credential
 from fenced.guards.shared.engine import TableGuard
 from fenced.guards.shared.spec import Spec
 from fenced.model import Credential, Stamp, check_name
@@ -289,10 +289,11 @@ class _Fenced(Generic[C]):
         self._credential = credential
 
 
-class Transaction(_Fenced[C]):
+class Transaction(_Fenced[C], EnteredOnce):
     """A guarded transaction on the program's connection: begins, announces, and commits or rolls back."""
 
     def __enter__(self) -> C:
+        self._enter()
         step(self._table.enter(self._credential))
         return self._connection
 
@@ -302,10 +303,11 @@ class Transaction(_Fenced[C]):
         step(self._table.leave(exc))
 
 
-class AsyncTransaction(_Fenced[C]):
+class AsyncTransaction(_Fenced[C], EnteredOnce):
     """A guarded transaction on the program's connection: begins, announces, and commits or rolls back."""
 
     async def __aenter__(self) -> C:
+        self._enter()
         await self._table.enter(self._credential)
         return self._connection
 

@@ -137,6 +137,12 @@ def one_stamp(credential: Credential, guard: str) -> Stamp:
     return stamp
 
 
+def entered_again() -> Misuse:
+    return Misuse(
+        "a guarded transaction is entered once: call the method that made it again for the next block"
+    )
+
+
 def check_value(value: object) -> bytes:
     """Misuse unless the value is bytes. The program must encode a text, because only it knows the encoding."""
     if not isinstance(value, bytes):

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from fenced.errors import Misuse
+from fenced.guards.shared.answers import entered_again
 from fenced.guards.shared.engine import StampSource
 from fenced.guards.shared.spec import Spec
 from fenced.guards.sqlite.fencing import RefusalPending, SqliteFence
@@ -141,7 +142,7 @@ class SqliteTransaction:
     which would cost as much as the statements.
     """
 
-    __slots__ = ("_connection", "_fence", "_names", "_seq", "_source")
+    __slots__ = ("_connection", "_entered", "_fence", "_names", "_seq", "_source")
 
     def __init__(
         self,
@@ -157,8 +158,12 @@ class SqliteTransaction:
         self._source = source
         self._seq = seq
         self._names = names
+        self._entered = False
 
     def __enter__(self) -> sqlite3.Connection:
+        if self._entered:
+            raise entered_again()
+        self._entered = True
         connection, source, names = self._connection, self._source, self._names
         try:
             nested = connection.in_transaction
