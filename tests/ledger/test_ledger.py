@@ -129,7 +129,7 @@ def test_what_came_during_a_sync_shares_the_next(path: Path, monkeypatch: pytest
 
 
 def test_a_slow_disk_does_not_stop_the_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch is written by its caller while the disk is quick. Once writes are slow, a thread waits for them."""
+    """The loop waits for a disk that has been quick, but not for long: also the first slow write does not stop it."""
     writers: list[int] = []
     began, goes_on = threading.Event(), threading.Event()
     append = FileJournal.append
@@ -149,9 +149,8 @@ def test_a_slow_disk_does_not_stop_the_loop(path: Path, monkeypatch: pytest.Monk
         assert ledger is not None
         monkeypatch.setattr(FileJournal, "append", slow)
         for number in range(2):
-            ledger._write_ns = 0.0  # as on a machine with nothing else to do
             await authority.many([lease(f"quick/{number}")])
-        ledger._write_ns = 1e7
+        ledger._write_ns = 0.0  # as on a machine with nothing else to do
         late = asyncio.create_task(authority.many([lease("slow")]))
         while not began.is_set():
             await asyncio.sleep(0.001)  # which it could not do if the loop waited for the disk
@@ -161,8 +160,7 @@ def test_a_slow_disk_does_not_stop_the_loop(path: Path, monkeypatch: pytest.Monk
         runtime.close()
 
     asyncio.run(story())
-    assert set(writers[:2]) == {threading.get_ident()}
-    assert threading.get_ident() not in writers[2:]
+    assert len(writers) == 3 and threading.get_ident() not in writers
 
 
 def test_all_but_endings_are_synced(ledger: LedgerAuthority, monkeypatch: pytest.MonkeyPatch) -> None:

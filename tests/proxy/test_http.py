@@ -371,6 +371,27 @@ def test_an_idle_connection_that_the_upstream_closes_costs_no_safe_request() -> 
     run(story())
 
 
+def test_the_log_says_what_was_refused_and_that_the_upstream_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line for an outage, however many requests fail. Nothing while all is well, and never a stamp."""
+
+    async def story() -> None:
+        async with proxied() as stage:
+            assert (await stage.ask("PUT", "/orders/42", 2)).status == 200
+            assert not caplog.records
+            assert (await stage.ask("PUT", "/orders/42", 1)).status == 412
+            nowhere = f"http://127.0.0.1:{stage.port}"
+        async with proxied(upstream_url=nowhere) as stage:
+            for _ in range(3):
+                assert (await stage.ask("PUT", "/orders/42", 3)).status == 503
+
+    run(story())
+    refused, lost = caplog.messages
+    assert refused == "refused: orders/42: token 1 is stale: 2 has been seen"
+    assert lost.startswith("the upstream cannot be used: ConnectionRefusedError")
+
+
 def test_an_upstream_that_is_not_there_has_not_got_anything() -> None:
     async def story() -> None:
         async with proxied() as other:

@@ -14,6 +14,7 @@ FOUND_WRONG = 1
 USAGE = 64
 UNAVAILABLE = 69
 INTERNAL = 70
+STORE_FAILED = 74
 NOT_GRANTED = 75
 LOST = 76
 REFUSED = 77
@@ -67,6 +68,7 @@ TABLE = (
 )
 
 _NOTES = (
+    ("74", "fenced serve: its store has failed for good (a full disk, an I/O error); start it again"),
     ("126", "fenced run: the command cannot be executed (the lease was released)"),
     ("127", "fenced run: the command was not found (the lease was released)"),
     ("128+n", "ended by signal n: 130 is Ctrl-C, 141 a closed pipe"),

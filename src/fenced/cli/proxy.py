@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from fenced.cli.logs import log_to_stderr
 from fenced.cli.output import complain
 from fenced.durations import duration
 from fenced.proofs import Ed25519Public, HmacKey, VerifyingKey
@@ -142,6 +143,8 @@ def proxy(
         complain("memory: forgets the marks when this proxy ends, and a stale holder is admitted after that")
     if (cert is None) != (key is None):
         raise click.UsageError("--cert and --key go together")
+
+    log_to_stderr()
 
     async def serve() -> None:
         running = FencingProxy(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from fenced import registry
+from fenced.cli import exits
+from fenced.cli.logs import log_to_stderr
 from fenced.cli.options import guarantee_option
 from fenced.cli.output import complain
 from fenced.cli.proxy import listen_address
@@ -122,7 +124,8 @@ def serve(
             "revoke leases: pass --tokens or --client-ca, or listen on 127.0.0.1 or --socket, or say --no-credentials"
         )
     certificate = (cert, key) if cert and key else None
-    serve_until_stopped(
+    log_to_stderr()
+    failure = serve_until_stopped(
         lambda runtime, namespace: registry.authority(store, runtime, namespace),
         ListenOptions(listen, socket, certificate, client_ca, any_host=no_credentials),
         complain,
@@ -135,3 +138,5 @@ def serve(
         standby=standby,
         guards=guards,
     )
+    if failure is not None:
+        raise click.exceptions.Exit(exits.STORE_FAILED)

@@ -132,6 +132,7 @@ class Exchange:
             proxy.report(f"{type(error).__name__} while a request was judged: this is a bug")
             self.refuse(InvariantBroken("the proxy has failed"))
             return
+        proxy.store_outages.worked()
         self._connect()
 
     def _caller(self) -> Caller:
@@ -155,10 +156,12 @@ class Exchange:
         except OSError as error:
             self._give_back()
             why = str(error) or type(error).__name__
+            self.front.proxy.upstream_outages.failed(error)
             self.refuse(
                 UpstreamUnreachable(f"the upstream cannot be reached, and nothing was sent to it: {why}")
             )
             return
+        self.front.proxy.upstream_outages.worked()
         if self.done:
             connection.close()
             self._give_back()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import ssl
 from collections import Counter
@@ -22,7 +23,10 @@ from fenced.proxy.gate import Gate
 from fenced.proxy.names import Naming
 from fenced.proxy.upstream import UpstreamPool
 from fenced.runtime.aio import AioRuntime
+from fenced.runtime.logs import LimitedLog, OutageLog
+from fenced.wire.problems import detail_of
 
+log = logging.getLogger("fenced.proxy")
 SWEEP_SECONDS = 0.5
 IDLE_UPSTREAM_SECONDS = 1.0
 """How long a connection to the upstream is kept: upstreams close idle ones, and a request may cross that."""
@@ -91,6 +95,9 @@ class FencingProxy:
         self.naming = Naming(options.names)
         self.counts = Counts()
         self.callers = CallerRecords()
+        self.store_outages = OutageLog(log, "the store of the marks")
+        self.upstream_outages = OutageLog(log, "the upstream")
+        self._refusals = LimitedLog(log)
         self.fronts: set[Front] = set()
         self.stopping = False
         self.runtime = AioRuntime()
@@ -171,12 +178,17 @@ class FencingProxy:
         try:
             await self.gate.store.modes()
         except FencedError as error:
+            self.store_outages.note([error])
             return str(error)
+        self.store_outages.worked()
         return None
 
     def note_refusal(self, error: FencedError) -> None:
-        """Count it. The store records refusals; a line for each could fill a disk."""
+        """Count it. The store records refusals; a line for each could fill a disk, so only some are logged."""
         self.counts.refused[error.kind if isinstance(error, Refused) else type(error).__name__.lower()] += 1
+        self.store_outages.note([error])
+        if isinstance(error, Refused):
+            self._refusals.warning(f"refused: {detail_of(error)}")
 
     def note_caller(self, caller: Caller, kind: str, ruling: str, name: str) -> None:
         self.callers.note(caller, kind, ruling, name, datetime.now(UTC))

@@ -239,12 +239,13 @@ class Api:
         self._count(way.request.head.route, reply.status)
         way.reply(reply)
 
-    def reload_tokens(self) -> None:
-        """Read the file of tokens again. What heads were admitted by the old ones is not used any more."""
+    def reload_tokens(self) -> bool:
+        """Read the file of tokens again, if there is one. What the old ones have admitted is not used any more."""
         if self.tokens is not None:
             self.tokens.reload()
             self._access += 1
             self.live.end_all_but(self.tokens.is_current)
+        return self.tokens is not None
 
     def check_site(self, request: ServiceRequest) -> None:
         """NotAdmitted if a page of another site has sent this request."""
@@ -490,8 +491,13 @@ class Api:
         """Not while it stops, so that a balancer sends no new requests; and not while the store does not answer."""
         if self.stopping:
             return Response("not ready: this instance stops\n", 503, media_type="text/plain")
-        looker = await (await self.namespaces.get("default")).looker()
-        await looker.open(create=False, until=clocks.now() + READY_SECONDS)
+        try:
+            looker = await (await self.namespaces.get("default")).looker()
+            await looker.open(create=False, until=clocks.now() + READY_SECONDS)
+        except FencedError as error:
+            self.namespaces.outages.note([error])
+            raise
+        self.namespaces.outages.worked()
         return Response("ready\n", media_type="text/plain")
 
     async def metrics(self, call: Call) -> Response:

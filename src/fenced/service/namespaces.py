@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from fenced.contracts import Authority, Runtime
 from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.model import BatchAnswer, BatchOperation, NameView, Standing, check_name
 from fenced.runtime.aio import AioRuntime
+from fenced.runtime.logs import OutageLog
 from fenced.service.access import EVERYBODY, Principal
 from fenced.service.limits import Limits
 from fenced.service.replies import NotAdmitted, plain
@@ -30,6 +32,8 @@ OWN_MEMORY = (
     "until its ttl. Let each client stay with one instance, or take a store without the trait own-memory"
 )
 """What a client should know about a service before an authority with that trait, which is ZooKeeper."""
+
+log = logging.getLogger("fenced.service")
 
 MakeAuthority = Callable[[Runtime, str], Authority]
 """An authority object of the store, for a runtime and a namespace, not yet opened."""
@@ -111,13 +115,18 @@ class HeldRequests:
 class ServedNamespace:
     """One namespace. Two authority objects, because a survey would delay the grants that share its thread."""
 
-    def __init__(self, make: MakeAuthority, name: str, answered: NamespaceAnswered) -> None:
+    def __init__(
+        self, make: MakeAuthority, name: str, answered: NamespaceAnswered, outages: OutageLog
+    ) -> None:
         self.name = name
+        self._outages = outages
         self.realm = ""
         self.held = HeldRequests()
         self._runtimes = (AioRuntime(), AioRuntime())
         self.leases, self.looking = (make(runtime, name) for runtime in self._runtimes)
-        self.worker = GroupedWork(self.leases, lambda: self.held.count > 0, partial(answered, name))
+        self.worker = GroupedWork(
+            self.leases, lambda: self.held.count > 0, partial(answered, name), outages.note
+        )
         self._opening = asyncio.Lock()
         self._looks = False
         self._listener: asyncio.Task[None] | None = None
@@ -166,7 +175,9 @@ class ServedNamespace:
             try:
                 for public in await self.leases.next_wakeups(runtime.now() + LISTEN_SECONDS):
                     self.held.wake(public)
-            except FencedError:
+            except FencedError as error:
+                if not self._closing.is_set():
+                    self._outages.note([error])
                 # A wake-up is a hint: without it the waiters ask when `check_in` has passed. `close` interrupts the
                 # authority, which is such an error too, and must not wait.
                 with contextlib.suppress(TimeoutError):
@@ -197,8 +208,15 @@ class ServedNamespaces:
         self._each_max = each_max
         self._open: dict[str, ServedNamespace] = {}
         self._making = asyncio.Lock()
+        self.outages = OutageLog(log, "the store")
         self.first: Counter[str] = Counter()
         """How many namespaces each client has opened before every other one."""
+
+    @property
+    def refusal(self) -> FencedError | None:
+        """Why the store refuses everything until it is opened again, as the ledger does after a failed write."""
+        found = (getattr(each.leases, "refusal", None) for each in self._open.values())
+        return next((each for each in found if each is not None), None)
 
     @property
     def held(self) -> int:
@@ -241,7 +259,7 @@ class ServedNamespaces:
         async with self._making:  # two first requests must not make two sets of authority objects
             if name not in self._open:
                 self._check_room(by)
-            found = self._open.get(name) or ServedNamespace(self._make, name, self._answered)
+            found = self._open.get(name) or ServedNamespace(self._make, name, self._answered, self.outages)
             try:
                 standing = await found.open(create=create)
             except BaseException:

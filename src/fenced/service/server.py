@@ -91,6 +91,8 @@ class LeaseServer(uvicorn.Server):
         )
         self.api = api
         self._certificate = options.certificate
+        self.failure: FencedError | None = None
+        """Why the store has ended this instance."""
 
     def stop(self) -> None:
         """Answer what is held, accept nothing more, and end when the requests under way are answered."""
@@ -101,18 +103,23 @@ class LeaseServer(uvicorn.Server):
 
     def reload(self) -> None:
         """Read the tokens and the certificate again. What cannot be used is not: the old ones stay."""
-        for what, load in (("tokens", self.api.reload_tokens), ("certificate", self._reload_certificate)):
+        for what, load in (
+            ("file of tokens", self.api.reload_tokens),
+            ("certificate", self._reload_certificate),
+        ):
             try:
-                load()
+                if load():
+                    log.info("after SIGHUP the %s was read again", what)
             except (FencedError, OSError) as error:
                 log.error("after SIGHUP the old %s stays in use: %s", what, error)
 
-    def _reload_certificate(self) -> None:
-        """For new connections. Those that are open go on with the old one."""
+    def _reload_certificate(self) -> bool:
+        """Whether there is one. For new connections. Those that are open go on with the old one."""
         if self._certificate is not None and self.config.ssl is not None:
             # A failed attempt would leave the new certificate without a key, so the files are tried elsewhere first.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._certificate)
             self.config.ssl.load_cert_chain(*self._certificate)
+        return self._certificate is not None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -120,6 +127,11 @@ class LeaseServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn calls it ten times a second."""
+        if self.failure is None and (refusal := self.api.namespaces.refusal) is not None:
+            # Nothing heals it here, and as long as this process lives no other one can have the files.
+            self.failure = refusal
+            log.error("%s; this instance ends, so that it is started again or a standby takes over", refusal)
+            self.stop()
         if counter % 10 == 0:
             now = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
@@ -163,8 +175,8 @@ def serve(
     demo: bool = False,
     guards: Sequence[str] = (),
     standby: bool = False,
-) -> None:
-    """Run an instance until it gets SIGTERM or SIGINT.
+) -> FencedError | None:
+    """Run an instance until it gets SIGTERM or SIGINT, or its store has failed for good; returns how it failed.
 
     `tokens` is the path of a file of bearer tokens, `values` the address of the guard of the values, which must be
     usable at the start. Without it they are at `values_beside`, which is opened by the first request for a value.
@@ -205,6 +217,7 @@ def serve(
 
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run())
+    return server.failure
 
 
 def _collect_less() -> None:

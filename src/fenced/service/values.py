@@ -6,6 +6,7 @@ A request carries its stamp as docs/protocol.md says. The guard decides, in the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import PurePath
@@ -16,17 +17,20 @@ from starlette.responses import Response
 
 from fenced import registry
 from fenced.contracts import NamedValues
-from fenced.errors import Misuse, Refused, Unsupported, redacted
+from fenced.errors import FencedError, Misuse, Refused, Unsupported, redacted
 from fenced.guarding import credential
 from fenced.http.protocol import read_fence
 from fenced.model import TOKEN_MAX, Credential, check_name
 from fenced.runtime.aio import AioRuntime
+from fenced.runtime.logs import LimitedLog, OutageLog
 from fenced.service.bodies import MarkBody, WrittenBody
 from fenced.service.events import Events
 from fenced.service.metrics import Metrics
 from fenced.service.replies import ServiceRequest, as_response, plain
+from fenced.wire.problems import detail_of
 
 T = TypeVar("T")
+log = logging.getLogger("fenced.service")
 
 _VERSION = re.compile(r'"(0|[1-9][0-9]{0,15})"', re.ASCII)
 _EMBEDDED = re.compile(r"(?:sqlite|ledger)://(/[^?]+)")
@@ -61,6 +65,8 @@ class ServedValues:
         self._opening = asyncio.Lock()
         self._runtime: AioRuntime | None = None
         self._guard: NamedValues | None = None
+        self._outages = OutageLog(log, "the guard of the values")
+        self._refusals = LimitedLog(log)
         self._reports = True
         """Whether a refusal becomes an event here. If not, it becomes one by its record."""
 
@@ -140,14 +146,22 @@ class ServedValues:
         return MarkBody(name, 0 if found is None else found.token)
 
     async def _guarded(self, work: Callable[[NamedValues], Awaitable[T]]) -> T:
-        guard = await self.open()
         try:
-            return await work(guard)
-        except Refused as error:
-            self._numbers.refused(error)
-            if self._reports:
-                self._events.refused(guard.url, error)
+            guard = await self.open()
+            done = await work(guard)
+        except FencedError as error:
+            self._outages.note([error])
+            if isinstance(error, Refused):
+                self._refused(error)
             raise
+        self._outages.worked()
+        return done
+
+    def _refused(self, error: Refused) -> None:
+        self._numbers.refused(error)
+        self._refusals.warning(f"refused by the guard of the values: {detail_of(error)}")
+        if self._reports and self._guard is not None:
+            self._events.refused(self._guard.url, error)
 
 
 def _credential(request: ServiceRequest, *, announcing: bool = False) -> Credential | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from fenced.contracts import Operator
 from fenced.errors import Unavailable, Unsupported, redacted
 from fenced.rollout import DatabaseStatus, Decision
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.runtime.logs import OutageLog
 from fenced.service.events import Events
 from fenced.service.views import GuardTableView, GuardView, StageView
 
@@ -22,6 +24,7 @@ STATUS_EVERY = 20
 RETRY_SECONDS = 5.0
 RECORDS_MAX = 100
 
+log = logging.getLogger("fenced.service")
 Reading = tuple[DatabaseStatus | None, list[Decision]]
 
 
@@ -34,6 +37,7 @@ class WatchedGuard:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guard")
         self._source: SqlGuards | OneGuard | None = None
         self._known: set[Decision] = set()
+        self._outages = OutageLog(log, f"the guard {self.view.url}")
 
     async def look(self, *, status: bool) -> list[Decision]:
         """The records that are new. The view has the stages, or why it could not be looked at."""
@@ -43,7 +47,9 @@ class WatchedGuard:
         except Exception as error:  # noqa: BLE001 - drivers raise their own; the page shows it, and it is tried again
             why = str(redacted(str(error))).partition("\n")[0]
             self.view = GuardView(self.view.url, self.view.tables, why or type(error).__name__)
+            self._outages.failed(error)
             raise Unavailable(why) from None
+        self._outages.worked()
         if state is not None:
             self.view = GuardView(self.view.url, _tables(state))
         new = [each for each in records if each not in self._known]

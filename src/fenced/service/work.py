@@ -171,8 +171,14 @@ class GroupedWork:
     connections.
     """
 
-    def __init__(self, leases: Authority, held: Callable[[], bool], answered: Answered) -> None:
-        """`held`: whether any waiter could be notified by what is written.
+    def __init__(
+        self,
+        leases: Authority,
+        held: Callable[[], bool],
+        answered: Answered,
+        noted: Callable[[Sequence[object]], None] = lambda _: None,
+    ) -> None:
+        """`held`: whether any waiter could be notified by what is written. `noted` gets all results, errors too.
 
         `answered` is called once for all operations that share a write, after their requests were answered: the clients
         need not wait for it.
@@ -180,6 +186,7 @@ class GroupedWork:
         self._leases = leases
         self._held = held
         self._answered = answered
+        self._noted = noted
         self._many: Callable[..., Awaitable[list[Result]]] | None = getattr(leases, "many", None)
         self._next: list[tuple[Work, Done]] = []
         self._began = 0.0
@@ -272,6 +279,7 @@ class GroupedWork:
     def _report(
         self, operations: Sequence[BatchOperation], found: Sequence[Result] | Exception, seconds: float
     ) -> None:
+        self._noted([found] if isinstance(found, Exception) else found)
         if isinstance(found, Exception):
             return
         try:

@@ -109,6 +109,11 @@ def problem(error: FencedError, *, by: str = "receiver", title: str | None = Non
     return plain_problem(row.status, {key: value for key, value in document.items() if value is not None})
 
 
+def detail_of(error: FencedError) -> str:
+    """What its answer says about an error, for a log: without what would let its reader write as a holder."""
+    return _without_secrets(error)
+
+
 def plain_problem(status: int, document: dict[str, object]) -> Problem:
     """An answer with this document. `error_from` reads only documents whose `type` is in the table."""
     body = json.dumps(document).encode()

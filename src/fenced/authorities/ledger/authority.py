@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -35,6 +37,9 @@ from fenced.runtime import forking
 from fenced.schema import Schema
 
 T = TypeVar("T")
+
+AT_ONCE_SECONDS = 0.02
+"""For how long a loop waits for a disk that has been quick so far."""
 
 _ledgers: dict[tuple[int, Path], tuple[Ledger, int]] = {}
 """The open ledgers of this process and how many authorities use them. A forked child finds none of its parent's."""
@@ -126,6 +131,7 @@ class LedgerAuthority:
         self._joining = threading.Lock()
         self._rows: RecordedRows | None = None
         self._writes = False
+        self._writer: ThreadPoolExecutor | None = None
         self._round = runtime.wakeup()
         """Set when the batch that is being collected now has been written."""
 
@@ -158,6 +164,9 @@ class LedgerAuthority:
 
     def abandon(self) -> None:
         ledger, self._ledger = self._ledger, None
+        if self._writer is not None:
+            self._writer.shutdown(wait=False)
+            self._writer = None
         if ledger is not None:
             ledger.listeners.remove(self._wakeups.add)
             _release(self._path)
@@ -167,6 +176,12 @@ class LedgerAuthority:
 
     def forked(self) -> None:
         """The ledger itself refuses from now on; a new ledger of this process finds that the parent has the file."""
+        self._writer = None
+
+    @property
+    def refusal(self) -> FencedError | None:
+        """Why nothing is carried out until the ledger is opened again; None: it is carried out."""
+        return None if self._ledger is None else self._ledger.refusal
 
     # Doing.
 
@@ -182,9 +197,22 @@ class LedgerAuthority:
             raise Unavailable(f"{self.url} is not open")
         result, due = ledger.do(rows, work)
         if at_once and not self._writes and ledger.written < due and ledger.is_quick():
-            ledger.write(due)
+            self._write_at_once(ledger, due)
         await self._written(ledger, due, until)
         return result
+
+    def _write_at_once(self, ledger: Ledger, due: int) -> None:
+        """Let another thread write and wait for it here, which costs less than to be notified by it through the loop.
+
+        Not for long: if the disk hangs, the loop goes on, and the batch is awaited like every other one. Waiting is
+        safe, because that thread needs nothing of this one.
+        """
+        if self._runtime.colour == "blocking":
+            return
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, "fenced-ledger")
+        with contextlib.suppress(TimeoutError):
+            self._writer.submit(ledger.write, due).result(AT_ONCE_SECONDS)
 
     async def _written(self, ledger: Ledger, due: int, until: float | None) -> None:
         """Return when the batch `due` is on the disk. Indeterminate at the deadline: it may still get there."""
@@ -254,9 +282,9 @@ class LedgerAuthority:
     async def many(
         self, operations: Sequence[BatchOperation], until: float | None = None
     ) -> list[BatchAnswer]:
-        """Written by the caller itself while the disk is quick.
+        """The loop waits for the write while the disk is quick.
 
-        The caller has collected what came meanwhile, so nothing could share this write: a thread would only cost time.
+        The caller has collected what came meanwhile, so nothing could share this write.
         """
         if len(operations) > OPERATIONS_MAX:
             raise Misuse(f"at most {OPERATIONS_MAX} operations at once, not {len(operations)}")

@@ -1,0 +1,81 @@
+"""Log lines about what goes wrong, few enough to be read: one when it begins, one when it is over."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+
+from fenced.errors import FencedError, Indeterminate, Unavailable, redacted
+from fenced.runtime import clocks
+
+QUIET_SECONDS = 5.0
+"""An outage is over when something has worked this long after the last failure."""
+LINES_MAX = 10
+LINES_SECONDS = 60.0
+
+
+class OutageLog:
+    """One line when something cannot be used, and one when it can be used again. Used in the loop's thread only."""
+
+    def __init__(self, log: logging.Logger, what: str, now: Callable[[], float] = clocks.now) -> None:
+        self._log = log
+        self._what = what
+        self._now = now
+        self._since: float | None = None
+        self._last = 0.0
+        self._failures = 0
+
+    def note(self, results: Iterable[object]) -> None:
+        """What a store has answered; only its failures count, not what it refuses."""
+        for result in results:
+            if isinstance(result, (Unavailable, Indeterminate)):
+                self.failed(result)
+                return
+        self.worked()
+
+    def failed(self, error: Exception) -> None:
+        self._last = self._now()
+        self._failures += 1
+        if self._since is None:
+            self._since = self._last
+            self._log.warning("%s cannot be used: %s", self._what, line_of(error))
+
+    def worked(self) -> None:
+        if self._since is None or self._now() - self._last < QUIET_SECONDS:
+            return
+        self._log.warning(
+            "%s works again; it had failed %d times in %.0f s",
+            self._what,
+            self._failures,
+            self._last - self._since,
+        )
+        self._since, self._failures = None, 0
+
+
+class LimitedLog:
+    """At most ten lines a minute. The next one says how many were left out."""
+
+    def __init__(self, log: logging.Logger, now: Callable[[], float] = clocks.now) -> None:
+        self._log = log
+        self._now = now
+        self._began = -math.inf
+        self._lines = 0
+        self._left_out = 0
+
+    def warning(self, text: str) -> None:
+        if self._now() - self._began >= LINES_SECONDS:
+            self._began, self._lines = self._now(), 0
+        if self._lines >= LINES_MAX:
+            self._left_out += 1
+            return
+        self._lines += 1
+        more = f" ({self._left_out} more like this before it)" if self._left_out else ""
+        self._left_out = 0
+        self._log.warning("%s%s", text, more)
+
+
+def line_of(error: Exception) -> str:
+    """The first line of an error, without passwords."""
+    text = str(error) if isinstance(error, FencedError) else f"{type(error).__name__}: {error}"
+    return str(redacted(text)).partition("\n")[0]
