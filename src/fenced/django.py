@@ -11,12 +11,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from fenced import registry
 
 try:
+    from django.core.exceptions import RequestDataTooBig
     from django.db import (
         DEFAULT_DB_ALIAS,
         DatabaseError,
@@ -28,6 +29,7 @@ try:
         OperationCategory,
     )
     from django.http import HttpRequest, HttpResponse
+    from django.http.request import RawPostDataException, UnreadablePostError
     from django.utils.deprecation import MiddlewareMixin
 except ImportError as error:
     raise registry.needs_package(__name__, error) from error
@@ -37,6 +39,7 @@ from fenced.errors import FencedError, Misconfigured, Refused
 from fenced.guarding import Fences
 from fenced.guards.shared.engine import TableGuard
 from fenced.guards.shared.spec import Spec
+from fenced.http.bodies import RememberedBody
 from fenced.http.receiving import ANSWERED, SCOPE_KEY, answer, read_request
 from fenced.proofs import VerifyingKey
 from fenced.runtime.blocking import step
@@ -74,7 +77,14 @@ class ReceiverMiddleware(MiddlewareMixin):  # type: ignore[misc]
             for name, value in request.headers.items()
         ]
         try:
-            request.META[SCOPE_KEY] = read_request(request.method or "", request.path, pairs, self.keys)
+            request.META[SCOPE_KEY] = read_request(
+                request.method or "",
+                request.path,
+                pairs,
+                self.keys,
+                query=request.META.get("QUERY_STRING", "").encode("latin-1", "replace"),
+                body=_DjangoBody(request),
+            )
         except Refused as error:
             return _answer(error)
         return None
@@ -82,6 +92,24 @@ class ReceiverMiddleware(MiddlewareMixin):  # type: ignore[misc]
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         error = refusal(exception) if isinstance(exception, DatabaseError) else exception
         return _answer(error) if isinstance(error, ANSWERED) else None
+
+
+class _DjangoBody(RememberedBody):
+    """Django keeps the body of a request, unless the view has read a form with files."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        super().__init__()
+        self._request = request
+
+    def digest(self) -> str | None:
+        if not self.ended:
+            with suppress(RawPostDataException, RequestDataTooBig, UnreadablePostError):
+                self.add(self._request.body)
+                self.ended = True
+        return super().digest()
+
+    async def read_more(self) -> bool:
+        return False  # `digest` reads it
 
 
 def _answer(error: FencedError) -> HttpResponse:

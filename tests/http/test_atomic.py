@@ -19,7 +19,7 @@ from fenced import sql
 from fenced.decision import Rule
 from fenced.http import Receiver, WsgiReceiver, atomic, replies_table
 from fenced.proofs import HmacKey
-from tests.http.calling import call_asgi, call_wsgi, pairs_of
+from tests.http.calling import call_asgi, call_wsgi, environ_of, pairs_of
 from tests.http.serving import Reply, stamp
 
 WRITE = "UPDATE orders SET qty = qty - 1 WHERE id = 42"
@@ -48,6 +48,7 @@ class Shop:
     def wsgi_app(self, environ: Any, start_response: Any) -> Any:
         db = sqlite3.connect(self.path, isolation_level=None)
         response = self.response(environ["PATH_INFO"])
+        environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"] or 0))
         try:
             with atomic(sql.Guard(**self.options), db, environ, replies=self.replies) as operation:
                 db.execute(WRITE)
@@ -60,6 +61,7 @@ class Shop:
 
     async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
         response = self.response(scope["path"])
+        await receive()
         async with aiosqlite.connect(self.path, isolation_level=None) as db:
             guard = sql.AsyncGuard(**self.options)
             async with atomic(guard, db, scope, replies=self.replies) as operation:
@@ -72,7 +74,8 @@ class Shop:
     def response(path: str) -> Any:
         if path == "/streamed":
             return StreamingResponse(iter([b"x"]), 201)
-        return PlainTextResponse("x" * int(path[1:]), 201)
+        size = int(path[1:])
+        return PlainTextResponse("x" * size, 201 if size else 404)
 
     def qty(self) -> int:
         with sqlite3.connect(self.path) as db:
@@ -85,16 +88,16 @@ class Asgi:
     def __init__(self, shop: Shop, **options: Any) -> None:
         self.app = Receiver(shop.asgi_app, **options)
 
-    def __call__(self, path: str, fence: Any) -> Reply:
-        return asyncio.run(call_asgi(self.app, "POST", path, pairs_of(fence)))
+    def __call__(self, path: str, fence: Any, *headers: tuple[bytes, bytes], body: bytes = b"") -> Reply:
+        return asyncio.run(call_asgi(self.app, "POST", path, [*pairs_of(fence), *headers], body=body))
 
 
 class Wsgi:
     def __init__(self, shop: Shop, **options: Any) -> None:
         self.app = WsgiReceiver(shop.wsgi_app, **options)
 
-    def __call__(self, path: str, fence: Any) -> Reply:
-        return call_wsgi(self.app, "POST", path, pairs_of(fence))
+    def __call__(self, path: str, fence: Any, *headers: tuple[bytes, bytes], body: bytes = b"") -> Reply:
+        return call_wsgi(self.app, "POST", path, [*pairs_of(fence), *headers], body)
 
 
 both = pytest.mark.parametrize("receiver", [Asgi, Wsgi])
@@ -133,6 +136,22 @@ def test_what_a_repeat_gets(receiver: Any, tmp_path: Path) -> None:
 
 
 @both
+def test_a_kept_reply_goes_to_its_caller_alone(receiver: Any, tmp_path: Path) -> None:
+    shop, owner = Shop(tmp_path, "sequenced", "require"), (b"authorization", b"owner")
+    call, mine = receiver(shop), stamp(1, 1, NAME)
+    assert call("/7", mine, owner, body=b"one").status == 201
+    assert call("/7", mine, owner, body=b"one").replayed
+    for stranger in ((b"authorization", b"other"), (b"x-nothing", b"owner")):
+        reply = call("/7", mine, stranger, body=b"one")
+        assert (reply.kind, reply.replayed) == ("applied", False)
+    assert call("/7", mine, owner, body=b"two").kind == "invalid"
+    assert call("/7?x=1", mine, owner, body=b"one").kind == "invalid"
+    call("/0", stamp(1, 2, NAME), owner)
+    assert call("/0", stamp(1, 2, NAME), owner).kind == "applied", "only 2xx is kept"
+    assert shop.qty() == 8
+
+
+@both
 def test_proofs_are_checked_by_the_receiver_or_by_the_guard(receiver: Any, tmp_path: Path) -> None:
     key = HmacKey("ours", b"k" * 32)
     shop = Shop(tmp_path, "retry", "require")
@@ -145,7 +164,7 @@ def test_proofs_are_checked_by_the_receiver_or_by_the_guard(receiver: Any, tmp_p
 def test_misuse_is_an_error_of_the_program(tmp_path: Path) -> None:
     shop = Shop(tmp_path, "retry", "require")
     with pytest.raises(fenced.Misuse, match=r"fenced\.http\.Receiver"):
-        shop.wsgi_app({"PATH_INFO": "/1"}, None)
+        shop.wsgi_app(environ_of("POST", "/1"), None)
     shop.replies = "fenced_replies"
     with pytest.raises(fenced.Misuse, match="retry"):
         Wsgi(shop)("/1", stamp(1, 1, NAME))

@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 
 import fenced
 from fenced.http import Before, Receiver, WsgiBefore, WsgiReceiver
-from fenced.http.replies import REPLY_BYTES_MAX
+from fenced.http.bodies import BODY_BYTES_MAX
+from fenced.http.replies import REPLY_BYTES_MAX, KeptReply
 from fenced.http.running import RunningRequest, RunningRequests
 from fenced.proofs import HmacKey
+from fenced.runtime.simulated import SimulatedRuntime
+from fenced.runtime.world import Process, World
 from fenced.wire.problems import PROBLEM_TYPES, TYPE_PREFIX, problem
-from tests.http.calling import Pairs, call_asgi, call_wsgi, pairs_of
+from tests.http.calling import Pairs, call_asgi, call_wsgi, environ_of, pairs_of
 from tests.http.serving import Reply, stamp
 
 NAMES = {"/orders/{id:int}": "orders/{id}", "/open/{x}": None, "/{kind}/{id}": "{kind}/{id}"}
@@ -64,16 +67,16 @@ class Asgi:
     def __init__(self, **options: Any) -> None:
         self.app = Before(asgi_app, **{"names": NAMES, **options})
 
-    def __call__(self, method: str, path: str, headers: Pairs = ()) -> Reply:
-        return asyncio.run(call_asgi(self.app, method, path, headers))
+    def __call__(self, method: str, path: str, headers: Pairs = (), body: bytes = b"") -> Reply:
+        return asyncio.run(call_asgi(self.app, method, path, headers, body=body))
 
 
 class Wsgi:
     def __init__(self, **options: Any) -> None:
         self.app = WsgiBefore(wsgi_app, **{"names": NAMES, **options})
 
-    def __call__(self, method: str, path: str, headers: Pairs = ()) -> Reply:
-        return call_wsgi(self.app, method, path, headers)
+    def __call__(self, method: str, path: str, headers: Pairs = (), body: bytes = b"") -> Reply:
+        return call_wsgi(self.app, method, path, headers, body)
 
 
 both = pytest.mark.parametrize("receiver", [Asgi, Wsgi])
@@ -178,7 +181,7 @@ def test_what_is_kept_of_a_reply(receiver: Any) -> None:
 
 @both
 def test_what_a_repeat_gets_after_an_error(receiver: Any) -> None:
-    """An answer that asks for a repeat takes the operation back. Any other error is a reply like any other."""
+    """An answer below 500, or one that asks for a repeat, takes the operation back. Any other one leaves it unknown."""
     call, name = receiver(store=new_store(), rule="sequenced"), "orders/1"
     run, call.app._app = call.app._app, None
 
@@ -215,13 +218,90 @@ def test_what_a_repeat_gets_after_an_error(receiver: Any) -> None:
             assert post(seq, run).status == 201, "it runs"
             assert post(seq, run).replayed
             seq += 1
-        for final in (fenced.Indeterminate("x"), fenced.StaleToken("x"), fenced.LeaseLost("x", reason="y")):
-            first, second = post(seq, failing(final, answers)), post(seq, run)
-            assert first.kind == second.kind == problem_kind(final) and second.replayed
+        unknown = fenced.Indeterminate("x")
+        assert post(seq, failing(unknown, answers)).kind == post(seq, run).kind == "indeterminate"
+        seq += 1
+        for refused in (fenced.StaleToken("x"), fenced.LeaseLost("x", reason="y")):
+            assert post(seq, failing(refused, answers)).kind == problem_kind(refused)
+            assert post(seq, run).status == 201
             seq += 1
     with pytest.raises(ZeroDivisionError):
         post(seq, lambda *_: 1 / 0)
     assert post(seq, run).kind == "indeterminate"
+
+
+def guarding_asgi(runs: list[bytes]) -> Any:
+    """An app that reads the body, and answers 401 without the password."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        known = dict(scope["headers"]).get(b"authorization") == b"owner"
+        runs.extend([body] if known else [])
+        answer = b"secret of the owner" if known else b"who are you"
+        headers = [(b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": 201 if known else 401, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    return app
+
+
+def guarding_wsgi(runs: list[bytes]) -> Any:
+    def app(environ: Any, start_response: Any) -> Any:
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"] or 0))
+        known = environ.get("HTTP_AUTHORIZATION") == "owner"
+        runs.extend([body] if known else [])
+        answer = b"secret of the owner" if known else b"who are you"
+        start_response("201 Created" if known else "401 X", [("Content-Length", str(len(answer)))])
+        return [answer]
+
+    return app
+
+
+@both
+@pytest.mark.parametrize("rule", ["once", "sequenced"])
+def test_a_kept_reply_goes_to_its_caller_alone(receiver: Any, rule: Any) -> None:
+    """A stamp is made of public parts, so a stranger can send it, first or afterwards."""
+    call, runs = receiver(store=new_store(), rule=rule), list[bytes]()
+    call.app._app = (guarding_asgi if receiver is Asgi else guarding_wsgi)(runs)
+    mine, owner = pairs_of(stamp(1, 1, "orders/1")), [(b"authorization", b"owner")]
+
+    def post(headers: Any, path: str = "/orders/1?a=1", body: bytes = b"sell one") -> Reply:
+        reply: Reply = call("POST", path, [*mine, *headers], body)
+        return reply
+
+    assert post([]).status == 401
+    assert post(owner).status == 201, "what a stranger was answered is not the answer of the owner"
+    assert post(owner).replayed and post(owner).body == b"secret of the owner"
+    for stranger in (
+        [],
+        [(b"authorization", b"other")],
+        [*owner, (b"cookie", b"a=1")],
+        [(b"cookie", b"owner")],
+    ):
+        reply = post(stranger)
+        assert (reply.status, reply.kind, reply.replayed) == (200, "applied", False)
+        assert b"secret" not in reply.body
+    changed = [post(owner, "/orders/1?a=2"), post(owner, "/orders/1")]
+    changed += [post(owner, body=body) for body in (b"sell two", b"", b"x" * BODY_BYTES_MAX * 2)]
+    for other in changed:
+        assert (other.status, other.kind) == (400, "invalid"), "another request"
+    assert runs == [b"sell one"]
+
+
+@both
+def test_a_reply_to_a_long_request_is_not_kept(receiver: Any) -> None:
+    call, runs = receiver(store=new_store(), rule="sequenced"), list[bytes]()
+    call.app._app = (guarding_asgi if receiver is Asgi else guarding_wsgi)(runs)
+    for seq, (size, again) in enumerate(((BODY_BYTES_MAX, True), (BODY_BYTES_MAX + 1, False)), 1):
+        headers = [*pairs_of(stamp(1, seq, "orders/1")), (b"authorization", b"owner")]
+        first, second = (call("POST", "/orders/1", headers, b"x" * size) for _ in range(2))
+        assert (first.status, second.replayed, second.kind) == (201, again, None if again else "applied")
+    assert len(runs) == 2
+
+
+def test_long_headers_of_a_reply_are_not_kept() -> None:
+    assert KeptReply.of(200, [("X", "y" * REPLY_BYTES_MAX)], b"") is None
+    assert KeptReply.of(200, [("Set-Cookie", "y" * REPLY_BYTES_MAX)], b"") is not None
 
 
 def problem_kind(error: fenced.FencedError) -> str:
@@ -240,6 +320,21 @@ class Blind(RunningRequests):
 
     async def wait_for_older(self, request: RunningRequest, patience: float) -> None:
         return
+
+
+class Late(RunningRequests):
+    """Planted: a request enters the order after the store has judged it."""
+
+    def begin(self, names: tuple[str, ...], token: int, **options: Any) -> RunningRequest:
+        found = super().begin(names, token, **options)
+        for name in names:
+            self._by_name[name].remove(found)
+        return found
+
+    async def wait_for_older(self, request: RunningRequest, patience: float) -> None:
+        for name in request.names:
+            self._by_name.setdefault(name, []).append(request)
+        await super().wait_for_older(request, patience)
 
 
 STORY = [
@@ -286,6 +381,288 @@ def test_a_newer_request_waits_for_an_older_one_in_asyncio(planted: bool) -> Non
 
     asyncio.run(story())
     assert tuple(log) == STORY[planted]
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_request_that_the_store_has_judged_is_waited_for(planted: bool) -> None:
+    """The answer of the store to the older request comes late: after the newer one was judged."""
+    log: list[str] = []
+
+    async def story() -> None:
+        judged, release = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            log.append(dict(scope["headers"])[b"x-who"].decode())
+            await asgi_app(scope, receive, send)
+
+        before = Before(app, store=new_store(), names=NAMES)
+        door = await before._doorway.open()
+        if planted:
+            door.running = Late(door._runtime)
+        announce = door.store.announce
+
+        async def slow(credential: Any) -> None:
+            await announce(credential)
+            if credential.stamps[0].token == 1:
+                judged.set()
+                await release.wait()
+
+        door.store.announce = slow  # type: ignore[method-assign]
+
+        async def post(who: str, token: int) -> Reply:
+            headers = [*pairs_of(stamp(token, 1, "orders/1")), (b"x-who", who.encode())]
+            return await call_asgi(before, "POST", "/orders/1", headers)
+
+        old = asyncio.create_task(post("old", 1))
+        await judged.wait()
+        new = asyncio.create_task(post("new", 2))
+        while not new.done() and not any(
+            request.ended for waiting in door.running._by_name.values() for request in waiting
+        ):
+            await asyncio.sleep(0)  # until it waits, or does not
+        release.set()
+        assert [(await task).status for task in (old, new)] == [201, 201]
+
+    asyncio.run(story())
+    assert log == (["new", "old"] if planted else ["old", "new"])
+
+
+class Hasty(WsgiBefore):
+    """Planted: a request ends before its streamed body."""
+
+    def _run(self, responding: Any, environ: Any) -> Any:
+        found = super()._run(responding, environ)
+        responding.leave()
+        return found
+
+
+@pytest.mark.parametrize("kind, meanwhile", [(WsgiBefore, "contended"), (Hasty, None)])
+def test_a_request_runs_until_its_streamed_body_has_ended(kind: Any, meanwhile: str | None) -> None:
+    before = kind(wsgi_app, store=new_store(), names=NAMES, patience=0)
+    body = before(environ_of("POST", "/streamed/1", pairs_of(stamp(1, 1, "streamed/1"))), lambda *_: None)
+    parts = iter(body)
+    assert next(parts) == b"x"
+    newer = pairs_of(stamp(2, 1, "streamed/1"))
+    assert call_wsgi(before, "POST", "/streamed/1", newer).kind == meanwhile
+    assert list(parts) == [b"x"]
+    body.close()
+    assert call_wsgi(before, "POST", "/streamed/1", newer).status == 201
+
+
+@both
+def test_a_read_holds_nobody_back(receiver: Any) -> None:
+    call = receiver(store=new_store(), patience=0)
+    assert call("POST", "/orders/1", pairs_of(stamp(1, 1, "orders/1"))).status == 201
+    call.app.door.running.begin(("orders/1",), 1, reads=True)  # a read that never ends
+    assert call("POST", "/orders/1", pairs_of(stamp(1, 2, "orders/1"))).status == 201
+    assert call("POST", "/orders/1", pairs_of(stamp(2, 1, "orders/1"))).status == 201
+
+
+def test_an_older_request_is_cut_off_once_a_newer_one_has_waited() -> None:
+    """By the clock of a world. The limit begins when a newer token waits, and when the older request has begun."""
+    world = World("overtime")
+    runtime = SimulatedRuntime(Process(world, "p"))
+    running = RunningRequests(runtime, overtime=10.0)
+    log: list[tuple[float, str]] = []
+
+    def begin(token: int) -> RunningRequest:
+        def cut() -> bool:
+            log.append((round(world.now, 3), f"cut {token}"))
+            return token == 1 and world.now > 115  # at first it did not wait for its client
+
+        return running.begin(("a",), token, cut=cut)
+
+    def start(token: int, patience: float) -> None:
+        request = begin(token)
+
+        async def enter() -> None:
+            try:
+                await running.wait_for_older(request, patience)
+            except fenced.Contended:
+                running.end(request)
+                log.append((round(world.now, 3), f"{token} gives up"))
+            else:
+                log.append((round(world.now, 3), f"{token} begins"))
+
+        runtime.spawn(enter, f"request {token}")
+
+    world.at(1, lambda: start(1, 30.0))
+    world.at(100, lambda: start(2, 5.0))
+    world.at(106, lambda: start(3, 60.0))
+    world.at(107, lambda: start(4, 60.0))
+    world.run(200)
+    assert log == [
+        (1, "1 begins"), (105, "2 gives up"), (110, "cut 1"), (120, "cut 1"), (120, "3 begins"),
+        (130, "cut 3"), (140, "cut 3"), (150, "cut 3"), (160, "cut 3"), (167, "4 gives up"),
+    ]  # fmt: skip
+
+
+async def uploading(receive: Any) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message["more_body"]
+    return body
+
+
+@pytest.mark.parametrize("stuck", ["upload", "answer"])
+def test_a_client_that_is_stuck_is_cut_off_in_asyncio(stuck: str) -> None:
+    """An upload that stops in the middle, and a client that does not read: the newer request goes on."""
+
+    async def story() -> None:
+        at_the_client, ended = asyncio.Event(), list[str]()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await uploading(receive)
+                await asgi_app(scope, receive, send)
+            except BaseException as error:
+                ended.append(type(error).__name__)
+                raise
+
+        before = Before(app, store=new_store(), names=NAMES, overtime=0.01)
+        sent: list[Any] = []
+        messages = [{"type": "http.request", "body": b"a", "more_body": stuck == "upload"}]
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            at_the_client.set()
+            return await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            if stuck == "answer" and "body" in message:
+                at_the_client.set()
+                await asyncio.Event().wait()
+            sent.append(message)
+
+        headers = pairs_of(stamp(1, 1, "orders/1"))
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/orders/1",
+            "headers": headers,
+            "query_string": b"",
+        }
+        old = asyncio.create_task(before(scope, receive, send))
+        await at_the_client.wait()
+        new = await call_asgi(before, "POST", "/orders/1", pairs_of(stamp(2, 1, "orders/1")))
+        assert new.status == 201 and ended, "the older program has ended before the newer one began"
+        if stuck == "upload":
+            await old
+            assert (ended, sent[0]["status"]) == (["Indeterminate"], 504)
+        else:
+            with pytest.raises(ConnectionAbortedError):
+                await old
+        # Whoever else cancels the program is not taken for the cut.
+        at_the_client.clear()
+        messages.append({"type": "http.request", "body": b"a", "more_body": True})
+        scope["headers"] = pairs_of(stamp(3, 1, "orders/1"))
+        cancelled = asyncio.create_task(before(dict(scope), receive, send))
+        await at_the_client.wait()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("stuck", ["upload", "answer"])
+def test_a_client_that_is_stuck_is_cut_off_in_threads(stuck: str) -> None:
+    """The thread cannot be woken; when it goes on, its program gets an error instead of what it waited for."""
+    reads, release, log = threading.Event(), threading.Event(), list[str]()
+
+    class Slow:
+        def read(self, size: int = -1) -> bytes:
+            reads.set()
+            assert release.wait(100)
+            return b"a"
+
+    def app(environ: Any, start_response: Any) -> Any:
+        environ["wsgi.input"].read(1)
+        start_response("201 Created", [])
+        log.append("first part")
+        yield b"a"
+        log.append("goes on")
+        yield b"b"
+
+    before = WsgiBefore(app, store=new_store(), names=NAMES, overtime=0.01)
+
+    def first() -> list[bytes]:
+        environ = environ_of("POST", "/orders/1", pairs_of(stamp(1, 1, "orders/1")), b"a")
+        environ["wsgi.input"] = Slow() if stuck == "upload" else environ["wsgi.input"]
+        got = []
+        for part in before(environ, lambda *_: lambda _: None):
+            got.append(part)
+            reads.set()
+            assert release.wait(100)
+        return got
+
+    with ThreadPoolExecutor(1) as threads:
+        old = threads.submit(first)
+        assert reads.wait(100)
+        assert call_wsgi(before, "POST", "/orders/1", pairs_of(stamp(2, 1, "orders/1")), b"a").status == 201
+        expected = ["first part", "goes on"]
+        assert log == (expected if stuck == "upload" else ["first part", *expected])
+        release.set()
+        with pytest.raises(fenced.Indeterminate, match="cut off"):
+            old.result()
+    assert log == (expected if stuck == "upload" else ["first part", *expected]), "it did not go on"
+    assert before.door is not None and len(before.door.running) == 0
+
+
+@pytest.mark.parametrize("extensions", [{}, {"websocket.http.response": {}}])
+def test_a_websocket_on_a_guarded_path_is_refused(extensions: Any) -> None:
+    async def story() -> None:
+        accepted: list[str] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            accepted.append(scope["path"])
+
+        before = Before(app, store=new_store(), names=NAMES)
+
+        async def connect(path: str) -> list[Any]:
+            sent: list[Any] = []
+
+            async def receive() -> Any:
+                return {"type": "websocket.connect"}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            headers = pairs_of(stamp(1, 1, "orders/1"))
+            await before(
+                {"type": "websocket", "path": path, "headers": headers, "extensions": extensions},
+                receive,
+                send,
+            )
+            return sent
+
+        for path in ("/orders/1", "/not/listed/1"):
+            refused = await connect(path)
+            if extensions:
+                assert (refused[0]["type"], refused[0]["status"]) == ("websocket.http.response.start", 403)
+                assert json.loads(refused[1]["body"])["type"].endswith("uncovered")
+            else:
+                assert refused == [{"type": "websocket.close"}]
+        assert await connect("/open/1") == [] and accepted == ["/open/1"]
+        assert before.door is not None
+        await before.door.store.set_mode("observe")
+        before.door._modes = None
+        assert await connect("/orders/1") == [] and accepted == ["/open/1", "/orders/1"]
+        assert before.door.counted["uncovered", "count", "observe"] == 1
+
+    asyncio.run(story())
+
+
+def test_an_upgrade_in_wsgi_is_refused() -> None:
+    """Some servers hand the socket over to the program."""
+    call = Wsgi(store=new_store())
+    for headers in ([], pairs_of(stamp(1, 1, "orders/1"))):
+        reply = call("GET", "/orders/1", [(b"upgrade", b"websocket"), (b"connection", b"Upgrade"), *headers])
+        assert (reply.status, reply.kind) == (403, "uncovered")
+    assert call("GET", "/open/1", [(b"upgrade", b"websocket")]).status == 201
+    assert call("GET", "/orders/1", [(b"upgrade", b"h2c")]).status == 201
 
 
 @pytest.mark.parametrize("rule", ["retry", "sequenced"])

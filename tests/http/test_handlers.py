@@ -95,16 +95,19 @@ def test_a_decorated_handler(framework: str) -> None:
     valve = Valve()
     app = APPS[framework](valve)
 
-    async def call(method: str, fence: Stamp | None, path: str = "/valves/7") -> Reply:
+    async def call(method: str, fence: Stamp | None, path: str = "/valves/7", by: bytes = b"owner") -> Reply:
+        headers = [*pairs_of(fence), (b"authorization", by)]
         if framework == "flask":
-            return call_wsgi(app, method, path, pairs_of(fence))
-        return await call_asgi(app, method, path, pairs_of(fence))
+            return call_wsgi(app, method, path, headers)
+        return await call_asgi(app, method, path, headers)
 
     async def story() -> None:
         first = stamp(2, 1, NAME)
         assert (await call("POST", first)).kind == "contended"
         assert (await call("POST", first)).body.replace(b" ", b"").strip() == b'{"opened":1}', "it runs now"
         assert (await call("POST", first)).replayed
+        stranger = await call("POST", first, by=b"somebody else")
+        assert (stranger.kind, stranger.replayed) == ("applied", False)
         assert (await call("POST", stamp(2, 2, NAME), "/valves/07")).status == 201, (
             "the name is what is opened"
         )

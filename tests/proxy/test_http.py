@@ -358,6 +358,66 @@ def test_a_client_that_has_gone_is_waited_for_in_order() -> None:
     run(story())
 
 
+def test_a_read_that_never_ends_keeps_nobody_out() -> None:
+    async def story() -> None:
+        async def behave(arrived: Arrived) -> bytes:
+            if arrived.method == "PUT":
+                return OK
+            arrived.writer.write(b"HTTP/1.1 200 OK\r\n\r\nthe beginning")
+            return await asyncio.Event().wait() or b""  # type: ignore[return-value]
+
+        async with proxied(behave, grace=0.1) as stage:
+            reading = await stage.caller()
+            reading.writer.write(request("GET", "/orders/42", 1))
+            await reading.reader.readuntil(b"the beginning")
+            assert (await stage.ask("PUT", "/orders/42", 2)).status == 200
+            assert (await stage.ask("GET", "/orders/42", 1)).problem == "stale"
+            assert any(connection.exchange for connection in stage.proxy.pool.open), "it is still being read"
+
+    run(story())
+
+
+@pytest.mark.parametrize("trickles", ["upload", "answer"])
+def test_a_write_that_trickles_is_given_up_once_a_newer_one_waits(trickles: str) -> None:
+    """Something comes all the time, so nothing is silent: a body of many bytes, or an answer without an end."""
+
+    async def story() -> None:
+        async def behave(arrived: Arrived) -> bytes:
+            if trickles == "answer" and arrived.token == 1:
+                arrived.writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                while not arrived.writer.is_closing():
+                    arrived.writer.write(b"x")
+                    await asyncio.sleep(0.005)
+                return b""
+            return OK
+
+        async with proxied(behave, overtime=0.1) as stage:
+            old = await stage.caller()
+            whole = request("PUT", "/orders/42", 1, b"x" * 100_000)
+            old.writer.write(whole[:-90_000] if trickles == "upload" else whole)
+            await until(lambda: any(connection.exchange for connection in stage.proxy.pool.open))
+
+            async def dripping() -> None:
+                while True:
+                    old.writer.write(b"x")
+                    await asyncio.sleep(0.005)
+
+            drops = asyncio.create_task(dripping()) if trickles == "upload" else None
+            newer = asyncio.create_task(stage.ask("PUT", "/orders/42", 2))
+            await until(lambda: stage.proxy.gate.unknown)
+            if drops is not None:
+                drops.cancel()
+                assert (await old.answer()).problem == "indeterminate"
+            assert not newer.done(), "what has become of the older one is unknown"
+            await until(
+                lambda: b"true" in str(stage.proxy.gate._lines["orders/42"].in_flight.packed()).encode()
+            )
+            await stage.proxy.gate.settle("orders/42")
+            assert (await newer).status == 200
+
+    run(story())
+
+
 def test_an_idle_connection_that_the_upstream_closes_costs_no_safe_request() -> None:
     async def story() -> None:
         async def behave(arrived: Arrived) -> bytes:

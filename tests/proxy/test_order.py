@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenced.errors import Misconfigured, Misuse
+from fenced.model import Credential
 from fenced.proxy import order
 from fenced.proxy.gate import Gate
 from fenced.proxy.names import Naming, NoName
 from fenced.proxy.order import InFlight, Permit
-from tests.proxy.worlds import ProxyWorld, stamp_of
+from tests.proxy.worlds import NAME, SETTLE, ProxyWorld, stamp_of
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -60,6 +61,65 @@ def test_the_worlds_find_planted_bugs(bug: Any, alone: bool, monkeypatch: pytest
         if found.stale or not found.final:
             return
     pytest.fail("300 worlds found nothing")
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_an_unknown_outcome_that_cannot_be_noted_is_waited_out(
+    planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something else than a proxy has raised the mark, so the store refuses the note. A newer request still waits."""
+
+    def forgets(gate: Gate, line: Any, token: int) -> None:
+        async def noted() -> None:
+            await gate._noted(line, lambda found: found.doubted(gate.proxy, token))
+            gate.answered(line, token)
+
+        gate._runtime.spawn(noted, "planted")
+
+    if planted:
+        monkeypatch.setattr(Gate, "doubt", forgets)
+    world = ProxyWorld(0, alone=True, faults=0.0)
+    (_, runtime, gate) = world._proxies[0]
+    entered: list[float] = []
+
+    async def story() -> None:
+        line = await gate.enter(NAME, stamp_of(1), runtime.now() + 30)
+        assert line is not None
+        await gate.store.announce(Credential((stamp_of(5),), (NAME,)))
+        doubted = runtime.now()
+        gate.doubt(line, 1)
+        await world._sleep(runtime, 1.0)  # the note has been refused by now
+        await gate.enter(NAME, stamp_of(6), runtime.now() + 30)
+        entered.append(runtime.now() - doubted)
+
+    runtime.spawn(story, "story")
+    world.world.run(60)
+    assert (entered[0] >= SETTLE) is not planted
+
+
+def test_a_request_is_overdue_once_a_newer_one_has_waited_for_overtime() -> None:
+    """By the clock of a world; at a second proxy, too, which learns of the newer token from the store."""
+    world = ProxyWorld(0, faults=0.0)
+    (_, runtime, one), (_, other, two), _ = world._proxies
+    seen: list[tuple[bool, bool]] = []
+
+    async def newer() -> None:
+        await two.enter(NAME, stamp_of(2), other.now() + 300)
+
+    async def story() -> None:
+        older = await one.enter(NAME, stamp_of(1), runtime.now() + 300)
+        assert older is not None
+        await world._sleep(runtime, 100)
+        seen.append((one.overdue(older, 1, 10.0), False))
+        other.spawn(newer, "newer")
+        for seconds in (9.0, 3.0):
+            await world._sleep(runtime, seconds)
+            line = two._lines[NAME]
+            seen.append((one.overdue(older, 1, 10.0), two.overdue(line, 2, 10.0)))
+
+    runtime.spawn(story, "story")
+    world.world.run(200)
+    assert seen == [(False, False), (False, False), (True, False)]
 
 
 permits = st.lists(

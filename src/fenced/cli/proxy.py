@@ -91,6 +91,7 @@ def listen_address(
 @_time("--settle", "How long a request may run at the upstream after the proxy gave it up.", 30.0)
 @_time("--timeout", "How long the upstream may be silent.", 20.0)
 @_time("--wait", "How long a request waits for those with older tokens.", 30.0)
+@_time("--overtime", "How long a request may still take once a newer token waits for it.", 10.0)
 @_time("--idle", "How long the connection of a client is kept between requests.", 60.0)
 @_time("--slow", "How long a client may take for the next part of a request or an answer.", 20.0)
 @_time("--grace", "How long requests may take to finish after SIGTERM.", 30.0)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fenced import registry
 from fenced.decision import Rule
 from fenced.errors import Refused
 from fenced.guarding import AsyncValues
+from fenced.http.bodies import AsgiBody
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit
 from fenced.http.protocol import SAFE_METHODS
 from fenced.http.receiving import ANSWERED, SCOPE_KEY, Received, answer, is_stamped, read_request
 from fenced.http.replies import KeptReply
 from fenced.http.routes import NOT_GUARDED, Names, namer
+from fenced.http.running import OVERTIME_SECONDS, cut_off
 from fenced.proofs import VerifyingKey
 from fenced.runtime.aio import AioRuntime
 from fenced.wire.problems import Problem
@@ -29,11 +32,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class AsyncDoorway:
     """Opens a door at the first request of an event loop. Test clients start a new loop for each request."""
 
-    def __init__(self, store: str | AsyncValues, rule: Rule, patience: float) -> None:
+    def __init__(
+        self, store: str | AsyncValues, rule: Rule, patience: float, overtime: float = OVERTIME_SECONDS
+    ) -> None:
         self.door: Door | None = None
         self._store = store
         self._rule: Rule = rule
         self._patience = patience
+        self._overtime = overtime
         self._runtime: AioRuntime | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
@@ -53,7 +59,7 @@ class AsyncDoorway:
                     self._runtime.close()
                 self._runtime = runtime = AioRuntime()
                 guard = registry.guard(self._store, runtime)
-            door = Door(guard, runtime, rule=self._rule, patience=self._patience)
+            door = Door(guard, runtime, rule=self._rule, patience=self._patience, overtime=self._overtime)
             await door.open()
             if self.door is not None:
                 door.records, door.counted = self.door.records, self.door.counted
@@ -91,9 +97,10 @@ class Receiver:
             started = True
             await send(message)
 
+        body = AsgiBody(receive, scope["headers"], scope.get("http_version", "1.1"))
         try:
-            scope[SCOPE_KEY] = read_request(scope["method"], _path(scope), scope["headers"], self._keys)
-            await self._app(scope, receive, sending)
+            received = scope[SCOPE_KEY] = _read(scope, body, self._keys)
+            await self._app(scope, receive if received.stamp is None else body.receive, sending)
         except ANSWERED as error:
             if started:
                 raise  # the client has a part of another answer already
@@ -106,7 +113,8 @@ class Before:
         app.add_middleware(fenced.http.Before, store="redis://cache", names={"/orders/{id:int}": "orders/{id}"})
 
     The requests of this process are kept in order until the program has answered; those of other processes are not. The
-    mark and the effect are two steps: after a crash in between, the effect may be missing.
+    mark and the effect are two steps: after a crash in between, the effect may be missing. A client that sends or reads
+    so slowly that a newer token waits for `overtime` seconds is cut off. WebSockets on guarded paths are refused.
     """
 
     def __init__(
@@ -118,11 +126,12 @@ class Before:
         rule: Rule = "retry",
         keys: Sequence[VerifyingKey] = (),
         patience: float = PATIENCE_SECONDS,
+        overtime: float = OVERTIME_SECONDS,
     ) -> None:
         self._app = app
         self._names = namer(names)
         self._keys = tuple(keys)
-        self._doorway = AsyncDoorway(store, rule, patience)
+        self._doorway = AsyncDoorway(store, rule, patience, overtime)
 
     @property
     def door(self) -> Door | None:
@@ -133,6 +142,8 @@ class Before:
         kind = scope["type"]
         if kind == "lifespan":
             await self._live(scope, receive, send)
+        elif kind == "websocket":
+            await self._judge_websocket(scope, receive, send)
         elif kind != "http" or (scope["method"] in SAFE_METHODS and not is_stamped(scope["headers"])):
             await self._app(scope, receive, send)
         else:
@@ -144,33 +155,102 @@ class Before:
         finally:
             await self._doorway.close()
 
+    async def _judge_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """No lease covers what goes over a WebSocket: only its first request could carry a stamp."""
+        path = _path(scope)
+        if self._names(scope, path) != NOT_GUARDED:
+            try:
+                door = self._doorway.current() or await self._doorway.open()
+                await door.upgrade(path)
+            except ANSWERED as error:
+                await _refuse_websocket(scope, receive, send, answer(error))
+                return
+        await self._app(scope, receive, send)
+
     async def _judge(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = _path(scope), scope["method"]
         names = self._names(scope, path)
         if names == NOT_GUARDED:
             await self._app(scope, receive, send)
             return
+        client = _Client(receive, send)
+        body = AsgiBody(client.receive, scope["headers"], scope.get("http_version", "1.1"))
         try:
             try:
-                received: Received | Refused = read_request(method, path, scope["headers"], self._keys)
+                received: Received | Refused = _read(scope, body, self._keys)
                 scope[SCOPE_KEY] = received
             except Refused as error:
                 received = error
             door = self._doorway.current() or await self._doorway.open()
-            visit = await door.enter(received, names, about=path, reads=method in SAFE_METHODS)
+            visit = await door.enter(
+                received, names, about=path, reads=method in SAFE_METHODS, cut=client.cut_off
+            )
         except ANSWERED as error:
             await _send(send, answer(error))
             return
-        responding = _Responding(send)
+        responding = _Responding(client.send)
+        receiving = client.receive if visit.last is None else body.receive
         sending = responding.send if visit.last is None else _Keeping(responding, door, visit).send
         try:
-            await self._app(scope, receive, sending)
+            await self._app(scope, receiving, sending)
         except ANSWERED as error:
             if responding.started:
                 raise  # the client has a part of another answer already
             await _send(sending, answer(error))  # a reply like any other
         finally:
             door.leave(visit)
+
+
+class _Client:
+    """The client of one request, as the program sees it, until it is cut off."""
+
+    __slots__ = ("_cancelled", "_cut", "_receive", "_send", "_waiting")
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._cut = False
+        self._waiting: set[asyncio.Task[Any]] = set()
+        """The tasks of the program that wait for the client."""
+        self._cancelled: set[asyncio.Task[Any]] = set()
+        """Those that `cut_off` has cancelled, which have not noticed it."""
+
+    async def receive(self) -> Message:
+        if self._cut:
+            raise cut_off()
+        with self._for_the_client(cut_off):
+            return await self._receive()
+
+    async def send(self, message: Message) -> None:
+        # Also after the cut, as long as the client takes it: what the program has done must be answered.
+        with self._for_the_client(
+            lambda: ConnectionAbortedError("a newer holder waits: the client reads too slowly")
+        ):
+            await self._send(message)
+
+    @contextmanager
+    def _for_the_client(self, error: Callable[[], Exception]) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            # Safe: a task that `cut_off` cancelled was cancelled by it once. If others have cancelled it, too, it ends.
+            if task not in self._cancelled or task.uncancel() > 0:
+                raise
+            raise error() from None
+        finally:
+            self._waiting.discard(task)
+            self._cancelled.discard(task)
+
+    def cut_off(self) -> bool:
+        """Wake the program if it waits for the client. The request ends when the program does."""
+        self._cut = True
+        for task in self._waiting:
+            self._cancelled.add(task)
+            task.cancel()
+        return False
 
 
 class _Responding:
@@ -211,7 +291,7 @@ class _Keeping:
             if self._keeps:
                 self._body += message.get("body", b"")
             if not message.get("more_body", False):
-                await self._door.keep(self._visit, self._reply())
+                await self._door.keep(self._visit, self._start["status"], self._reply())
         await self._responding.send(message)
 
     def _reply(self) -> KeptReply | None:
@@ -231,8 +311,24 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(root) if root and path.startswith(root + "/") else path
 
 
+def _read(scope: Scope, body: AsgiBody, keys: tuple[VerifyingKey, ...]) -> Received:
+    query = bytes(scope.get("query_string", b""))
+    return read_request(scope["method"], _path(scope), scope["headers"], keys, query=query, body=body)
+
+
 async def _send(send: Send, answered: Problem) -> None:
     """Send an answer. The body of the request is not read, however long it is."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answered.headers]
     await send({"type": "http.response.start", "status": answered.status, "headers": headers})
     await send({"type": "http.response.body", "body": answered.body})
+
+
+async def _refuse_websocket(scope: Scope, receive: Receive, send: Send, answered: Problem) -> None:
+    """Answer instead of accepting; a server that cannot send an answer there sends 403 by itself."""
+    await receive()  # websocket.connect
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close"})
+        return
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answered.headers]
+    await send({"type": "websocket.http.response.start", "status": answered.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": answered.body})

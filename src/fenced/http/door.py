@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fenced.contracts import NamedValues, Runtime, Versioned
@@ -28,9 +28,10 @@ from fenced.errors import (
     shown,
 )
 from fenced.guards.shared.answers import RECORDS_MAX, error_for
+from fenced.http.bodies import RememberedBody
 from fenced.http.receiving import Received, Replayed
-from fenced.http.replies import KeptReply, LastOperation
-from fenced.http.running import RunningRequest, RunningRequests
+from fenced.http.replies import HAPPENED, Asked, KeptReply, LastOperation
+from fenced.http.running import OVERTIME_SECONDS, Cut, RunningRequest, RunningRequests
 from fenced.model import Credential, Stamp
 from fenced.rollout import Decision
 from fenced.wire.problems import error_from
@@ -48,6 +49,7 @@ class Visit:
 
     running: RunningRequest | None = None
     credential: Credential | None = None
+    body: RememberedBody | None = None
     last: LastOperation | None = None
     """Under rules `once` and `sequenced`: the note in the store that this operation has begun."""
     version: int = 0
@@ -65,14 +67,17 @@ class Door:
         *,
         rule: Rule = "retry",
         patience: float = PATIENCE_SECONDS,
+        overtime: float = OVERTIME_SECONDS,
     ) -> None:
         if rule not in RULES:
             raise Misuse(f"a rule is {', '.join(RULES)}, not {shown(rule)}")
+        if not overtime > 0:
+            raise Misuse(f"overtime is a positive number of seconds, not {shown(overtime)}")
         self.store = store
         self.rule: Rule = rule
         self.records: deque[Decision] = deque(maxlen=RECORDS_MAX)
         self.counted: Counter[tuple[str, str, str]] = Counter()
-        self.running = RunningRequests(runtime, one_at_a_time=rule != "retry")
+        self.running = RunningRequests(runtime, one_at_a_time=rule != "retry", overtime=overtime)
         self._runtime = runtime
         self._patience = patience
         self._modes: tuple[float, list[tuple[str, Mode]]] | None = None
@@ -88,11 +93,18 @@ class Door:
                 )
 
     async def enter(
-        self, received: Received | Refused, names: tuple[str, ...] | None, *, about: str, reads: bool = False
+        self,
+        received: Received | Refused,
+        names: tuple[str, ...] | None,
+        *,
+        about: str,
+        reads: bool = False,
+        cut: Cut | None = None,
     ) -> Visit:
         """Admit a request, or raise its refusal. `about`: the path, for requests whose names are not known.
 
         `reads`: the method is safe. The request announces its stamp, and then sees the effects of all older requests.
+        `cut`: ends what it does with its client, if a newer token waits for too long.
         """
         if isinstance(received, Refused):
             await self._rule(Verdict(received.kind), received, names, None, about)
@@ -110,62 +122,70 @@ class Door:
             missing = MissingStamp(f"{names[0]}: {says}", name=names[0])
             await self._rule(Verdict.MISSING, missing, names, None, about)
             return Visit()
-        running = self.running.begin(names, stamp.token)
+        running = self.running.begin(names, stamp.token, reads=reads, cut=cut)
         try:
             if reads or self.rule == "retry":
                 await self.store.announce(credential)
                 await self.running.wait_for_older(running, self._patience)
                 return Visit(running, credential)
-            return await self._admit(running, credential, stamp, received.request)
+            return await self._admit(running, credential, stamp, received)
         except BaseException:
             self.running.end(running)
             raise
 
+    async def upgrade(self, about: str) -> None:
+        """Rule on a request to leave HTTP, as for a WebSocket. No stamp covers what follows: Uncovered."""
+        says = "no lease covers what goes over a WebSocket, or another protocol; send each operation as a request"
+        await self._rule(Verdict.UNCOVERED, Uncovered(f"{shown(about)}: {says}"), None, None, about)
+
     async def _admit(
-        self, running: RunningRequest, credential: Credential, stamp: Stamp, request: str
+        self, running: RunningRequest, credential: Credential, stamp: Stamp, received: Received
     ) -> Visit:
         """Admit an operation under rule `once` or `sequenced`."""
         if len(running.names) != 1:
             raise Misuse(f"rule {self.rule} takes one name for each request; names= has returned several")
         found = await self.store.read(credential, running.names[0])  # this announces
         await self.running.wait_for_older(running, self._patience)
-        return await self._begin(Visit(running, credential), stamp, request, found)
+        return await self._begin(Visit(running, credential, received.body), stamp, received, found)
 
     def leave(self, visit: Visit) -> None:
         """The program has answered, or has failed."""
         if visit.running is not None:
             self.running.end(visit.running)
 
-    async def keep(self, visit: Visit, reply: KeptReply | None) -> None:
+    async def keep(self, visit: Visit, status: int, reply: KeptReply | None) -> None:
         """Note that the program has answered, with its reply if that can be kept.
 
-        A reply that says that nothing happened takes the note back: the caller is asked to repeat the operation, so the
-        repeat must run.
+        2xx: it has happened. 3xx and 4xx, and a problem document that asks for a repeat, say that nothing happened, so
+        the note is taken back, and the repeat runs: what a stranger without credentials was answered does not bind the
+        owner of the stamp. Any other answer says nothing, and leaves the note that the operation has begun.
 
         If the note cannot be written, the answer goes out all the same: the program has run. A repeat then gets
         Indeterminate, which is true for whoever missed the answer.
         """
         if visit.last is None or visit.credential is None:
             return
-        if reply is not None and _asks_for_a_repeat(reply):
+        if status in HAPPENED:
+            note = visit.last.answered(reply, visit.body).packed()
+        elif status < 500 or (reply is not None and _asks_for_a_repeat(reply)):
             note = visit.replaced
         else:
-            note = replace(visit.last, done=True, reply=reply).packed()
+            return
         # Safe: `expect` compares, so this replaces the operation's own note and never that of a later one.
         with suppress(FencedError):
             await self.store.write(visit.credential, visit.credential.names[0], note, expect=visit.version)
 
-    async def _begin(self, visit: Visit, stamp: Stamp, request: str, found: Versioned) -> Visit:
+    async def _begin(self, visit: Visit, stamp: Stamp, received: Received, found: Versioned) -> Visit:
         """Judge by the rule, and note that the operation begins. One step, because the note replaces what was read."""
         assert visit.credential is not None
-        name, current = visit.credential.names[0], False
+        name, current, asked = visit.credential.names[0], False, received.asked()
         for _ in range(TRIES):
             last = LastOperation.unpacked(found.value) if found.value else None
             mark = last.mark if last else None
             repeats = last is not None and last.is_of(stamp)
             judged = judge(mark, stamp, name=name, rule=self.rule, realm=None)
             if not repeats and judged.verdict is Verdict.ADMIT and judged.mark is not None:
-                begun = LastOperation(judged.mark, request)
+                begun = LastOperation(judged.mark, asked)
                 with suppress(Conflict):  # another process has written meanwhile: judge again
                     visit.version = await self.store.write(
                         visit.credential, name, begun.packed(), expect=found.version
@@ -174,7 +194,7 @@ class Door:
                     return visit
             elif current:
                 if last is not None and repeats:
-                    raise _repeated(last, name, request)
+                    raise await _repeated(last, name, asked, received.body)
                 await self._rule_on_write(judged.verdict, name, stamp, mark)
                 return visit
             # What was read may be older than the end of a request that this one has waited for.
@@ -224,12 +244,13 @@ def _asks_for_a_repeat(reply: KeptReply) -> bool:
     return error is not None and error.retry in ("later", "transaction")
 
 
-def _repeated(last: LastOperation, name: str, request: str) -> FencedError:
-    last.check_request(request)
-    if last.reply is not None:
-        return Replayed(last.reply)
+async def _repeated(last: LastOperation, name: str, asked: Asked, body: RememberedBody | None) -> FencedError:
+    reply = await last.reply_to(asked, body)
+    if reply is not None:
+        return Replayed(reply)
     if last.done:
-        return AlreadyApplied(f"{name}: this operation was applied before; its reply was not kept")
+        kept = "was not kept" if last.reply is None else "is for a caller with other credentials"
+        return AlreadyApplied(f"{name}: this operation was applied before; its reply {kept}")
     return Indeterminate(
         f"{name}: this operation was begun before, and has not been answered: it may have happened or not; "
         "look at the resource before you begin another operation"

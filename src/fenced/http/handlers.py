@@ -182,10 +182,12 @@ async def _judge(door: Door, read: _Read, run: Callable[[], Awaitable[Any]]) -> 
     try:
         response = await run()
         if visit.last is not None:
-            await door.keep(visit, reply_in(response))
+            reply = reply_in(response)
+            await door.keep(visit, response.status_code, reply)
         return response
     except ANSWERED as error:
-        await door.keep(visit, KeptReply.of(*answer(error)))  # a reply like any other
+        answered = answer(error)
+        await door.keep(visit, answered.status, KeptReply.of(*answered))  # a reply like any other
         raise
     finally:
         door.leave(visit)

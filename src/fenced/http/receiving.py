@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from fenced.errors import (
     AlreadyApplied,
@@ -19,8 +21,9 @@ from fenced.errors import (
     Unsupported,
     shown,
 )
+from fenced.http.bodies import RememberedBody
 from fenced.http.protocol import PROOF_HEADER, STAMP_HEADER, read_fence
-from fenced.http.replies import KeptReply
+from fenced.http.replies import Asked, KeptReply
 from fenced.model import Credential, Stamp
 from fenced.proofs import Proof, VerifyingKey, verify
 from fenced.wire.problems import Problem, problem
@@ -63,21 +66,31 @@ def flask_answer(error: FencedError) -> tuple[bytes, int, list[tuple[str, str]]]
     return answered.body, answered.status, answered.headers
 
 
-class Received(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Received:
     """What a request carries: its stamp or proof, and what tells this request from another one."""
 
     fence: Stamp | Proof | None
     method: str
     path: str
+    query: bytes = b""
+    credentials: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
+    """The headers by which a program usually knows its caller: see CREDENTIALS."""
+    body: RememberedBody | None = field(default=None, repr=False)
+    """None where the receiver does not see it."""
 
     @property
     def stamp(self) -> Stamp | None:
         return self.fence.stamp if isinstance(self.fence, Proof) else self.fence
 
-    @property
-    def request(self) -> str:
-        """A stamp that comes again with another one of these is not a repeat."""
-        return f"{self.method} {self.path}"
+    def asked(self) -> Asked:
+        """What is asked for, and by whom, as digests: what is kept contains no credentials."""
+        stamp = self.stamp
+        salt = f"{stamp.grant}:{stamp.seq}" if stamp else ""
+        return Asked(
+            _digest(self.method.encode(), self.path.encode(), self.query),
+            _digest(salt.encode(), *(part for pair in sorted(self.credentials) for part in pair)),
+        )
 
     def credential(self, names: tuple[str, ...] = ()) -> Credential | None:
         """What the request is fenced with; None if it has no stamp."""
@@ -88,7 +101,13 @@ class Received(NamedTuple):
         return Credential((self.fence,), names)
 
 
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts)).hexdigest()
+
+
 OUR_HEADERS = frozenset(name.lower().encode() for name in (STAMP_HEADER, PROOF_HEADER))
+CREDENTIALS = frozenset(b"authorization cookie proxy-authorization x-api-key x-auth-token".split())
+"""A kept reply goes only to a caller with the same values of these."""
 
 
 def is_stamped(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -101,19 +120,24 @@ def read_request(
     path: str,
     headers: Iterable[tuple[bytes, bytes]],
     keys: tuple[VerifyingKey, ...] = (),
+    *,
+    query: bytes = b"",
+    body: RememberedBody | None = None,
 ) -> Received:
     """Read the stamp of a request. InvalidStamp if it is none; with `keys`, ForgedStamp if it is not proven.
 
     The names of the headers are in lower case. A proof that was checked here is not passed on: the guard need not know
     the keys.
     """
+    headers = list(headers)
     ours = [pair for pair in headers if pair[0] in OUR_HEADERS]
     if not ours:
         return Received(None, method, path)
     fence = read_fence(ours)
     if keys and fence is not None:
         fence = proven(fence, keys)
-    return Received(fence, method, path)
+    credentials = tuple((name, bytes(value)) for name, value in headers if name in CREDENTIALS)
+    return Received(fence, method, path, query, credentials, body)
 
 
 def proven(fence: Stamp | Proof, keys: tuple[VerifyingKey, ...]) -> Stamp:

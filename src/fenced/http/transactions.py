@@ -11,7 +11,7 @@ from fenced.guarding import EnteredOnce
 from fenced.guards.shared.engine import TableGuard
 from fenced.guards.shared.replies import ReplyTable
 from fenced.http.receiving import Received, Replayed, received_by
-from fenced.http.replies import LastOperation, reply_in
+from fenced.http.replies import HAPPENED, LastOperation, reply_in
 from fenced.model import Stamp
 from fenced.runtime.blocking import step
 from fenced.sql import AsyncGuard, Guard
@@ -88,9 +88,10 @@ class _Work:
         if found is None:
             return
         last = LastOperation.unpacked(found)
-        if last.is_of(stamp) and last.reply is not None:
-            last.check_request(self._received.request)
-            raise Replayed(last.reply)
+        if last.is_of(stamp):
+            reply = await last.reply_to(self._received.asked(), self._received.body)
+            if reply is not None:
+                raise Replayed(reply)
 
     async def leave(self, error: BaseException | None) -> None:
         await self._table.leave(error)
@@ -99,10 +100,10 @@ class _Work:
         if self._replies is None:
             raise Misuse("atomic(..., replies=TABLE) says where replies are kept")
         reply = reply_in(response)
-        if reply is None or (stamp := self._stamp) is None:
+        if (stamp := self._stamp) is None or reply is None or reply.status not in HAPPENED:
             return
         mark = Mark(stamp.token, stamp.grant, stamp.seq or 0)
-        last = LastOperation(mark, self._received.request, done=True, reply=reply)
+        last = LastOperation(mark, self._received.asked()).answered(reply, self._received.body)
         await self._replies.keep(self._table.run, stamp.names_text, last.packed())
 
 
@@ -126,7 +127,8 @@ class Atomic(_AtomicBase[C]):
         step(self._work.leave(exc))
 
     def keep(self, response: R) -> R:
-        """Keep the reply in this transaction, and return it. A streamed reply, or one over 64 KB, is not kept."""
+        """Keep the reply in this transaction, and return it: one of 2xx and at most 64 KB that is not streamed, if the
+        program has read the whole body of the request."""
         step(self._work.keep(response))
         return response
 
@@ -145,6 +147,7 @@ class AsyncAtomic(_AtomicBase[C]):
         await self._work.leave(exc)
 
     async def keep(self, response: R) -> R:
-        """Keep the reply in this transaction, and return it. A streamed reply, or one over 64 KB, is not kept."""
+        """Keep the reply in this transaction, and return it: one of 2xx and at most 64 KB that is not streamed, if the
+        program has read the whole body of the request."""
         await self._work.keep(response)
         return response

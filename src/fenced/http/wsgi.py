@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any
@@ -12,11 +13,21 @@ from fenced import registry
 from fenced.decision import Rule
 from fenced.errors import Refused
 from fenced.guarding import Values
+from fenced.http.bodies import WsgiBody
 from fenced.http.door import PATIENCE_SECONDS, Door, Visit
 from fenced.http.protocol import SAFE_METHODS
-from fenced.http.receiving import ANSWERED, OUR_HEADERS, SCOPE_KEY, Received, answer, read_request
+from fenced.http.receiving import (
+    ANSWERED,
+    CREDENTIALS,
+    OUR_HEADERS,
+    SCOPE_KEY,
+    Received,
+    answer,
+    read_request,
+)
 from fenced.http.replies import KeptReply
 from fenced.http.routes import NOT_GUARDED, Names, namer
+from fenced.http.running import OVERTIME_SECONDS, cut_off
 from fenced.proofs import VerifyingKey
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.wire.problems import Problem
@@ -26,18 +37,23 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 StartResponse = Callable[..., Callable[[bytes], object]]
 WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
-_HEADERS = [(f"HTTP_{name.decode().upper().replace('-', '_')}", name) for name in sorted(OUR_HEADERS)]
+_HEADERS = [
+    (f"HTTP_{name.decode().upper().replace('-', '_')}", name) for name in sorted(OUR_HEADERS | CREDENTIALS)
+]
 _STATUSES = frozenset(HTTPStatus)
 
 
 class Doorway:
     """Opens a door at the first request."""
 
-    def __init__(self, store: str | Values, rule: Rule, patience: float) -> None:
+    def __init__(
+        self, store: str | Values, rule: Rule, patience: float, overtime: float = OVERTIME_SECONDS
+    ) -> None:
         self.door: Door | None = None
         self._store = store
         self._rule: Rule = rule
         self._patience = patience
+        self._overtime = overtime
         self._opening = threading.Lock()
 
     def open(self) -> Door:
@@ -47,7 +63,13 @@ class Doorway:
                 guard = (
                     store._guard if isinstance(store, Values) else registry.guard(store, BlockingRuntime())
                 )
-                door = Door(guard, BlockingRuntime(), rule=self._rule, patience=self._patience)
+                door = Door(
+                    guard,
+                    BlockingRuntime(),
+                    rule=self._rule,
+                    patience=self._patience,
+                    overtime=self._overtime,
+                )
                 step(door.open())
                 self.door = door
             return self.door
@@ -68,7 +90,10 @@ class WsgiReceiver:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         try:
-            environ[SCOPE_KEY] = _read(environ, self._keys)
+            body = WsgiBody(environ)
+            received = environ[SCOPE_KEY] = _read(environ, body, self._keys)
+            if received.stamp is not None and "wsgi.input" in environ:
+                environ["wsgi.input"] = body
             return self._app(environ, start_response)
         except ANSWERED as error:
             return _respond(start_response, answer(error))
@@ -89,11 +114,12 @@ class WsgiBefore:
         rule: Rule = "retry",
         keys: Sequence[VerifyingKey] = (),
         patience: float = PATIENCE_SECONDS,
+        overtime: float = OVERTIME_SECONDS,
     ) -> None:
         self._app = app
         self._names = namer(names)
         self._keys = tuple(keys)
-        self._doorway = Doorway(store, rule, patience)
+        self._doorway = Doorway(store, rule, patience, overtime)
 
     @property
     def door(self) -> Door | None:
@@ -101,27 +127,31 @@ class WsgiBefore:
         return self._doorway.door
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        reads = environ["REQUEST_METHOD"] in SAFE_METHODS
+        reads, upgrades = environ["REQUEST_METHOD"] in SAFE_METHODS, _upgrades(environ)
         path = _path(environ)
-        names = NOT_GUARDED if reads and not _headers(environ) else self._names(environ, path)
+        passes = reads and not upgrades and not _is_stamped(environ)
+        names = NOT_GUARDED if passes else self._names(environ, path)
         if names == NOT_GUARDED:
             return self._app(environ, start_response)
+        client = _WsgiClient()
+        body = _CutBody(environ, client)
         try:
             try:
-                received: Received | Refused = _read(environ, self._keys)
+                received: Received | Refused = _read(environ, body, self._keys)
                 environ[SCOPE_KEY] = received
             except Refused as error:
                 received = error
             door = self._doorway.door or self._doorway.open()
-            visit = step(door.enter(received, names, about=path, reads=reads))
+            if upgrades:
+                step(door.upgrade(path))
+            visit = step(door.enter(received, names, about=path, reads=reads, cut=client.cut_off))
         except ANSWERED as error:
             return _respond(start_response, answer(error))
-        return self._run(door, visit, environ, start_response)
+        if visit.running is not None and "wsgi.input" in environ:
+            environ["wsgi.input"] = body
+        return self._run(_WsgiResponding(door, visit, client, start_response), environ)
 
-    def _run(
-        self, door: Door, visit: Visit, environ: Environ, start_response: StartResponse
-    ) -> Iterable[bytes]:
-        responding = _WsgiResponding(door, visit, start_response)
+    def _run(self, responding: _WsgiResponding, environ: Environ) -> Iterable[bytes]:
         try:
             try:
                 responding.body = self._app(environ, responding.start)
@@ -130,22 +160,68 @@ class WsgiBefore:
                     raise  # the program has begun another answer
                 responding.body = _respond(responding.start, answer(error))  # a reply like any other
         except BaseException:
-            door.leave(visit)
+            responding.leave()
             raise
         return responding
+
+
+class _WsgiClient:
+    """The client of one request. A thread that waits for it cannot be woken, so it is cut off when it goes on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cut = self._waits = self._ended = False
+
+    @contextmanager
+    def waits(self, *, reads: bool) -> Iterator[None]:
+        """The thread waits for the client in the body of this, and does nothing else of the request."""
+        with self._lock:  # a few lines that never wait
+            if self._cut and reads:
+                raise cut_off()
+            self._waits = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waits = False
+        # Safe: it was taken for ended while it waited, so its program must not go on. Nobody sets this any more.
+        if self._ended:
+            raise cut_off()
+
+    def cut_off(self) -> bool:
+        with self._lock:
+            self._cut = True
+            self._ended = self._ended or self._waits
+            return self._waits
+
+
+class _CutBody(WsgiBody):
+    """A body from which a program can read until its client is cut off."""
+
+    def __init__(self, environ: Environ, client: _WsgiClient) -> None:
+        super().__init__(environ)
+        self._client = client
+
+    def read(self, size: int | None = None) -> bytes:
+        with self._client.waits(reads=True):
+            return super().read(size)
+
+    def readline(self, size: int | None = None) -> bytes:
+        with self._client.waits(reads=True):
+            return super().readline(size)
 
 
 class _WsgiResponding:
     """The answer of the program. The request has ended when the server calls `close`."""
 
-    def __init__(self, door: Door, visit: Visit, start_response: StartResponse) -> None:
+    def __init__(self, door: Door, visit: Visit, client: _WsgiClient, start_response: StartResponse) -> None:
         self.body: Iterable[bytes] = ()
         self.status = 0
         self._door = door
         self._visit = visit
+        self._client = client
         self._start_response = start_response
         self._headers: list[tuple[str, str]] = []
-        self._left = False
 
     def start(
         self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
@@ -156,9 +232,14 @@ class _WsgiResponding:
         return self._start_response(status, headers, exc_info)
 
     def __iter__(self) -> Iterator[bytes]:
-        if self._visit.last is None:
-            yield from self.body
-            return
+        for part in self.body if self._visit.last is None else self._kept():
+            with self._client.waits(
+                reads=False
+            ):  # the server sends this part before it asks for the next one
+                yield part
+
+    def _kept(self) -> Iterator[bytes]:
+        """The parts of a reply that is kept before its end is sent."""
         kept = bytearray()
         held = b""
         for part in self.body:
@@ -169,9 +250,8 @@ class _WsgiResponding:
                 yield held
             kept += part
             held = part
-        # The whole reply is there: keep it before its end is sent.
         reply = KeptReply.of(self.status, self._headers, bytes(kept)) if self._is_short() else None
-        step(self._door.keep(self._visit, reply))
+        step(self._door.keep(self._visit, self.status, reply))
         if held:
             yield held
 
@@ -184,9 +264,10 @@ class _WsgiResponding:
             if hasattr(self.body, "close"):
                 self.body.close()
         finally:
-            if not self._left:
-                self._left = True
-                self._door.leave(self._visit)
+            self.leave()
+
+    def leave(self) -> None:
+        self._door.leave(self._visit)
 
 
 def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
@@ -194,8 +275,20 @@ def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
     return [(name, environ[key].encode("latin-1", "replace")) for key, name in _HEADERS if key in environ]
 
 
-def _read(environ: Environ, keys: tuple[VerifyingKey, ...]) -> Received:
-    return read_request(environ["REQUEST_METHOD"], _path(environ), _headers(environ), keys)
+def _is_stamped(environ: Environ) -> bool:
+    return any(key in environ for key, name in _HEADERS if name in OUR_HEADERS)
+
+
+def _upgrades(environ: Environ) -> bool:
+    """Whether a server may leave HTTP for this request. A client that offers h2c also speaks HTTP/1.1."""
+    return str(environ.get("HTTP_UPGRADE", "h2c")).strip().lower() != "h2c"
+
+
+def _read(environ: Environ, body: WsgiBody, keys: tuple[VerifyingKey, ...]) -> Received:
+    query = environ.get("QUERY_STRING", "").encode("latin-1", "replace")
+    return read_request(
+        environ["REQUEST_METHOD"], _path(environ), _headers(environ), keys, query=query, body=body
+    )
 
 
 def _path(environ: Environ) -> str:

@@ -89,7 +89,7 @@ class Exchange:
             if name is not None and (stamp is not None if keys else len(head.fence) == 1):
                 entered = proxy.gate.enter_by_text(name, head.fence[0])
                 if entered is not None:  # nearly always: a further request of the same holder
-                    self._line, self._token = entered
+                    self._hold(*entered)
                     self._connect()
                     return
             stamp = stamp if keys else self._stamp()
@@ -121,7 +121,9 @@ class Exchange:
                 proxy.note_caller(self._caller(), MissingStamp.kind, "pass", name)
             else:
                 until = proxy.runtime.now() + proxy.options.wait
-                self._line, self._token = await proxy.gate.enter(name, stamp, until), stamp.token
+                line = await proxy.gate.enter(name, stamp, until)
+                if line is not None:
+                    self._hold(line, stamp.token)
         except FencedError as error:
             proxy.note_refusal(error)
             if isinstance(error, Refused):
@@ -134,6 +136,17 @@ class Exchange:
             return
         proxy.store_outages.worked()
         self._connect()
+
+    def _hold(self, line: Line, token: int) -> None:
+        """Newer tokens wait for this request from now on, unless it is a read: that changes nothing."""
+        self._line, self._token = line, token
+        if self.head.safe:
+            self._give_back()
+
+    def is_overdue(self) -> bool:
+        """Whether newer tokens have waited for this request for too long, however it trickles."""
+        proxy = self.front.proxy
+        return self._line is not None and proxy.gate.overdue(self._line, self._token, proxy.options.overtime)
 
     def _caller(self) -> Caller:
         agents = [value for name, value in self.head.headers() if name == b"user-agent"]

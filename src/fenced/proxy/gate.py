@@ -44,6 +44,7 @@ class Line:
         "name",
         "open",
         "open_text",
+        "overtaken",
         "queue",
         "tended",
         "verified",
@@ -67,6 +68,8 @@ class Line:
         """By token: when the last step that renewed our permit began."""
         self.wanted: dict[int, int] = {}
         """By token: how many requests are in flight here or wait. A permit without any is idle."""
+        self.overtaken: dict[int, float] = {}
+        """By token of requests that are in flight here: since when a newer one is known."""
         self.watch = Watch(settle)
         self.waiters: set[Wakeup] = set()
         self.locked = False
@@ -77,6 +80,8 @@ class Line:
         """What the store has now. The time by which others' permits are judged begins when they are seen."""
         self.version, self.in_flight = version, found
         self.watch.look(found.permits, now)
+        newest = found.newest.token if found.newest is not None else 0
+        self.overtaken = {token: self.overtaken.get(token, now) for token in self.wanted if token < newest}
 
     def renewed(self, proxy: str, before: InFlight, began: float) -> None:
         """Note which permits of ours a step has renewed. One that others have deleted permits nothing any more."""
@@ -167,6 +172,10 @@ class Gate:
     def may_send(self, line: Line, token: int) -> bool:
         """Whether other proxies still wait for our permit: later they may take this one for dead."""
         return self.alone or self._runtime.now() - line.verified.get(token, -math.inf) < SEND_SECONDS
+
+    def overdue(self, line: Line, token: int, overtime: float) -> bool:
+        """Whether a newer token has been known for `overtime` seconds: then a request with this one must end."""
+        return self._runtime.now() - line.overtaken.get(token, math.inf) >= overtime
 
     async def _entered(self, line: Line, stamp: Stamp, until: float) -> bool:
         pause = POLL_SECONDS

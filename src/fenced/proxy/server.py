@@ -46,6 +46,8 @@ class ProxyOptions:
     """How long the upstream may stay silent."""
     wait: float = 30.0
     """How long a newer request waits for older ones, before it is answered 503."""
+    overtime: float = 10.0
+    """How long a request may still take once a newer token waits."""
     alone: bool = False
     unnamed: Literal["refuse", "pass"] = "refuse"
     mode: str | None = None
@@ -135,7 +137,8 @@ class FencingProxy:
     async def _sweeping(self) -> None:
         """One timer for everything: a timer for each request would cost more than the request."""
         options = self.options
-        seconds = min(SWEEP_SECONDS, options.timeout / 4, options.idle / 4, options.slow / 4)
+        limits = options.timeout, options.idle, options.slow, options.overtime
+        seconds = min(SWEEP_SECONDS, min(limits) / 4)
         idle, slow, timeout, upstream_idle = (
             math.ceil(limit / seconds)
             for limit in (options.idle, options.slow, options.timeout, IDLE_UPSTREAM_SECONDS)

@@ -235,13 +235,16 @@ class UpstreamPool:
         return any(connection.exchange is not None for connection in self.open)
 
     def sweep(self, idle: int, timeout: int) -> None:
-        """Close what was idle for `idle` sweeps, and end exchanges in which nothing happened for `timeout` sweeps."""
+        """Close what was idle for `idle` sweeps; end exchanges in which nothing happened for `timeout` sweeps, and
+        those that keep newer tokens out for too long."""
         for connection in list(self.open):
             connection.quiet += 1
             if connection.exchange is None:
                 if connection.quiet > idle:
                     self.forget(connection)
                     connection.close()
+            elif connection.exchange.is_overdue():
+                connection.abort("a newer holder has waited for it for too long")
             elif connection.held_back:
                 connection.quiet = 0  # the client is slow, not the upstream
             elif connection.quiet > timeout:
