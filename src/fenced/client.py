@@ -9,28 +9,28 @@ import socket
 import threading
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from fenced import registry, timing
 from fenced.announcing import Announces, announcers, wrong_colour
 from fenced.contracts import Authority, Runtime
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
 from fenced.core.holding import GrantState, State
+from fenced.decorating import AsyncHeld, Held, HeldFunction, templated
 from fenced.errors import Misuse, NotGranted, shown
 from fenced.events import Event
 from fenced.model import Holder, Stamp, check_name
 from fenced.runtime import forking
 from fenced.runtime.blocking import BlockingRuntime, step
+from fenced.runtime.machine import program
 from fenced.timing import Seconds
 
 if TYPE_CHECKING:
     from fenced.runtime.aio import AioRuntime
     from fenced.scope import BodyScope
 
-P = ParamSpec("P")
-R = TypeVar("R")
 L = TypeVar("L")
 Guarantee = Literal["strict", "best-effort"]
 
@@ -198,9 +198,8 @@ class _ClientBase:
         return engine
 
     def _make_engine(self) -> LeaseEngine:
-        host, pid = socket.gethostname(), os.getpid()
-        label = self._label if self._label is not None else f"{host}:{pid}"
-        holder = Holder(self._runtime.secret(), label, host, pid)
+        label = self._label if self._label is not None else program()
+        holder = Holder(self._runtime.secret(), label, socket.gethostname(), os.getpid())
         engine = LeaseEngine(
             self._authority,
             self._runtime,
@@ -324,22 +323,27 @@ class Client(_ClientBase):
         lock_delay: Seconds = 0.0,
         at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> Callable[[Callable[Concatenate[Lease, P], R]], Callable[P, R]]:
-        """A decorator: every call holds `name` and gets the lease as its first argument."""
-        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+    ) -> Held[Lease]:
+        """A decorator: every call holds `name` and gets the lease as its first argument, a method after `self`.
+
+        `held("stock/{sku}")` fills the field by the argument `sku` of each call.
+        """
+        template, request = templated(name, ttl, wait, max_hold, lock_delay, at_least_for)
         announced = announcers(guards)
 
-        def decorate(function: Callable[Concatenate[Lease, P], R]) -> Callable[P, R]:
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             if _runs_later(function):
                 raise Misuse(
                     "held() does not accept generators or coroutines: their body would run after the lease is released"
                 )
 
+            held = HeldFunction(function, template, request)
+
             @functools.wraps(function)
-            def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                context: LeaseContext[Lease] = LeaseContext(self, request, announced)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                context: LeaseContext[Lease] = LeaseContext(self, held.request(args, kwargs), announced)
                 with context as lease:
-                    return function(lease, *args, **kwargs)
+                    return function(*held.arguments(lease, args), **kwargs)
 
             return call
 
@@ -377,6 +381,13 @@ class _LeaseContextBase:
         self._request = request
         self._guards = guards
         self._optional = optional
+
+    def _note_loss(self, lease: _LeaseBase, exc: BaseException | None) -> None:
+        """A body that raised hides that its lease was lost as well."""
+        if exc is not None and lease.lost_reason is not None:
+            exc.add_note(
+                f"the lease of {', '.join(lease.names)} (token {lease.token}) was lost: {lease.lost_reason}"
+            )
 
     async def _acquire(self, lease: _LeaseBase | None) -> GrantState | None:
         if lease is not None:
@@ -416,6 +427,7 @@ class LeaseContext(_LeaseContextBase, Generic[L]):
         if lease is not None and isinstance(exc, GeneratorExit):
             lease._engine.let_expire(lease._grant)
         elif lease is not None:
+            self._note_loss(lease, exc)
             try:
                 step(lease._engine.release_at_exit(lease._grant, raised=exc is not None))
             finally:  # even if the release is interrupted, the keeper must stop renewing
@@ -500,22 +512,26 @@ class AsyncClient(_ClientBase):
         lock_delay: Seconds = 0.0,
         at_least_for: Seconds = 0.0,
         guards: Iterable[Announces] = (),
-    ) -> Callable[[Callable[Concatenate[AsyncLease, P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
-        """A decorator: every call holds `name` and gets the lease as its first argument."""
-        request = LeaseRequest.checked([name], ttl, wait, max_hold, lock_delay, at_least_for)
+    ) -> AsyncHeld[AsyncLease]:
+        """A decorator: every call holds `name` and gets the lease as its first argument, a method after `self`.
+
+        `held("stock/{sku}")` fills the field by the argument `sku` of each call.
+        """
+        template, request = templated(name, ttl, wait, max_hold, lock_delay, at_least_for)
         announced = announcers(guards)
 
-        def decorate(
-            function: Callable[Concatenate[AsyncLease, P], Awaitable[R]],
-        ) -> Callable[P, Coroutine[Any, Any, R]]:
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             if not inspect.iscoroutinefunction(function):
                 raise Misuse("held() of an AsyncClient accepts only `async def` functions that do not yield")
 
+            held = HeldFunction(function, template, request)
+
             @functools.wraps(function)
-            async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                context: AsyncLeaseContext[AsyncLease] = AsyncLeaseContext(self, request, announced)
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                asked = held.request(args, kwargs)
+                context: AsyncLeaseContext[AsyncLease] = AsyncLeaseContext(self, asked, announced)
                 async with context as lease:
-                    return await function(lease, *args, **kwargs)
+                    return await function(*held.arguments(lease, args), **kwargs)
 
             return call
 
@@ -575,6 +591,7 @@ class AsyncLeaseContext(_LeaseContextBase, Generic[L]):
         if isinstance(exc, GeneratorExit):
             lease._engine.let_expire(lease._grant)
             return
+        self._note_loss(lease, exc if not ours else None)
         await lease._engine.release_at_exit(lease._grant, raised=exc is not None)
         if ours:
             raise lease._grant.lost_error() from exc

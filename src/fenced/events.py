@@ -15,6 +15,7 @@ __all__ = [
     "LeaseInJeopardy",
     "LeaseReleased",
     "ReleaseFailed",
+    "StillWaiting",
 ]
 
 
@@ -67,13 +68,24 @@ class ReleaseFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class StillWaiting:
+    """An acquire without `wait` has waited for a minute, and goes on."""
+
+    names: tuple[str, ...]
+    waited_seconds: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeeperFailed:
     """The keeper failed with an unexpected error; its leases are lost."""
 
     why: str
 
 
-Event = LeaseGranted | LeaseReleased | LeaseInJeopardy | LeaseEnded | ReleaseFailed | KeeperFailed
+Event = (
+    LeaseGranted | LeaseReleased | LeaseInJeopardy | LeaseEnded | ReleaseFailed | StillWaiting | KeeperFailed
+)
 
 
 def __dir__() -> list[str]:

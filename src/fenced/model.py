@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+import string
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from fenced.errors import FencedError, InvalidStamp, LeaseLost, Misuse, shown
@@ -76,6 +77,29 @@ def check_names(names: Iterable[object]) -> tuple[str, ...]:
     if len(set(checked)) != len(checked):
         raise Misuse(f"the same name twice: {shown(checked)}")
     return tuple(sorted(checked, key=str.encode))
+
+
+class CallTemplate:
+    """The template of the name that a call is about: `valves/{id}`, or `valves/{valve.id}` for an attribute."""
+
+    def __init__(self, text: object) -> None:
+        try:
+            parts = [] if not isinstance(text, str) else list(string.Formatter().parse(text))
+        except ValueError:
+            parts = []
+        if not parts or any(field == "" for _, field, _, _ in parts):  # {} has no name
+            raise Misuse(f"a name with fields is a template such as 'orders/{{id}}', not {shown(text)}")
+        self.text = str(text)
+        self.fields = frozenset(re.split(r"[.\[]", field)[0] for _, field, _, _ in parts if field is not None)
+        self._slashes = sum(literal.count("/") for literal, _, _, _ in parts)
+
+    def filled(self, fields: Mapping[str, Any]) -> str | None:
+        """The name; None if a value contains a slash: two things could have the same name."""
+        try:
+            name = self.text.format_map(fields)
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise Misuse(f"the name {shown(self.text)} has a field without a value: {shown(error)}") from None
+        return name if name.count("/") == self._slashes else None
 
 
 _REALM = re.compile(r"[0-9a-f]{16}", re.ASCII)

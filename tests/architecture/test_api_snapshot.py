@@ -48,8 +48,8 @@ MODULES = (
     "fenced.testing",
 )
 INTERNAL = set(
-    "__main__ announcing authorities cli client contracts core decision drills durations guarding guards model moving "
-    "proxy registry rollout runtime schema scope service sqlfile timing wire".split()
+    "__main__ announcing authorities cli client contracts core decision decorating drills durations guarding guards "
+    "model moving proxy registry rollout runtime schema scope service sqlfile timing wire".split()
 )
 """Modules at the top that a program does not import: what they offer is in the others."""
 NEED_A_PACKAGE = {

@@ -68,6 +68,17 @@ def decorated(client: fenced.Client) -> None:
     ship()  # type: ignore[call-arg]
 
 
+def decorated_method(client: fenced.Client) -> None:
+    class Orders:
+        @client.held("orders/{order}", ttl=15)
+        def ship(self, lease: fenced.Lease, order: int, *, express: bool = False) -> str:
+            return f"{lease.token} {order} {express}"
+
+    assert_type(Orders().ship(42, express=True), str)
+    Orders().ship("42")  # type: ignore[arg-type]
+    Orders().ship()  # type: ignore[call-arg]
+
+
 def guards(lease: fenced.Lease, stamp: fenced.Stamp) -> None:
     values = fenced.Values("sqlite:///values.db")
     values.announce(lease, "orders/42")

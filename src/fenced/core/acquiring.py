@@ -17,7 +17,7 @@ from typing import assert_never
 
 from fenced import events, timing
 from fenced.contracts import Authority, Runtime
-from fenced.core.callbacks import call_user_callback
+from fenced.core.callbacks import report
 from fenced.core.counting import AttemptCounter
 from fenced.core.holding import GrantState, State
 from fenced.core.keeping import Keeper
@@ -55,6 +55,8 @@ BACKOFF_MAX = 0.5
 _warned: dict[str, object] = {}
 log = logging.getLogger("fenced")
 
+LONG_WAIT = 60.0
+"""After how many seconds an acquire that waits without a limit says so."""
 POLL_MAX = 5.0
 """The longest that a waiter sleeps before it asks again, if neither a wake-up nor a renewal reaches it."""
 
@@ -82,7 +84,7 @@ class LeaseRequest:
     ) -> LeaseRequest:
         """Check every argument before anything is sent; raise Misuse if one is wrong."""
         return cls(
-            check_names(names),
+            _check_filled(check_names(names)),
             timing.check_ttl(ttl),
             timing.check_wait(wait),
             timing.check_max_hold(max_hold),
@@ -108,7 +110,7 @@ class LeaseEngine:
         self.runtime = runtime
         self.holder = holder
         self._observed = emit is not None
-        self.emit = functools.partial(call_user_callback, emit) if emit is not None else _ignore
+        self.emit = functools.partial(report, emit)
         self._counter = AttemptCounter(runtime)
         self.settler = Settler(authority, runtime, self._counter.over)
         self.keeper = Keeper(authority, runtime, self.emit, self.settler)
@@ -234,6 +236,8 @@ class LeaseEngine:
                     case Waiting(check_in, ahead, held_by):
                         entry = entry or self._join_queue(ask)
                         entry.check_at = sent + check_in
+                        if request.wait is None:
+                            self._say_if_long(request.names, entry, _why_not(held_by, ahead))
                         if not await self._wait(entry, until):
                             raise _not_granted(request, held_by, ahead)
                     case _:
@@ -301,6 +305,13 @@ class LeaseEngine:
         self.listener.expect(entry)
         self.keeper.keep(entry)
         return entry
+
+    def _say_if_long(self, names: tuple[str, ...], entry: QueueEntry, why: str) -> None:
+        """Once for each place in a queue. A waiter asks every few seconds, so this is soon enough."""
+        waited = self.runtime.now() - entry.since
+        if waited >= LONG_WAIT and not entry.said:
+            entry.said = True
+            self.emit(events.StillWaiting(names, waited, why))
 
     async def _wait(self, entry: QueueEntry, until: float) -> bool:
         """Wait until it is time to ask again (True) or until `until` (False)."""
@@ -464,10 +475,6 @@ def shown_label(label: str) -> str:
     return label if label.isprintable() else shown(label)
 
 
-def _ignore(event: events.Event) -> None:
-    """The client has no `on_event`."""
-
-
 def _warn_once(warnings: tuple[str, ...]) -> None:
     """Log each warning once in a process, whatever the number of clients."""
     for warning in warnings:
@@ -478,16 +485,26 @@ def _warn_once(warnings: tuple[str, ...]) -> None:
 
 
 def _not_granted(request: LeaseRequest, held_by: HeldBy | None, ahead: int | None) -> NotGranted:
+    return _no(request, _why_not(held_by, ahead), held_by, ahead)
+
+
+def _why_not(held_by: HeldBy | None, ahead: int | None) -> str:
     if held_by is not None:
         holder = held_by.holder
-        why = (
+        return (
             f"held by {shown_label(holder.label)} (pid {holder.pid} on {holder.host}, token {held_by.token})"
         )
-    elif ahead:
-        why = "others wait ahead"
-    else:
-        why = "nobody holds it, but it is not free yet, by its last lease's lock_delay or at_least_for"
-    return _no(request, why, held_by, ahead)
+    if ahead:
+        return "others wait ahead"
+    return "nobody holds it, but it is not free yet, by its last lease's lock_delay or at_least_for"
+
+
+def _check_filled(names: tuple[str, ...]) -> tuple[str, ...]:
+    """A name with braces is a template that nobody has filled: everybody would wait for everybody else."""
+    for name in names:
+        if "{" in name or "}" in name:
+            raise Misuse(f"the name {name!r} has braces: did you forget the f of an f-string?")
+    return names
 
 
 def _no(request: LeaseRequest, why: str, held_by: HeldBy | None = None, ahead: int | None = 0) -> NotGranted:

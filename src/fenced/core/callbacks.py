@@ -1,10 +1,18 @@
-"""Call a user callback; report its exception to `sys.excepthook` instead of letting it end the keeper."""
+"""Call a user callback; report its exception to `sys.excepthook` instead of letting it end the keeper.
+
+Events that a program should know of are also logged, at WARNING, whether or not it has a callback.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from fenced import events
+
+log = logging.getLogger("fenced")
 
 
 def call_user_callback(call: Callable[..., Any], *args: object) -> None:
@@ -13,3 +21,33 @@ def call_user_callback(call: Callable[..., Any], *args: object) -> None:
         call(*args)
     except Exception:  # noqa: BLE001 - the callback is the user's and may raise anything
         sys.excepthook(*sys.exc_info())
+
+
+def report(call: Callable[[events.Event], None] | None, event: events.Event) -> None:
+    """Log an event that needs attention, and pass every event on to the program's callback."""
+    if (sentence := _sentence(event)) is not None:
+        log.warning("%s", sentence)
+    if call is not None:
+        call_user_callback(call, event)
+
+
+def _sentence(event: events.Event) -> str | None:
+    """The sentence that a log has for an event; None for those of a healthy program."""
+    match event:
+        case events.LeaseInJeopardy(names, token, _, remaining, why):
+            return (
+                f"{_shown(names, token)} cannot be renewed, and is lost in {max(remaining, 0):.1f} s: {why}"
+            )
+        case events.LeaseEnded(names, token, _, reason) if reason not in ("closed", "forked"):
+            return f"{_shown(names, token)} was lost: {reason}"
+        case events.ReleaseFailed(names, token, _, why):
+            return f"{_shown(names, token)} is not released yet, and expires if no retry succeeds: {why}"
+        case events.StillWaiting(names, waited, why):
+            return f"{', '.join(names)}: waiting for {waited:.0f} s, without a limit: {why}. Pass wait= to give up"
+        case events.KeeperFailed(why):
+            return f"no lease is renewed any more: {why}"
+    return None
+
+
+def _shown(names: tuple[str, ...], token: int) -> str:
+    return f"the lease of {', '.join(names)} (token {token})"

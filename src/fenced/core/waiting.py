@@ -24,6 +24,9 @@ class QueueEntry:
         self.renew_at = runtime.now() + timing.renew_after(self.ttl, jitter)
         self.check_at = math.inf
         self.last_reply = runtime.now()
+        self.since = runtime.now()
+        self.said = False
+        """Whether the program was told that it waits for long."""
         self.woken = False
 
     @property

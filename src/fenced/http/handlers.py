@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import string
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 from fenced.decision import Rule
-from fenced.errors import Misuse, shown
+from fenced.errors import Misuse
 from fenced.guarding import AsyncValues, Values
 from fenced.http.asgi import AsyncDoorway
 from fenced.http.door import PATIENCE_SECONDS, Door
@@ -18,6 +17,7 @@ from fenced.http.receiving import ANSWERED, Received, answer, received_by
 from fenced.http.replies import KeptReply, reply_in
 from fenced.http.routes import checked
 from fenced.http.wsgi import Doorway
+from fenced.model import CallTemplate
 from fenced.runtime.blocking import step
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,9 +67,9 @@ class BeforeHandler:
             raise Misuse("a decorated handler needs the name that it is about, such as 'orders/{id}'")
         if self._rule != "retry" and len(names) != 1:
             raise Misuse(f"rule {self._rule} takes one name for each request, not {len(names)}")
-        return functools.partial(self._around, tuple(_Template(name) for name in names))
+        return functools.partial(self._around, tuple(CallTemplate(name) for name in names))
 
-    def _around(self, templates: tuple[_Template, ...], handler: F) -> F:
+    def _around(self, templates: tuple[CallTemplate, ...], handler: F) -> F:
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
             raise Misuse(
                 "a generator runs after the decorator has ended: use the middleware fenced.http.Before"
@@ -120,34 +120,12 @@ class BeforeHandler:
         return self._doorway
 
 
-class _Template:
-    """The template of a name: `valves/{id}`, or `valves/{valve.id}` for an attribute of an argument."""
-
-    def __init__(self, text: object) -> None:
-        try:
-            parts = [] if not isinstance(text, str) else list(string.Formatter().parse(text))
-        except ValueError:
-            parts = []
-        if not parts or any(field == "" for _, field, _, _ in parts):  # {} has no name
-            raise Misuse(f"the name for a handler is a template such as 'orders/{{id}}', not {shown(text)}")
-        self.text = str(text)
-        self._slashes = sum(literal.count("/") for literal, _, _, _ in parts)
-
-    def filled(self, fields: dict[str, Any]) -> str | None:
-        """The name; None if a value contains a slash: two things could have the same name."""
-        try:
-            name = self.text.format_map(fields)
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
-            raise Misuse(
-                f"the name {shown(self.text)} has a field that the handler does not get: {shown(error)}"
-            ) from None
-        return name if name.count("/") == self._slashes else None
-
-
 class _CallReader:
     """Reads the calls of one handler: what the request carries, and its names."""
 
-    def __init__(self, handler: Callable[..., Any], templates: tuple[_Template, ...], request: Any) -> None:
+    def __init__(
+        self, handler: Callable[..., Any], templates: tuple[CallTemplate, ...], request: Any
+    ) -> None:
         parameters = inspect.signature(handler).parameters.values()
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._positional = [one.name for one in parameters if one.kind in positional]

@@ -1,8 +1,9 @@
-"""What Linux says about this machine: its file systems, and its boot."""
+"""What Linux says about this machine: its file systems, and its boot. And what this process runs."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from fenced.errors import Misconfigured
@@ -49,3 +50,12 @@ def boot_id() -> str:
         return _BOOT_ID.read_text().strip()
     except OSError as error:
         raise Misconfigured(f"{_BOOT_ID} cannot be read ({error}); fenced needs Linux's /proc") from error
+
+
+def program() -> str:
+    """What this process runs, for people: `report.py`, `billing` of `python -m billing`, or `python`."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None:
+        return str(spec.name.removesuffix(".__main__"))[:200]
+    script = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return script[:200] if script not in ("", "-", "-c") else "python"

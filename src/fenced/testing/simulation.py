@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import logging
 import secrets
 import sys
 from collections.abc import Iterable, Sequence
@@ -45,6 +46,8 @@ def simulate(seed: int | str, site_type: type[Site] = Site, *, keep_log: bool = 
     site = site_type(seed, keep_log=keep_log)
     # The collector would end coroutines of crashed clients at moments that depend on what ran before this world.
     gc.disable()
+    logger = logging.getLogger("fenced")
+    logged, logger.disabled = logger.disabled, True  # every world loses leases
     try:
         return site.run()
     except PromiseBroken as error:
@@ -53,6 +56,7 @@ def simulate(seed: int | str, site_type: type[Site] = Site, *, keep_log: bool = 
             error.add_note("\n".join(site.judge.log[-200:]))
         raise
     finally:
+        logger.disabled = logged
         gc.enable()
 
 
