@@ -22,6 +22,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fenced.runtime.machine import IN_MEMORY, mount_of
 from fenced.testing.servers import (
     DynamoServer,
     EtcdServer,
@@ -51,6 +52,11 @@ gc.disable()
 # Hypothesis fails a test if an example takes longer than 200 ms, or is drawn slowly. On a busy machine that is no bug.
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
+
+
+# A file of leases in memory is best-effort, and most tests are about strict ones.
+if mount_of(Path(tempfile.gettempdir()))[1] in IN_MEMORY:
+    tempfile.tempdir = os.environ["TMPDIR"] = "/var/tmp"
 
 
 def pytest_configure() -> None:
@@ -200,8 +206,5 @@ def redis_url(redis_server: RedisServer) -> str:
 @pytest.fixture(scope="session")
 def traveller() -> Iterator[Traveller]:
     """A user who has nothing but a clone; its environments are made by the first test that asks for them."""
-    memory = os.environ.get("FENCED_SERVERS_FOLDER") or None
-    if memory and os.statvfs(memory).f_flag & os.ST_NOEXEC:
-        memory = None  # drivers could not be loaded from there
-    with tempfile.TemporaryDirectory(prefix="walk-", dir=memory) as home:
+    with tempfile.TemporaryDirectory(prefix="walk-") as home:  # on a disk: pages have leases in SQLite there
         yield Traveller(Path(home))

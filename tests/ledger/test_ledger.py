@@ -443,7 +443,7 @@ import os, sys
 import fenced
 folder = sys.argv[1]
 url = 'ledger:///' + folder + '/leases.db'
-client = fenced.Client(url)
+client = fenced.Client(url, guarantee='best-effort')
 first = client.acquire('first', ttl=300, wait=0)
 ballast = os.open(folder + '/ballast', os.O_CREAT | os.O_WRONLY)
 try:
@@ -465,7 +465,7 @@ try:
 except fenced.Unavailable as error:
     assert 'restart' in str(error), error
 client.close()
-again = fenced.Client(url)
+again = fenced.Client(url, guarantee='best-effort')
 assert again.acquire('after', wait=0).token > max([first.token, *tokens])
 print('ok')
 """
@@ -474,6 +474,26 @@ print('ok')
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     result = mounted('mount -t tmpfs -o size=1m none "$3"; exec "$1" -c "$2" "$3"', FILL, tmp_path)
     assert (result.stdout, result.stderr) == ("ok\n", "")
+
+
+IN_MEMORY = """
+import sys
+import fenced
+url = 'ledger:///' + sys.argv[1] + '/leases.db'
+for guarantee in ('strict', 'best-effort'):
+    with fenced.Client(url, guarantee=guarantee) as client:
+        try:
+            print(client.acquire('a', wait=0).token)
+        except fenced.Misconfigured as error:
+            print(error)
+"""
+
+
+def test_a_ledger_in_memory_is_best_effort(tmp_path: Path) -> None:
+    result = mounted('mount -t tmpfs none "$3"; exec "$1" -c "$2" "$3"', IN_MEMORY, tmp_path)
+    says, token = result.stdout.splitlines()
+    assert "kept in memory (tmpfs)" in says and "put it on a disk" in says and "best-effort" in says
+    assert token == "1", result.stderr
 
 
 def test_no_secret_is_written(path: Path, ledger: LedgerAuthority) -> None:

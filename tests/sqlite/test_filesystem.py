@@ -47,7 +47,7 @@ def mounted(script: str, *arguments: object) -> subprocess.CompletedProcess[str]
     )
 
 
-HOLD = "import fenced, sys; fenced.Client('sqlite:///' + sys.argv[1]).acquire('a', wait=0)"
+HOLD = "import fenced, sys; fenced.Client('sqlite:///' + sys.argv[1], guarantee='best-effort').acquire('a', wait=0)"
 
 
 # proves authority sqlite: one-machine
@@ -76,6 +76,26 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(Misconfigured, match="network file system"):
         Store(tmp_path / "leases.db", "default", clocks.now_ns).open()
     assert not (tmp_path / "leases.db").exists()
+
+
+IN_MEMORY = """
+import sys
+import fenced
+url = 'sqlite:///' + sys.argv[1] + '/leases.db'
+try:
+    fenced.Client(url).acquire('a', wait=0)
+except fenced.Misconfigured as error:
+    print(error)
+print(fenced.Client(url, guarantee='best-effort').acquire('a', wait=0).token)
+"""
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])
+def test_a_file_in_memory_is_best_effort(kind: str, tmp_path: Path) -> None:
+    result = mounted(f'mount -t {kind} none "$3"; exec "$1" -c "$2" "$3"', IN_MEMORY, tmp_path)
+    says, token = result.stdout.splitlines()
+    assert f"kept in memory ({kind})" in says and "put it on a disk" in says and "best-effort" in says
+    assert token == "1", result.stderr
 
 
 def test_of_stacked_mounts_the_upper_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +221,7 @@ FILL = """
 import os, sys
 import fenced
 from fenced.errors import Unavailable
-client = fenced.Client('sqlite:///' + sys.argv[1] + '/leases.db')
+client = fenced.Client('sqlite:///' + sys.argv[1] + '/leases.db', guarantee='best-effort')
 first = client.acquire('first', wait=0)
 ballast = os.open(sys.argv[1] + '/ballast', os.O_CREAT | os.O_WRONLY)
 try:

@@ -14,6 +14,8 @@ NETWORK = frozenset(
     "ncpfs nfs nfs4 ocfs2 orangefs pvfs2 smb3 smbfs vboxsf".split()
 )
 """File systems that several machines may use at the same time."""
+IN_MEMORY = frozenset(("tmpfs", "ramfs", "devtmpfs", "rootfs"))
+"""File systems that keep their files in memory: they are empty after a reboot."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MOUNTS = Path("/proc/self/mountinfo")
 

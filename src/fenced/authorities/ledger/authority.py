@@ -15,7 +15,7 @@ from fenced.authorities.ledger.changes import RecordedRows
 from fenced.authorities.ledger.journal import SCHEMA_VERSION, FileJournal
 from fenced.authorities.ledger.ledger import OPERATIONS_MAX, Ledger
 from fenced.authorities.shared.batches import carry_out
-from fenced.authorities.shared.filesystem import machine_clock, path_of
+from fenced.authorities.shared.filesystem import doubts_about, machine_clock, path_of
 from fenced.authorities.shared.local_wakeups import LocalWakeups
 from fenced.authorities.shared.rows import AttemptRow, LeaseAlgorithm
 from fenced.authorities.shared.rules import NAMESPACE_ORDER
@@ -130,6 +130,7 @@ class LedgerAuthority:
         self._ledger: Ledger | None = None
         self._joining = threading.Lock()
         self._rows: RecordedRows | None = None
+        self._doubts: tuple[str, ...] = ()
         self._writes = False
         self._writer: ThreadPoolExecutor | None = None
         self._round = runtime.wakeup()
@@ -147,7 +148,8 @@ class LedgerAuthority:
             ledger = await self._runtime.call(self._join, create)
         self._rows, due = ledger.namespace(self._name, create)
         await self._written(ledger, due, until)
-        return Standing(self._rows.realm, self._rows.token, schema=Schema(SCHEMA_VERSION, SCHEMA_VERSION))
+        schema = Schema(SCHEMA_VERSION, SCHEMA_VERSION)
+        return Standing(self._rows.realm, self._rows.token, self._doubts, schema=schema)
 
     def _join(self, create: bool) -> Ledger:
         """Runs in the thread that opens: a caller that is cancelled meanwhile leaves nothing open for ever."""
@@ -155,6 +157,7 @@ class LedgerAuthority:
         with self._joining:
             if self._ledger is None:
                 ledger = _acquire(self._path, create, self._clock)
+                self._doubts = doubts_about(self._path)
                 ledger.listeners.append(self._wakeups.add)
                 self._ledger = ledger
             return self._ledger

@@ -1,4 +1,4 @@
-"""Where a database file may be (not a mount point itself, not hard-linked, not on a network), and its clock.
+"""Where a database file may be (not a mount point itself, not hard-linked, not on a network, on a disk), and its clock.
 
 SQLite keeps its write-ahead log beside the file, by name. A file that is opened under two names gets two
 logs, and two processes mint the same tokens (seen with a single-file bind mount).
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fenced.errors import Misconfigured, Misuse, redacted, shown
 from fenced.runtime import clocks
-from fenced.runtime.machine import NETWORK, mount_of
+from fenced.runtime.machine import IN_MEMORY, NETWORK, mount_of
 
 
 class FileInUse(Misconfigured):
@@ -62,6 +62,16 @@ def check_place(path: Path) -> None:
         raise Misconfigured(
             f"{path} has {links} hard links; each name gets its own log, and tokens repeat: remove the others"
         )
+
+
+def doubts_about(path: Path) -> tuple[str, ...]:
+    """How the tokens in a file could be lost by where it is."""
+    _, kind = mount_of(path)
+    if kind not in IN_MEMORY:
+        return ()
+    return (
+        f"{path} is kept in memory ({kind}), and a reboot or a power cut loses all its tokens; put it on a disk",
+    )
 
 
 def file_id(path: str) -> FileId:

@@ -100,7 +100,8 @@ class Store:
                 row = db.execute(SQL["namespace"], (self._namespace_name,)).fetchone()
         self._namespace = row[0]
         self._floor.open(*row)
-        return Standing(row[1], row[2], schema=Schema(SCHEMA_VERSION, SCHEMA_VERSION))
+        doubts = filesystem.doubts_about(self.path)
+        return Standing(row[1], row[2], doubts, schema=Schema(SCHEMA_VERSION, SCHEMA_VERSION))
 
     def _install(self) -> None:
         """Create the schema if it is missing; refuse another program's database."""

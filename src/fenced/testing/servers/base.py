@@ -92,6 +92,8 @@ class Server(Startable):
 
     name = "server"
     stop_signal = signal.SIGTERM
+    on_disk = False
+    """Whether its files are on a disk, even if those of other servers are kept in memory."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, *, user: str | None = None) -> None:
         self.host = HOST
@@ -100,7 +102,10 @@ class Server(Startable):
         self._owns_folder = folder is None
         self.folder = Path(
             folder
-            or tempfile.mkdtemp(prefix=f"fenced-{self.name}-", dir=os.environ.get(FOLDER_VARIABLE) or None)
+            or tempfile.mkdtemp(
+                prefix=f"fenced-{self.name}-",
+                dir=None if self.on_disk else os.environ.get(FOLDER_VARIABLE) or None,
+            )
         ).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.own(self.folder)

@@ -13,6 +13,7 @@ class ServiceServer(Server):
     """One instance before a store; by default before a ledger in its folder."""
 
     name = "service"
+    on_disk = True  # a ledger in memory is best-effort, and clients are strict
 
     def __init__(
         self, folder: str | os.PathLike[str] | None = None, *, store: str = "", options: tuple[str, ...] = ()
