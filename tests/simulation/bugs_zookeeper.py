@@ -6,13 +6,13 @@ from typing import Any
 
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.authorities.zookeeper.session import ZooKeeperSession
-from fenced.authorities.zookeeper.tree import ZooKeeperAttempt
+from fenced.authorities.zookeeper.tree import Queue, ZooKeeperAttempt
 from fenced.model import Kept, RenewAnswer
 from fenced.testing.worlds.faults import NEVER
 from fenced.testing.worlds.site import Site
 from fenced.testing.worlds.zookeeper import ZooKeeperBackend
 from fenced.wire import jute
-from fenced.wire.zookeeper.connection import Then, ZooKeeperWire
+from fenced.wire.zookeeper.connection import ZooKeeperWire
 from tests.simulation.planting import with_authority
 
 
@@ -61,13 +61,25 @@ class OpenConnectionsAreBelieved(ZooKeeperAuthority):
 class AnyMemberConfirms(ZooKeeperSession):
     """A session is kept alive by reads, which a member that has lost its leader answers, too."""
 
-    async def exchange(self, *requests: bytes, until: float, then: Then | None = None) -> list[jute.Reply]:
+    async def exchange(self, *requests: bytes, until: float) -> list[jute.Reply]:
         sent = self._runtime.now()
         read = jute.get_data(self._root)
         asked = [request if request[:4] != jute.sync("")[:4] else read for request in requests]
-        replies = await super().exchange(*asked, until=until, then=then)
+        replies = await super().exchange(*asked, until=until)
         self.confirmed = max(self.confirmed, sent)
         return replies
+
+
+class EventsAreBelieved(ZooKeeperAuthority):
+    """A waiter that learns that the place ahead is gone takes itself for first, and does not read the queue."""
+
+    async def _standing(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> Any:
+        told = mine.state == "waiting" and mine.queued and not mine.watched
+        stands = await super()._standing(session, mine, until)
+        if stands is None or not told:
+            return stands
+        alone = {name: Queue([mine.public], [""], [], 0) for name in mine.names}
+        return alone, stands[1]
 
 
 class RepliesAreNotMatched(ZooKeeperWire):
@@ -88,4 +100,5 @@ PLANTED = [
     with_authority(OpenConnectionsAreBelieved, ZooKeeperBackend),
     with_session(AnyMemberConfirms, Isolating),
     with_wire(RepliesAreNotMatched),
+    with_authority(EventsAreBelieved, ZooKeeperBackend),
 ]

@@ -22,8 +22,10 @@ WORDS = {
 
 
 @contextmanager
-def opened(url: str, namespace: str, runtime: Any = RUNTIME) -> Iterator[ZooKeeperAuthority]:
-    authority = ZooKeeperAuthority.at(url, runtime, namespace)
+def opened(
+    url: str, namespace: str, runtime: Any = RUNTIME, kind: type[ZooKeeperAuthority] = ZooKeeperAuthority
+) -> Iterator[ZooKeeperAuthority]:
+    authority = kind.at(url, runtime, namespace)
     try:
         step(authority.open())
         yield authority

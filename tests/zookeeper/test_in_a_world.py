@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.authorities.zookeeper.base import PLACES
+from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.authorities.zookeeper.tree import ZooKeeperAttempt
 from fenced.errors import Indeterminate
 from fenced.model import Ask, Granted, Holder, Released, Waiting
@@ -75,16 +75,17 @@ def ask(secret: str, *, wait: bool) -> Ask:
 def places_after_a_withdrawal(kind: type[ZooKeeperAuthority]) -> int:
     """A waiter is withdrawn while nobody can say whether its ask is carried out. How many places there are then.
 
-    The waiter's place is made in one session, and the lease would be in another. Asked in that other session, the
-    leader answers at once that there is no place; then its followers return, and the place is made.
+    Asked in another session, the leader answers at once that there is no place; then its followers return, and the
+    place is made.
     """
     stage = Stage(1)
     one, two = stage.client("one"), stage.client("two", kind)
     for each in (one, two):
         stage.play(each, each.open())
     assert isinstance(stage.play(one, one.ask(ask("a", wait=False))), Granted)
-    assert isinstance(stage.play(two, two.ask(ask("b", wait=True))), Waiting)  # both sessions are connected
-    stage.freeze_followers_at_write_of(two._session(PLACES).id)
+    assert isinstance(stage.play(two, two.ask(ask("b", wait=True))), Waiting)
+    stage.play(two, two._session(60.0).exchange(until=two._runtime.now() + 1.0))  # connects
+    stage.freeze_followers_at_write_of(two._session(30.0).id)
     now = two._runtime.now
     assert isinstance(stage.play(two, two.ask(ask("c", wait=True), now() + 1.0)), Indeterminate)
     while stage.play(two, two.withdraw("c" * 32, now() + 1.0)) != Released():
@@ -101,10 +102,10 @@ def test_what_is_withdrawn_has_no_place_even_if_its_ask_is_carried_out_later() -
 class AskedInAnotherSession(ZooKeeperAuthority):
     """Whether a lost request was carried out is asked in another session, which does not wait for that request."""
 
-    async def _placed(self, mine: ZooKeeperAttempt, until: float) -> bool:
-        home, path = self._session(mine.ttl), self._paths.attempt(mine.public)
-        _, reply = await home.exchange(jute.sync(self._paths.root), jute.get_data(path), until=until)
-        return not reply.error and await super()._placed(mine, until)
+    async def _standing(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> Any:
+        other, path = self._session(60.0), self._paths.attempt(mine.public)
+        _, reply = await other.exchange(jute.sync(self._paths.root), jute.get_data(path), until=until)
+        return None if reply.error else await super()._standing(session, mine, until)
 
 
 def test_a_question_in_another_session_would_be_caught() -> None:

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from fenced.contracts import Colour, Readable, Runtime, SocketLike
-from fenced.errors import Indeterminate
+from fenced.errors import Indeterminate, Unavailable
 from fenced.model import Busy, Ended, Kept
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing import Check, OutageHarness, run
@@ -38,7 +38,10 @@ def test_outages(check: Check[OutageHarness], colour: Colour, server: ZooKeeperS
 
 
 def test_an_unknown_ask_that_nobody_withdraws_lapses(server: ZooKeeperServer) -> None:
-    """Its session goes on with another lease: its own client finds the ghost, and ends it when its time is over."""
+    """Its session goes on with another lease: its own client finds the ghost, and ends it when its time is over.
+
+    Also if it was asked again meanwhile, and that ask could not be sent.
+    """
     runtime = Shifted(BlockingRuntime())
     harness = Harness(runtime, server)
     one, onlooker = step(harness.authority()), step(harness.direct())
@@ -47,6 +50,10 @@ def test_an_unknown_ask_that_nobody_withdraws_lapses(server: ZooKeeperServer) ->
     harness.proxy.on(harness.words["ask"], Fault.LOSE_REPLY, times=2)
     with pytest.raises(Indeterminate):
         step(one.ask(lost))
+    harness.proxy.refuse()
+    with pytest.raises(Unavailable):
+        step(one.ask(lost))
+    harness.proxy.heal()
     assert isinstance(step(onlooker.ask(asking(runtime, "orders"))), Busy)
     for _ in range(2):
         runtime.ahead += 6

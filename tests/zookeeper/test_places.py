@@ -1,82 +1,34 @@
-"""Places in queues are carried by a short session of their own: a dead waiter holds nobody up for long."""
+"""Places in queues: nodes of the session that will hold the lease. A waiter is granted by what it reads, never by what
+an event says."""
 
 import secrets
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from fenced.authorities.zookeeper import base
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
-from fenced.authorities.zookeeper.moving import Moving
 from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.authorities.zookeeper.tree import ZooKeeperAttempt
 from fenced.errors import Indeterminate
-from fenced.model import Ask, Ended, Granted, Kept, Released, Waiting, grant_id
+from fenced.model import Ask, Granted, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import step
 from fenced.testing.faults import Fault, Proxy
 from fenced.testing.kit import asking, granted
 from fenced.testing.servers import ZooKeeperServer
-from tests.shifted import Shifted
-from tests.zookeeper.acting import RUNTIME, WORDS, Pair, opened, places, woken
-from tests.zookeeper.raw import Raw
-from tests.zookeeper.shifting import end_session
+from tests.simulation.bugs_zookeeper import EventsAreBelieved
+from tests.zookeeper.acting import RUNTIME, WORDS, Pair, opened, woken
 
-PLACES_SECONDS = 1.0
+SHORT = 1.0
 LONG = 30.0
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is true for the real time is shown with a shorter one."""
-    monkeypatch.setattr(ZooKeeperAuthority, "places_seconds", PLACES_SECONDS)
-
-
-def let_in(server: ZooKeeperServer, patience: float) -> bool:
-    """Whether the waiter behind a dead one is granted within so many seconds after the holder's release."""
-    namespace = secrets.token_hex(8)
-    with (
-        Proxy(server.host, server.port) as proxy,
-        opened(f"zookeeper://{proxy.host}:{proxy.port}", namespace) as dead,
-        opened(server.url(), namespace) as alive,
-    ):
-        holder, lost = asking(RUNTIME, "orders", ttl=LONG), asking(RUNTIME, "orders", ttl=LONG, wait=True)
-        step(granted(alive, holder))
-        assert isinstance(step(dead.ask(lost)), Waiting)
-        waiter = asking(RUNTIME, "orders", ttl=LONG, wait=True)
-        assert isinstance(step(alive.ask(waiter)), Waiting)
-        proxy.black_hole(drop=True)
-        began = time.monotonic()
-        assert step(alive.release(holder.secret)) == Released()
-        while time.monotonic() - began < patience:
-            step(alive.renew([waiter.secret]))
-            match step(alive.ask(waiter)):
-                case Granted():
-                    return True
-                case Ended():  # on a machine so busy that it was thought dead itself
-                    waiter = asking(RUNTIME, "orders", ttl=LONG, wait=True)
-            step(alive.next_wakeups(RUNTIME.now() + 0.1))
-        return False
-
-
-# proves authority zookeeper: places
-@pytest.mark.usefixtures("short")
-def test_a_dead_waiter_holds_nobody_up_for_long(zookeeper_server: ZooKeeperServer) -> None:
-    """Its ttl is long; its place goes with the short session all the same, by the server's own doing."""
-    assert let_in(zookeeper_server, 10.0)
-
-
-@pytest.mark.usefixtures("short")
-def test_a_place_in_the_session_of_its_lease_would_be_caught(
-    zookeeper_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Planted: the waiter stands where it will hold."""
-    monkeypatch.setattr(ZooKeeperAuthority, "_queueing", lambda _, home: home)
-    assert not let_in(zookeeper_server, PLACES_SECONDS + 3.0)
-
-
-# From the session for places into that of the lease.
+def queued(*clients: ZooKeeperAuthority) -> list[Ask]:
+    """The first holds, the others wait behind it."""
+    asks = [asking(RUNTIME, "orders", ttl=LONG, wait=True) for _ in clients]
+    for client, ask, kind in zip(clients, asks, [Granted] + [Waiting] * len(asks), strict=False):
+        assert isinstance(step(client.ask(ask)), kind)
+    return asks
 
 
 @pytest.fixture
@@ -96,33 +48,41 @@ def two_ways(
 Ways = tuple[Proxy, ZooKeeperAuthority, ZooKeeperAuthority]
 
 
-def queued(*clients: ZooKeeperAuthority) -> list[Ask]:
-    """The first holds, the others wait behind it."""
-    asks = [asking(RUNTIME, "orders", ttl=LONG, wait=True) for _ in clients]
-    for client, ask, kind in zip(clients, asks, [Granted] + [Waiting] * len(asks), strict=False):
-        assert isinstance(step(client.ask(ask)), kind)
-    return asks
+# proves authority zookeeper: places
+def test_a_dead_waiter_holds_nobody_up_for_longer_than_its_session(two_ways: Ways) -> None:
+    """The server ends its session, by its ttl and not by that of the others."""
+    proxy, dead, alive = two_ways
+    holder, lost = asking(RUNTIME, "orders", ttl=LONG), asking(RUNTIME, "orders", ttl=SHORT, wait=True)
+    waiter = asking(RUNTIME, "orders", ttl=LONG, wait=True)
+    step(granted(alive, holder))
+    assert isinstance(step(dead.ask(lost)), Waiting)
+    assert isinstance(step(alive.ask(waiter)), Waiting)
+    proxy.black_hole(drop=True)
+    assert step(alive.release(holder.secret)) == Released()
+    woken(alive, grant_id(waiter.secret))
+    step(granted(alive, waiter))
+
+
+# What a cut leaves behind.
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.LOSE_REPLY])
 def test_a_cut_while_a_waiter_is_granted_is_one_grant(two_ways: Ways, fault: Fault) -> None:
     proxy, one, two = two_ways
     holder, waiter, last = queued(two, one, two)
-    token = step(two.open()).last_token
     assert step(two.release(holder.secret)) == Released()
-    trigger = proxy.on(WORDS["release"], fault)  # by which it moves, too
+    trigger = proxy.on(one._paths.attempt(grant_id(waiter.secret)).encode(), fault)
     grant = step(granted(one, waiter))
     trigger.wait()
     assert (grant.ttl, step(one.renew([waiter.secret]))) == (LONG, [Kept(LONG)])
     assert isinstance(step(two.ask(last)), Waiting)
-    assert step(granted(one, waiter)).token == grant.token <= token
+    assert step(granted(one, waiter)).token == grant.token
     assert step(one.release(waiter.secret)) == Released()
     assert step(granted(two, last)).token > grant.token
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.LOSE_REPLY])
-def test_a_cut_while_a_release_hands_over_is_one_grant(two_ways: Ways, fault: Fault) -> None:
-    """Within one client a release moves the next waiter along."""
+def test_a_cut_while_a_lease_is_released_to_a_waiter_is_one_grant(two_ways: Ways, fault: Fault) -> None:
     proxy, one, two = two_ways
     holder, waiter, last = queued(one, one, two)
     trigger = proxy.on(WORDS["release"], fault)
@@ -136,75 +96,36 @@ def test_a_cut_while_a_release_hands_over_is_one_grant(two_ways: Ways, fault: Fa
     assert step(granted(two, last)).token > grant.token
 
 
-def test_a_grant_that_stays_unknown_can_be_given_up(two_ways: Ways) -> None:
-    """The waiter was moved, and does not know it: what it withdraws is its lease."""
-    proxy, one, two = two_ways
-    holder, waiter, last = queued(two, one, two)
-    assert step(two.release(holder.secret)) == Released()
-    proxy.on(WORDS["release"], Fault.LOSE_REPLY, times=2)
-    proxy.refuse()
-    with pytest.raises(Indeterminate):
-        step(one.ask(waiter))
-    proxy.heal()
-    assert isinstance(step(two.ask(last)), Waiting)
-    assert step(one.withdraw(waiter.secret)) == Released()
-    step(granted(two, last))
-
-
-def test_a_lease_that_was_waited_for_outlives_the_session_for_places(pair: Pair) -> None:
-    one, two = pair
-    holder, waiter, last = queued(two, one, two)
-    assert step(two.release(holder.secret)) == Released()
-    step(granted(one, waiter))
-    end_session(one._session(base.PLACES), one._address)
-    assert step(one.renew([waiter.secret])) == [Kept(LONG)]
-    assert isinstance(step(two.ask(last)), Waiting)
-
-
-def test_a_place_whose_session_is_over_is_never_granted(pair: Pair) -> None:
-    one, two = pair
-    holder, waiter, last = queued(two, one, two)
-    end_session(one._session(base.PLACES), one._address)
-    assert step(two.release(holder.secret)) == Released()
-    step(granted(two, last))
-    assert step(one.ask(waiter)) in (Ended("expired"), Ended("revoked"))
-
-
-@pytest.mark.parametrize("gives_up", [False, True])
-def test_a_grant_in_doubt_whose_session_for_places_ends_leaves_no_ghost(
-    zookeeper_server: ZooKeeperServer, gives_up: bool
+def test_who_has_a_place_and_cannot_go_on_is_not_told_that_nothing_happened(
+    two_ways: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session of the lease goes on with another one. Who asks gets the grant; if nobody does, it lapses."""
-    runtime, namespace = Shifted(RUNTIME), secrets.token_hex(8)
-    with (
-        Proxy(zookeeper_server.host, zookeeper_server.port) as proxy,
-        opened(f"zookeeper://{proxy.host}:{proxy.port}", namespace, runtime) as one,
-        opened(zookeeper_server.url(), namespace) as two,
-    ):
-        kept = asking(RUNTIME, "kept", ttl=LONG)
-        step(granted(one, kept))
-        holder, waiter = queued(two, one)
-        assert step(two.release(holder.secret)) == Released()
-        proxy.on(WORDS["release"], Fault.LOSE_REPLY, times=2)
+    """Its place was made; the next request of the same ask finds no server. `Unavailable` would leave a ghost."""
+    proxy, one, two = two_ways
+    holder = asking(RUNTIME, "orders", ttl=LONG)
+    step(granted(two, holder))
+    step(granted(one, asking(RUNTIME, "kept", ttl=LONG)))  # so its session goes on
+    stand = one._stand
+
+    async def alone(session: ZooKeeperSession, *rest: Any) -> Any:
+        monkeypatch.undo()
         proxy.refuse()
-        with pytest.raises(Indeterminate):
-            step(one.ask(waiter))
-        proxy.heal()
-        end_session(one._session(base.PLACES), two._address)
-        if gives_up:
-            for _ in range(2):
-                runtime.ahead += 6
-                assert step(one.renew([kept.secret])) == [Kept(LONG)]
-        else:
-            step(granted(one, waiter))
-            assert step(one.release(waiter.secret)) == Released()
-        step(granted(two, asking(RUNTIME, "orders")))
+        session.close()
+        return await stand(session, *rest)
+
+    monkeypatch.setattr(one, "_stand", alone)
+    waiter = asking(RUNTIME, "orders", ttl=LONG, wait=True)
+    with pytest.raises(Indeterminate):
+        step(one.ask(waiter, RUNTIME.now() + 1))
+    proxy.heal()
+    assert step(one.withdraw(waiter.secret)) == Released()
+    assert step(two.release(holder.secret)) == Released()
+    step(granted(two, asking(RUNTIME, "orders")))
 
 
-# Waiters of one client tell each other.
+# Who is ahead.
 
 
-def test_one_ahead_that_leaves_between_the_look_and_the_wait_is_noticed(
+def test_one_ahead_that_leaves_between_the_look_and_the_watch_is_noticed(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _ = pair
@@ -226,43 +147,44 @@ def test_one_ahead_that_leaves_between_the_look_and_the_wait_is_noticed(
     step(granted(one, last))
 
 
-def test_one_ahead_whose_place_somebody_deleted_lets_the_next_in(pair: Pair, raw: Raw) -> None:
-    """Nobody watches a waiter of the same client: that it is out is found when its turn comes, and told then."""
+def test_who_is_first_at_one_of_its_names_keeps_it_from_those_behind(pair: Pair) -> None:
+    """A waiter for two names is already first at one of them, and gets the other from a release of its own client."""
     one, two = pair
-    holder, middle, last = queued(two, one, one)
-    (place,) = [path for path in places(raw, one) if grant_id(middle.secret) in path]
-    assert raw.delete(place) == 0
-    assert step(two.release(holder.secret)) == Released()
-    woken(one, grant_id(middle.secret))
-    assert step(one.ask(middle)) == Ended("revoked")
-    woken(one, grant_id(last.secret))
-    step(granted(one, last))
-
-
-def let_in_behind_two_names(pair: Pair) -> object:
-    """What a waiter of another client is told whose one ahead, first at this name, is handed its other name."""
-    one, two = pair
-    holder = asking(RUNTIME, "x", ttl=LONG)
-    both = asking(RUNTIME, "x", "y", ttl=LONG, wait=True)
-    last = asking(RUNTIME, "y", ttl=5, wait=True)
+    holder, other = asking(RUNTIME, "orders"), asking(RUNTIME, "stock")
+    both, behind = asking(RUNTIME, "orders", "stock", wait=True), asking(RUNTIME, "stock", wait=True)
     step(granted(one, holder))
+    step(granted(two, other))
     assert isinstance(step(one.ask(both)), Waiting)
-    assert isinstance(step(two.ask(last)), Waiting)
+    assert step(two.release(other.secret)) == Released()
+    step(one.observe("stock"))  # the event of that release arrives before this reply
+    assert isinstance(step(two.ask(behind)), Waiting)
     assert step(one.release(holder.secret)) == Released()
     step(granted(one, both))
-    woken(two, grant_id(last.secret))
-    return step(two.ask(last))
+    step(two.observe("stock"))
+    assert isinstance(step(two.ask(behind)), Waiting)
+    assert step(one.release(both.secret)) == Released()
+    step(granted(two, behind))
 
 
-def test_who_was_first_at_one_name_and_is_moved_is_still_ahead(pair: Pair) -> None:
-    assert isinstance(let_in_behind_two_names(pair), Waiting)
+def behind_one_that_wandered(url: str, kind: type[ZooKeeperAuthority]) -> object:
+    """What a waiter is answered when the holder ahead of it has been taken over by another client.
+
+    That deletes the holder's place and makes it again, in one transaction: the event says that it is gone.
+    """
+    namespace = secrets.token_hex(8)
+    with opened(url, namespace, kind=kind) as one, opened(url, namespace, kind=kind) as two:
+        holder, waiter = queued(one, two)
+        assert step(two.renew([holder.secret])) == [Kept(LONG)]
+        woken(two, grant_id(waiter.secret))
+        return step(two.ask(waiter))
 
 
-def test_a_move_that_looks_like_an_end_would_be_caught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: nobody is told that it was no ordinary end."""
-    moves = Moving._moves
-    monkeypatch.setattr(Moving, "_moves", lambda self, mine, ttl, _=(): moves(self, mine, ttl, mine.names))
-    assert isinstance(let_in_behind_two_names(pair), Granted)
+def test_a_place_that_is_made_again_is_still_ahead(zookeeper_url: str) -> None:
+    assert isinstance(behind_one_that_wandered(zookeeper_url, ZooKeeperAuthority), Waiting)
+
+
+def test_a_waiter_that_believes_events_would_be_caught(zookeeper_url: str) -> None:
+    assert isinstance(behind_one_that_wandered(zookeeper_url, EventsAreBelieved), Granted)
 
 
 def test_a_waiter_whose_session_ends_while_it_queues_is_notified(
@@ -278,7 +200,7 @@ def test_a_waiter_whose_session_ends_while_it_queues_is_notified(
     ended: list[ZooKeeperSession] = []
 
     async def end_first(self: ZooKeeperSession, until: float) -> Any:
-        if self._places and not ended and grant_id(waiter.secret) in self.attempts:
+        if not ended and grant_id(waiter.secret) in self.attempts:
             ended.append(self)
             self._end()
         return await connected(self, until)

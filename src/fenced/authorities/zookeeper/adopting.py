@@ -14,6 +14,14 @@ from fenced.errors import FencedError
 from fenced.model import Ended, Gone, Kept, RenewAnswer, Waiting
 from fenced.wire import jute
 
+VERSIONS = 64
+"""A client that takes over another client's attempt writes its node until it has the next version, from 2 to this."""
+
+
+def next_version(version: int) -> int:
+    """After a take-over. A client that has lost the attempt must not meet the version that it knew."""
+    return version + 1 if 2 <= version < VERSIONS else 2
+
 
 class Adopting(Operating):
     async def _adopt(self, public: str, until: float) -> RenewAnswer:
@@ -36,7 +44,7 @@ class Adopting(Operating):
             record = await session.request(lambda: self._stored(session, mine.public, until), until)
         except FencedError:  # then it is what it seems to be
             return False
-        elsewhere = record is not None and record.owner != 0 and self._owner(mine, record) is None
+        elsewhere = record is not None and record.owner != 0 and not self._ours(mine, record)
         if elsewhere:
             self._forget(mine)
             mine.taken = True
@@ -57,17 +65,15 @@ class Adopting(Operating):
         first = not any(queue.publics.index(mine.public) for queue in queues.values())
         delay = await self._delayed(home, mine.public, queues, until)
         granted = first and not delay
-        session = home if first else self._queueing(home)
         sent = self._runtime.now()
-        moves, version = self._takeover_moves(mine, home.ttl)
-        (reply,) = await session.exchange(jute.multi(moves), until=until)
+        moves, version = self._moves(mine, home.ttl)
+        (reply,) = await home.exchange(jute.multi(moves), until=until)
         if jute.failure(self._results(reply)) is not None:
             return Gone()
         mine.version = version
-        mine.away = session is not home
         mine.queued = not first
         mine.delaying = bool(mine.lock_delay) and granted
-        session.expect(mine, sent + (home.ttl if granted else home.place_seconds))
+        home.expect(mine, sent + (home.ttl if granted else home.place_seconds))
         self._remember(mine)
         if not granted:
             return Waiting(delay or home.ttl)  # the next renewal watches what is ahead
@@ -79,13 +85,27 @@ class Adopting(Operating):
         mine.state, mine.token = "granted", space.token(mine.zxid)
         return Kept(home.ttl)
 
+    def _moves(self, mine: ZooKeeperAttempt, ttl: float) -> tuple[list[bytes], int]:
+        """The operations that delete all its nodes and make them again under the same paths, in our session; and the
+        resulting version of its own node, which differs from the one that the other client knows.
+
+        The server carries all of them out or none, so its places are never free.
+        """
+        version = next_version(mine.version)
+        attempt, text = self._paths.attempt(mine.public), record_text(mine, ttl)
+        moves = [jute.delete(attempt, mine.version), jute.create(attempt, text, self._acl, jute.EPHEMERAL)]
+        # The last of these writes restores its text.
+        moves += [jute.set_data(attempt, text if last == version else b"") for last in range(1, version + 1)]
+        for path in mine.places.values():
+            moves += (jute.delete(path), jute.create(path, b"", self._acl, jute.EPHEMERAL))
+        return moves, version
+
     async def _mint(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> None:
         """Take a newer number, and write it to the names: waiters behind us must not be granted below it."""
         mine.zxid = 0
         text = record_text(mine, session.ttl)
         writes = [jute.set_data(self._paths.attempt(mine.public), text, mine.version)]
         writes += [jute.set_data(self._paths.name(name), b"") for name in mine.names]
-        writes += [jute.set_data(path, b"") for path in mine.places.values()]  # notifies the waiters behind
         (reply,) = await session.exchange(jute.multi(writes), until=until)
         results = self._results(reply)
         failed = jute.failure(results)
@@ -94,5 +114,5 @@ class Adopting(Operating):
                 raise refused(failed[1], self.url)
             await self._revoked(session, mine, until)
         elif (stat := results[0].stat) is not None:
-            mine.zxid = mine.forced = stat.mzxid
+            mine.zxid = stat.mzxid
             mine.version = stat.version

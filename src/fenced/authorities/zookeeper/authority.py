@@ -1,15 +1,13 @@
-"""Leases in ZooKeeper: ephemeral nodes in queues, one session for all leases of one ttl."""
+"""Leases in ZooKeeper: ephemeral nodes in queues, one session for all leases and places of one ttl."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
 from fenced import timing
 from fenced.authorities.shared.rules import QUEUE_MAX, reused_attempt, tokens_used_up
-from fenced.authorities.zookeeper.base import STALE_SECONDS
 from fenced.authorities.zookeeper.entering import Entering
 from fenced.authorities.zookeeper.errors import refused
 from fenced.authorities.zookeeper.session import ZooKeeperSession
@@ -18,7 +16,6 @@ from fenced.authorities.zookeeper.tree import (
     Queue,
     ZooKeeperAttempt,
     delay_text,
-    owner_of,
     tomb_text,
 )
 from fenced.contracts import Runtime, Trait
@@ -67,7 +64,7 @@ class ZooKeeperAuthority(Entering):
         ),
         Trait(
             "places",
-            "Places in queues end with a session of 8 s, whatever the ttl: a dead waiter is gone a tick later at most.",
+            "Places in queues end with that session, too: a dead waiter holds others up as long as a dead holder.",
         ),
         Trait(
             "server-ttl",
@@ -128,13 +125,17 @@ class ZooKeeperAuthority(Entering):
         try:
             answer = await home.request(lambda: self._asked(home, mine, ask.wait, start, until), until)
         except BaseException as error:
+            if mine.places and isinstance(error, Unavailable):
+                # It has entered its queues, and a later request of the same ask could not be sent.
+                raise Indeterminate(str(error)) from error
             if not mine.places:
-                if isinstance(error, Unavailable | Misconfigured | Misuse):
+                # An earlier ask whose outcome is unknown may have made its places: then `_expire` looks for them.
+                if mine.asks == 1 and isinstance(error, Unavailable | Misconfigured | Misuse):
                     self._forget(mine)
-                elif (
-                    mine.over
-                ):  # another caller has ended it, and could not see the request that we sent after that
-                    self._check_again(mine)
+                elif mine.over:
+                    # Another caller has ended it, and could not see the request that we sent after that: let `_expire`
+                    # find and delete what that request makes.
+                    home.carry(mine)
             raise
         finally:
             mine.asking -= 1
@@ -148,23 +149,18 @@ class ZooKeeperAuthority(Entering):
         self, home: ZooKeeperSession, mine: ZooKeeperAttempt, wait: bool, start: float, until: float
     ) -> AskAnswer:
         """One try. It finds the nodes that an earlier, broken try has made."""
-        await self._await_hand_over(mine, until)
-        found, newest = None, True  # an ask that is repeated must see what was done before, on any member
+        found = None
         if not mine.over and not mine.places:
             entered = await self._enter(home, mine, wait, until)
             if isinstance(entered, AskAnswer):
                 return entered
             found = entered
-        elif self._may_be_elsewhere(mine) and not await self._placed(mine, until):
-            return await self._revoked(home, mine, until)
-        elif (space := self._first_by_now(home, mine)) is not None:
-            answer = await self._grant(home, mine, space, start, until)
-            if answer is not None:
-                return answer
         while not mine.over and not mine.taken:
-            # Only a read of the newest state shows this session what another session of ours has just done.
-            queues, space = found or await self._look(home, mine.names, until, newest=newest or mine.away)
-            found, newest = None, False
+            stands = found or await self._standing(home, mine, until)
+            found = None
+            if stands is None:
+                return await self._revoked(home, mine, until)
+            queues, space = stands
             if space is None:
                 continue
             if any(mine.public not in queue.publics for queue in queues.values()):
@@ -172,11 +168,10 @@ class ZooKeeperAuthority(Entering):
             ahead = max(queue.publics.index(mine.public) for queue in queues.values())
             delay = await self._delayed(home, mine.public, queues, until)
             if not ahead and not delay:
-                mine.forced = max(queue.changed for queue in queues.values())
-                answer = await self._grant(home, mine, space, start, until)
+                answer = await self._grant(home, mine, queues, space, start, until)
                 if answer is not None:
                     return answer
-            elif not mine.queued and ahead > QUEUE_MAX:
+            elif not mine.queued and (ahead > QUEUE_MAX or not wait):
                 return await self._turn_away(home, mine, queues, space, until)
             else:
                 mine.queued = True
@@ -186,39 +181,18 @@ class ZooKeeperAuthority(Entering):
                     return waiting
         return Ended(mine.state)
 
-    def _may_be_elsewhere(self, mine: ZooKeeperAttempt) -> bool:
-        """Whether another client may have taken it over, and no watch or move of ours would show that.
-
-        A hand-over is trusted for a moment only: no session that carries the attempt by now ends so soon.
-        """
-        handed = mine.handed and self._runtime.now() - mine.handed_at > STALE_SECONDS
-        return mine.state == "granted" or mine.vanished or handed
-
-    def _first_by_now(self, home: ZooKeeperSession, mine: ZooKeeperAttempt) -> NamespaceView | None:
-        """If watch events or a hand-over already proved that we are first, the cached namespace; else None."""
-        if mine.state != "waiting" or mine.vanished:
-            return None
-        proven = mine.handed or (mine.queued and mine.watched and not mine.behind)
-        # An attempt still in the session for places needs no fresh confirmation: the move itself confirms the session.
-        return home.space if proven and (mine.away or not self._stale(home)) else None
-
     async def _grant(
         self,
         home: ZooKeeperSession,
         mine: ZooKeeperAttempt,
-        space: NamespaceView | None,
+        queues: dict[str, Queue],
+        space: NamespaceView,
         start: float,
         until: float,
     ) -> AskAnswer | None:
         """Grant: we are first in every queue. None: read the queues again."""
-        if mine.away:
-            if not await self._move(home, mine, until):
-                return await self._revoked(home, mine, until)
-            space = home.space
-        if space is None:
-            return None
         if mine.state == "waiting":
-            if mine.zxid < max(mine.forced, space.changed if space.version else 0):
+            if self._too_old(mine.zxid, queues, space):
                 # The floor was raised, or the name was taken by force, while we were in the queue.
                 await self._mint(home, mine, until)
                 return None
@@ -227,7 +201,7 @@ class ZooKeeperAuthority(Entering):
             token = space.token(mine.zxid)
             mine.token = token if token < TOKEN_MAX else await self._last_token(home, mine, until)
             if home.attempts.get(mine.public) is mine:  # otherwise the session has ended meanwhile
-                mine.state = "granted"
+                mine.state, mine.watched = "granted", False
                 home.expect(mine, home.confirmed + home.ttl)
         if mine.state != "granted" or mine.expires <= self._runtime.now():
             self._drop(mine, "expired")
@@ -267,13 +241,9 @@ class ZooKeeperAuthority(Entering):
         space: NamespaceView,
         until: float,
     ) -> Busy:
-        session = self._carrier(mine)
-        self._wake_follower(mine)
-        session.leftovers.append(jute.multi(self._deletions(mine)))
-        mine.places = {}  # if this try breaks, the next one starts from the beginning
         held_by, ahead, _ = await self._whom(home, mine, queues, space, [], until)
-        if session.leftovers:
-            await session.exchange(until=until)
+        # All of its nodes are deleted, or it has none in our session any more.
+        await home.exchange(jute.multi(self._deletions(mine)), until=until)
         self._forget(mine)
         return Busy(ahead, held_by)
 
@@ -286,33 +256,16 @@ class ZooKeeperAuthority(Entering):
         delay: float,
         until: float,
     ) -> Waiting | None:
-        """Watch the places directly ahead, and our own. None: one of them is gone, read the queues again."""
-        mine.watched, mine.behind, mine.trusted = True, {}, set()
-        mine.forced = max(queue.changed for queue in queues.values())
-        # Own places in the session for places need no watch: the move fails if one of them is gone.
-        paths = [] if mine.away else list(mine.places.values())
+        """Watch the places directly ahead. None: one of them is gone, read the queues again."""
+        ahead_of_us = []
         for name, queue in queues.items():
-            at = queue.publics.index(mine.public)
-            if at:
-                path = self._paths.place(name, queue.children[at - 1])
-                mine.behind[name] = (path, at == 1)
-                # A waiter of the same client needs no watch: its places end with the same session as ours, and this
-                # client wakes us when it ends or moves that waiter (`_wake_follower`).
-                if (other := self._live(queue.publics[at - 1])) is not None and other.away and mine.away:
-                    mine.trusted.add(path)
-                else:
-                    paths.append(path)
-        watches = home.watch(mine, paths)
-        held_by, ahead, check_in = await self._whom(home, mine, queues, space, watches, until)
-        if not mine.watched or mine.handed or not (mine.behind or delay):
+            if at := queue.publics.index(mine.public):
+                ahead_of_us.append(self._paths.place(name, queue.children[at - 1]))
+        held_by, ahead, check_in = await self._whom(home, mine, queues, space, ahead_of_us, until)
+        # Nobody can take a place between us and the one directly ahead. So while that exists we are not first; and when
+        # it is deleted, the event comes, because existence was read and the watch set in one request.
+        if ahead_of_us and not mine.watched:
             return None
-        self._followers.update((path, mine) for path, _ in mine.behind.values())
-        # We register as follower first and then check the attempts ahead. A call that ends or moves one of them does
-        # the reverse: it changes the attempt first and then looks for followers. So one of the two sees the other.
-        if any((other := self._live(owner_of(path)[0])) is None or not other.away for path in mine.trusted):
-            mine.watched = False
-            return None
-        mine.moves = self._moves(mine, home.ttl, mine.behind) if mine.away else []
         if delay:
             mine.watched = False  # no event comes when the delay ends
         return Waiting(max(check_in, delay) or home.ttl, ahead, held_by)
@@ -334,7 +287,7 @@ class ZooKeeperAuthority(Entering):
             elif mine.over:
                 answers[public] = Ended(mine.state)
             else:
-                batches.setdefault(self._carrier(mine), []).append(mine)
+                batches.setdefault(self._session(mine.ttl), []).append(mine)
         for session, batch in batches.items():
             try:
                 kept = await session.request(functools.partial(self._keep, session, batch, until), until)
@@ -345,24 +298,9 @@ class ZooKeeperAuthority(Entering):
             for mine in batch:
                 if await self._lives_elsewhere(mine, until):
                     answers[mine.public] = await self._adopt(mine.public, until)
-        await self._confirm_homes(batches, until)
         if failures and all(isinstance(answer, Unknown) for answer in answers.values()):
             raise failures[0]
         return [answers[public] for public in publics]
-
-    async def _confirm_homes(
-        self, batches: dict[ZooKeeperSession, list[ZooKeeperAttempt]], until: float
-    ) -> None:
-        """Confirm the lease sessions that our waiters will move into: a silent one could not grant at once."""
-        homes = dict.fromkeys(
-            self._session(mine.ttl) for batch in batches.values() for mine in batch if mine.away
-        )
-        for home in homes:
-            if home not in batches and home.needs_confirming:
-                limit = self._runtime.now() + (until - self._runtime.now()) / 4
-                work = functools.partial(home.exchange, jute.sync(self._paths.keep), until=limit)
-                with contextlib.suppress(FencedError):  # if this fails, it is confirmed when it grants
-                    await home.request(work, limit)
 
     async def _keep(
         self, session: ZooKeeperSession, batch: list[ZooKeeperAttempt], until: float
@@ -372,49 +310,46 @@ class ZooKeeperAuthority(Entering):
         if not live:
             return answers | {mine.public: Ended(mine.state) for mine in batch if mine.over}
         new = [mine for mine in live if mine.state == "granted" and not mine.watched]
-        watches = []
-        for mine in new:
-            mine.watched = True
-            watches += session.watch(mine, mine.places.values())
+        watched = [(mine, list(mine.places.values())) for mine in new]
         sent = self._runtime.now()
-        keep = [jute.sync(self._paths.keep)]
         waiting = [mine for mine in live if mine.state == "waiting"]
         reads = [jute.get_data(self._paths.attempt(mine.public)) for mine in waiting]
-        kept, *found = await self._watch_and(session, new, watches, [*keep, *reads], until)
+        keep = jute.sync(self._paths.keep)
+        kept, *found = await self._watch_and(session, watched, [keep, *reads], until)
         if kept.error:
             raise refused(kept.error, self.url)
-        for mine, record in zip(waiting, map(self._record, found), strict=True):
-            # No watch shows that another client has ended a waiter or has taken it over.
-            if record is None or self._owner(mine, record) is None:
-                mine.vanished = True
+        # No watch shows that another client has ended a waiter or has taken it over.
+        records = zip(waiting, map(self._record, found), strict=True)
+        lost = {mine.public for mine, record in records if record is None or not self._ours(mine, record)}
+        lost |= {mine.public for mine in new if not mine.watched}
         for mine in live:
-            if mine.over:
-                answers[mine.public] = Ended(mine.state)
-            elif mine.vanished:
+            if mine.public in lost and not mine.over and not await self._is_placed(session, mine, until):
                 answers[mine.public] = await self._revoked(session, mine, until)
-            elif self._carrier(mine) is not session:  # granted, or about to be, meanwhile
-                answers[mine.public] = Waiting(0.0)
             elif mine.state == "granted":
-                mine.expires = sent + session.ttl
+                mine.expires = max(mine.expires, sent + session.ttl)  # another call may have granted it since
                 answers[mine.public] = Kept(session.ttl)
-            else:
-                mine.expires = sent + self._session(mine.ttl).place_seconds
-                answers[mine.public] = await self._waits(mine, until)
+            elif mine.state == "waiting":
+                mine.expires = sent + session.place_seconds
+                answers[mine.public] = await self._waits(session, mine, until)
         return answers | {mine.public: Ended(mine.state) for mine in batch if mine.over}
 
-    async def _waits(self, mine: ZooKeeperAttempt, until: float) -> RenewAnswer:
-        home = self._session(mine.ttl)
+    async def _is_placed(self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> bool:
+        """Whether it has all its places, in our session."""
+        return await self._standing(session, mine, until) is not None and len(mine.places) == len(mine.names)
+
+    async def _waits(self, home: ZooKeeperSession, mine: ZooKeeperAttempt, until: float) -> RenewAnswer:
         while not mine.watched:
-            queues, space = await self._look(home, mine.names, until, newest=mine.away)
-            if any(mine.public not in queue.publics for queue in queues.values()):
+            stands = await self._standing(home, mine, until)
+            if stands is None or len(mine.places) < len(mine.names):
                 return await self._revoked(home, mine, until)
+            queues, space = stands
             delay = await self._delayed(home, mine.public, queues, until)
             if not delay and not any(queue.publics.index(mine.public) for queue in queues.values()):
                 return Waiting(0.0)
             waiting = await self._stand(home, mine, queues, space, delay, until)
             if waiting is not None:
                 return Waiting(waiting.check_in)
-        return Waiting(home.ttl if mine.behind else 0.0)
+        return Waiting(home.ttl)
 
     # Ending.
 
@@ -442,27 +377,21 @@ class ZooKeeperAuthority(Entering):
     async def _end(
         self, home: ZooKeeperSession, mine: ZooKeeperAttempt, state: str, keep: float, until: float
     ) -> ReleaseAnswer:
-        if not mine.over and not mine.places and not await self._placed(mine, until):
+        if not mine.over and not mine.places and await self._standing(home, mine, until) is None:
             self._drop(mine, state)
             return Released()
         while not mine.over:
             doubted, mine.doubted = mine.doubted, True
-            # Sent in the session that carries it, so after all earlier requests of that session.
-            following = None if mine.away or keep else self._follower(home, mine)
-            if following is not None:
-                failed = await self._hand_over(home, mine, following, until)
-            else:
-                session = self._carrier(mine)
-                ends = await self._endings(session, mine, keep, until)
-                (reply,) = await session.exchange(jute.multi(ends), until=until)
-                failed = jute.failure(self._results(reply))
+            ends = await self._endings(home, mine, keep, until)
+            (reply,) = await home.exchange(jute.multi(ends), until=until)
+            failed = jute.failure(self._results(reply))
             if failed is None or (doubted and failed == (0, jute.NO_NODE)):
                 self._drop(mine, state, done=True)
                 return Released()
             if failed[1] not in (jute.NO_NODE, jute.BAD_VERSION):
                 raise refused(failed[1], self.url)
             version = mine.version
-            if not await self._placed(mine, until) or mine.version == version:
+            if await self._standing(home, mine, until) is None or mine.version == version:
                 return await self._revoked(home, mine, until)
         return Released() if mine.state in ("released", "withdrawn") else Ended(mine.state)
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from fenced import timing
 from fenced.authorities.zookeeper.errors import refused
-from fenced.authorities.zookeeper.session import LEASE_SHARE, ZooKeeperSession
+from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.authorities.zookeeper.tree import (
     NamespaceView,
     NodeRecord,
@@ -34,12 +34,6 @@ REMEMBERED_MAX = 16_384
 """How many attempts are remembered at most. Only its own client can answer a repeated ask for an ended attempt."""
 KNOWN_MAX = 10_000
 USUAL_TTL = timing.TTL_DEFAULT
-PLACES = 0.0
-"""Used instead of a ttl as the key of the session that carries places in queues."""
-STALE_SHARE = 0.05
-STALE_SECONDS = 0.5
-"""Before a grant without a write, the session is confirmed if its last confirmation is older than this."""
-
 _inherited: list[object] = []
 """The parent's connections in a forked child. Kept referenced, so that no finalizer touches the shared sockets."""
 
@@ -48,9 +42,6 @@ class Base:
     """One client of one namespace."""
 
     session_type: ClassVar[type[ZooKeeperSession]] = ZooKeeperSession
-    places_seconds = 8.0
-    """The timeout of the session for places. The server ends it up to a tick late, so with ZooKeeper's usual tick of
-    2 s a dead waiter is gone within 10 s, as on every authority."""
 
     def __init__(self, address: ZooKeeperAddress, runtime: Runtime, namespace: str = "default") -> None:
         self.url = address.url
@@ -67,8 +58,6 @@ class Base:
         self._sessions: dict[float, ZooKeeperSession] = {}
         self._memory: dict[str, ZooKeeperAttempt] = {}
         self._known: dict[str, None] = {}
-        self._followers: dict[str, ZooKeeperAttempt] = {}
-        """By the path of a place, the attempt of this client that waits directly behind it."""
         self._woken: dict[str, None] = {}
         self._wakeup = self._runtime.wakeup()
         self._interrupted = False
@@ -76,38 +65,25 @@ class Base:
     # Sessions.
 
     def _session(self, ttl: float) -> ZooKeeperSession:
-        """The session for leases of this ttl; with PLACES, the session for places in queues."""
+        """The session for attempts of this ttl: it carries their places while they wait and while they hold."""
         session = self._sessions.get(ttl)
         if session is None:
-            places = ttl == PLACES
             session = self.session_type(
                 self._address,
                 self._runtime,
                 self._hub,
-                self.places_seconds * LEASE_SHARE if places else ttl,
+                ttl,
                 root=self._paths.root,
-                places=places,
                 notify=self._wake,
                 known=self._memory.get,
             )
             session = self._sessions.setdefault(ttl, session)
         return session
 
-    def _queueing(self, home: ZooKeeperSession) -> ZooKeeperSession:
-        """The session that carries the places of waiters for leases of `home`: a short one."""
-        return home if home.seconds <= self.places_seconds else self._session(PLACES)
-
-    def _carrier(self, mine: ZooKeeperAttempt) -> ZooKeeperSession:
-        """The session that owns its nodes, as far as we know."""
-        return self._session(PLACES if mine.away else mine.ttl)
-
-    def _owner(self, mine: ZooKeeperAttempt, record: NodeRecord) -> ZooKeeperSession | None:
-        """The session of this client that made its nodes; None: another client made them."""
-        for away in (False, True):
-            session = self._sessions.get(PLACES if away else mine.ttl)
-            if session is not None and session.id and session.id == record.owner:
-                return session
-        return None
+    def _ours(self, mine: ZooKeeperAttempt, record: NodeRecord) -> bool:
+        """Whether the session of this client has made its nodes. False: another client has."""
+        session = self._sessions.get(mine.ttl)
+        return session is not None and session.id != 0 and session.id == record.owner
 
     def _any_session(self) -> ZooKeeperSession:
         """For requests that no lease depends on."""
@@ -115,7 +91,9 @@ class Base:
 
     def _wake(self, public: str) -> None:
         self._woken[public] = None
+        # A `next_wakeups` waits in one of two ways: for this wake-up, or, if it reads for all callers, in the hub.
         self._wakeup.set()
+        self._hub.wake()
 
     def _live(self, public: str) -> ZooKeeperAttempt | None:
         """An attempt of this client that has not ended."""
@@ -140,25 +118,11 @@ class Base:
     def _forget(self, mine: ZooKeeperAttempt) -> None:
         """Forget it, as if it had never been asked for."""
         self._stop_carrying(mine)
-        self._wake_follower(mine)
         self._memory.pop(mine.public, None)
 
     def _stop_carrying(self, mine: ZooKeeperAttempt) -> None:
-        for ttl in (mine.ttl, PLACES):
-            if (session := self._sessions.get(ttl)) is not None:
-                session.attempts.pop(mine.public, None)
-        for path, _ in mine.behind.values():
-            if self._followers.get(path) is mine:
-                self._followers.pop(path, None)
-
-    def _wake_follower(self, mine: ZooKeeperAttempt) -> None:
-        """It has ended: wake the attempt of this client that waits directly behind it without watching it."""
-        for path in mine.places.values():
-            following = self._followers.pop(path, None)
-            if following is not None and path in following.trusted:
-                following.watched = False
-                self._wake(following.public)
-                self._hub.wake()  # a `next_wakeups` that waits only for the server's events must wake up, too
+        if (session := self._sessions.get(mine.ttl)) is not None:
+            session.attempts.pop(mine.public, None)
 
     def _know(self, names: Iterable[str]) -> None:
         """Remember names whose nodes most likely exist."""
@@ -177,62 +141,59 @@ class Base:
 
     async def _expire(self, session: ZooKeeperSession, now: float, until: float) -> None:
         for mine in list(session.attempts.values()):
-            if mine.expires <= now and mine.places and not mine.moving:
+            if mine.expires <= now and mine.places:
                 self._drop(mine, "expired")
         for mine in list(session.attempts.values()):
-            # Whether its ask or its move was carried out is unknown: read it. An ask that is under way, or that began
-            # meanwhile, may still send a request that this answer does not show: its own caller, or the next, decides.
+            # Whether its ask was carried out is unknown: read it. An ask that is under way, or that began meanwhile,
+            # may still send a request that this answer does not show: its own caller, or the next, decides.
             if mine.expires <= now and not mine.asking:
                 asks = mine.asks
-                await self._placed(mine, until)
+                await self._standing(session, mine, until)
                 if mine.asks == asks:
                     self._drop(mine, "expired")
         session.due = min((mine.expires for mine in list(session.attempts.values())), default=math.inf)
         if session.leftovers:
             await session.exchange(until=until)
 
-    def _check_again(self, mine: ZooKeeperAttempt) -> None:
-        """Whether it has nodes is unknown, and its caller has gone: let the next `_expire` find and delete them."""
-        for ttl in (mine.ttl, PLACES):
-            if (session := self._sessions.get(ttl)) is not None:
-                session.carry(mine)
+    async def _standing(
+        self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float
+    ) -> tuple[dict[str, Queue], NamespaceView] | None:
+        """Its places and the queues, by the newest state. None: it has no nodes, or another client made them.
 
-    async def _placed(self, mine: ZooKeeperAttempt, until: float) -> bool:
-        """Whether an ask or a move whose reply was lost was carried out; notes which session did it."""
-        # In every session that may have sent the request: the server answers a session in order, so it answers when it
-        # is decided whether the request is carried out. In another session even a sync does not wait for that.
-        known = (self._sessions.get(PLACES), self._sessions.get(mine.ttl))
-        senders = [session for session in known if session is not None and mine.public in session.attempts]
-        *others, session = senders or [self._carrier(mine)]
-        sync = jute.sync(self._paths.root)
-        for other in others:
-            await other.exchange(sync, until=until)
-        _, reply = await session.exchange(sync, jute.get_data(self._paths.attempt(mine.public)), until=until)
-        record = self._record(reply)
-        owner = None if record is None else self._owner(mine, record)
-        if record is None or owner is None:
-            return False
-        queues, _ = await self._look(session, mine.names, until)
-        self._found(owner, mine, record, queues)
-        return True
+        `session` is the one that sends all requests of this attempt. The server answers a session in order, so it
+        answers when it is decided whether an earlier request, whose reply was lost, is carried out.
+        """
+        while True:
+            changes, looking = session.changes, self._looking(session, mine.names)
+            _, read, *replies = await session.exchange(
+                jute.sync(self._paths.root),
+                jute.get_data(self._paths.attempt(mine.public)),
+                *looking,
+                until=until,
+            )
+            record = self._record(read)
+            if record is None or not self._ours(mine, record):
+                return None
+            queues, space = self._looked(session, mine.names, replies, changes)
+            if space is not None:
+                self._found(session, mine, record, queues)
+                return queues, space
 
     def _found(
-        self, owner: ZooKeeperSession, mine: ZooKeeperAttempt, record: NodeRecord, queues: dict[str, Queue]
+        self, session: ZooKeeperSession, mine: ZooKeeperAttempt, record: NodeRecord, queues: dict[str, Queue]
     ) -> None:
-        """Its nodes exist, and `owner`, a session of this client, has made them."""
-        mine.places, mine.version = self._places(mine, queues), record.version
-        mine.away, mine.moving = owner is self._sessions.get(PLACES), False
-        mine.moves = []
-        self._stop_carrying(mine)
-        owner.carry(mine)
+        """Its nodes exist, and this session has made them."""
+        mine.places = self._places(mine, queues)
+        mine.zxid, mine.version = record.zxid, record.version
+        if not mine.over:
+            session.carry(mine)
 
     def _drop(self, mine: ZooKeeperAttempt, state: str, *, done: bool = False) -> None:
         """It has ended: delete its nodes with the next request, unless that is done already."""
         mine.end(state, self._runtime.now())
         self._stop_carrying(mine)
-        self._wake_follower(mine)
         if not done and mine.places:
-            self._carrier(mine).leftovers.append(jute.multi(self._deletions(mine)))
+            self._session(mine.ttl).leftovers.append(jute.multi(self._deletions(mine)))
 
     def _deletions(self, mine: ZooKeeperAttempt) -> list[bytes]:
         """Operations that delete all its nodes, if it is still ours. An expiry keeps its lock_delay nodes."""
@@ -248,9 +209,9 @@ class Base:
         In the last case the caller answers as for an attempt that this client has never seen (`taken`).
         """
         record = await self._stored(session, mine.public, until)
-        if record is not None and (owner := self._owner(mine, record)) is not None:
+        if record is not None and self._ours(mine, record):
             rest = [self._paths.attempt(mine.public), *mine.places.values()]
-            owner.leftovers.extend(jute.delete(path) for path in rest)
+            session.leftovers.extend(jute.delete(path) for path in rest)
         elif record is not None:
             self._forget(mine)
             mine.taken = True
@@ -289,16 +250,12 @@ class Base:
     ) -> tuple[dict[str, Queue], NamespaceView]:
         """The queues, and the namespace at that time. `newest`: including all that was done before this call."""
         while True:
-            ahead = [jute.sync(self._paths.root)] if newest or self._stale(session) else []
+            ahead = [jute.sync(self._paths.root)] if newest else []
             changes, looking = session.changes, self._looking(session, names)
             replies = await session.exchange(*ahead, *looking, until=until)
             queues, space = self._looked(session, names, replies[len(ahead) :], changes)
             if space is not None:
                 return queues, space
-
-    def _stale(self, session: ZooKeeperSession) -> bool:
-        stale = min(session.ttl * STALE_SHARE, STALE_SECONDS)
-        return self._runtime.now() - session.confirmed > stale
 
     def _places(self, mine: ZooKeeperAttempt, queues: dict[str, Queue]) -> dict[str, str]:
         return {
@@ -348,31 +305,31 @@ class Base:
     async def _watch_and(
         self,
         session: ZooKeeperSession,
-        attempts: Iterable[ZooKeeperAttempt],
-        watches: Sequence[str],
+        watched: Iterable[tuple[ZooKeeperAttempt, Sequence[str]]],
         requests: Sequence[bytes],
         until: float,
-        *,
-        newest: bool = False,
     ) -> list[jute.Reply]:
-        """Set watches that these attempts rely on, and exchange requests. `newest`: after a sync."""
-        first = [jute.sync(self._paths.root)] if newest else []
+        """Watch these nodes for these attempts, and exchange requests. Afterwards an attempt is not `watched` if one of
+        the nodes does not exist, or is the attempt's own place and in another client's session."""
+        sets = []
+        for mine, paths in watched:
+            session.watch(mine, paths)
+            sets += [(mine, path) for path in paths]
         # Unlike `exists`, this leaves no watch on the server if the node is missing.
-        sets = [jute.get_data(path, watch=True) for path in watches]
+        gets = [jute.get_data(path, watch=True) for _, path in sets]
         try:
-            replies = (await session.exchange(*first, *sets, *requests, until=until))[len(first) :]
+            replies = await session.exchange(*gets, *requests, until=until)
         except BaseException:
             # Perhaps the server has set none of these watches: attempts that rely on them must read again.
-            for mine in attempts:
-                mine.watched = False
-            session.unwatch(watches)
+            for _, path in sets:
+                session.changed(path)
             raise
-        for path, reply in zip(watches, replies, strict=False):
+        for (mine, path), reply in zip(sets, replies, strict=False):
             if reply.error:
-                session.gone(path)
-            else:
-                session.seen(path, jute.data_of(reply.body)[1])
-        return replies[len(watches) :]
+                session.changed(path)
+            elif path in mine.places.values():
+                mine.watched &= jute.data_of(reply.body)[1].ephemeral_owner == session.id
+        return replies[len(sets) :]
 
     # Delays.
 
@@ -389,9 +346,7 @@ class Base:
         steps = [jute.delete(self._paths.attempt(mine.public), mine.version)]
         for name, path in mine.places.items():
             delay = self._paths.delay(name, mine.public)
-            # A write to the place makes the waiter behind read the queue: from a deletion alone it would conclude
-            # that it is first, and that no delay follows.
-            steps += (jute.set_data(path, b""), jute.delete(path))
+            steps.append(jute.delete(path))
             steps.append(jute.set_data(delay, text) if mine.delaying else jute.create(delay, text, self._acl))
         return steps
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fenced.authorities.shared.rules import reused_attempt
 from fenced.authorities.zookeeper.adopting import Adopting
 from fenced.authorities.zookeeper.errors import refused
@@ -15,77 +17,55 @@ class Entering(Adopting):
     async def _enter(
         self, home: ZooKeeperSession, mine: ZooKeeperAttempt, wait: bool, until: float
     ) -> AskAnswer | tuple[dict[str, Queue], NamespaceView | None]:
-        """Take the names if nobody has a place there; otherwise, with `wait`, take a place in every queue.
-
-        So the session of a lease owns only nodes of leases. All waiters' places are in a short session, so that the
-        server removes the place of a dead waiter soon.
-        """
+        """Take a place in every queue. Without `wait`, only where nobody has one: Busy has written nothing."""
         if not home.id:
             await home.exchange(until=until)  # connects: the server decides the session's ttl
-        while True:
-            mine.away = False
-            home.expect(mine, self._runtime.now() + home.place_seconds)
-            changes = home.changes
-            replies = await self._write_places(home, mine, until, alone=True)
-            if isinstance(replies, list):
-                _, space = self._looked(home, (), replies, changes)
-                child = {name: path.rpartition("/")[2] for name, path in mine.places.items()}
-                return {name: Queue([mine.public], [child[name]], [], 0) for name in mine.names}, space
-            if replies == jute.NODE_EXISTS:
-                return await self._recognise(home, mine, wait, until)
-            if wait:
-                queueing = self._queueing(home)
-                mine.away = queueing is not home
-                queueing.expect(mine, self._runtime.now() + home.place_seconds)
-                changes = queueing.changes
-                replies = await self._write_places(queueing, mine, until, alone=False)
-                if isinstance(replies, list):
-                    return self._looked(queueing, mine.names, replies, changes)
-                return await self._recognise(home, mine, wait, until)
-            queues, space = await self._look(home, mine.names, until)
+        if not wait:
+            queues, space = await self._look(home, mine.names, until, newest=True)
+            # If an earlier try, whose reply was lost, has made our places, the next request finds them.
+            entered = any(mine.public in queue.publics for queue in queues.values())
             taken = any(queue.publics for queue in queues.values())
-            if taken or await self._delayed(home, mine.public, queues, until):
+            if not entered and (taken or await self._delayed(home, mine.public, queues, until)):
                 held_by, ahead, _ = await self._whom(home, mine, queues, space, [], until)
                 self._forget(mine)
                 return Busy(ahead, held_by)
+        home.expect(mine, self._runtime.now() + home.place_seconds)
+        changes = home.changes
+        replies = await self._write_places(home, mine, until)
+        if replies is None:
+            return await self._recognise(home, mine, wait, until)
+        return self._looked(home, mine.names, replies, changes)
 
     async def _write_places(
-        self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float, *, alone: bool
-    ) -> list[jute.Reply] | int:
-        """Make the attempt and its places, in one transaction. `alone`: only if nobody has a place at its names.
+        self, session: ZooKeeperSession, mine: ZooKeeperAttempt, until: float
+    ) -> list[jute.Reply] | None:
+        """Make the attempt and its places, in one transaction.
 
-        Returns the replies to the reads that were sent with it; or why nothing was made: the attempt exists already
-        (NODE_EXISTS), or a queue is not empty (NOT_EMPTY).
+        Returns the replies to the reads of the queues that were sent with it. None: the attempt exists already.
         """
         paths, acl, public = self._paths, self._acl, mine.public
-        text = record_text(mine, self._session(mine.ttl).ttl)
+        text = record_text(mine, session.ttl)
         while True:
             # In a multi, only the reply to set_data contains the transaction's number.
             nodes = [
                 jute.create(paths.attempt(public), b"", acl, jute.EPHEMERAL),
                 jute.set_data(paths.attempt(public), text),
             ]
-            for name in mine.names:
-                known = name in self._known
-                if known and alone:
-                    nodes.append(jute.delete(paths.name(name)))  # fails if the node has children
-                if alone or not known:
-                    nodes.append(jute.create_container(paths.name(name), acl))
+            new = [name for name in mine.names if name not in self._known]
+            nodes += [jute.create_container(paths.name(name), acl) for name in new]
             first = len(nodes)
             for name in mine.names:
-                path = paths.new_place(name, public, mine.lock_delay > 0)
-                nodes.append(jute.create(path, b"", acl, jute.EPHEMERAL_SEQUENTIAL))
-            looking = self._looking(session, () if alone else mine.names)
-            done, *replies = await session.exchange(jute.multi(nodes), *looking, until=until)
+                nodes.append(jute.create(paths.new_place(name, public), b"", acl, jute.EPHEMERAL_SEQUENTIAL))
+            done, *replies = await session.exchange(
+                jute.multi(nodes), *self._looking(session, mine.names), until=until
+            )
             results = self._results(done)
             failed = jute.failure(results)
             if failed is None:
                 break
             index, error = failed
             if index == 0 and error == jute.NODE_EXISTS:
-                return error
-            if error == jute.NOT_EMPTY:
-                return error
+                return None
             if index < 2 or error not in (jute.NODE_EXISTS, jute.NO_NODE):
                 raise refused(error, self.url)
             if len(mine.names) == 1:  # our knowledge of the one name was wrong
@@ -124,17 +104,15 @@ class Entering(Adopting):
             self._forget(mine)
             raise reused_attempt()
         queues, space = await self._look(home, mine.names, until)
-        owner = self._owner(mine, record)
-        if owner is None:
+        if not self._ours(mine, record):
             self._forget(mine)
             if len(self._places(mine, queues)) < len(mine.names):
                 return Ended("revoked")
             await self._take_over(home, mine.public, record, until)
             mine.taken = True  # the caller asks again: for the attempt that we carry now
             return Waiting(0.0)
-        mine.zxid = record.zxid
-        self._found(owner, mine, record, queues)
-        owner.expect(mine, owner.confirmed + home.place_seconds)
+        self._found(home, mine, record, queues)
+        home.expect(mine, home.confirmed + home.place_seconds)
         return queues, space
 
     async def _whom(
@@ -143,10 +121,10 @@ class Entering(Adopting):
         mine: ZooKeeperAttempt,
         queues: dict[str, Queue],
         space: NamespaceView,
-        watches: list[str],
+        watches: Sequence[str],
         until: float,
     ) -> tuple[HeldBy | None, int, float]:
-        """Who holds, how many wait ahead, and after how long to ask again if no event comes."""
+        """Watch these nodes. Who holds, how many wait ahead, and after how long to ask again if no event comes."""
         now = self._runtime.now()
         heads = {name: queue.publics[0] for name, queue in queues.items() if queue.publics}
         heads = {name: head for name, head in heads.items() if head != mine.public}
@@ -154,8 +132,8 @@ class Entering(Adopting):
         reads = [jute.get_data(self._paths.attempt(head)) for head in remote]
         records: dict[str, NodeRecord] = {}
         if watches or reads:
-            # The places were read in another session: without a sync, this session's member may not have them yet.
-            replies = await self._watch_and(session, [mine], watches, reads, until, newest=mine.away)
+            watched = [(mine, watches)] if watches else []
+            replies = await self._watch_and(session, watched, reads, until)
             found = zip(remote, map(self._record, replies), strict=True)
             records = {head: record for head, record in found if record is not None}
         held_by, ahead, check_in = None, 0, 0.0

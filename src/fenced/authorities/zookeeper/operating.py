@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from fenced import timing
 from fenced.authorities.shared.rules import no_namespace, tokens_used_up
-from fenced.authorities.zookeeper.base import _inherited
+from fenced.authorities.zookeeper.base import Base, _inherited
 from fenced.authorities.zookeeper.errors import refused
-from fenced.authorities.zookeeper.moving import Moving
 from fenced.authorities.zookeeper.session import ZooKeeperSession
 from fenced.authorities.zookeeper.tree import (
     NamespaceView,
@@ -30,7 +29,7 @@ AT_ONCE = 200
 """How many nodes are read at once."""
 
 
-class Operating(Moving):
+class Operating(Base):
     async def open(self, *, create: bool = True, until: float | None = None) -> Standing:
         until = timing.call_until(self._runtime.now(), until)
         session = self._any_session()
@@ -176,9 +175,8 @@ class Operating(Moving):
             queues, _ = await self._look(session, names, until)
             forced.places = self._places(forced, queues)
             forced.delaying = any(public in queue.delays for queue in queues.values())
-            # A write to the names records that they were taken; a write to the places notifies the waiters behind.
+            # A write to the names records that they were taken: the waiters behind need a newer number.
             marks = [jute.set_data(self._paths.name(each), b"") for each in names]
-            marks += [jute.set_data(path, b"") for path in forced.places.values()]
             ends = self._deletions(forced) if record is not None else self._deletions(forced)[1:]
             done, after = await session.exchange(
                 jute.multi([*marks, *ends]), jute.get_data(self._paths.root), until=until

@@ -1,7 +1,4 @@
-"""One ZooKeeper session after another, for all leases of one ttl: the server deletes its nodes when it ends.
-
-One more session, a short one, carries the places in queues of all leases whose own sessions last longer. No lease
-depends on it, so its deadline does not matter to a holder: a place counts while its node exists.
+"""One ZooKeeper session after another, for all attempts of one ttl: the server deletes its nodes when it ends.
 
 How long a holder may believe that it holds. The server counts a session's time from the last sign of life that reached
 the *leader*. A follower receives a client's requests at once, but reports signs of life to the leader only twice a
@@ -20,13 +17,13 @@ from itertools import chain
 from typing import ClassVar, TypeVar
 
 from fenced import timing
-from fenced.authorities.zookeeper.tree import NamespaceView, ZooKeeperAttempt, owner_of
+from fenced.authorities.zookeeper.tree import NamespaceView, ZooKeeperAttempt
 from fenced.contracts import Runtime
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.zookeeper.address import ZooKeeperAddress
-from fenced.wire.zookeeper.connection import Hub, OneConnects, Then, ZooKeeperWire, any_member, dial
+from fenced.wire.zookeeper.connection import Hub, OneConnects, ZooKeeperWire, any_member, dial
 
 T = TypeVar("T")
 
@@ -56,13 +53,11 @@ class ZooKeeperSession:
         ttl: float,
         *,
         root: str,
-        places: bool,
         notify: Callable[[str], None],
         known: Callable[[str], ZooKeeperAttempt | None],
     ) -> None:
         self.asked = ttl
         self.ttl = ttl
-        self._places = places
         self.seconds = 0.0
         self.id = 0
         self.confirmed = -math.inf
@@ -106,7 +101,7 @@ class ZooKeeperSession:
                     raise Indeterminate(str(error)) from error
                 doubt = error
 
-    async def exchange(self, *requests: bytes, until: float, then: Then | None = None) -> list[jute.Reply]:
+    async def exchange(self, *requests: bytes, until: float) -> list[jute.Reply]:
         """Exchange requests on this session's connection. If the leader answers one, the session is confirmed."""
         # One try takes at most CALL_SECONDS: another member may reply.
         until = min(until, self._runtime.now() + timing.CALL_SECONDS)
@@ -114,7 +109,7 @@ class ZooKeeperSession:
         # Leftovers stay in the list until they are answered, even if we are interrupted. Sending one twice is harmless.
         ahead = list(self.leftovers)
         sent, session = self._runtime.now(), self.id
-        replies = await wire.exchange([*ahead, *requests], until, then)
+        replies = await wire.exchange([*ahead, *requests], until)
         for request in ahead:
             with contextlib.suppress(ValueError):  # another caller sent it, too, and has removed it
                 self.leftovers.remove(request)
@@ -142,12 +137,6 @@ class ZooKeeperSession:
         """How long a place that nobody renews is kept while its session lives."""
         return timing.waiter_ttl(self.ttl)
 
-    @property
-    def needs_confirming(self) -> bool:
-        """Whether it would become too silent to grant before the waiters' next renewal, unless it is confirmed now."""
-        rest = self.seconds * SILENCE_SHARE - timing.WAITER_TTL_MAX / 3
-        return self._runtime.now() - self.confirmed > rest
-
     # Connecting.
 
     async def _connected(self, until: float) -> ZooKeeperWire:
@@ -158,7 +147,7 @@ class ZooKeeperSession:
         return wire if wire is not None and not wire.closed and not self._silent() else None
 
     def _silent(self) -> bool:
-        return not self._places and self._runtime.now() - self.confirmed > self.seconds * SILENCE_SHARE
+        return self._runtime.now() - self.confirmed > self.seconds * SILENCE_SHARE
 
     async def _connect(self, until: float) -> ZooKeeperWire:
         if self._wire is not None:
@@ -206,86 +195,36 @@ class ZooKeeperSession:
             self._changes += 1
             self._space = None
 
-    # Watch events.
+    # Watch events. They only wake: whoever is woken reads the newest state, so an event need not say what changed.
 
-    def watch(self, mine: ZooKeeperAttempt, paths: Iterable[str]) -> list[str]:
-        """Subscribe an attempt to these nodes; returns the paths that still need a server-side watch.
-
-        An own place needs one even if another attempt watches it: the reply shows whether the place is still ours.
-        """
-        new = []
+    def watch(self, mine: ZooKeeperAttempt, paths: Iterable[str]) -> None:
+        """Wake this attempt when one of these nodes changes. Called before the request that sets the watches is sent:
+        their events may arrive before its replies."""
+        mine.watched = True
         for path in paths:
-            watchers = self._watched.setdefault(path, {})
-            if not watchers or (path in mine.places.values() and mine.public not in watchers):
-                new.append(path)
-            watchers[mine.public] = None
-        return new
+            self._watched.setdefault(path, {})[mine.public] = None
 
-    def unwatch(self, paths: Iterable[str]) -> None:
-        """The request that was to set these watches failed: every attempt that relies on one reads again."""
-        for path in paths:
-            for public in self._watched.pop(path, ()):
-                if (mine := self._known(public)) is not None and not mine.over:
-                    self._look_again(mine)
-
-    def seen(self, path: str, stat: jute.Stat) -> None:
-        """Process a node's state at the time its watch was set: earlier changes have sent no event."""
-        for public in self._watched.get(path, ()):
-            mine = self._known(public)
-            if mine is None or mine.over:
-                continue
-            if path not in mine.places.values():
-                # A place that was written to may have a newer number. A place that was moved has version 0.
-                if stat.version:
-                    mine.forced = max(mine.forced, stat.mzxid)
-            elif stat.ephemeral_owner != self.id:
-                mine.vanished = True  # taken over
-
-    def gone(self, path: str) -> None:
-        """A node that was to be watched does not exist."""
-        self._on_event(jute.WatchEvent(jute.DELETED, path))
+    def changed(self, path: str) -> None:
+        """A watched node has changed, or perhaps it is not watched after all: wake the attempts that rely on it."""
+        for public in self._watched.pop(path, ()):
+            self._look_again(public)
 
     def _on_event(self, event: jute.WatchEvent | None) -> None:
         if event is None:  # the connection is gone, and all its watches with it
             self._forget_space()
             watched, self._watched = self._watched, {}
             for public in dict.fromkeys(chain.from_iterable(list(watched.values()))):
-                if (mine := self._known(public)) is not None:
-                    mine.watched = False
-                    if mine.state == "waiting":
-                        self._notify(public)
+                self._look_again(public)
         elif event.path == self._root:
             self._forget_space()
         else:
-            for public in self._watched.pop(event.path, ()):
-                if (mine := self._known(public)) is not None and not mine.over:
-                    self._changed(mine, event)
+            self.changed(event.path)
 
-    def _changed(self, mine: ZooKeeperAttempt, event: jute.WatchEvent) -> None:
-        """A place of ours, or the one directly ahead of it, has changed.
-
-        If the place ahead was first and is deleted, we are first and need not read the queue. A force-release, a
-        take-over into another session and a newer number write to the place instead: then we read the queue.
-        """
-        if event.path in mine.places.values():
-            mine.vanished = mine.vanished or event.kind == jute.DELETED
-            return self._look_again(mine)
-        public, delays = owner_of(event.path)
-        other = self._known(public)
-        for name, (path, first) in list(mine.behind.items()):
-            if path == event.path:
-                granted = other is not None and other.token > 0
-                if event.kind != jute.DELETED or delays or not (first or granted):
-                    return self._look_again(mine)
-                mine.forced = max(mine.forced, other.forced if other is not None and granted else 0)
-                del mine.behind[name]
-        if not mine.behind:
-            self._notify(mine.public)
-        return None
-
-    def _look_again(self, mine: ZooKeeperAttempt) -> None:
-        mine.watched = False
-        self._notify(mine.public)
+    def _look_again(self, public: str) -> None:
+        mine = self._known(public)
+        if mine is not None and not mine.over:
+            mine.watched = False
+            self._notify(public)
 
     def _end(self) -> None:
         """The session has ended, and so have all attempts that it carried. The next request starts a new session."""
@@ -293,9 +232,7 @@ class ZooKeeperSession:
         self.leftovers.clear()
         attempts, self.attempts = self.attempts, {}
         for attempt in attempts.values():
-            if attempt.moving:  # another session may carry it now: the next ask, or `_expire`, reads its node
-                attempt.watched = False
-            elif attempt.places:  # without places its ask may not have been sent: the ask is retried
+            if attempt.places:  # without places its ask may not have been sent: the ask is retried
                 attempt.end("expired", self._runtime.now())
             self._notify(attempt.public)
         if (wire := self._wire) is not None:

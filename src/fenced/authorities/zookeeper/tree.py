@@ -3,7 +3,6 @@
     CHROOT/fenced/NAMESPACE      the realm, and by how much tokens are above transaction numbers
         a/ID                     an attempt, by its public id: names, ttl, holder; ephemeral. A withdrawn one stays
         n/NAME/ID-NUMBER         its place in the queue of a name; ephemeral. The lowest number holds the name
-        n/NAME/ID~-NUMBER        the same, of one with a lock_delay
         n/NAME/~ID               a lease with a lock_delay holds or held the name; stays until the delay is over
         t/ID                     an attempt was withdrawn by a client that did not make it; when this may be deleted
         clock                    written to read the leader's clock
@@ -24,7 +23,6 @@ from urllib.parse import quote, unquote
 
 from fenced import timing
 from fenced.authorities.shared.rules import NOBODY, holder_fields, holder_of
-from fenced.contracts import Wakeup
 from fenced.errors import Misconfigured
 from fenced.model import TOKEN_MAX, Holder
 from fenced.schema import check_readable, parsed_schema
@@ -64,9 +62,9 @@ class Paths:
     def name(self, name: str) -> str:
         return f"{self.names}/{quote(name, safe='')}"
 
-    def new_place(self, name: str, public: str, delays: bool) -> str:
-        """The path of a new place; the server appends a number. It shows waiters behind if a lock_delay may follow."""
-        return f"{self.names}/{quote(name, safe='')}/{public}{_DELAY if delays else ''}-"
+    def new_place(self, name: str, public: str) -> str:
+        """The path of a new place; the server appends a number."""
+        return f"{self.names}/{quote(name, safe='')}/{public}-"
 
     def place(self, name: str, child: str) -> str:
         return f"{self.names}/{quote(name, safe='')}/{child}"
@@ -142,16 +140,7 @@ class ZooKeeperAttempt:
     """The transaction that its token comes from."""
     token: int = 0
     version: int = ANY_VERSION
-    """The version of its own node; any other version means that another client has taken the attempt over."""
-    away: bool = False
-    """As far as we know, its nodes are in the session for places; otherwise in the session of its lease."""
-    moving: bool = False
-    """A request that moves its nodes was sent, and its outcome is unknown."""
-    handing: Wakeup | None = None
-    """Exists while a release that hands its last name over to it is running; set when that has an outcome."""
-    handed: bool = False
-    """A release has handed its last name over to it: it is first in all its queues."""
-    handed_at: float = -math.inf
+    """The version of its own node; if it has another one, another client has taken the attempt over."""
     expires: float = math.inf
     forget: float = math.inf
     asks: int = 0
@@ -161,17 +150,7 @@ class ZooKeeperAttempt:
     queued: bool = False
     """Its caller got the answer to wait."""
     watched: bool = False
-    """Watches cover all changes of its own places and, while it waits, of those directly ahead."""
-    behind: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    """By name, the node directly ahead, and whether that is the first one in the queue."""
-    trusted: set[str] = field(default_factory=set)
-    """The nodes in `behind` that belong to waiters of this client: not watched, as this client wakes us itself."""
-    moves: list[bytes] = field(default_factory=list)
-    """The operations that move it into the session of its lease, prepared while it waits."""
-    forced: int = 0
-    """The last transaction, as far as it knows, that made one of its names or took it by force."""
-    vanished: bool = False
-    """One of its places is gone, and this client did not delete it."""
+    """The server notifies us of changes: while it waits, of the places directly ahead; then of its own places."""
     taken: bool = False
     """A take-over has replaced it: nothing here describes the attempt any more."""
     delaying: bool = False
@@ -238,12 +217,6 @@ def record_of(data: bytes, stat: Stat) -> NodeRecord:
 # Queues.
 
 
-def owner_of(path: str) -> tuple[str, bool]:
-    """Whose place a node is, and whether a lock_delay may follow when it is gone."""
-    child = path.rpartition("/")[2]
-    return child[:_ID], child[_ID] == _DELAY
-
-
 class Queue(NamedTuple):
     """The places at one name, in order, and the ids of attempts with lock_delay nodes."""
 
@@ -265,8 +238,7 @@ def queue_of(children: Sequence[str], stat: Stat) -> Queue:
         if child.startswith(_DELAY):
             delays.append(child[1:])
         else:
-            number = child[_ID:].removeprefix(_DELAY)[1:]
-            places.append((int(number), child[:_ID], child))
+            places.append((int(child[_ID + 1 :]), child[:_ID], child))
     if places:
         places.sort()
         if (

@@ -38,9 +38,6 @@ class ZooKeeperBackend(AuthorityBackend):
         self.workers = rng.choice((1, 1, 2))
         self.ensemble = Ensemble(self.world, rng.choice(self.sizes), sync_limit=rng.choice(self.sync_limits))
         site.streams.delay = self._delay
-        self._places_seconds = rng.choice(
-            (self.authority_type.places_seconds, 0.6)
-        )  # so leases of 1 s have two
         for replica in self.ensemble.replicas:
             self._listen(replica)
         self.url = f"zookeeper://{','.join(replica.process.name for replica in self.ensemble.replicas)}"
@@ -51,9 +48,7 @@ class ZooKeeperBackend(AuthorityBackend):
         self.site.streams.listen(replica.process, (replica.process.name, 2181), replica.member)
 
     def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
-        authority = self.authority_type.at(self.url, runtime, NAMESPACE)
-        authority.places_seconds = self._places_seconds
-        return authority
+        return self.authority_type.at(self.url, runtime, NAMESPACE)
 
     def processes(self) -> Sequence[Process]:
         return [replica.process for replica in self.ensemble.replicas]

@@ -21,8 +21,6 @@ from fenced.wire.pool import ConnectionBroken
 from fenced.wire.zookeeper.address import ZooKeeperAddress
 
 FRAME_MAX = 64 * 2**20
-Then = Callable[[jute.Reply], None]
-"""Called with the last reply as soon as it is read, by the thread or task that reads it. It must not wait."""
 
 
 class Hub:
@@ -105,12 +103,11 @@ class Hub:
 class _Call:
     """Requests that were sent together, and the replies so far."""
 
-    __slots__ = ("broken", "left", "replies", "then", "wakeup")
+    __slots__ = ("broken", "left", "replies", "wakeup")
 
-    def __init__(self, left: int, wakeup: Wakeup, then: Then | None) -> None:
+    def __init__(self, left: int, wakeup: Wakeup) -> None:
         self.left = left
         self.wakeup = wakeup
-        self.then = then
         self.replies: list[jute.Reply] = []
         self.broken: ConnectionBroken | None = None
 
@@ -145,11 +142,9 @@ class ZooKeeperWire:
         self._pending: deque[tuple[int, _Call]] = deque()
         hub.add(self)
 
-    async def exchange(
-        self, requests: Sequence[bytes], until: float, then: Then | None = None
-    ) -> list[jute.Reply]:
+    async def exchange(self, requests: Sequence[bytes], until: float) -> list[jute.Reply]:
         """The replies, in order. `ConnectionBroken`: it is unknown which of the requests were carried out."""
-        call = _Call(len(requests), self._runtime.wakeup(), then)
+        call = _Call(len(requests), self._runtime.wakeup())
         with self._lock:
             if self.closed:
                 raise ConnectionBroken(f"{self._where}: the connection is gone")
@@ -218,8 +213,6 @@ class ZooKeeperWire:
         for event in events:
             self._on_event(event)
         for call in done:
-            if call.then is not None:
-                call.then(call.replies[-1])
             call.wakeup.set()
         if trouble:
             self.close(trouble)
