@@ -34,6 +34,7 @@ from evidence import (
     service_requests,
     service_waiters,
     worlds,
+    zookeeper_search,
 )
 from fenced.testing.servers import (
     DynamoServer,
@@ -172,6 +173,7 @@ FIGURES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "service_waiters": lambda _: service_waiters.run(),
     "service_requests": lambda _: service_requests.run(),
     "service_kits": lambda _: service_kits.run(),
+    "zookeeper_search": lambda _: zookeeper_search.run(),
     "worlds": lambda _: worlds.run(),
     "bench": lambda _: bench(),
 }
