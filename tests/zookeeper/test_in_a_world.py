@@ -15,7 +15,7 @@ from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process, World
 from fenced.testing.worlds.zookeeper_ensemble import Ensemble, PeerLink, Replica
 from fenced.testing.worlds.zookeeper_member import Request
-from fenced.testing.worlds.zookeeper_tree import MULTI, Ids
+from fenced.testing.worlds.zookeeper_tree import CLOSE_SESSION, MULTI, Entry, Ids
 from fenced.wire import jute
 
 HOLDER = Holder("id", "label", "host", 1)
@@ -110,3 +110,20 @@ class AskedInAnotherSession(ZooKeeperAuthority):
 
 def test_a_question_in_another_session_would_be_caught() -> None:
     assert places_after_a_withdrawal(AskedInAnotherSession) == 3
+
+
+def test_a_proposal_that_an_election_has_discarded_does_not_come_back() -> None:
+    """Its leader was cut off, others elected another one, and that one leaves: the old one has the longer log."""
+    stage = Stage(1)
+    old, discarded = stage.leader, Entry(0, 0, 4711, CLOSE_SESSION, b"")
+    old.cut = True
+    old._propose(discarded)
+    stage.world.run(stage.world.now + 15.0)
+    new = stage.ensemble.leader()
+    assert new is not None and new is not old
+    old.cut = False
+    old.leave()
+    new.leave()
+    stage.world.run(stage.world.now + 5.0)
+    assert stage.ensemble.leader() is not None
+    assert all(discarded not in replica.log for replica in stage.ensemble.replicas)

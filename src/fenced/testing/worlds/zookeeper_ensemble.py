@@ -2,7 +2,8 @@
 
 Members send each other messages over links that delay them but keep their order. A member that is cut off, or frozen,
 for longer than the sync limit leaves its leader and closes its clients' connections. The ensemble picks the next leader
-among the members that can reach each other: the one with the longest log. Sessions survive; their timers restart there.
+among the members that can reach each other: the one with the newest epoch, and then the longest log. Sessions survive;
+their timers restart there.
 """
 
 from __future__ import annotations
@@ -379,7 +380,11 @@ class Ensemble:
         leaders = [each for each in self.replicas if each.leading and each.reachable]
         leader = max(leaders, key=lambda each: each.epoch, default=None)
         if leader is None and len(looking) >= self.majority:
-            leader = max(looking, key=lambda each: (each.log[-1].zxid if each.log else 0, each.number))
+            # As ZooKeeper's votes are compared: first by epoch. A member that has missed an epoch may have a longer
+            # log, of proposals that the leader of that epoch has discarded.
+            leader = max(
+                looking, key=lambda each: (each.epoch, each.log[-1].zxid if each.log else 0, each.number)
+            )
             leader.lead(max(each.epoch for each in looking) + 1)
         for each in looking:
             if leader is not None and each is not leader and each.epoch <= leader.epoch:
