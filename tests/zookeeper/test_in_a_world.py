@@ -34,9 +34,11 @@ class Stage:
         self.leader = leader
         self.network.listen(leader.process, ("leader", 2181), leader.member)
 
-    def client(self, name: str, kind: type[ZooKeeperAuthority] = ZooKeeperAuthority) -> ZooKeeperAuthority:
+    def client(
+        self, name: str, kind: type[ZooKeeperAuthority] = ZooKeeperAuthority, url: str = "zookeeper://leader"
+    ) -> ZooKeeperAuthority:
         runtime = SimulatedRuntime(Process(self.world, name), self.network)
-        return kind.at("zookeeper://leader", runtime, "default")
+        return kind.at(url, runtime, "default")
 
     def freeze_followers_at_write_of(self, chosen: int) -> None:
         """The leader orders this session's next write, and nobody confirms it for a while."""
@@ -110,6 +112,45 @@ class AskedInAnotherSession(ZooKeeperAuthority):
 
 def test_a_question_in_another_session_would_be_caught() -> None:
     assert places_after_a_withdrawal(AskedInAnotherSession) == 3
+
+
+def places_after_moving_to_the_leader(kind: type[ZooKeeperAuthority]) -> int:
+    """The ask went through a follower, and the leader has ordered it. The client withdraws it at the leader itself.
+
+    The leader answers a sync of its own clients at once, from a state in which the ask is not carried out yet.
+    """
+    stage = Stage(1)
+    follower = next(each for each in stage.ensemble.replicas if each is not stage.leader)
+    stage.network.listen(follower.process, ("follower", 2181), follower.member)
+    one, two = stage.client("one"), stage.client("two", kind, "zookeeper://follower,later")
+    for each in (one, two):
+        stage.play(each, each.open())
+    assert isinstance(stage.play(one, one.ask(ask("a", wait=False))), Granted)
+    assert isinstance(stage.play(two, two.ask(ask("b", wait=True))), Waiting)
+    stage.freeze_followers_at_write_of(two._session(30.0).id)
+    now = two._runtime.now
+    assert isinstance(stage.play(two, two.ask(ask("c", wait=True), now() + 1.0)), Indeterminate)
+    stage.network.listen(stage.leader.process, ("later", 2181), stage.leader.member)
+    while stage.play(two, two.withdraw("c" * 32, now() + 1.0)) != Released():
+        pass
+    stage.world.run(stage.world.now + 5.0)
+    stage.play(two, two.renew(["b" * 32]))
+    return len(stage.leader.tree.nodes["/fenced/default/n/orders"].children)
+
+
+def test_what_is_withdrawn_at_the_leader_has_no_place_although_its_ask_was_ordered_before() -> None:
+    assert places_after_moving_to_the_leader(ZooKeeperAuthority) == 2
+
+
+class SyncSettlesDoubt(ZooKeeperAuthority):
+    """Whether a lost request was carried out is read behind a sync."""
+
+    def _barrier(self) -> bytes:
+        return jute.sync(self._paths.root)
+
+
+def test_a_sync_that_settles_doubt_would_be_caught() -> None:
+    assert places_after_moving_to_the_leader(SyncSettlesDoubt) == 3
 
 
 def test_a_proposal_that_an_election_has_discarded_does_not_come_back() -> None:

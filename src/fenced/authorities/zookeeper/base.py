@@ -165,12 +165,14 @@ class Base:
         """
         while True:
             changes, looking = session.changes, self._looking(session, mine.names)
-            _, read, *replies = await session.exchange(
-                jute.sync(self._paths.root),
+            ahead, read, *replies = await session.exchange(
+                jute.sync(self._paths.root) if mine.places else self._barrier(),
                 jute.get_data(self._paths.attempt(mine.public)),
                 *looking,
                 until=until,
             )
+            if ahead.error:
+                raise refused(ahead.error, self.url)
             record = self._record(read)
             if record is None or not self._ours(mine, record):
                 return None
@@ -178,6 +180,14 @@ class Base:
             if space is not None:
                 self._found(session, mine, record, queues)
                 return queues, space
+
+    def _barrier(self) -> bytes:
+        """A request that is answered after all earlier ones of its session have been carried out, or never will be.
+
+        A sync is not: if the session has moved to the leader, the leader answers it at once, although an earlier
+        request, which came through a follower, is still waiting for a majority. A write is ordered behind that one.
+        """
+        return jute.set_data(self._paths.clock, b"")
 
     def _found(
         self, session: ZooKeeperSession, mine: ZooKeeperAttempt, record: NodeRecord, queues: dict[str, Queue]

@@ -17,20 +17,19 @@ class Entering(Adopting):
     async def _enter(
         self, home: ZooKeeperSession, mine: ZooKeeperAttempt, wait: bool, until: float
     ) -> AskAnswer | tuple[dict[str, Queue], NamespaceView | None]:
-        """Take a place in every queue. Without `wait`, only where nobody has one: Busy has written nothing."""
+        """Take a place in every queue. Without `wait` the queues are read before: usually Busy has written nothing."""
         if not home.id:
             await home.exchange(until=until)  # connects: the server decides the session's ttl
-        if not wait:
+        if not wait and not mine.sent:  # if it was, only a further write shows whether it is carried out
             queues, space = await self._look(home, mine.names, until, newest=True)
-            # If an earlier try, whose reply was lost, has made our places, the next request finds them.
-            entered = any(mine.public in queue.publics for queue in queues.values())
             taken = any(queue.publics for queue in queues.values())
-            if not entered and (taken or await self._delayed(home, mine.public, queues, until)):
+            if taken or await self._delayed(home, mine.public, queues, until):
                 held_by, ahead, _ = await self._whom(home, mine, queues, space, [], until)
                 self._forget(mine)
                 return Busy(ahead, held_by)
         home.expect(mine, self._runtime.now() + home.place_seconds)
         changes = home.changes
+        mine.sent = True
         replies = await self._write_places(home, mine, until)
         if replies is None:
             return await self._recognise(home, mine, wait, until)

@@ -147,6 +147,8 @@ class ZooKeeperAttempt:
     """How many asks for it have begun."""
     asking: int = 0
     """How many of them are running."""
+    sent: bool = False
+    """A request that makes its places may have been sent."""
     queued: bool = False
     """Its caller got the answer to wait."""
     watched: bool = False
