@@ -22,8 +22,9 @@ class Entering(Adopting):
             await home.exchange(until=until)  # connects: the server decides the session's ttl
         if not wait and not mine.sent:  # if it was, only a further write shows whether it is carried out
             queues, space = await self._look(home, mine.names, until, newest=True)
+            entered = any(mine.public in queue.publics for queue in queues.values())  # by another client
             taken = any(queue.publics for queue in queues.values())
-            if taken or await self._delayed(home, mine.public, queues, until):
+            if not entered and (taken or await self._delayed(home, mine.public, queues, until)):
                 held_by, ahead, _ = await self._whom(home, mine, queues, space, [], until)
                 self._forget(mine)
                 return Busy(ahead, held_by)
