@@ -361,7 +361,9 @@ async def a_late_copy_of_a_refused_ask_is_granted_to_nobody(h: OutageHarness) ->
     late = h.proxy.on(h.words["ask"], Fault.CUT_AND_HOLD)
     await raises(NotGranted, client.acquire(LeaseRequest.checked(["orders"], ttl=LONG, wait=0)))
     await holder.release(held)
-    if late.left:  # an authority that refuses after reading alone: the ask has sent nothing that could be granted
+    if (
+        late.left
+    ):  # an authority that refuses after reading alone: the ask has sent nothing that could be granted
         late.disarm()
     else:
         late.deliver()
