@@ -4,6 +4,7 @@ import json
 import secrets
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -92,6 +93,43 @@ def refused(db: Db, *statements: str) -> None:
         with pytest.raises(psycopg.DatabaseError) as caught:
             db.execute(last.encode())
     assert caught.value.sqlstate == "ZF007"
+
+
+@own_worker
+def test_a_crash_does_not_change_the_count_of_refusals(own_server: PostgresqlServer) -> None:
+    """A sequence jumps ahead otherwise: the server writes the next 32 numbers into its log at once."""
+    url = own_server.url(own_server.create_database())
+    with psycopg.connect(url, autocommit=True) as db:
+        prepare(db)
+        for _ in range(3):
+            refused(db, UPDATE)
+        before = one(db, "SELECT fenced_guard.refusals('public.orders')")
+        write(db, stamp(5))  # its COMMIT flushes the log
+    own_server.kill()
+    own_server.start()
+    with psycopg.connect(url, autocommit=True) as db:
+        assert (before, one(db, "SELECT fenced_guard.refusals('public.orders')")) == (3, 3)
+        refused(db, UPDATE)
+        assert one(db, "SELECT fenced_guard.refusals('public.orders')") == 4
+
+
+def test_a_closed_connection(postgresql_url: str) -> None:
+    closed = psycopg.connect(postgresql_url)
+    closed.close()
+    with pytest.raises(fenced.Misuse, match="this connection is closed"):
+        write(closed, stamp(5))
+
+
+def test_refusals_at_the_same_time_are_all_counted(db: Db, postgresql_url: str) -> None:
+    def late(_: int) -> None:
+        with psycopg.connect(postgresql_url, autocommit=True) as mine:
+            for _ in range(20):
+                refused(mine, UPDATE)
+
+    assert one(db, "SELECT fenced_guard.refusals('public.orders')") == 0
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(late, range(4)))
+    assert one(db, "SELECT fenced_guard.refusals('public.orders')") == 80
 
 
 # The setting.
@@ -216,7 +254,7 @@ def test_a_writer_has_no_more_rights_than_it_needs(db: Db, writer: Db, role: str
         f"AND prorettype <> 'trigger'::regtype AND has_function_privilege('{role}', oid, 'EXECUTE')".encode()
     ).fetchall()
     assert {name for (name,) in functions} == {
-        *("version", "installed", "announce", "announce_alone", "decide", "peek", "report", "still_stamped"),
+        *("version", "installed", "announce", "announce_alone", "peek", "report", "still_stamped"),
         *("in_the_way", "make_way"),
     }
     for attempt in (

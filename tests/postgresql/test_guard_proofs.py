@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import secrets
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -488,6 +489,99 @@ def test_a_schema_of_somebody_else_is_not_looked_at(shop: Shop, postgresql_serve
     finally:
         shop.connection.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
     assert shop.total() == 10
+
+
+@pytest.fixture
+def stranger(shop: Shop, postgresql_server: PostgresqlServer) -> Iterator[Connection]:
+    """A role that may connect, and no more."""
+    role = f"stranger_{secrets.token_hex(4)}"
+    postgresql_server.execute(f"CREATE ROLE {role} LOGIN")
+    with psycopg.connect(shop.url.replace("postgres@", f"{role}@"), autocommit=True) as connection:
+        yield connection
+    shop.connection.execute(f"DROP OWNED BY {role} CASCADE".encode())
+    postgresql_server.execute(f"DROP ROLE {role}")
+
+
+def test_a_role_that_may_only_connect_keeps_nobody_out(shop: Shop, stranger: Connection) -> None:
+    """It knows the holder's stamp, which is no secret. It gets no lock of a mark, in whatever way it asks."""
+    shop.require(HMAC)
+    shop.write(HMAC.sign(stamp(5, 1, NAME)))
+    lines = (
+        f"\\n' || pg_current_xact_id() || '/{NAME}\\n' || pg_current_xact_id() || ' {stamp(5, 1, NAME)}\\n"
+    )
+    attempts = [
+        f"SELECT fenced_guard.announce('{stamp(5, 2, NAME)}')",
+        f"SELECT fenced_guard.announce('{stamp(5, 2, NAME)}', p_guard => 'public.orders', p_exclusive => true)",
+        f"SELECT fenced_guard.announce('{stamp(5, 2, NAME)}', p_names => '{NAME}')",
+        f"SELECT fenced_guard.announce('{stamp(6, 2, NAME)}', p_proofs => '{HMAC.sign(stamp(5, 2, NAME)).text}')",
+        f"SELECT fenced_guard.announce_alone('{stamp(5, 2, NAME)}')",
+        f"SELECT set_config('fenced.stamp', E'{lines}', true), fenced_guard.decide('public.orders', '{NAME}')",
+        f"SELECT fenced_guard.peek('{NAME}')",
+    ]
+    with stranger.transaction():
+        for attempt in attempts:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), stranger.transaction():
+                stranger.execute(attempt.encode())
+        for ask in ("in_the_way(%s, NULL, 9000)", "make_way(%s, NULL, 9000, NULL)"):
+            found = stranger.execute(f"SELECT * FROM fenced_guard.{ask}".encode(), [str(HUGE)]).fetchall()
+            assert found in ([], [("",)])
+        shop.connection.execute("SET lock_timeout = '2s'")
+        shop.write(HMAC.sign(stamp(6, 1, NAME)))  # while the stranger's transaction is still open
+    assert shop.total() == 20
+
+
+def test_a_role_that_may_only_connect_leaves_no_record(shop: Shop, stranger: Connection) -> None:
+    """Nor does it learn the realm or the holder from what it is told, also where no proofs are required."""
+    shop.guard.set_mode(shop.connection, "shadow")
+    shop.write(stamp(5, 1, NAME))
+    shop.guard.set_mode(shop.connection, "require")
+    told = []
+    for stamped in (stamp(4, 1, NAME), stamp(5, 1, NAME, realm="f" * 16)):
+        with pytest.raises(psycopg.DatabaseError) as caught:
+            stranger.execute("SELECT fenced_guard.announce(%s, p_guard => 'public.orders')", [str(stamped)])
+        told.append(f"{caught.value} {caught.value.diag.message_detail}")
+    assert stamp(5).grant not in told[0] and REALM not in told[1]
+    shop.require(HMAC)
+    before = shop.value("SELECT last_value FROM fenced_guard.record_id")
+    for call in (
+        f"announce('{stamp(4, 1, NAME)}')",
+        "announce('no stamp')",
+        f"decide('public.orders', '{NAME}')",
+        f"announce('{stamp(5, 1, NAME, realm='f' * 16)}')",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            stranger.execute(f"SELECT fenced_guard.{call}".encode())
+    assert shop.value("SELECT last_value FROM fenced_guard.record_id") == before
+
+
+def test_who_counts_as_a_writer(shop: Shop, stranger: Connection) -> None:
+    """Whoever may write the table or a column of it, a member of such a role, or one that the operator names."""
+    role, guard = stranger.info.user, fenced.sql.Guard(table="orders", name="orders/{grp}")
+    shop.require(HMAC)
+    shop.write(HMAC.sign(stamp(5, 1, NAME)))
+    refused = pytest.raises(Misconfigured, match="may write no guarded table")
+
+    def announces() -> None:
+        with guard.transaction(stranger, stamp(5, 2, NAME)):
+            pass
+
+    for grant in (
+        "UPDATE (qty) ON orders",
+        "DELETE ON orders",
+        "EXECUTE ON FUNCTION fenced_guard.writer()",
+    ):
+        with refused:
+            announces()
+        shop.connection.execute(f"GRANT {grant} TO {role}".encode())
+        announces()
+        shop.connection.execute(f"REVOKE {grant} FROM {role}".encode())
+    with guard.transaction(stranger, HMAC.sign(stamp(6, 1, NAME))):  # proven
+        pass
+    shop.connection.execute(f"GRANT SELECT ON orders TO {role}".encode())
+    with refused:
+        announces()
+    mark = guard.peek(stranger, NAME)
+    assert mark is not None and mark.token == 6
 
 
 def test_reset_frees_a_name_that_was_poisoned(shop: Shop) -> None:

@@ -355,7 +355,7 @@ def test_an_announcement_without_a_guard_goes_by_the_names_guard(db: Db, connect
 def test_a_planted_bug_ends_whoever_is_there(db: Db, connect: Callable[[], Db]) -> None:
     """Tokens are not compared: an old holder that is late has its successor ended."""
     wrong = (("WHERE (a.low << 31) + b.low < s.token", ""),)
-    db.execute(changed(functions()["in_the_way"], wrong, "any token").encode())
+    db.execute(changed(functions()["older_transactions"], wrong, "any token").encode())
     with pytest.raises((pytest.fail.Exception, fenced.FencedError, psycopg.Error)):
         test_a_first_announcement_is_ended_as_well(db, connect)
 

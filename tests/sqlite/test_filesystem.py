@@ -250,6 +250,48 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert (result.stdout, result.stderr) == ("ok\n", "")
 
 
+FULL_AT_FIRST = """
+import os, sqlite3, sys
+import fenced
+from fenced.errors import Unavailable
+from fenced.testing.kit import stamp
+folder = sys.argv[1]
+with fenced.Client(f'sqlite:///{folder}/leases.db') as client:
+    client.acquire('first', wait=0).release()
+orders = fenced.sql.Guard(table='orders', name='orders/{id}')
+for journal in ('wal', 'delete'):
+    db = sqlite3.connect(f'{folder}/{journal}.db', isolation_level=None)
+    db.execute(f'PRAGMA journal_mode = {journal}')
+    db.execute('CREATE TABLE orders (id INTEGER PRIMARY KEY)')
+    orders.install(db, mode='require')
+    db.close()
+ballast = os.open(f'{folder}/ballast', os.O_CREAT | os.O_WRONLY)
+try:
+    while True:
+        os.write(ballast, bytes(4096))
+except OSError:
+    pass
+def told(work):
+    try:
+        work()
+    except Unavailable as error:
+        print('is full' in str(error))
+def guarded(journal):
+    db = sqlite3.connect(f'{folder}/{journal}.db', isolation_level=None)
+    with orders.transaction(db, stamp(5, 1, 'orders/1')) as tx:
+        tx.execute('INSERT INTO orders VALUES (1)')
+told(lambda: fenced.Client(f'sqlite:///{folder}/leases.db').acquire('more', wait=0))
+told(lambda: guarded('wal'))
+told(lambda: guarded('delete'))
+"""
+
+
+def test_a_disk_that_is_full_at_first_says_so(tmp_path: Path) -> None:
+    """There is no room for the index of the log either, which SQLite calls an I/O error."""
+    result = mounted('mount -t tmpfs -o size=1m none "$3"; exec "$1" -c "$2" "$3"', FULL_AT_FIRST, tmp_path)
+    assert result.stdout == "True\n" * 3, result.stderr
+
+
 READ_ONLY = """
 import sys
 import fenced

@@ -239,7 +239,7 @@ def test_a_stamp_that_covers_too_little_is_cleared_as_well(path: Path, db: sqlit
     ORDERS.install(db, mode="observe")
     fresh = sqlite3.connect(path, isolation_level=None)
     with (
-        pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"),
+        pytest.raises(Misuse, match="COMMIT belongs to the block"),
         ORDERS.transaction(fresh, stamp(5), "orders/42", "orders/43") as tx,
     ):
         tx.execute("COMMIT")
@@ -275,7 +275,7 @@ def test_errors_of_our_own_statements_are_typed(db: sqlite3.Connection, path: Pa
             pass
         assert not reader.in_transaction
     reader.close()
-    with pytest.raises(Misuse), ORDERS.transaction(reader, stamp(5)):
+    with pytest.raises(Misuse, match="this connection is closed"), ORDERS.transaction(reader, stamp(5)):
         pass
     with pytest.raises(Misuse, match="fetch all rows"), ORDERS.transaction(db, stamp(5)) as tx:
         _unfetched = tx.execute("UPDATE orders SET qty = 1 WHERE id = 42 RETURNING id")
@@ -286,6 +286,33 @@ def test_errors_of_our_own_statements_are_typed(db: sqlite3.Connection, path: Pa
     with pytest.raises(Misconfigured):
         ORDERS.install(nothing)
     nothing.close()
+
+
+@pytest.mark.parametrize("mode", ["enforce", "require"])
+def test_an_uncovered_row_is_named(db: sqlite3.Connection, mode: str) -> None:
+    """By the name that it wanted: a wrong name in hold() is the commonest cause."""
+    db.execute("CREATE TABLE people (id TEXT, of TEXT)")
+    people = Guard(table="people", name="people/{id}/{of}")
+    people.install(db, mode=mode)
+    for name, row in (("people/o'brien:x/42", "('o''brien:x', '42')"), ("people/%2F/ü", "('/', 'ü')")):
+        with pytest.raises(fenced.Uncovered, match="not covered by the lease of people/other") as caught:
+            write(db, stamp(5, 1, "people/other"), f"INSERT INTO people VALUES {row}", people)
+        assert caught.value.name == name and str(caught.value).startswith(f"{name}: ")
+    for row in ("(NULL, '1')", "('1', '')"):
+        with pytest.raises(fenced.Uncovered, match="a column of its name is NULL or empty"):
+            write(db, stamp(5, 1, "people/other"), f"INSERT INTO people VALUES {row}", people)
+    records = db.execute("SELECT name FROM fenced_record WHERE verdict = 'uncovered' ORDER BY id").fetchall()
+    assert [name for (name,) in records[:2]] == ["people/o'brien:x/42", "people/%2F/ü"]
+    assert db.execute("SELECT count(*) FROM people").fetchone() == (0,)
+
+
+def test_a_foreign_key_of_the_programs_own(db: sqlite3.Connection) -> None:
+    """Its failure inside a block is not taken for a COMMIT."""
+    ORDERS.install(db, mode="require")
+    db.executescript("PRAGMA foreign_keys = ON; CREATE TABLE lines (of INTEGER REFERENCES orders (id))")
+    own = pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY")
+    with own, ORDERS.transaction(db, stamp(5, 2)) as tx:
+        tx.execute("INSERT INTO lines VALUES (99)")
 
 
 def test_a_program_that_reads_bytes(db: sqlite3.Connection) -> None:

@@ -52,7 +52,7 @@ def write(db: sqlite3.Connection, fence: fenced.Stamp, statement: str, guard: Gu
 def test_a_name_of_the_lease_that_was_not_announced_is_not_written(db: sqlite3.Connection) -> None:
     ORDERS.install(db, mode="enforce")
     both = stamp(6, 1, "orders/42", "orders/43")
-    told = "only orders/42 was announced in this transaction .*announce its name too"
+    told = "orders/43: covered by the lease .*not announced in this transaction; announce it too"
     with pytest.raises(fenced.Uncovered, match=told), ORDERS.transaction(db, both, "orders/42") as tx:
         tx.execute("UPDATE orders SET qty = 1 WHERE id = 43")
     assert qty(db, 43) == 0
@@ -140,7 +140,7 @@ def test_a_stamp_left_behind_fails_the_commit(db: sqlite3.Connection, path: Path
     """Whoever commits inside the block leaves no stamp for the next writer."""
     ORDERS.install(db, mode="require")
     for fence in (stamp(5), stamp(5, 2)):  # the long way, and the fast path
-        with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"), ORDERS.transaction(db, fence) as tx:
+        with pytest.raises(Misuse, match="COMMIT belongs to the block"), ORDERS.transaction(db, fence) as tx:
             tx.execute("UPDATE orders SET qty = 1 WHERE id = 42")
             tx.execute("COMMIT")
         assert qty(db) == 0

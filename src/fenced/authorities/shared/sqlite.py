@@ -25,6 +25,11 @@ def never_close(db: sqlite3.Connection) -> None:
     _never_closed.append(db)
 
 
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether there was no room for the index of the write-ahead log. SQLite calls that an I/O error."""
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE
+
+
 def translate(error: sqlite3.Error, path: Path) -> FencedError:
     """What an SQLite error means for the caller."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -33,7 +38,7 @@ def translate(error: sqlite3.Error, path: Path) -> FencedError:
             f"{path} stayed locked by another process: {error}. A process that is stopped inside its "
             "transaction blocks the others until it continues or ends"
         )
-    if code == sqlite3.SQLITE_FULL:
+    if code == sqlite3.SQLITE_FULL or is_full(error):
         return Unavailable(f"the disk under {path} is full; free some space and try again")
     if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:
         return Misconfigured(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fenced.decision import RULES, Mark, Rule, Verdict
 from fenced.errors import (
     REFUSALS,
@@ -70,18 +68,16 @@ def error_for(
     stamp: Stamp | None = None,
     mark: Mark | None = None,
     table: str | None = None,
-    announced: Sequence[str] | None = None,
     realm: str | None = None,
     says: str | None = None,
 ) -> FencedError:
-    """The typed error for a verdict. `announced`: the names that this transaction announced; `realm`: the one that the
-    guard trusts; `says`: the guard's own sentence, if it has one."""
+    """The typed error for a verdict. `realm`: the one that the guard trusts; `says`: the guard's own sentence."""
     where = name or (f"a row of {table}" if table else "a row")
     if verdict is Verdict.APPLIED:
         return AlreadyApplied(f"{where}: this operation was applied before; nothing was done")
     says = (
         says
-        or _unannounced(verdict, name, stamp, announced)
+        or _uncovered(verdict, name, stamp)
         or _SAYS[verdict].format(
             token=stamp.token if stamp else "?",
             mark=mark.token if mark else "a newer one",
@@ -92,26 +88,21 @@ def error_for(
     )
     return REFUSALS[verdict.value](
         f"{where}: {says}",
-        name=name,
+        name=name or None,
         stamp=stamp,
         mark=mark.token if mark else None,
         holder=mark.grant if mark else None,
     )
 
 
-def _unannounced(
-    verdict: Verdict, name: str | None, stamp: Stamp | None, announced: Sequence[str] | None
-) -> str | None:
-    """The sentence for a name that the lease covers, or may cover, but this transaction has not announced."""
+def _uncovered(verdict: Verdict, name: str | None, stamp: Stamp | None) -> str | None:
+    """The sentence for a name that no lease can have, or that is covered and was not announced in this transaction."""
     if verdict is not Verdict.UNCOVERED or stamp is None:
         return None
+    if name is not None and "" in name.split("/"):
+        return "no lease can cover it: a column of its name is NULL or empty"
     if name in stamp.names:
         return f"covered by the lease (token {stamp.token}), but not announced in this transaction; announce it too"
-    if name is None and announced is not None and set(announced) < set(stamp.names):
-        return (
-            f"only {', '.join(announced)} was announced in this transaction (token {stamp.token}); "
-            "if the lease covers the row, announce its name too"
-        )
     return None
 
 

@@ -20,7 +20,7 @@ from fenced.model import Stamp
 from fenced.rollout import Decision
 
 _AT_THE_WRITE = (Verdict.ADMIT, Verdict.APPLIED, Verdict.DUPLICATE, Verdict.OUT_OF_ORDER)
-_FOREIGN_KEYS = """
+FOREIGN_KEYS = """
 SELECT 1 FROM sqlite_schema s, pragma_foreign_key_list(s.name)
 WHERE s.type = 'table' AND s.name <> 'fenced_stamp' LIMIT 1"""
 _LOOK = """
@@ -80,7 +80,7 @@ class SqliteFence:
         They stay on, because every change of the setting makes SQLite compile all statements of the connection again.
         """
         if await session.run("PRAGMA foreign_keys") == [(0,)]:
-            if await session.run(_FOREIGN_KEYS):
+            if await session.run(FOREIGN_KEYS):
                 raise Misconfigured(
                     "this connection does not enforce foreign keys though its tables declare some; a stamp "
                     "needs that enforcement: run PRAGMA foreign_keys = ON when you connect"
@@ -219,10 +219,10 @@ class SqliteFence:
         raised = verdict_in(error)
         if raised is None:
             return None
-        verdict, guard = raised
-        # A trigger's message does not name the row. If one name was announced, the refused row has that name,
-        # unless the verdict is uncovered.
-        name = names[0] if len(names) == 1 and verdict is not Verdict.UNCOVERED else None
+        verdict, guard, name = raised
+        # Only the message for an uncovered row names it. If one name was announced, other refused rows have that name.
+        if len(names) == 1 and verdict is not Verdict.UNCOVERED:
+            name = names[0]
         mark, mode, realm = None, "unknown", None
         try:
             mark = await self.mark(session, name) if name else None
@@ -230,9 +230,7 @@ class SqliteFence:
             mode = str(mode_of(name or "", modes))
         except (sqlite3.Error, FencedError):
             mark = None  # the refusal itself matters more than its details
-        refused = error_for(
-            verdict, name=name, stamp=stamp, mark=mark, table=guard, announced=names, realm=realm
-        )
+        refused = error_for(verdict, name=name, stamp=stamp, mark=mark, table=guard, realm=realm)
         if verdict is not Verdict.APPLIED:
             decision = Decision.about(
                 datetime.now(UTC), guard, name, stamp, mark, verdict, Ruling.REFUSE, mode

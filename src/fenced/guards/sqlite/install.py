@@ -154,17 +154,20 @@ async def _triggers(spec: Spec, run: Run) -> list[str]:
             _trigger(spec, "moved", "AFTER", f"UPDATE OF {moved}", old, f"{old} IS NOT {new} AND ")
         )
     for number, key in enumerate(table.keys):
-        triggers += _replace_triggers(spec, number, key, _expression(spec, "v", table.alias), new)
+        victim = _expression(spec, "v", table.alias)
+        triggers += _replace_triggers(
+            spec, number, key, victim, new, "trigger" if table.replaces else "replaced"
+        )
     return triggers
 
 
-def _replace_triggers(spec: Spec, number: int, key: Key, named: str, new: str) -> list[str]:
+def _replace_triggers(spec: Spec, number: int, key: Key, named: str, new: str, sql: str) -> list[str]:
     """Check the row that a REPLACE through this key would remove, if that row has another name."""
     victims = f'FROM "{spec.table}" v WHERE {key.same} AND {named} IS NOT {new}'
     removed = f"(SELECT {named} {victims})"
     found = f"EXISTS (SELECT 1 {victims}) AND "
     return [
-        _trigger(spec, f"replaced_{event[:6].lower()}_{number}", "BEFORE", event, removed, found)
+        _trigger(spec, f"replaced_{event[:6].lower()}_{number}", "BEFORE", event, removed, found, sql)
         for event in ("INSERT", f"UPDATE OF {key.columns}")
     ]
 
@@ -197,8 +200,10 @@ def _refuse_mixed_rules(spec: Spec, guards: Sequence[Registered]) -> None:
             )
 
 
-def _trigger(spec: Spec, label: str, when: str, event: str, name: str, guard_if: str = "") -> str:
-    return SQL["trigger"].format(
+def _trigger(
+    spec: Spec, label: str, when: str, event: str, name: str, guard_if: str = "", sql: str = "trigger"
+) -> str:
+    return SQL[sql].format(
         trigger=f'main."fenced_{spec.table}_{label}"',
         when=when,
         event=event,

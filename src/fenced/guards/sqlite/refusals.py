@@ -1,7 +1,11 @@
-"""Turn sqlite3's errors into typed errors. A trigger's refusal has the message `fenced:VERDICT:TABLE`."""
+"""Turn sqlite3's errors into typed errors.
+
+A trigger's refusal has the message `fenced:VERDICT:TABLE`, or a sentence that ends with `'fenced:VERDICT:TABLE:NAME'`.
+"""
 
 from __future__ import annotations
 
+import re
 import sqlite3
 
 from fenced.decision import Verdict
@@ -12,22 +16,29 @@ from fenced.guards.shared.answers import error_for
 def refusal_in(error: BaseException) -> FencedError | None:
     """The typed refusal behind an error of one of our triggers; None for other errors."""
     raised = verdict_in(error)
-    return None if raised is None else error_for(raised[0], name=None, table=raised[1])
+    return None if raised is None else error_for(raised[0], name=raised[2], table=raised[1])
 
 
-def verdict_in(error: BaseException) -> tuple[Verdict, str] | None:
-    """The verdict that one of our triggers raised, and its table; None for other errors."""
-    if not isinstance(error, sqlite3.IntegrityError):
+_REFUSED = re.compile(r"(?:.*')?fenced:(\w+):([^:']+)(?::(.*)')?", re.DOTALL)
+
+
+def verdict_in(error: BaseException) -> tuple[Verdict, str, str | None] | None:
+    """The verdict that one of our triggers raised, its table, and the row's name if it told that; else None.
+
+    The name is empty if a column of it is NULL.
+    """
+    found = _REFUSED.fullmatch(str(error)) if isinstance(error, sqlite3.DatabaseError) else None
+    if found is None or found[1] not in set(Verdict):
         return None
-    head, _, rest = str(error).partition(":")
-    word, _, table = rest.partition(":")
-    return (Verdict(word), table) if head == "fenced" and word in set(Verdict) else None
+    return Verdict(found[1]), found[2], found[3] and found[3].replace("''", "'")
 
 
 def translate(error: sqlite3.Error) -> FencedError:
     """The typed error for an error of one of our own statements."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if isinstance(error, sqlite3.ProgrammingError):
+        if "closed database" in str(error):
+            return Misuse("this connection is closed")
         return Misuse(f"this connection cannot be used here: {error}")
     if "statements in progress" in str(error):
         return Misuse(f"{error}: fetch all rows of every statement (RETURNING, SELECT) before the block ends")
@@ -35,7 +46,10 @@ def translate(error: sqlite3.Error) -> FencedError:
         return Misconfigured("no guard is installed in this database; run its install()")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Contended(f"the guarded database is locked by another writer: {error}")
-    if code == sqlite3.SQLITE_FULL:
+    whole = getattr(error, "sqlite_errorcode", 0)
+    if (
+        code == sqlite3.SQLITE_FULL or whole == sqlite3.SQLITE_IOERR_SHMSIZE
+    ):  # no room for the index of the log
         return Unavailable("the disk under the guarded database is full; free some space")
     if code == sqlite3.SQLITE_IOERR:
         return Indeterminate(f"the disk under the guarded database failed: {error}")

@@ -68,6 +68,13 @@ CREATE TABLE IF NOT EXISTS fenced_stamp (
   cleared INTEGER NOT NULL DEFAULT 1 REFERENCES fenced_nothing (id) DEFERRABLE INITIALLY DEFERRED
 ) STRICT, WITHOUT ROWID;
 
+-- One row, (1, 0). The trigger `replaced` finds out with it whether a statement replaces rows.
+CREATE TABLE IF NOT EXISTS fenced_policy (
+  one      INTEGER PRIMARY KEY CHECK (one = 1),
+  replaces INTEGER NOT NULL
+) STRICT;
+INSERT INTO fenced_policy (one, replaces) VALUES (1, 0) ON CONFLICT (one) DO UPDATE SET replaces = 0;
+
 -- How many operations got each verdict in each mode. Where a trigger decides about rows without a stamp, it counts rows.
 CREATE TABLE IF NOT EXISTS fenced_tally (
   guard   TEXT NOT NULL,

@@ -11,7 +11,7 @@ from fenced.errors import Misuse
 from fenced.guards.shared.answers import entered_again
 from fenced.guards.shared.engine import StampSource
 from fenced.guards.shared.spec import Spec
-from fenced.guards.sqlite.fencing import RefusalPending, SqliteFence
+from fenced.guards.sqlite.fencing import FOREIGN_KEYS, RefusalPending, SqliteFence
 from fenced.guards.sqlite.refusals import translate
 from fenced.guards.sqlite.sessions import (
     READY,
@@ -107,10 +107,21 @@ class GuardedConnection:
         if error is None:
             await self._commit()
             return
+        committed = await self._is_commit(error)
         await self._session.rollback()
+        if committed:
+            raise Misuse(
+                "COMMIT belongs to the block: it ends the guarded transaction; nothing was committed"
+            ) from error
         refused = await self._fence.refusal(self._session, error, self._stamp, self.names)
         if refused is not None:
             raise refused from (None if isinstance(error, RefusalPending) else error)
+
+    async def _is_commit(self, error: BaseException) -> bool:
+        """Whether the program's own COMMIT failed, because a stamp is left: nothing else here has foreign keys."""
+        if not isinstance(error, sqlite3.IntegrityError) or "FOREIGN KEY" not in str(error):
+            return False
+        return self._stamp is not None and not await self._session.run(FOREIGN_KEYS)
 
     async def _commit(self) -> None:
         stamped = self.names if self._stamp is not None and self._stamping else ()

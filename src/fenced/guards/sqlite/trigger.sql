@@ -6,6 +6,20 @@ WHEN {guard_if}NOT EXISTS (
 )
 BEGIN INSERT INTO "{gate}" (name) VALUES ({name}); END;
 
+-- replaced: Runs before a row is written whose unique key a row of another name has. Only a REPLACE removes that row. In the
+-- statements of a trigger SQLite follows the conflict policy of the outer statement, so the first one below succeeds under
+-- REPLACE alone. Under IGNORE, and without a policy (an upsert, too), it does nothing; under other policies it fails, as
+-- the outer statement would.
+CREATE TRIGGER {trigger} {when} {event} ON {table_name}
+WHEN {guard_if}NOT EXISTS (
+  SELECT 1 FROM fenced_stamp WHERE name = {name} AND open = 1 AND (verdict = 'admit' OR guard = '{table}')
+)
+BEGIN
+  INSERT OR IGNORE INTO fenced_policy (one, replaces) VALUES (1, 1);
+  INSERT INTO "{gate}" (name) SELECT {name} FROM fenced_policy WHERE replaces = 1;
+  UPDATE fenced_policy SET replaces = 0 WHERE replaces = 1;
+END;
+
 -- view: A table's gate. It has no rows: inserting a name into it makes its trigger decide about that name.
 CREATE VIEW main."{gate}" AS SELECT NULL AS name WHERE 0;
 
@@ -30,10 +44,11 @@ BEGIN
     WHEN 'uncovered' THEN RAISE(ABORT, 'fenced:uncovered:{table}')
     WHEN 'invalid' THEN RAISE(ABORT, 'fenced:invalid:{table}')
   END;
-  -- No stamp has this name: this transaction has announced other names, or nothing.
+  -- No stamp has this name: this transaction has announced other names, or nothing. RAISE takes no expression, but the error
+  -- of a wrong JSON path contains the path, and so the name.
   SELECT CASE WHEN EXISTS (SELECT 1 FROM fenced_stamp WHERE name = NEW.name) THEN NULL
     WHEN EXISTS (SELECT 1 FROM fenced_stamp) AND {mode} IN ('enforce', 'require')
-      THEN RAISE(ABORT, 'fenced:uncovered:{table}')
+      THEN json_extract('{{}}', 'fenced:uncovered:{table}:' || coalesce(NEW.name, ''))
     WHEN NOT EXISTS (SELECT 1 FROM fenced_stamp) AND {mode} = 'require'
       THEN RAISE(ABORT, 'fenced:missing:{table}')
   END;

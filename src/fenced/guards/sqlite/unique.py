@@ -38,11 +38,15 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class TableKeys:
-    """The unique keys of a table. `alias`: the column that is the rowid."""
+    """The unique keys of a table. `alias`: the column that is the rowid.
+
+    `replaces`: the table itself may say ON CONFLICT REPLACE, so that every INSERT and UPDATE may remove rows.
+    """
 
     alias: str | None
     rowids: tuple[str, ...]
     keys: tuple[Key, ...]
+    replaces: bool = False
 
 
 async def look_at(table: str, named: tuple[str, ...], run: Run) -> TableKeys:
@@ -74,7 +78,7 @@ async def look_at(table: str, named: tuple[str, ...], run: Run) -> TableKeys:
             )
         if not _determines_name(named, columns, parts):
             keys.append(_key(columns, parts))
-    return TableKeys(alias, rowids, tuple(keys))
+    return TableKeys(alias, rowids, tuple(keys), "REPLACE" in str(found[0][0]).upper())
 
 
 async def _columns(table: str, run: Run) -> dict[str, Column]:

@@ -212,8 +212,9 @@ BEGIN
     FROM (
       SELECT l.names, l.token, l.grant_id, l.sample, concat('fenced.token', l.token % 16) AS setting,
         pg_current_xact_id()::text AS xid
-      FROM fenced_guard.lease l, fenced_guard.turn t
-      WHERE l.grant_id = split_part(p_stamps, ':', 5) AND split_part(p_stamps, ':', 4) ~ '^(-|0|[1-9][0-9]{0,14})$'  -- longer ones are parsed
+      FROM fenced_guard.lease l, fenced_guard.turn t, fenced_guard.trust trust
+      WHERE (NOT trust.proof OR fenced_guard.may_write())  -- otherwise `announce_general` looks for a proof
+        AND l.grant_id = split_part(p_stamps, ':', 5) AND split_part(p_stamps, ':', 4) ~ '^(-|0|[1-9][0-9]{0,14})$'  -- longer ones are parsed
         AND t.grant_id = split_part(p_stamps, ':', 5) AND (t.xmax = '0' OR fenced_guard.locker_has_ended(t.xmax))  -- `has_successor`, inlined
         AND p_stamps = concat('1:', l.realm, ':', l.token, ':', split_part(p_stamps, ':', 4), ':', l.grant_id, ':', l.names)
         AND strpos(l.names, '%') = 0
@@ -283,9 +284,15 @@ CREATE OR REPLACE FUNCTION fenced_guard.announce_general(
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_texts text[] := string_to_array(coalesce(p_stamps, ''), ' ');
+  v_proofs text[] := string_to_array(p_proofs, ' ');
   v_rule  text;
   v_step  text;
 BEGIN
+  IF (SELECT proof FROM fenced_guard.trust) AND NOT fenced_guard.may_write() AND (
+    SELECT bool_and(fenced_guard.proven(fenced_guard.parse(text), v_proofs[i])) FROM unnest(v_texts) WITH ORDINALITY AS t (text, i)
+  ) IS NOT TRUE THEN
+    PERFORM fenced_guard.refuse_stranger('cannot announce without a proof');
+  END IF;
   -- A guard without triggers decides about the write here.
   SELECT rule, CASE WHEN p_alone THEN 'alone' WHEN mandatory THEN 'announce' ELSE 'write' END INTO v_rule, v_step
   FROM fenced_guard.guard WHERE guard = p_guard;
@@ -301,7 +308,7 @@ BEGIN
   END IF;
   IF v_rule <> 'retry' OR p_names IS NOT NULL OR p_still_held OR NOT fenced_guard.announce_by_lease_rows(v_texts, p_alone) THEN
     PERFORM fenced_guard.announce_each(
-      v_texts, p_guard, v_rule, v_step, string_to_array(p_names, ','), p_still_held, string_to_array(p_proofs, ' '),
+      v_texts, p_guard, v_rule, v_step, string_to_array(p_names, ','), p_still_held, v_proofs,
       p_repeats);
   END IF;
   IF p_left IS NOT NULL THEN

@@ -1,5 +1,44 @@
 -- The guard's verdict about a stamp, and what each mode does with the verdict: count it, record it or refuse.
 
+-- Does nothing. A role that may call it counts as a writer: grant it to a role that writes by views or by functions of others.
+CREATE OR REPLACE FUNCTION fenced_guard.writer() RETURNS void
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$ SELECT $$;
+
+-- Whether the caller may write a guarded table; or, with `p_or_read`, read one. In a function that runs as its owner neither
+-- current_user nor a right of the function says who called it: the session's role does.
+CREATE OR REPLACE FUNCTION fenced_guard.may_write(p_or_read boolean DEFAULT false) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_caller text := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
+BEGIN
+  RETURN has_function_privilege(v_caller, 'fenced_guard.writer()', 'EXECUTE') OR EXISTS (
+    SELECT 1 FROM fenced_guard.guard g, fenced_guard.relation(g.guard) AS t
+    WHERE has_any_column_privilege(v_caller, t, 'INSERT, UPDATE') OR has_table_privilege(v_caller, t, 'DELETE, TRUNCATE')
+      OR (p_or_read AND has_any_column_privilege(v_caller, t, 'SELECT')));
+END $$;
+
+-- Fail if this role writes nothing here. Nothing is locked, and nothing is recorded: it could fill the audit.
+CREATE OR REPLACE FUNCTION fenced_guard.refuse_stranger(p_what text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+    MESSAGE = format('fenced: a role that may write no guarded table of this database %s', p_what),
+    HINT = 'Grant it the table; or, if it writes by a view or a function: GRANT EXECUTE ON FUNCTION fenced_guard.writer() TO ...';
+END $$;
+
+-- Count a refusal, exactly: a crash of the server makes a sequence jump ahead by up to 32, unless its value was set. The lock is
+-- against others that do the same, so that no count is lost. It ends with this transaction, which the refusal ends at once.
+CREATE OR REPLACE FUNCTION fenced_guard.count_refusal(p_guard text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_sequence regclass := (SELECT refused FROM fenced_guard.guard WHERE guard = p_guard)::regclass;
+BEGIN
+  LOCK TABLE fenced_guard.tally IN SHARE UPDATE EXCLUSIVE MODE;  -- conflicts with itself, and with nothing that writers do
+  PERFORM setval(v_sequence, nextval(v_sequence));
+EXCEPTION WHEN lock_not_available THEN  -- the program's own lock_timeout
+  PERFORM nextval(v_sequence);
+END $$;
+
 -- The decision, the same as `fenced.decision.judge`: the verdict, and whether the mark rises to this stamp.
 CREATE OR REPLACE FUNCTION fenced_guard.judge(
   m fenced_guard.mark, s fenced_guard.stamp, p_rule text, p_announce boolean, p_operation xid8,
@@ -233,10 +272,12 @@ DECLARE
   v_token text := split_part(p_stamp, ':', 3);
   v_detail jsonb;
   v_says text;
+  v_writer boolean := fenced_guard.may_write();
 BEGIN
   SELECT * INTO m FROM fenced_guard.mark WHERE name = p_name;
   v_detail := jsonb_build_object(
-    'id', nextval('fenced_guard.record_id'), 'verdict', p_verdict, 'guard', p_guard, 'name', p_name, 'stamp', p_stamp, 'mark', m.token, 'holder', m.grant_id,
+    'id', nextval('fenced_guard.record_id'), 'verdict', p_verdict, 'guard', p_guard, 'name', p_name, 'stamp', p_stamp, 'mark', m.token,
+    'holder', CASE WHEN v_writer THEN m.grant_id END,
     'seq', m.seq, 'mode', p_mode, 'who', session_user, 'application', current_setting('application_name'),
     'address', host(inet_client_addr()), 'pid', pg_backend_pid()
   );
@@ -246,13 +287,14 @@ BEGIN
     WHEN 'duplicate' THEN 'this grant has made its one operation (rule once)'
     WHEN 'out_of_order' THEN 'a later operation of the same lease was applied before (rule sequenced)'
     WHEN 'reused' THEN format('token %s was seen from another grant: the authority lost its history; raise its floor', v_token)
-    WHEN 'uncovered' THEN CASE WHEN p_name = ANY ((fenced_guard.parse(p_stamp)).names)
+    WHEN 'uncovered' THEN CASE WHEN p_name ~ '(^|/)(/|$)' THEN 'no lease can cover it: a column of its name is NULL or empty'
+      WHEN p_name = ANY ((fenced_guard.parse(p_stamp)).names)
       THEN format('covered by the lease (token %s), but not announced in this transaction; announce it too', v_token)
       ELSE format('not covered by the lease of %s (token %s)',
         array_to_string((fenced_guard.parse(p_stamp)).names, ', '), v_token) END
     WHEN 'foreign' THEN format('the stamp is of realm %s, and this guard trusts %s. Point the program at the authority of '
       'that realm (fenced authority show URL prints it), or move the guard: fenced authority move OLD NEW --guards URL',
-      split_part(p_stamp, ':', 2), coalesce((SELECT 'realm ' || realm FROM fenced_guard.trust), 'another one'))
+      split_part(p_stamp, ':', 2), coalesce((SELECT 'realm ' || realm FROM fenced_guard.trust WHERE v_writer), 'another one'))
     WHEN 'missing' THEN 'the write carries no stamp, and the mode is require'
     WHEN 'invalid' THEN 'not a stamp that this rule can use'
     WHEN 'forged' THEN fenced_guard.why_forged(fenced_guard.parse(p_stamp))
@@ -263,8 +305,8 @@ BEGIN
   END IF;
   v_detail := v_detail || jsonb_build_object('seal', fenced_guard.sealed(v_detail));
   IF p_verdict <> 'applied' THEN
-    PERFORM nextval((SELECT refused FROM fenced_guard.guard WHERE guard = p_guard)::regclass);
     PERFORM pg_logical_emit_message(false, 'fenced', v_detail::text);
+    PERFORM fenced_guard.count_refusal(p_guard);
   END IF;
   RAISE EXCEPTION USING
     ERRCODE = fenced_guard.sqlstate_of(p_verdict),

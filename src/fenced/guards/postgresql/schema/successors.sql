@@ -67,9 +67,9 @@ END $$;
 
 -- The transactions of older tokens that keep an announcement of this stamp waiting. `may_end`: the guard's owner has the right
 -- to end the transaction, and `p_waited` milliseconds are at least the guard's `patience`.
-CREATE OR REPLACE FUNCTION fenced_guard.in_the_way(p_stamp text, p_names text DEFAULT NULL, p_waited bigint DEFAULT NULL)
+CREATE OR REPLACE FUNCTION fenced_guard.older_transactions(p_stamp text, p_names text, p_waited bigint)
 RETURNS TABLE (pid integer, name text, token bigint, who text, may_end boolean)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   s fenced_guard.stamp := fenced_guard.parse(p_stamp);
   v_patient boolean := p_waited >= 900 * (SELECT patience FROM fenced_guard.trust);  -- 90 %: the client's clock measured it
@@ -106,6 +106,15 @@ BEGIN
   );
 END $$;
 
+-- The same, for writers.
+CREATE OR REPLACE FUNCTION fenced_guard.in_the_way(p_stamp text, p_names text DEFAULT NULL, p_waited bigint DEFAULT NULL)
+RETURNS TABLE (pid integer, name text, token bigint, who text, may_end boolean)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN QUERY SELECT * FROM fenced_guard.older_transactions(p_stamp, p_names, p_waited)
+  WHERE fenced_guard.may_write() OR NOT (SELECT proof FROM fenced_guard.trust);
+END $$;
+
 -- End the transactions that are in the way and may be ended. Their lease is over: the authority gave a newer token for one of
 -- its names. Only a stamp that may raise the mark can do this. Each one ended is written into the history.
 CREATE OR REPLACE FUNCTION fenced_guard.make_way(p_stamp text, p_names text, p_waited bigint, p_proof text DEFAULT NULL) RETURNS void
@@ -115,7 +124,7 @@ DECLARE
   o record;
 BEGIN
   IF s.realm = (SELECT coalesce(realm, s.realm) FROM fenced_guard.trust) AND fenced_guard.plausible(s, p_proof) THEN
-    FOR o IN SELECT DISTINCT ON (w.pid) w.* FROM fenced_guard.in_the_way(p_stamp, p_names, p_waited) AS w WHERE w.may_end LOOP
+    FOR o IN SELECT DISTINCT ON (w.pid) w.* FROM fenced_guard.older_transactions(p_stamp, p_names, p_waited) AS w WHERE w.may_end LOOP
       IF pg_terminate_backend(o.pid) THEN
         INSERT INTO fenced_guard.history (what, detail) VALUES ('ended', jsonb_build_object(
           'name', o.name, 'token', o.token, 'who', o.who, 'for', s.token));

@@ -216,10 +216,13 @@ BEGIN
   END IF;
 END $$;
 
--- The mark of a name, for every role.
+-- The mark of a name, for every role that may read or write a guarded table.
 CREATE OR REPLACE FUNCTION fenced_guard.peek(p_name text, OUT token bigint, OUT grant_id text, OUT seq bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+  IF NOT fenced_guard.may_write(true) THEN
+    PERFORM fenced_guard.refuse_stranger('cannot look at marks');
+  END IF;
   SELECT m.token, m.grant_id, m.seq INTO token, grant_id, seq FROM fenced_guard.mark m WHERE m.name = p_name;
 END $$;
 
