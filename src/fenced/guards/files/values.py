@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from fenced.contracts import Runtime, Trait
-from fenced.errors import Misuse, redacted, shown
+from fenced.errors import FencedError, Indeterminate, Misuse, redacted, shown
 from fenced.guards.files import disk
-from fenced.guards.files.folder import GuardedFolder, Marked, Place
+from fenced.guards.files.disk import translating
+from fenced.guards.files.folder import GuardedFolder
+from fenced.guards.files.locked import LockedName, Marked, file_of, value_path
 from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import CONFIG, Swapped
 from fenced.guards.shared.guardedcells import AUDIT_LOCAL, MODE_LAG
@@ -40,14 +41,13 @@ class FileCells:
         return await self._runtime.call(self._get, key)
 
     def _get(self, key: str) -> tuple[bytes | None, bytes | None]:
-        if key == CONFIG:
-            config = self.folder.configuration()
-            return config, config
-        with self.folder.locked(key):
-            marked = self.folder.marked(key)
-            if marked is None:
-                return None, None
-            return marked.header, marked.header + b"\n" + self._contents(marked)
+        with translating(self.folder.private):
+            if key == CONFIG:
+                config = self.folder.configuration()
+                return config, config
+            with self.folder.locked(key) as name:
+                header = name.header
+                return (None, None) if header is None else (header, header + b"\n" + self._contents(name))
 
     async def swap(self, changes: Sequence[tuple[str, bytes | None, bytes | None]]) -> Swapped:
         ((key, version, blob),) = changes
@@ -55,38 +55,46 @@ class FileCells:
         return await self._runtime.call(self._swap, key, version, blob)
 
     def _swap(self, key: str, version: bytes | None, blob: bytes) -> Swapped:
-        with self.folder.locked(key):
+        with translating(self.folder.private), self.folder.locked(key) as name:
             if key == CONFIG:
                 if self.folder.configuration() != version:
                     return Swapped(None)
-                self.folder.configure(blob)
+                self.folder.configure(blob, self._runtime.secret())
                 return Swapped((blob,))
-            header, _, value = blob.partition(b"\n")
-            before = self.folder.marked(key)
-            if (before and before.header) != version:
+            if name.header != version:
                 return Swapped(None)
-            place, contents = self._planned(key, version, header, value)
-            self.folder.commit(key, Marked(header, json.loads(header)[3][-1], place), contents)
+            header, _, value = blob.partition(b"\n")
+            self._change(name, key, header, value)
             return Swapped((header,))
 
-    # What FileGuard does in another way.
-
-    def _contents(self, marked: Marked) -> bytes:
-        return disk.read(f"{self.folder.top}/{marked.place.path}") or b""
-
-    def _planned(
-        self, key: str, version: bytes | None, header: bytes, value: bytes
-    ) -> tuple[Place, bytes | None]:
-        """Where the contents of a name are, and what is written there; None leaves them as they are."""
-        path = self.folder.file("values", key).removeprefix(f"{self.folder.top}/")
-        changed = version is None or json.loads(version)[0] != json.loads(header)[0]
-        return Place(path), value if changed else None
-
     async def keys(self) -> list[str]:
-        return await self._runtime.call(self.folder.keys)
+        return await self._runtime.call(self._keys)
+
+    def _keys(self) -> list[str]:
+        with translating(self.folder.private):
+            return self.folder.keys()
 
     async def close(self) -> None:
         return
+
+    # What FileGuard does in another way.
+
+    def _contents(self, name: LockedName) -> bytes:
+        return name.contents()
+
+    def _change(self, name: LockedName, key: str, header: bytes, value: bytes) -> None:
+        marked = Marked(header, key, self._runtime.secret(), value_path(file_of(key)))
+        if name.marked and name.header and json.loads(name.header)[0] == json.loads(header)[0]:
+            name.raise_mark(marked._replace(path=name.marked.path))  # the value stays as it is
+            return
+        with self.folder.entered() as room:
+            new = self.folder.prepare(room, key, marked.operation, value)
+            try:
+                name.replace(marked, marked.operation, marked.path)
+            except (OSError, FencedError) as error:
+                if not isinstance(error, Indeterminate):  # then the next process completes or removes it
+                    disk.remove(new, room.private)
+                raise
 
 
 class FileValues(CellGuard):
@@ -111,4 +119,4 @@ def folder_of(url: str) -> Path:
     path = unquote(parts.path)
     if parts.scheme != "file" or parts.netloc or not path.startswith("/") or "\0" in path:
         raise Misuse(f"a guarded folder's address is file:///absolute/path, not {shown(redacted(url))}")
-    return Path(os.path.realpath(path))
+    return Path(disk.real_path(path))
