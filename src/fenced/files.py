@@ -110,19 +110,20 @@ class FileGuard:
         target, committing = self._target(path, "folder"), False
         file = file_of(target.key)
         trees, new = f"trees/{file}", f"new/{file}"
-        with self._entered(target) as room:
+        with self._folder.entered() as room:
             with translating(target.path):
+                disk.check_parent(room.top, target.relative)
                 disk.make_folder(trees, room.private, 0o711)
                 disk.make_folder(new, room.private)
                 operation, tree = self._until_made(
                     lambda id_: disk.make_locked(f"{trees}/{id_}", room.private)
                 )
             try:
-                with self._callers_errors(target):
+                with disk.FullDisk(target.path):
                     yield Path(self._folder.private, trees, operation)
                 with translating(target.path):
                     disk.sync_tree(tree)
-                    with self._folder.locked_in(room, target.key) as name:
+                    with self._folder.locked_in(room, file, operation) as name:
                         self._judge(fence, target, operation)
                         before = basename(disk.read_link(target.path) or "")
                         committing = True
@@ -187,27 +188,19 @@ class FileGuard:
         return name.removeprefix(self._prefix)
 
     @contextlib.contextmanager
-    def _entered(self, target: _Target) -> Iterator[Room]:
-        """A `with` block that has the folder open. A target without a folder is refused before anything is made."""
-        with contextlib.ExitStack() as stack:
-            with translating(target.path):
-                room = stack.enter_context(self._folder.entered())
-                disk.close(disk.open_parent(room.top, target.relative))
-            yield room
-
-    @contextlib.contextmanager
     def _replacing(self, fence: Fences | None, target: _Target) -> Iterator[int]:
         """A `with` block with the descriptor of a new file. The file replaces the old one at the end, or not at all."""
-        with self._entered(target) as room:
+        file, committing = file_of(target.key), False
+        with self._folder.entered() as room:
             with translating(target.path):
+                disk.check_parent(room.top, target.relative)
                 operation, descriptor = self._create(room, target)
-            committing = False
             try:
-                with self._callers_errors(target):
+                with disk.FullDisk(target.path):
                     yield descriptor
                 with translating(target.path):
                     disk.sync(descriptor)
-                    with self._folder.locked_in(room, target.key) as name:
+                    with self._folder.locked_in(room, file, operation) as name:
                         self._judge(fence, target, operation)
                         committing = True
                         name.replace(_marked(name, target, operation), operation, target.relative)
@@ -217,7 +210,7 @@ class FileGuard:
             finally:
                 # An interrupted commit may have happened: the next process that takes the lock completes or removes it.
                 if not committing:
-                    disk.remove(f"new/{file_of(target.key)}/{operation}", room.private)
+                    disk.remove(f"new/{file}/{operation}", room.private)
                 # This unlocks the file: until now no other process took it for a dead writer's.
                 disk.close(descriptor)
 
@@ -241,15 +234,6 @@ class FileGuard:
             operation = self._new_id()
             if (descriptor := make(operation)) is not None:
                 return operation, descriptor
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _callers_errors(target: _Target) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            disk.raise_if_full(error, target.path)
-            raise
 
     def _judge(self, fence: Fences | None, target: _Target, operation: str) -> None:
         """Raise the refusal, if the write is refused. The caller has the lock."""

@@ -25,7 +25,7 @@ from fenced.decision import Rule
 from fenced.errors import FencedError, Indeterminate, StaleToken
 from fenced.files import FileGuard
 from fenced.guarding import credential
-from fenced.guards.files import disk, pages
+from fenced.guards.files import disk, locked, pages
 from fenced.guards.files import folder as folders
 from fenced.guards.files.disk import PRIVATE
 from fenced.guards.files.locked import LockedName, Marked, Room
@@ -34,6 +34,7 @@ from fenced.runtime.blocking import BlockingRuntime, step
 from tests.files.faults import Died, Fault, Kind, injected
 from tests.files.support import NAME, contents, forked, stamp, unfinished
 from tests.files.test_files import test_tokens_of_eight_processes_never_fall as eight_processes
+from tests.files.test_places import test_a_mark_that_leads_elsewhere_is_refused as a_forged_mark
 from tests.files.test_places import test_contents_that_vanished_are_not_acknowledged as vanished_contents
 from tests.files.test_places import test_new_contents_of_a_live_writer_stay as a_live_writer
 
@@ -321,6 +322,7 @@ def test_no_other_module_makes_system_calls() -> None:
     assert found == {"files.py: os"}  # two types
 
 
+# proves guard file: synced-writes
 def test_the_order_of_what_is_synced(memory: Path) -> None:
     """After a power cut the mark file says what was under way only if it was on the disk before that began."""
     trace: list[str] = []
@@ -358,7 +360,7 @@ def test_the_order_of_what_is_synced(memory: Path) -> None:
 REPLACING = FileGuard._replacing
 
 
-def _recovers_nothing(self: LockedName) -> None:
+def _recovers_nothing(self: LockedName, mine: str) -> None:
     """Whoever locks next does not look at what a dead writer has begun."""
 
 
@@ -425,6 +427,11 @@ def _created_unlocked(path: str, at: int, mode: int) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode, dir_fd=at)
 
 
+def _sound(marked: Marked, file: str) -> bool:
+    """A mark may name any file of the machine."""
+    return True
+
+
 def _mark_without_sync(path: str, at: int) -> int:
     """After a power cut the note of an append that has returned may be there, and cut it off."""
     return os.open(path, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=at)
@@ -456,6 +463,7 @@ def every_call(title: str, kind: Kind) -> Callable[[Path], None]:
         (LockedName, "_rename", _renames_what_is_there, lambda path: vanished_contents(path, 5)),
         (disk, "try_lock", _not_locked, eight_processes),
         (disk, "create", _created_unlocked, a_live_writer),
+        (locked, "_is_sound", _sound, lambda path: a_forged_mark(path, None)),
         (disk, "open_mark", _mark_without_sync, test_the_order_of_what_is_synced),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -24,7 +24,6 @@ from tests.files.support import NAME, contents, fork, forked, stamp
 # What it does.
 
 
-# proves guard file: one-machine, synced-writes, stopped-writer-blocks, cooperative
 def test_a_stale_holder_changes_nothing(tmp_path: Path) -> None:
     with fenced.Client("memory:") as client:
         guard = FileGuard(tmp_path, prefix="reports/")
@@ -120,6 +119,14 @@ def test_folders(tmp_path: Path) -> None:
     assert len(trees) == 2, trees
 
 
+# proves guard file: cooperative
+def test_a_program_without_the_guard_is_not_stopped(tmp_path: Path) -> None:
+    guard = FileGuard(tmp_path, mode="require")
+    guard.write(stamp(5), NAME, b"one")
+    (tmp_path / NAME).write_bytes(b"by hand")
+    assert guard.read(stamp(5), NAME) == b"by hand"
+
+
 def test_mode_and_links_are_kept(tmp_path: Path) -> None:
     guard = FileGuard(tmp_path)
     (tmp_path / "real.csv").write_bytes(b"")
@@ -138,6 +145,7 @@ def test_files_elsewhere_are_refused(tmp_path: Path, path: str) -> None:
         FileGuard(tmp_path).write(stamp(1), path, b"")
 
 
+# proves guard file: one-machine
 def test_odd_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Misconfigured, match="does not exist"):
         FileGuard(tmp_path / "missing").write(stamp(1), NAME, b"")
@@ -179,6 +187,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     guard.write(stamp(5), NAME, b"token 6 has written nothing")
 
 
+# proves guard file: stopped-writer-blocks
 def test_a_stopped_writer_blocks_its_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guard = FileGuard(tmp_path)
     guard.write(stamp(5), NAME, b"one")

@@ -15,6 +15,8 @@ import pytest
 
 from fenced.errors import FencedError, Misconfigured, Misuse, StaleToken, Unavailable
 from fenced.files import FileGuard
+from fenced.guards.files.locked import Marked, file_of
+from fenced.guards.files.pages import SIZE, Page
 from fenced.model import Stamp
 from tests.files.support import NAME, contents, fork, forked, stamp, unfinished
 
@@ -274,6 +276,7 @@ def test_a_private_folder_that_is_a_link_is_refused(inside: Path, outside: Path)
         FileGuard(inside).write(stamp(6), NAME, b"new")
 
 
+# proves guard file: one-user
 def test_a_private_folder_of_others_is_refused(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guard, mine = FileGuard(inside), os.geteuid()
     guard.write(stamp(5), NAME, b"old")
@@ -307,6 +310,27 @@ def test_a_mark_that_is_a_link_is_refused(inside: Path, outside: Path) -> None:
     os.symlink(outside / "x", mark)
     with pytest.raises(Misconfigured):
         FileGuard(inside).write(stamp(6), NAME, b"new")
+
+
+@pytest.mark.parametrize("size", [None, 0, -1], ids=["replaced", "cut off", "removed"])
+def test_a_mark_that_leads_elsewhere_is_refused(tmp_path: Path, size: int | None) -> None:
+    """Forged, or copied from another folder."""
+    inside, outside, operation = tmp_path / "inside", tmp_path / "outside", "0" * 32
+    for folder in (inside, outside):
+        folder.mkdir()
+    (outside / "x").write_bytes(b"precious")
+    guard = FileGuard(inside)
+    guard.write(stamp(5), NAME, b"old")
+    configured, key = (inside / ".fenced/config").read_bytes(), guard._target(NAME).key
+    mark = inside / f".fenced/marks/{file_of(key)}.mark"
+    for path in ("../outside/x", f"{outside}/x", "sub/../../outside/x", ".fenced/config", "", "."):
+        forged = Page(9, Marked(b"[]", key, operation, path, size).packed()).packed()
+        mark.write_bytes(bytes(SIZE) + forged.ljust(SIZE, b"\0"))
+        (inside / f".fenced/new/{file_of(key)}/{operation}").write_bytes(b"forged")
+        with pytest.raises(Misconfigured, match="restore it"):
+            FileGuard(inside).write(stamp(6), NAME, b"new")
+        assert (outside / "x").read_bytes() == b"precious"
+        assert (inside / ".fenced/config").read_bytes() == configured
 
 
 def test_only_the_owner_can_use_the_private_folder(inside: Path) -> None:

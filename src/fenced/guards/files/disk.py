@@ -14,7 +14,6 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterator
 from typing import BinaryIO, NoReturn
 
 from fenced.errors import FencedError, Indeterminate, Misconfigured, Misuse, Unavailable, shown
@@ -48,19 +47,30 @@ def unknown(error: OSError, path: str) -> FencedError:
     return Indeterminate(f"{path}: whether the write has happened is unknown: {error}")
 
 
-@contextlib.contextmanager
-def translating(path: str) -> Iterator[None]:
-    """Turn errors of the operating system into ours."""
-    try:
-        yield
-    except OSError as error:
-        raise translated(error, path) from error
+class translating:  # noqa: N801 - it reads as a verb where it is used
+    """A `with` block that turns errors of the operating system into ours."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OSError):
+            raise translated(error, self._path) from error
 
 
-def raise_if_full(error: OSError, path: str) -> None:
-    """After the caller's own writes: a full disk is reported as everywhere, other errors are the caller's."""
-    if error.errno in _FULL:
-        raise translated(error, path) from error
+class FullDisk(translating):
+    """The same for the caller's own writes: a full disk is reported as everywhere, other errors are the caller's."""
+
+    __slots__ = ()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise translated(error, self._path) from error
 
 
 # Paths of the caller.
@@ -89,7 +99,7 @@ def resolved(top: str, given: str) -> str:
     folder, name = os.path.split(os.path.join(top, given))
     if name in ("", ".", ".."):
         return ""
-    found = os.path.join(os.path.realpath(folder), name)
+    found = os.path.join(folder if folder == top else os.path.realpath(folder), name)
     if os.path.islink(found):
         leads_to = os.path.realpath(found)
         return found if leads_to.startswith(f"{top}/{PRIVATE}/trees/") else leads_to
@@ -184,6 +194,11 @@ def open_parent(top: int, path: str) -> int:
         close(descriptor)
         raise
     return descriptor
+
+
+def check_parent(top: int, path: str) -> None:
+    """Refuse a path whose folder does not exist, before anything is made for it."""
+    close(open_parent(top, path))
 
 
 def listed(path: str, at: int) -> list[str]:
@@ -324,6 +339,11 @@ def read(path: str, at: int) -> bytes:
         return read_all(descriptor)
     finally:
         close(descriptor)
+
+
+def read_start(descriptor: int, size: int) -> bytes:
+    """The first bytes of a file; fewer, if it has fewer."""
+    return os.pread(descriptor, size, 0)
 
 
 def read_all(descriptor: int) -> bytes:

@@ -113,7 +113,7 @@ class GuardedFolder:
     def _clean_up(self, room: Room, file: str) -> None:
         """Complete or remove what a dead writer left. A name that is in use is left to its user."""
         try:
-            with self._locked(room, file, patience=0):
+            with self.locked_in(room, file, patience=0):
                 pass
         except Contended:
             pass
@@ -123,9 +123,11 @@ class GuardedFolder:
     @contextlib.contextmanager
     def entered(self) -> Iterator[Room]:
         """A `with` block that has the folder and `.fenced` open."""
-        top = disk.open_folder(self.top)
+        with translating(self.private):
+            top = disk.open_folder(self.top)
         try:
-            private = disk.open_private(PRIVATE, top)
+            with translating(self.private):
+                private = disk.open_private(PRIVATE, top)
             try:
                 yield Room(top, private)
             finally:
@@ -153,26 +155,19 @@ class GuardedFolder:
     def locked(self, key: str) -> Iterator[LockedName]:
         """A `with` block that has the lock of a name. What a dead writer has begun is completed or undone first."""
         locks: dict[str, LockedName] = self._locks.__dict__
-        if key in locks:  # an outer block of this thread has it
-            yield locks[key]
+        if (file := file_of(key)) in locks:  # an outer block of this thread has it
+            yield locks[file]
             return
-        with self.entered() as room, self.locked_in(room, key) as name:
+        with self.entered() as room, self.locked_in(room, file) as name:
             yield name
 
     @contextlib.contextmanager
-    def locked_in(self, room: Room, key: str) -> Iterator[LockedName]:
-        """The same for a caller that has the folder open."""
+    def locked_in(
+        self, room: Room, file: str, mine: str = "", patience: float | None = None
+    ) -> Iterator[LockedName]:
+        """The same for a caller that has the folder open. Its own operation, `mine`, is left as it is."""
         locks: dict[str, LockedName] = self._locks.__dict__
-        with self._locked(room, file_of(key), patience=LOCK_SECONDS) as name:
-            locks[key] = name
-            try:
-                yield name
-            finally:
-                del locks[key]
-
-    @contextlib.contextmanager
-    def _locked(self, room: Room, file: str, patience: float) -> Iterator[LockedName]:
-        outermost = not self._locks.__dict__
+        outermost = not locks
         if outermost:
             # This delays a fork until the lock is released: a child would inherit the descriptor, and with it the lock.
             # Not for a further lock of this thread: a fork that waits for the first one would never end.
@@ -180,10 +175,14 @@ class GuardedFolder:
         try:
             descriptor = disk.open_mark(f"marks/{file}.mark", room.private)
             try:
-                self._wait(descriptor, file, patience)
+                self._wait(descriptor, file, LOCK_SECONDS if patience is None else patience)
                 name = LockedName(room, file, descriptor)
-                name.recover()
-                yield name
+                name.recover(mine)
+                locks[file] = name
+                try:
+                    yield name
+                finally:
+                    del locks[file]
             finally:
                 disk.close(descriptor)  # this also unlocks it
         finally:
@@ -191,8 +190,9 @@ class GuardedFolder:
                 forking.leave()
 
     def _wait(self, descriptor: int, file: str, patience: float) -> None:
-        until = time.monotonic() + patience
+        until = 0.0
         while not disk.try_lock(descriptor):
+            until = until or time.monotonic() + patience
             if time.monotonic() >= until:
                 path = f"{self.private}/marks/{file}.mark"
                 raise Contended(

@@ -92,11 +92,13 @@ class LockedName:
 
     # After a writer that died.
 
-    def recover(self) -> None:
-        """Complete or undo what a dead writer has begun, and remove what it left."""
+    def recover(self, mine: str) -> None:
+        """Complete or undo what a dead writer has begun, and remove what it left. `mine` is the caller's operation."""
         if self.marked is not None and self.marked.size is not None:
             self._undo_append(self.marked)
         for name in disk.listed(f"new/{self._file}", self._room.private):
+            if name == mine:
+                continue
             if self.marked is not None and self.marked.operation == name:
                 self._complete(self.marked)
             disk.remove_if_dead(f"new/{self._file}/{name}", self._room.private)
@@ -220,6 +222,7 @@ def _last(path: str) -> str:
 # What a mark file says.
 
 
+@lru_cache(maxsize=4096)
 def file_of(key: str) -> str:
     """The name of a key's files. No key's is another's folder."""
     text = quote(key, safe=" @+=,").replace(".", "%2E")
@@ -233,7 +236,7 @@ def value_path(file: str) -> str:
 
 def pages_in(descriptor: int, file: str) -> list[pages.Page]:
     try:
-        return pages.whole(disk.read_all(descriptor))
+        return pages.whole(disk.read_start(descriptor, pages.END))
     except ValueError as error:
         raise _damaged(file) from error
 

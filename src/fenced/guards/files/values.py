@@ -24,8 +24,9 @@ TRAITS = (
     Trait("one-machine", "For the processes of one machine: a network file system is refused."),
     Trait("synced-writes", "Contents and mark are on the disk before a write returns."),
     Trait(
-        "stopped-writer-blocks", "A process stopped between its mark and its rename blocks that name alone."
+        "stopped-writer-blocks", "A process stopped while it has the lock of a name blocks that name alone."
     ),
+    Trait("one-user", "All programs of a guarded folder run as one user; a `.fenced` of others is refused."),
     Trait("cooperative", "Anyone who may write to the folder can replace a file without the guard."),
 )
 
