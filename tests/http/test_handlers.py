@@ -7,7 +7,7 @@ from typing import Any
 
 import flask
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -198,6 +198,18 @@ def test_names_of_several_things_and_of_none() -> None:
         anything(received(), number=8)
 
 
+def websocket_app() -> Any:
+    app, before = FastAPI(), BeforeHandler(new_store())
+    app.add_middleware(Receiver)
+
+    @app.websocket("/")
+    @before(NAME)
+    async def talk(websocket: WebSocket) -> None:
+        await websocket.accept()
+
+    return app
+
+
 def test_misuse_of_the_decorator() -> None:
     once = BeforeHandler(new_store(), rule="once")
     wrong: list[Any] = [(), (7,), ("a/{b",), ("a/{}",), ("a/1", "a/2")]
@@ -221,5 +233,8 @@ def test_misuse_of_the_decorator() -> None:
         BeforeHandler(new_store())(NAME)(lambda request: Awaitable())(received())
     with pytest.raises(fenced.Misuse, match="generator"):
         BeforeHandler(new_store())(NAME)(lambda request: (yield))
+    websocket = {"type": "websocket", "path": "/", "headers": [], "query_string": b""}
+    with pytest.raises(fenced.Misuse, match="Receiver"):
+        asyncio.run(websocket_app()(websocket, None, None))
     with fenced.Values(new_store()) as values, pytest.raises(fenced.Misuse, match="block"):
         BeforeHandler(values)(NAME)(open_valve)

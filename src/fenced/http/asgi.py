@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from fenced import registry
@@ -97,10 +96,10 @@ class Receiver:
             started = True
             await send(message)
 
-        body = AsgiBody(receive, scope["headers"], scope.get("http_version", "1.1"))
+        body = _body_of(scope, receive) if is_stamped(scope["headers"]) else None
         try:
-            received = scope[SCOPE_KEY] = _read(scope, body, self._keys)
-            await self._app(scope, receive if received.stamp is None else body.receive, sending)
+            scope[SCOPE_KEY] = _read(scope, body, self._keys)
+            await self._app(scope, receive if body is None else body.receive, sending)
         except ANSWERED as error:
             if started:
                 raise  # the client has a part of another answer already
@@ -131,6 +130,7 @@ class Before:
         self._app = app
         self._names = namer(names)
         self._keys = tuple(keys)
+        self._rule: Rule = rule
         self._doorway = AsyncDoorway(store, rule, patience, overtime)
 
     @property
@@ -174,7 +174,7 @@ class Before:
             await self._app(scope, receive, send)
             return
         client = _Client(receive, send)
-        body = AsgiBody(client.receive, scope["headers"], scope.get("http_version", "1.1"))
+        body = None if self._rule == "retry" else _body_of(scope, client.receive)
         try:
             try:
                 received: Received | Refused = _read(scope, body, self._keys)
@@ -189,7 +189,7 @@ class Before:
             await _send(send, answer(error))
             return
         responding = _Responding(client.send)
-        receiving = client.receive if visit.last is None else body.receive
+        receiving = client.receive if body is None else body.receive
         sending = responding.send if visit.last is None else _Keeping(responding, door, visit).send
         try:
             await self._app(scope, receiving, sending)
@@ -218,36 +218,45 @@ class _Client:
     async def receive(self) -> Message:
         if self._cut:
             raise cut_off()
-        with self._for_the_client(cut_off):
+        task = self._begin_to_wait()
+        try:
             return await self._receive()
+        except asyncio.CancelledError:
+            if not self._was_cut_off(task):
+                raise
+            raise cut_off() from None
+        finally:
+            self._waiting.discard(task)
 
     async def send(self, message: Message) -> None:
         # Also after the cut, as long as the client takes it: what the program has done must be answered.
-        with self._for_the_client(
-            lambda: ConnectionAbortedError("a newer holder waits: the client reads too slowly")
-        ):
+        task = self._begin_to_wait()
+        try:
             await self._send(message)
+        except asyncio.CancelledError:
+            if not self._was_cut_off(task):
+                raise
+            raise ConnectionAbortedError("a newer holder waits, and the client reads too slowly") from None
+        finally:
+            self._waiting.discard(task)
 
-    @contextmanager
-    def _for_the_client(self, error: Callable[[], Exception]) -> Iterator[None]:
+    def _begin_to_wait(self) -> asyncio.Task[Any]:
         task = asyncio.current_task()
         assert task is not None
         self._waiting.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            # Safe: a task that `cut_off` cancelled was cancelled by it once. If others have cancelled it, too, it ends.
-            if task not in self._cancelled or task.uncancel() > 0:
-                raise
-            raise error() from None
-        finally:
-            self._waiting.discard(task)
-            self._cancelled.discard(task)
+        return task
+
+    def _was_cut_off(self, task: asyncio.Task[Any]) -> bool:
+        """Whether `cut_off` has cancelled this task, and nobody else has."""
+        if task not in self._cancelled:
+            return False
+        self._cancelled.discard(task)
+        return task.uncancel() == 0  # `cut_off` has cancelled it once
 
     def cut_off(self) -> bool:
         """Wake the program if it waits for the client. The request ends when the program does."""
         self._cut = True
-        for task in self._waiting:
+        for task in self._waiting - self._cancelled:
             self._cancelled.add(task)
             task.cancel()
         return False
@@ -311,8 +320,12 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(root) if root and path.startswith(root + "/") else path
 
 
-def _read(scope: Scope, body: AsgiBody, keys: tuple[VerifyingKey, ...]) -> Received:
-    query = bytes(scope.get("query_string", b""))
+def _body_of(scope: Scope, receive: Receive) -> AsgiBody:
+    return AsgiBody(receive, scope["headers"], scope.get("http_version", "1.1"))
+
+
+def _read(scope: Scope, body: AsgiBody | None, keys: tuple[VerifyingKey, ...]) -> Received:
+    query = scope.get("query_string", b"")
     return read_request(scope["method"], _path(scope), scope["headers"], keys, query=query, body=body)
 
 

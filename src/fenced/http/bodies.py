@@ -58,9 +58,8 @@ class AsgiBody(RememberedBody):
     ) -> None:
         super().__init__()
         self._receive = receive
-        lengths = [value for name, value in headers if name in (b"content-length", b"transfer-encoding")]
-        # Over HTTP/2 a body without a length has no header that says so.
-        self.ended = lengths == [b"0"] or (not lengths and version.startswith("1"))
+        self._headers = headers
+        self._version = version
 
     async def receive(self) -> MutableMapping[str, Any]:
         message = await self._receive()
@@ -68,6 +67,15 @@ class AsgiBody(RememberedBody):
             self.add(message.get("body", b""))
             self.ended = self.ended or not message.get("more_body", False)
         return message
+
+    def digest(self) -> str | None:
+        if not self._size and not self.ended:
+            lengths = [
+                value for name, value in self._headers if name in (b"content-length", b"transfer-encoding")
+            ]
+            # Over HTTP/2 a body without a length has no header that says so.
+            self.ended = lengths == [b"0"] or (not lengths and self._version.startswith("1"))
+        return super().digest()
 
     async def read_more(self) -> bool:
         return bool((await self.receive())["type"] == "http.request")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fenced.errors import (
     AlreadyApplied,
@@ -66,18 +65,20 @@ def flask_answer(error: FencedError) -> tuple[bytes, int, list[tuple[str, str]]]
     return answered.body, answered.status, answered.headers
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """What a request carries: its stamp or proof, and what tells this request from another one."""
 
     fence: Stamp | Proof | None
     method: str
     path: str
     query: bytes = b""
-    credentials: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
-    """The headers by which a program usually knows its caller: see CREDENTIALS."""
-    body: RememberedBody | None = field(default=None, repr=False)
+    headers: Iterable[tuple[bytes, bytes]] = ()
+    """Of the request. By some of them a program usually knows its caller: see CREDENTIALS."""
+    body: RememberedBody | None = None
     """None where the receiver does not see it."""
+
+    def __repr__(self) -> str:
+        return f"Received({self.method} {self.path})"  # no stamp and no credentials: this may be logged
 
     @property
     def stamp(self) -> Stamp | None:
@@ -87,9 +88,10 @@ class Received:
         """What is asked for, and by whom, as digests: what is kept contains no credentials."""
         stamp = self.stamp
         salt = f"{stamp.grant}:{stamp.seq}" if stamp else ""
+        credentials = sorted(pair for pair in self.headers if pair[0] in CREDENTIALS)
         return Asked(
             _digest(self.method.encode(), self.path.encode(), self.query),
-            _digest(salt.encode(), *(part for pair in sorted(self.credentials) for part in pair)),
+            _digest(salt.encode(), *(bytes(part) for pair in credentials for part in pair)),
         )
 
     def credential(self, names: tuple[str, ...] = ()) -> Credential | None:
@@ -129,15 +131,13 @@ def read_request(
     The names of the headers are in lower case. A proof that was checked here is not passed on: the guard need not know
     the keys.
     """
-    headers = list(headers)
     ours = [pair for pair in headers if pair[0] in OUR_HEADERS]
     if not ours:
         return Received(None, method, path)
     fence = read_fence(ours)
     if keys and fence is not None:
         fence = proven(fence, keys)
-    credentials = tuple((name, bytes(value)) for name, value in headers if name in CREDENTIALS)
-    return Received(fence, method, path, query, credentials, body)
+    return Received(fence, method, path, query, headers, body)
 
 
 def proven(fence: Stamp | Proof, keys: tuple[VerifyingKey, ...]) -> Stamp:

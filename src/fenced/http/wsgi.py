@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any
@@ -172,18 +171,16 @@ class _WsgiClient:
         self._lock = threading.Lock()
         self._cut = self._waits = self._ended = False
 
-    @contextmanager
-    def waits(self, *, reads: bool) -> Iterator[None]:
-        """The thread waits for the client in the body of this, and does nothing else of the request."""
+    def begin_to_wait(self, *, reads: bool) -> None:
+        """From now on this thread waits for the client, and does nothing else of the request."""
         with self._lock:  # a few lines that never wait
             if self._cut and reads:
                 raise cut_off()
             self._waits = True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._waits = False
+
+    def go_on(self) -> None:
+        with self._lock:
+            self._waits = False
         # Safe: it was taken for ended while it waited, so its program must not go on. Nobody sets this any more.
         if self._ended:
             raise cut_off()
@@ -203,12 +200,18 @@ class _CutBody(WsgiBody):
         self._client = client
 
     def read(self, size: int | None = None) -> bytes:
-        with self._client.waits(reads=True):
+        self._client.begin_to_wait(reads=True)
+        try:
             return super().read(size)
+        finally:
+            self._client.go_on()
 
     def readline(self, size: int | None = None) -> bytes:
-        with self._client.waits(reads=True):
+        self._client.begin_to_wait(reads=True)
+        try:
             return super().readline(size)
+        finally:
+            self._client.go_on()
 
 
 class _WsgiResponding:
@@ -233,10 +236,9 @@ class _WsgiResponding:
 
     def __iter__(self) -> Iterator[bytes]:
         for part in self.body if self._visit.last is None else self._kept():
-            with self._client.waits(
-                reads=False
-            ):  # the server sends this part before it asks for the next one
-                yield part
+            self._client.begin_to_wait(reads=False)
+            yield part  # the server sends it before it asks for the next one
+            self._client.go_on()
 
     def _kept(self) -> Iterator[bytes]:
         """The parts of a reply that is kept before its end is sent."""
