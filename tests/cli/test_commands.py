@@ -78,6 +78,18 @@ def test_release_takes_only_by_force_and_only_from_the_holder_that_was_seen(held
     assert json.loads(again.stdout) == {"name": "orders", "released": False, "token": None}
 
 
+def test_an_authority_is_an_argument_or_an_option(fenced: Any, tmp_path: Path) -> None:
+    """Of each command that operates one; the argument comes before FENCED_AUTHORITY."""
+    here = f"sqlite:///{tmp_path}/other.db"
+    for command in (["install"], ["show"], ["raise", "--above", "7"]):
+        for way in ([here], ["--authority", here]):
+            done = fenced("authority", *command, *way)
+            assert done.returncode == 0, done.stderr
+    assert "last token  7" in fenced("authority", "show", here).stdout
+    both = fenced("authority", "show", here, "--authority", here)
+    assert both.returncode == 64 and "pass one of them" in both.stderr
+
+
 def test_raising_the_floor(fenced: Any) -> None:
     raised = fenced("authority", "raise", "--above", "41", "--json")
     assert json.loads(raised.stdout) == {"above": 41, "floor": 41, "namespace": "default"}

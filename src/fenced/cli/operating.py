@@ -10,7 +10,7 @@ import click
 
 from fenced import registry
 from fenced.cli.moving import move
-from fenced.cli.options import authority_option, json_option, namespace_option, need_authority, opened
+from fenced.cli.options import authority_either, authority_option, json_option, namespace_option, opened
 from fenced.cli.output import plain, write_json
 from fenced.model import HeldBy, Standing, check_floor, check_name
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -96,7 +96,7 @@ authority.add_command(move)
 
 
 @authority.command()
-@authority_option
+@authority_either
 @namespace_option
 @json_option
 def install(url: str, namespace: str, as_json: bool) -> None:
@@ -106,7 +106,7 @@ def install(url: str, namespace: str, as_json: bool) -> None:
 
     \b
     Example:
-      fenced authority install --authority postgresql://owner@db.internal/shop
+      fenced authority install postgresql://owner@db.internal/shop
     """
     with opened(url, namespace, create=True) as opened_authority:
         standing = step(opened_authority.open())
@@ -114,7 +114,7 @@ def install(url: str, namespace: str, as_json: bool) -> None:
 
 
 @authority.command()
-@click.argument("url", required=False, envvar="FENCED_AUTHORITY", callback=need_authority)
+@authority_either
 @namespace_option
 @json_option
 def show(url: str, namespace: str, as_json: bool) -> None:
@@ -158,7 +158,7 @@ def _describe(where: str, namespace: str, standing: Standing, as_json: bool) -> 
     metavar="URL",
     help="Every later token is greater than this guard's marks. May be repeated.",
 )
-@authority_option
+@authority_either
 @namespace_option
 @json_option
 def raise_(above: int | None, guards: tuple[str, ...], url: str, namespace: str, as_json: bool) -> None:
@@ -170,7 +170,7 @@ def raise_(above: int | None, guards: tuple[str, ...], url: str, namespace: str,
     \b
     Examples:
       fenced authority raise --above 81204
-      fenced authority raise --above-guards sqlite:////var/lib/app/data.db
+      fenced authority raise sqlite:////var/lib/app/leases.db --above-guards sqlite:////var/lib/app/data.db
       fenced authority raise --above-guards postgresql://owner@db.internal/shop
     """
     if above is None and not guards:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import click
+from click.core import ParameterSource
 
 from fenced import registry
 from fenced.contracts import Authority
 from fenced.errors import Misconfigured
 from fenced.runtime.blocking import BlockingRuntime, step
 
+Command = TypeVar("Command", bound=Callable[..., object])
+_ARGUMENT = "fenced.cli.options.authority"
+
 
 def need_authority(context: click.Context, option: click.Parameter, url: str | None) -> str:
     if url is None:
-        how = "URL" if isinstance(option, click.Argument) else "--authority URL"
+        how = "URL" if _ARGUMENT in context.meta else "--authority URL"
         raise click.UsageError(
             f"which authority? Pass {how} or set FENCED_AUTHORITY, such as sqlite:////var/lib/app/leases.db"
         )
@@ -34,6 +39,31 @@ authority_option = click.option(
     callback=need_authority,
     help="The store that grants the leases, such as sqlite:////var/lib/app/leases.db; else FENCED_AUTHORITY.",
 )
+
+
+def _argument(context: click.Context, argument: click.Parameter, url: str | None) -> None:
+    context.meta[_ARGUMENT] = url
+
+
+def _either(context: click.Context, option: click.Parameter, url: str | None) -> str:
+    given = context.meta[_ARGUMENT]
+    if given is not None and context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("which authority? URL and --authority are the same; pass one of them")
+    return need_authority(context, option, given or url)
+
+
+def authority_either(command: Command) -> Command:
+    """The authority as an argument, or as an option."""
+    option = click.option(
+        "--authority", "url", metavar="URL", envvar="FENCED_AUTHORITY", callback=_either,
+        help="The same as the argument; else FENCED_AUTHORITY.",
+    )  # fmt: skip
+    argument = click.argument(
+        "given", metavar="[URL]", required=False, is_eager=True, expose_value=False, callback=_argument
+    )
+    return argument(option(command))
+
+
 namespace_option = click.option(
     "--namespace",
     metavar="NAME",

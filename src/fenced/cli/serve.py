@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from fenced import registry
@@ -41,7 +43,7 @@ STORE = "ledger:///leases.ledger"
     callback=listen_address,
     help=f"[default: 127.0.0.1:{PORT}, unless there is a --socket]",
 )
-@click.option("--socket", metavar="PATH", help="Listen on this Unix socket; its owner and group may connect.")
+@click.option("--socket", metavar="PATH", help="Listen on this Unix socket; only its owner may connect.")
 @click.option("--cert", metavar="FILE", help="Serve TLS with this chain of certificates.")
 @click.option("--key", metavar="FILE", help="The key of --cert.")
 @click.option("--client-ca", metavar="FILE", help="Admit only clients with a certificate of this CA.")
@@ -85,7 +87,7 @@ def serve(
     demo: bool,
     standby: bool,
     guarantee: str,
-) -> None:
+) -> int:
     """Serve the leases of an authority over HTTP.
 
     Without --store they are in a ledger in the current folder, which belongs to one instance; others can be its
@@ -106,7 +108,7 @@ def serve(
         from fenced.service.values import values_beside
     except ImportError as error:
         raise Misconfigured(
-            f"fenced serve needs more packages ({error}): pip install starlette uvicorn httptools uvloop msgspec"
+            f"fenced serve needs more packages ({error}): pip install 'fenced[service]'"
         ) from error
     if (cert is None) != (key is None):
         raise click.UsageError("--cert and --key go together")
@@ -125,6 +127,7 @@ def serve(
         )
     certificate = (cert, key) if cert and key else None
     log_to_stderr()
+    os.umask(0o077)  # files of the store, of the values, and the socket are for their owner alone
     failure = serve_until_stopped(
         lambda runtime, namespace: registry.authority(store, runtime, namespace),
         ListenOptions(listen, socket, certificate, client_ca, any_host=no_credentials),
@@ -138,5 +141,4 @@ def serve(
         standby=standby,
         guards=guards,
     )
-    if failure is not None:
-        raise click.exceptions.Exit(exits.STORE_FAILED)
+    return exits.OK if failure is None else exits.STORE_FAILED

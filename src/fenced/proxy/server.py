@@ -23,6 +23,7 @@ from fenced.proxy.gate import Gate
 from fenced.proxy.names import Naming
 from fenced.proxy.upstream import UpstreamPool
 from fenced.runtime.aio import AioRuntime
+from fenced.runtime.certificates import server_context, why_not_now
 from fenced.runtime.logs import LimitedLog, OutageLog
 from fenced.wire.problems import detail_of
 
@@ -249,10 +250,8 @@ def _pool(options: ProxyOptions) -> UpstreamPool:
 def _server_context(files: tuple[str, str] | None) -> ssl.SSLContext | None:
     if files is None:
         return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(*files)
-    except OSError as error:
-        raise Misconfigured(f"the certificate {files[0]} with the key {files[1]}: {error}") from error
+    context = server_context(*files)
+    if (why := why_not_now(context, files[0])) is not None:
+        log.warning("the certificate %s %s: clients refuse it", files[0], why)
     context.set_alpn_protocols(["http/1.1"])
     return context

@@ -127,6 +127,8 @@ class Api:
         self.live = Live(self.namespaces, self.events, guards, self.limits.pages_each)
         self.values = ServedValues(values, self._default_realm, self.numbers, self.events, guards)
         self.stopping = False
+        self.scheme = "http"
+        """That of its own page. A gateway that terminates TLS says so; a page of another site cannot."""
         self.own_host_only = False
         """Answer only requests that name this machine by its loopback address, or come by a Unix socket."""
         self._random = AioRuntime()
@@ -253,8 +255,11 @@ class Api:
             # A page of another site can make its own name lead to loopback; its requests then name that site.
             needs = "name this machine as 127.0.0.1 or localhost, or start the service with --no-credentials"
             raise NotAdmitted(plain(403, "The request is meant for another host", needs))
-        origin = request.headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        origin, scheme = (
+            request.headers.get("origin"),
+            request.headers.get("x-forwarded-proto") or self.scheme,
+        )
+        if origin is not None and origin != f"{scheme}://{request.headers.get('host')}":
             # A page of another site could send requests to a service on this machine.
             raise NotAdmitted(
                 plain(403, "The request comes from a page of another site", "only its own page may use it")

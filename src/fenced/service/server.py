@@ -25,6 +25,7 @@ import uvicorn
 from fenced.authorities.shared.filesystem import FileInUse
 from fenced.errors import FencedError, Misconfigured
 from fenced.model import Standing
+from fenced.runtime.certificates import load_chain, server_context, why_not_now
 from fenced.service.access import TokenFile, is_loopback
 from fenced.service.api import Api
 from fenced.service.connections import BoundedConnection
@@ -42,7 +43,7 @@ GONE_SECONDS = 30
 """After how long a peer that acknowledges nothing is taken for gone."""
 DESCRIPTORS_KEPT = 600
 """For the store, and for connections that are only told that there are too many."""
-SOCKET_MODE = 0o660
+SOCKET_MODE = 0o600
 BACKLOG = 2048
 
 log = logging.getLogger("fenced.service")
@@ -54,7 +55,7 @@ class ListenOptions:
 
     address: tuple[str, int] | None = None
     socket: str | None = None
-    """The path of a Unix socket; the owner and the group of its file may connect."""
+    """The path of a Unix socket; the owner of its file may connect."""
     certificate: tuple[str, str] | None = None
     """The files of a chain of certificates and of its key, for TLS on the address."""
     client_ca: str | None = None
@@ -70,7 +71,8 @@ class LeaseServer(uvicorn.Server):
     """
 
     def __init__(self, api: Api, options: ListenOptions) -> None:
-        chain, key = options.certificate or (None, None)
+        certificate = options.certificate
+        context = None if certificate is None else server_context(*certificate, options.client_ca)
         super().__init__(
             uvicorn.Config(
                 api.app,
@@ -83,14 +85,13 @@ class LeaseServer(uvicorn.Server):
                 proxy_headers=False,  # everybody could write another address into them
                 timeout_keep_alive=round(api.limits.idle_time),
                 timeout_graceful_shutdown=STOP_SECONDS,
-                ssl_certfile=chain,
-                ssl_keyfile=key,
-                ssl_ca_certs=options.client_ca,
-                ssl_cert_reqs=ssl.CERT_REQUIRED if options.client_ca else ssl.CERT_NONE,
+                ssl_context_factory=None if context is None else lambda *_: context,
             )
         )
         self.api = api
-        self._certificate = options.certificate
+        api.scheme = "http" if certificate is None else "https"
+        self._certificate = certificate
+        self.context = context
         self.failure: FencedError | None = None
         """Why the store has ended this instance."""
 
@@ -115,11 +116,19 @@ class LeaseServer(uvicorn.Server):
 
     def _reload_certificate(self) -> bool:
         """Whether there is one. For new connections. Those that are open go on with the old one."""
-        if self._certificate is not None and self.config.ssl is not None:
+        if self._certificate is not None and self.context is not None:
             # A failed attempt would leave the new certificate without a key, so the files are tried elsewhere first.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._certificate)
-            self.config.ssl.load_cert_chain(*self._certificate)
+            load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._certificate)
+            load_chain(self.context, *self._certificate)
+            self.warn_of_dates()
         return self._certificate is not None
+
+    def warn_of_dates(self) -> None:
+        """Clients refuse a certificate that is not valid now. It may be replaced while this instance runs."""
+        if self._certificate is not None and self.context is not None:
+            why = why_not_now(self.context, self._certificate[0])
+            if why is not None:
+                log.warning("the certificate %s %s: clients refuse it", self._certificate[0], why)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -204,6 +213,7 @@ def serve(
                 f"{where} cannot promise that tokens never repeat: {'; '.join(standing.doubts)}. "
                 "Change that, or accept it: --guarantee best-effort"
             )
+        server.warn_of_dates()
         for warning in standing.warnings:
             say(f"warning: {warning}")
         if values is not None:
@@ -301,8 +311,14 @@ def listening(options: ListenOptions) -> list[socket.socket]:
     except OSError as error:
         for each in made:
             each.close()
-        raise Misconfigured(f"cannot listen: {error}") from error
+        where = options.socket if made and made[-1].family == socket.AF_UNIX else _address_of(options)
+        raise Misconfigured(f"cannot listen on {where}: {error.strerror or error}") from error
     return made
+
+
+def _address_of(options: ListenOptions) -> str:
+    host, port = options.address or ("", 0)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _notice_gone_peers(listener: socket.socket) -> None:

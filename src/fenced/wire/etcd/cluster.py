@@ -17,6 +17,7 @@ from fenced.wire.etcd.address import EtcdAddress
 from fenced.wire.etcd.connection import EtcdConnection, EtcdStream, Failed
 from fenced.wire.http2 import GrpcStatus
 from fenced.wire.pool import ConnectionBroken, Pool
+from fenced.wire.tls import tls_refused
 
 CONNECTIONS_MAX = 8
 TRY_SECONDS = 1.5
@@ -221,6 +222,8 @@ class EtcdWire:
         except BaseException as error:
             if made is not None:
                 made.close()
+            if isinstance(error, OSError) and (refused := tls_refused(error, where)) is not None:
+                raise refused from error
             if isinstance(error, ssl.SSLError) and any(sign in str(error) for sign in _DISTRUST):
                 raise Misconfigured(f"{where}: {error}") from error
             if isinstance(error, OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.wire.resp import ErrorReply
+from fenced.wire.tls import tls_refused
 
 _MEANINGS: dict[str, tuple[type[FencedError], str]] = {
     "NOPERM": (Misconfigured, "its user may not do that"),
@@ -64,10 +65,6 @@ def login_refused(error: ErrorReply, where: str) -> FencedError:
 
 def connect_failed(error: Exception, where: str) -> FencedError:
     """The exception for a failed connect. No request was sent."""
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return Misconfigured(
-            f"{where}: its certificate is not trusted; name its CA with ssl_ca_certs: {error}"
-        )
     if isinstance(error, OSError):
-        return Unavailable(f"{where} cannot be reached: {error}")
+        return tls_refused(error, where) or Unavailable(f"{where} cannot be reached: {error}")
     return Misconfigured(f"{where}: this is not a Redis server: it answers in another protocol")

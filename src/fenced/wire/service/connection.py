@@ -15,6 +15,7 @@ from fenced.runtime.sockets import CLOSED, NOT_NOW, READ_BYTES
 from fenced.wire import http1
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.service.address import ServiceAddress
+from fenced.wire.tls import tls_refused
 
 REPLY_BYTES_MAX = 2**26
 """A survey of many names with long queues is the largest reply."""
@@ -69,11 +70,7 @@ class InstanceRoute:
 
 
 def _unreachable(error: OSError, where: str) -> FencedError:
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return Misconfigured(
-            f"{where}: its certificate is not trusted; name its CA with ssl_ca_certs: {error}"
-        )
-    return Unavailable(f"{where}: cannot connect: {error}")
+    return tls_refused(error, where) or Unavailable(f"{where}: cannot connect: {error}")
 
 
 class HttpWire:
@@ -87,6 +84,8 @@ class HttpWire:
         self._stream: ByteStream | None = None
         self._reader = http1.HttpReader("responses")
         self._endpoint: Endpoint = ""
+        self._answered = False
+        """Whether the server has answered on this connection."""
         self._headers: list[tuple[str, str]] = []
 
     async def connect(self, until: float) -> ByteStream:
@@ -97,6 +96,7 @@ class HttpWire:
         self._headers.append(("host", host))
         self._reader = http1.HttpReader("responses", body_max=REPLY_BYTES_MAX)
         self._stream = stream = self._runtime.stream(link)
+        self._answered = False
         return stream
 
     def _credentials(self) -> list[tuple[str, str]]:
@@ -142,7 +142,13 @@ class HttpWire:
             return await self._response(stream, until, held)
         except (OSError, ValueError) as error:  # no response in time, connection closed, or another protocol
             self._route.failed(self._endpoint)
-            raise ConnectionBroken(f"{self._where}: {error}") from error
+            raise ConnectionBroken(f"{self._where}: {error}{self._hint(error)}") from error
+
+    def _hint(self, error: Exception) -> str:
+        """A server that speaks TLS closes a plain connection without a word."""
+        plain = self._address.context is None and not isinstance(self._endpoint, str)
+        silent = plain and not self._answered and str(error) == CLOSED
+        return " without an answer; if it speaks TLS, its address begins with https://" if silent else ""
 
     async def _response(self, stream: ByteStream, until: float, held: float) -> HttpReply:
         head = await self._event(stream, until)
@@ -150,6 +156,7 @@ class HttpWire:
             head = await self._event(stream, until)
         if not isinstance(head, http1.ResponseHead):
             raise http1.MalformedHttp("a body without a head")
+        self._answered = True
         headers = dict(reversed(head.headers))
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         body = b""

@@ -18,6 +18,7 @@ from fenced.errors import FencedError, Misconfigured, Unavailable
 from fenced.runtime import sockets
 from fenced.wire import jute
 from fenced.wire.pool import ConnectionBroken
+from fenced.wire.tls import tls_refused
 from fenced.wire.zookeeper.address import ZooKeeperAddress
 
 FRAME_MAX = 64 * 2**20
@@ -343,10 +344,8 @@ async def dial(
     where = f"{member[0]}:{member[1]}"
     try:
         link = await runtime.connect(member, until, address.context)
-    except ssl.SSLCertVerificationError as error:
-        raise Misconfigured(f"{where}: {error}") from error
     except OSError as error:
-        raise Unavailable(f"{where}: {error}") from error
+        raise (tls_refused(error, where) or Unavailable(f"{where}: {error}")) from error
     try:
         return link, await _greet(link, address, runtime, hello, seen, until)
     except (OSError, struct.error, jute.MalformedJute) as error:
