@@ -148,7 +148,9 @@ class LockedName:
         try:
             disk.write_all(self._descriptor, pages.NO_HEAD, newest.offset)
         except OSError as failure:
-            raise disk.unknown(cause or failure, self._file) from failure
+            if cause is None:
+                raise  # in a recovery: what its caller wants has not begun
+            raise disk.unknown(cause, self._file) from failure
         del self._pages[0]
         self.marked = self._newest()
 
