@@ -2,12 +2,15 @@
 
 import asyncio
 import itertools
+import urllib.error
 from collections.abc import Callable
+from contextlib import suppress
+from email.message import Message
 from typing import Any
 
 import flask
 import pytest
-from fastapi import FastAPI, Request, WebSocket
+from fastapi import FastAPI, HTTPException, Request, WebSocket
 from fastapi.responses import JSONResponse
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -120,6 +123,40 @@ def test_a_decorated_handler(framework: str) -> None:
         assert (await call("POST", stamp(3, 1, NAME))).kind == "stale", "the read has announced"
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "flask"])
+def test_a_stranger_that_the_handler_turns_away_leaves_nothing(framework: str) -> None:
+    """By an exception of the framework. Any other one says nothing about what has happened."""
+
+    class Locked(Valve):
+        def __init__(self) -> None:
+            super().__init__()
+            self.opened, self.status = 0, 401
+
+        def open(self) -> dict[str, int]:
+            if self.status == 201:
+                return super().open()
+            if self.status == 500:  # of another service, which the handler has called
+                raise urllib.error.HTTPError("http://a", 404, "", Message(), None)
+            if framework == "flask":
+                flask.abort(self.status)
+            raise HTTPException(self.status)
+
+    valve = Locked()
+    app = APPS[framework](valve)
+
+    def post(seq: int, status: int) -> Reply:
+        valve.status, mine = status, pairs_of(stamp(1, seq, NAME))
+        if framework == "flask":
+            return call_wsgi(app, "POST", "/valves/7", mine)
+        return asyncio.run(call_asgi(app, "POST", "/valves/7", mine))
+
+    assert [post(1, 401).status, post(1, 404).status, post(1, 201).status] == [401, 404, 201]
+    assert post(1, 201).replayed
+    with suppress(urllib.error.HTTPError):
+        post(2, 500)
+    assert post(2, 201).kind == "indeterminate"
 
 
 def test_handlers_that_share_names_are_ordered_with_each_other() -> None:

@@ -186,3 +186,12 @@ def test_a_key_names_one_operation() -> None:
     assert "Idempotency-Key" not in fence_headers(stamp.announcing()) | fence_headers(
         stamp._replace(seq=None)
     )
+
+
+def test_titles_name_who_answers() -> None:
+    def title(**options: str) -> str:
+        return str(json.loads(problem(errors.Unavailable("x"), **options).body)["title"])
+
+    assert title() == "The receiver cannot serve this request now"
+    assert title(by="service") == "The service cannot serve this request now"
+    assert title(by="proxy", title="The upstream cannot be reached") == "The upstream cannot be reached"

@@ -167,5 +167,23 @@ async def _judge(door: Door, read: _Read, run: Callable[[], Awaitable[Any]]) -> 
         answered = answer(error)
         await door.keep(visit, answered.status, KeptReply.of(*answered))  # a reply like any other
         raise
+    except Exception as error:
+        await door.keep(visit, _status_of(error), None)
+        raise
     finally:
         door.leave(visit)
+
+
+_ANSWERS = {
+    "starlette.exceptions.HTTPException": "status_code",
+    "werkzeug.exceptions.HTTPException": "code",
+}
+"""The exceptions that a framework turns into an answer, and where they have its status."""
+
+
+def _status_of(error: Exception) -> int:
+    """The status that an exception of the framework becomes. 500 for any other, also if it has a status of its own."""
+    for kind in type(error).__mro__:
+        if (attribute := _ANSWERS.get(f"{kind.__module__}.{kind.__qualname__}")) is not None:
+            return int(getattr(error, attribute) or 500)
+    return 500
