@@ -253,6 +253,7 @@ class LoopSocketStream(sockets.SocketStream):
         await super().send(data, until)
 
     async def receive(self, until: float) -> bytes:
+        self._deadline.check(until)
         while not self._data:
             if self._over:
                 raise OSError(self._over)

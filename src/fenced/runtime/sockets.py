@@ -61,12 +61,16 @@ async def connect(
 
 async def _shake_hands(link: ssl.SSLSocket, runtime: Runtime, until: float) -> None:
     while True:
+        late = runtime.now() >= until
         try:
             return link.do_handshake()
         except ssl.SSLWantReadError:
-            await _ready(runtime.readable(link, until))
+            waiting = runtime.readable(link, until)
         except ssl.SSLWantWriteError:
-            await _ready(runtime.writable(link, until))
+            waiting = runtime.writable(link, until)
+        await _ready(waiting)
+        if late:
+            raise Late  # although the peer still sends something
 
 
 async def _connect_host(host: str, port: int, runtime: Runtime, until: float) -> socket.socket:
@@ -196,12 +200,31 @@ async def _ready(waiting: Awaitable[bool]) -> None:
         raise Late
 
 
+class Deadline:
+    """Lets a reader read once after its deadline: bytes that arrived in time count, however late it runs.
+
+    A peer that never stops sending would otherwise keep it for ever: there is always something to read.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._passed: float | None = None
+
+    def check(self, until: float) -> None:
+        """Called before each read. Late: this reader has read after `until` already."""
+        if self._runtime.now() >= until:
+            if self._passed == until:
+                raise Late
+            self._passed = until
+
+
 class SocketStream:
     """A connected socket; not safe for concurrent use."""
 
     def __init__(self, link: SocketLike, runtime: Runtime) -> None:
         self.link = link
         self._runtime = runtime
+        self._deadline = Deadline(runtime)
 
     async def send(self, data: bytes, until: float) -> None:
         try:
@@ -213,6 +236,7 @@ class SocketStream:
 
     async def receive(self, until: float) -> bytes:
         """The next bytes. OSError: none came in time, or the connection has ended."""
+        self._deadline.check(until)
         data = await receive(self.link, self._runtime, until)
         if not data:
             raise OSError(CLOSED)

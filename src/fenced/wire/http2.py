@@ -28,6 +28,10 @@ FRAME_MAX = 16_384
 WINDOW = 65_535
 """How many bytes a sender may send before the receiver allows more, unless its settings say otherwise."""
 WINDOW_MAX = 2**31 - 1
+CALL_BYTES_MAX = 2**26
+"""How many bytes of messages may wait to be taken. etcd's largest reply to a request of ours is far smaller."""
+PINGS_BYTES_MAX = 17 * 64
+"""Replies to pings that wait to be sent. Of more pings the last ones are answered."""
 LET_FLOW = 2**24
 """After this many received bytes we allow the server to send as many again."""
 
@@ -135,6 +139,8 @@ class GrpcConnection:
         """Replies to pings; the caller decides when to send them. etcd pings in each call to measure the bandwidth."""
         self._stream = -1
         self._in = b""
+        self._waiting = 0
+        """How many bytes the messages have that nobody has taken."""
         self._partial = bytearray()
         """The first bytes of a message that has not arrived completely."""
         self._block: tuple[int, int, bytes] | None = None
@@ -161,7 +167,7 @@ class GrpcConnection:
             raise StreamRefused("the server closes the connection")
         self._stream += 2
         self.closing = self._stream > WINDOW_MAX - 2  # no stream ids are left
-        self.messages.clear()
+        self.take()
         self.status = None
         self._partial.clear()
         self._stream_taken = 0
@@ -201,6 +207,13 @@ class GrpcConnection:
 
     # Receiving.
 
+    def take(self) -> list[bytes]:
+        """The messages that have arrived since the last call of this."""
+        taken = list(self.messages)
+        self.messages.clear()
+        self._waiting = 0
+        return taken
+
     def receive(self, data: bytes) -> bytes:
         """Process received bytes; returns bytes to send. StreamRefused: the server did not carry out this call."""
         data = self._in + data if self._in else data
@@ -234,7 +247,7 @@ class GrpcConnection:
         elif kind == SETTINGS and not flags & ACK:
             return self._settings(payload) + frame(SETTINGS, ACK, 0, b"")
         elif kind == PING and not flags & ACK:
-            self.pings += frame(PING, ACK, 0, payload)
+            self.pings = (self.pings + frame(PING, ACK, 0, payload))[-PINGS_BYTES_MAX:]
         elif kind == GOAWAY:
             self._goes_away(payload)
         elif kind == WINDOW_UPDATE:
@@ -268,8 +281,11 @@ class GrpcConnection:
             packed, size = _MESSAGE.unpack_from(self._partial, at)
             if packed:
                 raise MalformedFrame("a compressed message, although no compression was offered")
+            if size > CALL_BYTES_MAX or self._waiting > CALL_BYTES_MAX:
+                raise MalformedFrame(f"more than {CALL_BYTES_MAX} bytes of messages in one call")
             if end - at < 5 + size:
                 break
+            self._waiting += 5 + size
             self.messages.append(bytes(self._partial[at + 5 : at + 5 + size]))
             at += 5 + size
         del self._partial[:at]

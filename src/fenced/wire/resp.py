@@ -9,6 +9,9 @@ LINE_BYTES_MAX = 2**16
 """Redis sends no longer line: an error or a status is a sentence, a length is a number."""
 BULK_BYTES_MAX = 2**29
 """The longest value that Redis stores."""
+REPLY_BYTES_MAX = 2**26
+ELEMENTS_MAX = 2**20
+"""Of one reply. A survey of many names with long queues is the largest of ours."""
 DEPTH_MAX = 32
 
 _BULK, _ARRAY, _NUMBER, _STATUS, _ERROR = b"$*:+-"
@@ -56,6 +59,8 @@ class RespReader:
         self._at = 0
         self._arrays: list[tuple[list[Any], int]] = []
         """Unfinished arrays, from the outermost, each with the number of items that it will have."""
+        self._bytes = self._elements = 0
+        """Of the reply that is not complete yet: received, and finished."""
 
     def feed(self, data: bytes) -> None:
         if self._at == len(self._data):
@@ -67,6 +72,7 @@ class RespReader:
             del self._data[: self._at]
             self._data += data
         self._at = 0
+        self._bytes += len(data)
 
     @property
     def has_bytes(self) -> bool:
@@ -76,7 +82,15 @@ class RespReader:
     def next(self) -> Any:
         """The next reply. Raises Incomplete if more bytes are needed: feed them and call again."""
         while True:
-            value = self._element()
+            try:
+                value = self._element()
+            except Incomplete:
+                if self._bytes > REPLY_BYTES_MAX:
+                    raise MalformedResp(f"a reply of more than {REPLY_BYTES_MAX} bytes") from None
+                raise
+            self._elements += 1
+            if self._elements > ELEMENTS_MAX:
+                raise MalformedResp(f"a reply of more than {ELEMENTS_MAX} elements")
             if value is _OPENED:
                 continue
             while self._arrays:
@@ -87,6 +101,7 @@ class RespReader:
                 self._arrays.pop()
                 value = items
             else:
+                self._elements, self._bytes = 0, len(self._data) - self._at
                 return value
 
     def _element(self) -> Any:

@@ -55,7 +55,7 @@ def read(reply: HttpReply, where: str) -> Fields:
         )
     try:
         fields = json.loads(reply.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
     if isinstance(fields, dict) and "title" not in fields:
         return fields

@@ -19,6 +19,8 @@ from fenced.wire.tls import tls_refused
 
 REPLY_BYTES_MAX = 2**26
 """A survey of many names with long queues is the largest reply."""
+INTERIM_MAX = 16
+"""How many interim answers (1xx) may come before the answer to a request."""
 LINES_MEDIA_TYPE = "application/x-ndjson"
 
 
@@ -152,24 +154,28 @@ class HttpWire:
 
     async def _response(self, stream: ByteStream, until: float, held: float) -> HttpReply:
         head = await self._event(stream, until)
-        while isinstance(head, http1.ResponseHead) and head.status < 200:
+        for _ in range(INTERIM_MAX):
+            if not isinstance(head, http1.ResponseHead) or head.status >= 200:
+                break
             head = await self._event(stream, until)
+        else:
+            raise http1.MalformedHttp(f"more than {INTERIM_MAX} interim answers")
         if not isinstance(head, http1.ResponseHead):
             raise http1.MalformedHttp("a body without a head")
         self._answered = True
         headers = dict(reversed(head.headers))
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        body = b""
+        body = bytearray()
         while not isinstance(event := await self._event(stream, until), http1.EndOfMessage):
             assert isinstance(event, bytes)
             body += event
             if media_type == LINES_MEDIA_TYPE and b"\n" in body:
-                line, _, rest = body.partition(b"\n")
+                line, _, rest = bytes(body).partition(b"\n")
                 parked = self._park(stream, rest, held, keeps=head.keep_alive)
                 return HttpReply(head.status, media_type, line, parked)
         if not head.keep_alive:
             self.close()
-        return HttpReply(head.status, media_type, body, etag=headers.get("etag", ""))
+        return HttpReply(head.status, media_type, bytes(body), etag=headers.get("etag", ""))
 
     async def _event(self, stream: ByteStream, until: float) -> http1.Event:
         while (event := self._reader.next()) is None:
@@ -269,5 +275,5 @@ class Parked(HttpWire):
     def _is_turn(self) -> bool:
         try:
             return bool(json.loads(self._rest) == {"turn": True})
-        except ValueError:
+        except (ValueError, RecursionError):
             return False

@@ -22,6 +22,8 @@ from fenced.wire.tls import tls_refused
 from fenced.wire.zookeeper.address import ZooKeeperAddress
 
 FRAME_MAX = 64 * 2**20
+READS_MAX = 16
+"""How often a connection is read at once, under its lock. What is left is read next time."""
 
 
 class Hub:
@@ -79,6 +81,8 @@ class Hub:
         """Read for all callers, until our own condition is met."""
         try:
             while not met():
+                if self._runtime.now() >= until:
+                    return False  # a server that never stops sending would keep us here; the caller reads once more
                 try:
                     ready = await self._bell.wait(until)
                 except (OSError, ValueError) as error:  # closed meanwhile
@@ -197,12 +201,13 @@ class ZooKeeperWire:
             if self.closed:
                 return
             try:
-                while data := self.socket.recv(sockets.READ_BYTES):
+                for _ in range(READS_MAX):
+                    data = self.socket.recv(sockets.READ_BYTES)
                     self._in += data
-                    if len(data) < sockets.READ_BYTES and not self._secure:
+                    if not data:
+                        trouble = "the server closed the connection"
+                    if not data or (len(data) < sockets.READ_BYTES and not self._secure):
                         break
-                else:
-                    trouble = "the server closed the connection"
             except sockets.NOT_NOW:
                 pass
             except OSError as error:
@@ -385,8 +390,9 @@ async def _frame(link: SocketLike, runtime: Runtime, until: float) -> bytes:
 
 
 async def _exactly(link: SocketLike, count: int, runtime: Runtime, until: float) -> bytes:
-    data = b""
+    data, deadline = b"", sockets.Deadline(runtime)
     while len(data) < count:
+        deadline.check(until)
         more = await sockets.receive(link, runtime, until, count - len(data))
         if not more:
             raise OSError(
