@@ -58,10 +58,10 @@ def test_grants_ends_and_refusals_are_events() -> None:
     assert [(each.token, each.mark) for each in found[3:]] == [(33, 34)] * 2
     assert [each.guard for each in found[3:]] == ["memory:", "orders in sqlite:///shop.db"]
     assert numbers == [1, 2, 3, 4, 5] and events.granted == {"default": 1}
-    assert events.expired == 1
+    assert events.expired == {"default": 1}
     events.answered("default", [Renewal("1" * 32)], [Ended("expired")])
     events.answered("default", [Release(SECRET)], [Ended("expired")])
-    assert events.expired == 1, "one was a place in a queue, the other is the same lease again"
+    assert events.expired == {"default": 1}, "one was a place in a queue, the other is the same lease again"
     assert SECRET.encode() not in msgspec.json.encode(found), "an attempt is a secret"
 
 
@@ -72,7 +72,7 @@ def test_only_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None
         events.answered("default", [ASK._replace(secret=f"{number:032x}")], [Granted(1, 30.0, 30.0)])
     for number in range(12):
         events.answered("default", [Release(f"{number:032x}")], [Ended("expired")])
-    assert events.expired == 10
+    assert events.expired == {"default": 10}
     events.refused("memory:", StaleToken("late", name="orders", stamp=STAMP, mark=34))
     for token in range(1, EVENTS_MAX + 11):
         events.answered("default", [ASK], [Granted(token, 30.0, 30.0)])
@@ -109,6 +109,21 @@ def test_ends_that_nobody_reported() -> None:
     story.pause()
     assert reported(story, [], 200.0) == [("ended", 3, ""), ("ended", 4, "")], "when, was not seen"
     assert {event.at for event in story.feed[-2:]} == {130.0, 140.0}
+
+
+def test_a_renewed_lease_ends_when_its_last_renewal_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if nobody looked while it was renewed: the history must not say that it ended at its first ttl."""
+    now = 100.0
+    monkeypatch.setattr("fenced.service.events._now", lambda: now)
+    events = Events()
+    events.answered("default", [ASK], [Granted(33, 30.0, 30.0)])
+    while now < 160.0:
+        now += 10.0
+        events.answered("default", [Renewal(SECRET)], [Kept(30.0)])
+    story = Story("default", events.until)
+    story.take(events.since(0))
+    story.look([], 500.0, 500.0)
+    assert [(event.kind, event.at) for event in story.feed] == [("granted", 100.0), ("ended", 190.0)]
 
 
 def test_what_was_taken_away_is_lost() -> None:

@@ -173,7 +173,7 @@ async def answers_to(instance: Instance, way: Sequence[tuple[str, str]]) -> list
     metrics = re.sub(
         r"(?m)^lock_acquire_latency_ms.*$",
         "",
-        instance.api.numbers.text(instance.api.namespaces.held, instance.api.events.expired),
+        instance.api.numbers.text(instance.api.namespaces.held, instance.api.events.expired.total()),
     )
     return [*found, metrics, [(event.kind, event.why) for event in instance.api.events.since(0)]]
 

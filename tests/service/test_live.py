@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
-from fenced.model import Ask, Holder
+from fenced.model import Ask, Ended, Granted, Holder, Renewal
 from fenced.service import live
 from fenced.service.access import EVERYBODY
 from fenced.service.api import Api
@@ -131,3 +131,48 @@ def test_small_renewals_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         await events.aclose()
 
     asyncio.run(story())
+
+
+def test_the_numbers_are_right_after_nobody_has_looked() -> None:
+    """Losses count while no page is open, too, as in `/metrics`; and a pause is no second with many grants."""
+
+    async def story() -> None:
+        watched = Watched(lambda: 0.0)
+        await watched.api.namespaces.opened("default", create=True)
+        namespace = await watched.api.namespaces.get("default")
+        seen = []
+        for _ in range(2):
+            stream = await watched.api.live.open(namespace, EVERYBODY)
+            seen.append(stream._state.samples)
+            stream._watch.pages.clear()
+            stream._watch.wake()
+            while stream._watch._task is not None:
+                await asyncio.sleep(0.001)
+            for number in range(1, 38):  # while nobody looks
+                ask = Ask(f"{number:032x}", ("a",), 30.0, Holder("id", "worker", "web-1", 1))
+                watched.api.events.answered("default", [ask], [Granted(number, 30.0, 30.0)])
+                watched.api.events.answered("default", [Renewal(ask.secret)], [Ended("expired")])
+        assert [(each.granted, each.lost) for each in seen[0]] == [(0, 0)]
+        assert [(each.granted, each.lost) for each in seen[1]] == [(37, 37)], "and not the difference"
+        text = watched.api.numbers.text(0, watched.api.events.expired.total())
+        assert "lease_expired_while_executing_total 74" in text
+        await watched.api.close()
+
+    asyncio.run(story())
+
+
+def test_every_counter_begins_at_zero() -> None:
+    """`increase()` sees no first event of a counter that begins with it."""
+    api = Api(lambda runtime, _: MemoryAuthority(MemoryStore(lambda: 0.0), runtime))
+    text = api.numbers.text(0, 0)
+    for sample in (
+        'fencing_reject_total{kind="stale"}',
+        'fencing_reject_total{kind="reused"}',
+        'fenced_errors_total{type="unavailable"}',
+        'fenced_errors_total{type="blank"}',
+        'fenced_answers_total{answer="granted"}',
+        'fenced_requests_total{route="/v1/leases",status="200"}',
+        "critical_write_without_token_total",
+        "lease_expired_while_executing_total",
+    ):
+        assert f"\n{sample} 0\n" in text, sample

@@ -199,6 +199,24 @@ def test_the_stream_has_the_state_and_then_what_changes(site: Site) -> None:
         stream.close()
 
 
+SHORT = """async () => {
+  const { lanesOf } = await import("./lanes.js");
+  const end = Date.now() / 1000, events = [];
+  for (let token = 1; token <= 20; token++) {
+    const at = end - 10 * (21 - token);
+    events.push({ kind: "granted", token, at }, { kind: "released", token, at: at + 2 });
+  }
+  const found = lanesOf(null, events, 0);
+  return [found.to - found.from, found.lanes.map((lane) => lane.token)];
+}"""
+
+
+def test_lanes_of_short_leases_are_no_dots(opened: Opened, site: Site) -> None:
+    """The window fits the last four tokens: two seconds of forty can be seen, two of three hundred cannot."""
+    seconds, tokens = opened(site.cast()).evaluate(SHORT)
+    assert seconds == pytest.approx(40, abs=1) and tokens == [17, 18, 19, 20]
+
+
 def test_a_thousand_names(opened: Opened, site: Site) -> None:
     cast = site.cast()
     cast.ask_many([f"jobs/{number:04}" for number in range(1000)], "worker")
@@ -289,7 +307,10 @@ def test_force_release_by_keyboard(opened: Opened, site: Site) -> None:
     _tab_to(page, "Take it away")
     press("Enter")
     expect(dialog).to_be_hidden()
-    expect(page.locator("#feed li.taken")).to_contain_text("by ops: stuck since noon")
+    taken = page.locator("#feed li.taken")
+    expect(taken).to_contain_text("by ops: stuck since noon")
+    expect(taken.locator("strong")).to_have_text("Taken away")
+    expect(taken.locator("strong svg.sign path")).to_have_count(1)  # drawn: a font may lack the symbol
     expect(page.locator("#rows tr")).to_have_count(0)
     expect(page.locator("#lately button")).to_have_text(["orders/7"])
     site.server.wait_until(lambda: "stuck since noon" in site.server.log.read_text(), "the audit is written")

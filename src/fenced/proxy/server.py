@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fenced import registry
-from fenced.errors import FencedError, Misconfigured, Misuse, Refused, redacted, shown
+from fenced.errors import REFUSALS, FencedError, Misconfigured, Misuse, Refused, redacted, shown
 from fenced.proofs import VerifyingKey
 from fenced.proxy.callers import Caller, CallerRecords
 from fenced.proxy.front import Front
@@ -78,8 +78,8 @@ class Counts:
     """Of the upstream, by the first digit of their status."""
     own: Counter[int] = field(default_factory=Counter)
     """Of the proxy itself, by status."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """By kind."""
+    refused: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(REFUSALS, 0)))
+    """By kind. Each has a sample from the start: `increase()` sees no first event of one that begins with it."""
 
 
 class FencingProxy:

@@ -123,6 +123,9 @@ class Api:
         self.numbers = Metrics()
         self._requests = self.numbers.by_labels("fenced_requests_total")
         self._answers = self.numbers.by_labels("fenced_answers_total")
+        # Every counter has a sample from the start: `increase()` sees no first event of one that begins with it.
+        self._answers.update({sent.label: 0 for sent in answers.SENT.values()})
+        self._requests.update({_labels(each.path, status): 0 for each in ROUTES for status in each.answers})
         self.events = Events()
         self.live = Live(self.namespaces, self.events, guards, self.limits.pages_each)
         self.values = ServedValues(values, self._default_realm, self.numbers, self.events, guards)
@@ -506,7 +509,7 @@ class Api:
         return Response("ready\n", media_type="text/plain")
 
     async def metrics(self, call: Call) -> Response:
-        text = self.numbers.text(self.namespaces.held, self.events.expired)
+        text = self.numbers.text(self.namespaces.held, self.events.expired.total())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, call: Call) -> Response:

@@ -24,6 +24,7 @@ from fenced.model import (
     Ended,
     Granted,
     Holder,
+    Kept,
     Released,
     Stamp,
     grant_id,
@@ -71,10 +72,10 @@ class Events:
         """Of the last event."""
         self.granted: Counter[str] = Counter()
         """How many leases were granted in each namespace."""
-        self._unended: dict[str, None] = {}
-        """The newest grants whose end nobody has reported."""
-        self.expired = 0
-        """How many leases had expired when their holder came to renew or release them."""
+        self._unended: dict[str, float] = {}
+        """The newest grants whose end nobody has reported, and when each expires unless it is renewed again."""
+        self.expired: Counter[str] = Counter()
+        """How many leases of each namespace had expired when their holder came to renew or release them."""
         self.listener: Callable[[], None] | None = None
         """Called after each event while somebody looks; it must return at once."""
 
@@ -92,7 +93,7 @@ class Events:
                 number += 1
                 names, holder, grant = operation.names, operation.holder, grant_id(operation.secret)
                 token, _, ttl = answer
-                unended[grant] = None
+                unended[grant] = at + ttl
                 leases.append((number, at, "granted", namespace, names, token, grant, holder, ttl))
             elif isinstance(answer, ENDS):
                 number += 1
@@ -100,8 +101,10 @@ class Events:
                 why = answer.reason if isinstance(answer, Ended) else "released"
                 if grant in unended:  # otherwise it may have waited only, or it was counted
                     del unended[grant]
-                    self.expired += why == "expired"
+                    self.expired[namespace] += why == "expired"
                 leases.append((number, at, "ended", namespace, (), None, grant, None, 0.0, why))
+            elif isinstance(answer, Kept) and (grant := grant_id(operation.secret)) in unended:
+                unended[grant] = at + answer.remaining
         if granted:
             self.granted[namespace] += granted
             if len(unended) > GRANTS_MAX:
@@ -110,6 +113,10 @@ class Events:
         if number > self.number:
             self._notify(number)
         return granted
+
+    def until(self, grant: str) -> float:
+        """When a grant expires, as far as this instance has renewed it; 0.0: it is not known here."""
+        return self._unended.get(grant, 0.0)
 
     def _notify(self, number: int) -> None:
         self.number = number

@@ -113,7 +113,7 @@ class WatchedNamespace:
         """Those that the last change had."""
         self._events = events
         self._guards = guards
-        self._story = Story(namespace.name)
+        self._story = Story(namespace.name, events.until)
         self._number = 0
         self._views: dict[str, tuple[NameView, float]] = {}
         """What was last sent about each name, and when."""
@@ -181,6 +181,7 @@ class WatchedNamespace:
     async def _run(self) -> None:
         """Looks until the last page is closed. A page that opens until then finds the last look."""
         loop = asyncio.get_running_loop()
+        self._samples.clear()  # there is one for each second, so none before a pause
         try:
             while self.pages:
                 due = loop.time() + LOOK_SECONDS
@@ -236,8 +237,8 @@ class WatchedNamespace:
         for name in gone:
             del self._views[name]
         self._views |= {view.name: (view, ended) for view in found.differ}
-        granted, counts = self._events.granted[self._namespace.name], self._story.counts
-        sample = Sample(found.held, found.waiting, granted, counts["refused"], counts["lost"])
+        granted, lost = (each[self._namespace.name] for each in (self._events.granted, self._events.expired))
+        sample = Sample(found.held, found.waiting, granted, self._story.counts["refused"], lost)
         self._samples.append(sample)
         self._send(LiveChange(gone=gone, more=more, events=events, sample=sample))
         for piece in self._pieces([(view, ended) for view in found.differ]):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 
-from fenced.errors import Refused, StaleToken
+from fenced.errors import REFUSALS, Refused, StaleToken
+from fenced.wire.problems import PROBLEM_TYPES
 
 BUCKETS_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 5000)
 BUCKETS_GAP = (-10_000, -1000, -100, -20, -10, -5, -4, -3, -2, -1)
@@ -22,6 +23,18 @@ _HELP = {
 def labels_text(**labels: str) -> str:
     inside = ",".join(f'{name}="{value}"' for name, value in labels.items())
     return f"{{{inside}}}" if inside else ""
+
+
+def _known_labels(metric: str) -> list[str]:
+    """Labels that have a sample from the start: `increase()` sees no first event of one that begins with it."""
+    match metric:
+        case "fencing_reject_total":
+            return [labels_text(kind=kind) for kind in REFUSALS]
+        case "fenced_errors_total":
+            return [labels_text(type=each.kind) for each in PROBLEM_TYPES] + [labels_text(type="blank")]
+        case "critical_write_without_token_total":
+            return [labels_text()]
+    return []
 
 
 class Histogram:
@@ -55,7 +68,7 @@ class Metrics:
     """Counters of one instance. Used in the loop's thread only."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, Counter[str]] = {name: Counter() for name in _HELP}
+        self._counts = {name: Counter(dict.fromkeys(_known_labels(name), 0)) for name in _HELP}
         self._latency = Histogram(
             "lock_acquire_latency_ms",
             "How long a grant took, from the first request that shared its write.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
@@ -34,8 +34,10 @@ class KnownGrant(NamedTuple):
 class Story:
     """The events of one namespace. Pure: its times are those that it is given."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, until: Callable[[str], float] = lambda _: 0.0) -> None:
+        """`until`: when a grant expires as far as its renewals are known, also those while nobody looked."""
         self.namespace = namespace
+        self._until = until
         self.realm = ""
         self._notable: deque[LiveEvent] = deque(maxlen=NOTABLE_MAX)
         self._others: deque[LiveEvent] = deque(maxlen=FEED_MAX - NOTABLE_MAX)
@@ -127,7 +129,7 @@ class Story:
 
     def _end_unseen(self, known: KnownGrant, at: float) -> None:
         """It is over by now. It has expired if looks have followed its renewals; else nobody here knows how."""
-        deadline = self._held[known.grant]
+        deadline = max(self._held[known.grant], self._until(known.grant))
         if self._looked and at >= deadline - SLACK_SECONDS:
             self._end(known, at, "lost", "expired")
         else:

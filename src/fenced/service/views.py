@@ -81,7 +81,8 @@ class GuardView(Struct):
 
 
 class Sample(Struct):
-    """Numbers of one look. The last three count what this instance has seen."""
+    """Numbers of one look. The last three count since this instance started: what it has granted, refusals that it has
+    seen, and leases that had expired when their holder came to renew or release them, as in `/metrics`."""
 
     held: int
     waiting: int

@@ -2,7 +2,8 @@
 
 import { element, label, number, span, time } from "./words.js";
 
-const WINDOW_SECONDS = 300;
+const WINDOW_SECONDS = 300, WINDOW_MIN_SECONDS = 5;
+const TOKENS_FITTED = 4; // short leases would be dots in a longer window
 
 export function lanesOf(view, own, left) {
   const lanes = [], end = time.now();
@@ -20,10 +21,11 @@ export function lanesOf(view, own, left) {
   }
   if (view?.held_by) Object.assign(lane({ token: view.held_by.token, holder: view.held_by.holder }), { to: null, ahead: left }, { fate: `${span(left)} left` });
   for (const each of lanes) if (each.from === null && (each.to !== null || each.ahead !== undefined)) each.from = view?.since ?? end - WINDOW_SECONDS;
-  const starts = lanes.flatMap((each) => [each.from, ...each.marks.map((mark) => mark.at)]).filter((each) => each !== null);
-  const from = Math.max(end - WINDOW_SECONDS, Math.min(end - 20, ...starts));
+  lanes.sort((one, two) => (one.token ?? 0) - (two.token ?? 0));
+  const starts = lanes.slice(-TOKENS_FITTED).flatMap((each) => [each.from, ...each.marks.map((mark) => mark.at)]).filter((each) => each !== null);
+  const from = Math.max(end - WINDOW_SECONDS, Math.min(end - WINDOW_MIN_SECONDS, ...starts));
   const recent = lanes.filter((each) => (each.to ?? end) >= from || each.marks.some((mark) => mark.at >= from));
-  return { lanes: recent.sort((one, two) => (one.token ?? 0) - (two.token ?? 0)).slice(-8), from, to: end, live: true };
+  return { lanes: recent.slice(-8), from, to: end, live: true };
 }
 
 // A drill is drawn in the same lanes: who held the name, who was stopped, what was refused.

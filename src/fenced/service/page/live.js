@@ -1,7 +1,7 @@
 // The live page: its stream, its table, its feed, and what an operator can do.
 
 import { drawLanes, lanesOf, lanesOfDrill } from "./lanes.js";
-import { clock, element, explain, isLate, label, number, plural, put, sentence, span, time, where } from "./words.js";
+import { clock, element, explain, isLate, label, number, plural, put, sentence, sign, span, time, where } from "./words.js";
 
 const ROWS_MAX = 1000;
 const FEED_MAX = 200;
@@ -331,7 +331,7 @@ function feedItem(event) {
   const first = event.names?.[0];
   return element("li", { class: event.kind, "data-number": event.number },
     element("time", { datetime: new Date(event.at * 1000).toISOString() }, clock.format(event.at * 1000)),
-    element("span", {}, element("strong", {}, what), " ", first ? element("button", { type: "button", onclick: () => choose(first) }, name) : name,
+    element("span", {}, element("strong", {}, sign(event.kind), what), " ", first ? element("button", { type: "button", onclick: () => choose(first) }, name) : name,
       element("small", {}, rest), event.guard ? element("small", {}, `${event.guard}${event.mode ? `, ${event.mode}` : ""}`) : ""));
 }
 

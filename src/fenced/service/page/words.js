@@ -31,16 +31,23 @@ export function span(seconds) {
   return `${Math.max(0, Math.round(amount))}\u00a0${unit}`;
 }
 
+// The sign of an event, drawn: fonts differ in the symbols that they have.
+const SIGNS = {
+  granted: "M4,2.5 L11,7 L4,11.5 Z", released: "M7,3.5 a3.5,3.5 0 1 0 0.01,0", ended: "M7,3.5 a3.5,3.5 0 1 0 0.01,0",
+  lost: "M7,1.5 L13,12.5 H1 Z M7,5.5 v3.2 M7,10.2 v0.9", taken: "M2,2.5 v9 h5 M5.5,7 H12.5 M9.5,4 L12.5,7 L9.5,10", refused: "M3,3 L11,11 M11,3 L3,11",
+};
+export const sign = (kind) => element("svg:svg", { viewBox: "0 0 14 14", class: "sign", "aria-hidden": "true" }, element("svg:path", { d: SIGNS[kind] }));
+
 // An event in three parts: what happened, to which name, and the rest.
 export function sentence(event) {
   const name = event.names?.join(", ") ?? "";
   switch (event.kind) {
-    case "granted": return [`▸ granted`, name, `to ${who(event.holder)}, token ${number.format(event.token)}${event.why ? ` (${event.why})` : ""}`];
-    case "released": return ["◦ released", name, `by ${who(event.holder)}, token ${number.format(event.token)}`];
-    case "ended": return ["◦ ended", name, `token ${number.format(event.token)} of ${who(event.holder)}; how is not known here`];
-    case "lost": return ["⚠ Lost", name, `by ${who(event.holder)}, token ${number.format(event.token)}: ${event.why}`];
-    case "taken": return ["✋ Taken away", name, `token ${number.format(event.token)} ${event.why}`];
-    default: return ["✕ Refused", name, refusal(event)];
+    case "granted": return ["granted", name, `to ${who(event.holder)}, token ${number.format(event.token)}${event.why ? ` (${event.why})` : ""}`];
+    case "released": return ["released", name, `by ${who(event.holder)}, token ${number.format(event.token)}`];
+    case "ended": return ["ended", name, `token ${number.format(event.token)} of ${who(event.holder)}; how is not known here`];
+    case "lost": return ["Lost", name, `by ${who(event.holder)}, token ${number.format(event.token)}: ${event.why}`];
+    case "taken": return ["Taken away", name, `token ${number.format(event.token)} ${event.why}`];
+    default: return ["Refused", name, refusal(event)];
   }
 }
 
