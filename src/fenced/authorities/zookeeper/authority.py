@@ -256,15 +256,15 @@ class ZooKeeperAuthority(Entering):
         delay: float,
         until: float,
     ) -> Waiting | None:
-        """Watch the places directly ahead. None: one of them is gone, read the queues again."""
-        ahead_of_us = []
+        """Watch the places directly ahead, and our own node. None: one of them is gone, read the queues again."""
+        watches = [self._paths.attempt(mine.public)]  # another client may take the attempt over
         for name, queue in queues.items():
             if at := queue.publics.index(mine.public):
-                ahead_of_us.append(self._paths.place(name, queue.children[at - 1]))
-        held_by, ahead, check_in = await self._whom(home, mine, queues, space, ahead_of_us, until)
+                watches.append(self._paths.place(name, queue.children[at - 1]))
+        held_by, ahead, check_in = await self._whom(home, mine, queues, space, watches, until)
         # Nobody can take a place between us and the one directly ahead. So while that exists we are not first; and when
         # it is deleted, the event comes, because existence was read and the watch set in one request.
-        if ahead_of_us and not mine.watched:
+        if not mine.watched:
             return None
         if delay:
             mine.watched = False  # no event comes when the delay ends
@@ -312,16 +312,10 @@ class ZooKeeperAuthority(Entering):
         new = [mine for mine in live if mine.state == "granted" and not mine.watched]
         watched = [(mine, list(mine.places.values())) for mine in new]
         sent = self._runtime.now()
-        waiting = [mine for mine in live if mine.state == "waiting"]
-        reads = [jute.get_data(self._paths.attempt(mine.public)) for mine in waiting]
-        keep = jute.sync(self._paths.keep)
-        kept, *found = await self._watch_and(session, watched, [keep, *reads], until)
+        (kept,) = await self._watch_and(session, watched, [jute.sync(self._paths.keep)], until)
         if kept.error:
             raise refused(kept.error, self.url)
-        # No watch shows that another client has ended a waiter or has taken it over.
-        records = zip(waiting, map(self._record, found), strict=True)
-        lost = {mine.public for mine, record in records if record is None or not self._ours(mine, record)}
-        lost |= {mine.public for mine in new if not mine.watched}
+        lost = {mine.public for mine in new if not mine.watched}
         for mine in live:
             if mine.public in lost and not mine.over and not await self._is_placed(session, mine, until):
                 answers[mine.public] = await self._revoked(session, mine, until)

@@ -90,10 +90,10 @@ class Base:
         return next(reversed(self._sessions.values()), None) or self._session(USUAL_TTL)
 
     def _wake(self, public: str) -> None:
+        # A `next_wakeups` that waits for others to read is woken by this. One that reads for all callers sees it after
+        # each event that it has read; whoever calls this for another reason wakes the hub, too.
         self._woken[public] = None
-        # A `next_wakeups` waits in one of two ways: for this wake-up, or, if it reads for all callers, in the hub.
         self._wakeup.set()
-        self._hub.wake()
 
     def _live(self, public: str) -> ZooKeeperAttempt | None:
         """An attempt of this client that has not ended."""
@@ -320,7 +320,7 @@ class Base:
         until: float,
     ) -> list[jute.Reply]:
         """Watch these nodes for these attempts, and exchange requests. Afterwards an attempt is not `watched` if one of
-        the nodes does not exist, or is the attempt's own place and in another client's session."""
+        the nodes does not exist, or is the attempt's own and in another client's session."""
         sets = []
         for mine, paths in watched:
             session.watch(mine, paths)
@@ -333,11 +333,13 @@ class Base:
             # Perhaps the server has set none of these watches: attempts that rely on them must read again.
             for _, path in sets:
                 session.changed(path)
+            self._hub.wake()
             raise
         for (mine, path), reply in zip(sets, replies, strict=False):
             if reply.error:
                 session.changed(path)
-            elif path in mine.places.values():
+                self._hub.wake()
+            elif path in (self._paths.attempt(mine.public), *mine.places.values()):
                 mine.watched &= jute.data_of(reply.body)[1].ephemeral_owner == session.id
         return replies[len(sets) :]
 

@@ -237,6 +237,7 @@ class ZooKeeperSession:
             self._notify(attempt.public)
         if (wire := self._wire) is not None:
             wire.close("the session is over")
+        self._hub.wake()
 
     def farewell(self) -> None:
         """Close. A session without leases is ended at once; otherwise the leases expire with it."""

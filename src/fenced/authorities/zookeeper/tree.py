@@ -152,7 +152,8 @@ class ZooKeeperAttempt:
     queued: bool = False
     """Its caller got the answer to wait."""
     watched: bool = False
-    """The server notifies us of changes: while it waits, of the places directly ahead; then of its own places."""
+    """The server notifies us of changes: while it waits, of the places directly ahead and of its own node; then of its
+    own places."""
     taken: bool = False
     """A take-over has replaced it: nothing here describes the attempt any more."""
     delaying: bool = False

@@ -263,8 +263,8 @@ class ZooKeeperWire:
         for _, call in pending:
             call.broken = ConnectionBroken(f"{self._where}: {why}")
             call.wakeup.set()
-        self._hub.wake()
         self._on_event(None)
+        self._hub.wake()  # last: the caller that reads must find what that has woken
 
     def farewell(self) -> None:
         """End the session, if that can be sent without waiting; then close."""
