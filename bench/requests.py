@@ -27,15 +27,18 @@ Count = Callable[[], int]
 """How many requests the server got from clients so far."""
 
 
-def run(key: str, url: str, count: Count, *, settle: float = 0.0) -> Iterator[Figure]:
-    """`settle`: so long after leases were granted a client may still do something once for each of them."""
+def run(key: str, url: str, count: Count, *, settle: float = 0.0, hand_over: float = 2.1) -> Iterator[Figure]:
+    """`settle`: so long after leases were granted a client may still do something once for each of them.
+
+    `hand_over`: how many requests a hand-over may take.
+    """
     with fenced.Client(url) as client:
-        yield from _queue(key, client, count)
+        yield from _queue(key, client, count, hand_over)
     with fenced.Client(url) as client:
         yield from _leases(key, client, count, settle)
 
 
-def _queue(key: str, client: fenced.Client, count: Count) -> Iterator[Figure]:
+def _queue(key: str, client: fenced.Client, count: Count, hand_over: float) -> Iterator[Figure]:
     drain = Drain([Leased(client) for _ in range(WAITERS + 1)], SPREAD_SECONDS, random.Random(11))
     drain.queue_up()
     time.sleep(SETTLE_SECONDS)
@@ -48,7 +51,7 @@ def _queue(key: str, client: fenced.Client, count: Count) -> Iterator[Figure]:
         f"requests a hand-over, {WAITERS} waiters",
         asked / drained,
         "",
-        2.1,
+        hand_over,
         f"{asked} requests for {drained} hand-overs",
     )
     what = f"requests a second, {WAITERS} waiters of one client"
