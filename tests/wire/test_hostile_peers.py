@@ -64,8 +64,9 @@ class CountingRuntime(Shifted):
 class HostilePeer:
     """Answers every connection by the same bytes, without an end, after the first request."""
 
-    def __init__(self, sends: Callable[[], Iterable[bytes]]) -> None:
+    def __init__(self, sends: Callable[[], Iterable[bytes]], passes_after: int = PASSES_AFTER) -> None:
         self._sends = sends
+        self._passes_after = passes_after
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
         self.port = self._listening.getsockname()[1]
@@ -106,7 +107,7 @@ class HostilePeer:
                 continue
             data = data[count:]
             self.sent += count
-            if self.sent > PASSES_AFTER and self.runtime is not None:
+            if self.sent > self._passes_after and self.runtime is not None:
                 self.runtime.ahead = 1000.0
 
     def close(self) -> None:
@@ -120,6 +121,11 @@ class HostilePeer:
 def endless(first: bytes, again: bytes) -> Callable[[], Iterator[bytes]]:
     """Then the same piece again and again, many at once."""
     return lambda: itertools.chain([first], itertools.repeat(again * (BUFFER // len(again) + 1)))
+
+
+def trickling(first: bytes) -> Callable[[], Iterator[bytes]]:
+    """Then one byte after the other."""
+    return lambda: itertools.chain([first], itertools.repeat(b"x"))
 
 
 # What each protocol's hostile peer sends.
@@ -148,11 +154,6 @@ ENDLESS: dict[str, tuple[str, Callable[[], Iterable[bytes]], int]] = {
         endless(SETTINGS, http2.frame(http2.PING, 0, 0, b"12345678")),
         MEGABYTE,
     ),
-    "zookeeper: a handshake that trickles": (
-        "zookeeper",
-        lambda: itertools.chain([struct.pack(">i", 60_000)], itertools.repeat(b"x" * 50)),
-        MEGABYTE,
-    ),
     "zookeeper: events without an end": (
         "zookeeper",
         endless(ZOOKEEPER_HELLO, ZOOKEEPER_EVENT),
@@ -174,6 +175,15 @@ ENDLESS: dict[str, tuple[str, Callable[[], Iterable[bytes]], int]] = {
         service.REPLY_BYTES_MAX,
     ),
     "service: a head without an end": ("http", endless(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"), MEGABYTE),
+}
+TRICKLING: dict[str, tuple[str, Callable[[], Iterable[bytes]]]] = {
+    "redis: a line": ("redis", trickling(b"+")),
+    "redis: a value": ("redis", trickling(b"$1000000\r\n")),
+    "etcd: a frame": ("etcd", trickling(SETTINGS + grpc_data(bytes(5))[:9])),
+    "zookeeper: a handshake": ("zookeeper", trickling(struct.pack(">i", 60_000))),
+    "zookeeper: a frame": ("zookeeper", trickling(ZOOKEEPER_HELLO + struct.pack(">i", MEGABYTE))),
+    "service: a head": ("http", trickling(b"HTTP/1.1 200 OK\r\na: ")),
+    "service: a body": ("http", trickling(HTTP_HEAD + b"content-length: 1000000\r\n\r\n")),
 }
 WRONG: dict[str, tuple[str, Callable[[], Iterable[bytes]]]] = {
     "redis: nested without an end": ("redis", lambda: [b"*1\r\n" * 100_000]),
@@ -239,6 +249,19 @@ def test_a_peer_that_never_stops_is_given_up(what: str, colour: Colour) -> None:
     # The clock may pass the deadline just before a read that had begun in time; then one more follows.
     assert peer.runtime.read_late <= 2 * once, f"{peer.runtime.read_late} bytes were read after the deadline"
     assert peak < 2 * bound + 4 * MEGABYTE, f"{peak} bytes of memory"
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("what", TRICKLING)
+def test_a_peer_that_trickles_is_given_up(what: str, colour: Colour) -> None:
+    scheme, sends = TRICKLING[what]
+    peer = HostilePeer(sends, passes_after=200)
+    try:
+        error = met(scheme, peer, colour)
+    finally:
+        peer.close()
+    assert error is not None and peer.runtime is not None
+    assert peer.runtime.ahead, "it was given up before its deadline"
 
 
 @pytest.mark.parametrize("colour", COLOURS)
