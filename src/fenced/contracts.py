@@ -439,6 +439,10 @@ class Operator:
         """Trust this authority from now on, and no other."""
         raise self._lacks("realm to adopt")
 
+    async def waiting_messages(self) -> dict[str, int]:
+        """How many messages wait in each outbox beside the guards; none where there are no tables."""
+        return {}
+
     async def unset_mode(self, table: str | None, pattern: str) -> bool:
         """Delete the mode of a pattern; False if it had none."""
         raise self._lacks("modes that can be unset")

@@ -33,6 +33,8 @@ class GuardTrust:
     """The realm that it trusts; None: none yet, and it will trust the realm of the first announcement."""
     highest: int
     max_jump: int | None = None
+    waiting: tuple[tuple[str, int], ...] = ()
+    """Outboxes, and how many messages wait in each: with stamps of the authority that was trusted so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,18 @@ def _refuse_strangers(old: Standing, new: Standing, guards: Sequence[GuardTrust]
             )
 
 
+def _refuse_messages(old: Standing, guards: Sequence[GuardTrust]) -> None:
+    """Misconfigured if messages wait that the guards of their consumers would refuse after the move."""
+    for guard in guards:
+        if guard.realm == old.realm and guard.waiting:
+            found = ", ".join(f"{count} in {table}" for table, count in guard.waiting)
+            raise Misconfigured(
+                f"{guard.url}: messages with stamps of the old authority wait in an outbox: {found}. A guard that "
+                "trusts the new one refuses them. Stop the producers, relay what waits, let the consumers empty their "
+                "queues, and move then; or pass --leave-messages"
+            )
+
+
 def _refuse_jumps(left: Sequence[GuardTrust], last: int) -> None:
     """Misconfigured if a guard would refuse the token after `last` for its `max_jump`."""
     for guard in left:
@@ -116,11 +130,13 @@ async def move(
     *,
     patience: float,
     guarantee: str = "strict",
+    leave_messages: bool = False,
     on_step: Callable[[MoveStep], None] = lambda step: None,
 ) -> Moved:
     """Make the guards trust `new` instead of `old`. A guard that is busy is tried again for `patience` seconds.
 
-    Misconfigured if the tokens of `new` could repeat and the guarantee is strict. `on_step` is called after each step.
+    Misconfigured if the tokens of `new` could repeat and the guarantee is strict, or if messages wait in an outbox,
+    unless they are to be left there. `on_step` is called after each step.
     """
     while True:
         old_standing = await old.open(create=False)
@@ -131,6 +147,8 @@ async def move(
         if step is None:
             held = tuple(await old.survey())
             return Moved(old_standing, new_standing, tuple(trusts), held)
+        if not leave_messages:
+            _refuse_messages(old_standing, trusts)
         if new_standing.doubts and guarantee == "strict":
             raise Misconfigured(
                 f"{new.url} cannot promise that tokens never repeat: {'; '.join(new_standing.doubts)}. Change that, or "
@@ -147,7 +165,8 @@ async def _trust_of(guard: Marks) -> GuardTrust:
     # The realm first: if that is the new one, no old token can raise a mark any more, and the highest mark is final
     # except for new tokens.
     status = await guard.operate(lambda operator: operator.status())
-    return GuardTrust(guard.url, status.realm, await guard.highest(), status.max_jump)
+    waiting = await guard.operate(lambda operator: operator.waiting_messages())
+    return GuardTrust(guard.url, status.realm, await guard.highest(), status.max_jump, tuple(waiting.items()))
 
 
 async def _adopt(guard: Marks, realm: str, runtime: Runtime, patience: float) -> None:

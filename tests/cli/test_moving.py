@@ -105,7 +105,9 @@ def test_moving_there_and_back(house: House) -> None:
         {
             "old": {"authority": house.old, "realm": old, "last_token": 3},
             "new": {"authority": house.new, "realm": new, "last_token": GAP + 3},
-            "guards": [{"url": house.shop, "realm": new, "highest": GAP + 3, "max_jump": None}],
+            "guards": [
+                {"url": house.shop, "realm": new, "highest": GAP + 3, "max_jump": None, "waiting": {}}
+            ],
             "held_in_old": [],
         },
     )

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import fenced
-from fenced import sql
+from fenced import cli, sql
 from fenced.errors import LeaseLost, Misuse, StaleToken
 from fenced.messages import AsyncOutbox, Outbox, OutboxMessage, fence_of
 from fenced.model import Stamp
@@ -104,6 +104,41 @@ def test_a_relay_that_was_overtaken_removes_nothing(db: Any, orders: sql.Guard) 
         with fenced.Client("memory:").hold(outbox.name) as last:
             outbox.relay(db, last, lambda message: left.append(message.body))
         assert left == [b"1", b"2"], "what was confirmed by the newer relay was removed, and nothing else"
+
+
+def test_a_move_names_what_waits_before_it_begins(
+    db: Any,
+    orders: sql.Guard,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:
+    """The guards of the consumers would refuse the stamps of the old authority."""
+    is_file = isinstance(db, sqlite3.Connection)
+    url = f"sqlite:///{tmp_path}/shop.db" if is_file else request.getfixturevalue("postgresql_url")
+    old, new = (f"sqlite:///{tmp_path}/{name}.db" for name in ("old", "new"))
+    outbox = Outbox("sales" if is_file else "public.sales")
+    outbox.install(db)
+
+    def move(*options: str) -> tuple[int, str]:
+        code = cli._guarded(["authority", "move", old, new, "--guards", url, *options])
+        return code, capsys.readouterr().err
+
+    with fenced.Client(old) as client:
+        with client.hold("orders/42") as lease, orders.transaction(db, lease) as tx:
+            for body in (b"1", b"2"):
+                outbox.put(tx, lease, "orders", body)
+        code, said = move()
+        assert code != 0 and "2 in " in said and "relay what waits" in said
+        with client.hold("orders/42") as lease, orders.transaction(db, lease):
+            pass  # nothing has moved
+        with client.hold(outbox.name) as relay:
+            outbox.relay(db, relay, lambda message: None, batch=1)
+        assert "1 in " in move()[1]
+        with client.hold(outbox.name) as relay:
+            outbox.relay(db, relay, lambda message: None)
+    assert move() == (0, "")
+    assert move("--leave-messages") == (0, "")
 
 
 @pytest.mark.parametrize("driver", ["aiosqlite", "asyncpg"])

@@ -104,9 +104,11 @@ def by_pika(shop: Shop, apply: Callable[[object, str], None]) -> None:
     settled = []
 
     def on_message(fence: object, method: Any, properties: Any, body: bytes) -> None:
-        apply(fence, body.decode())
-        if body == b".":
-            settled.append(body)
+        try:
+            apply(fence, body.decode())
+        finally:
+            if body == b".":
+                settled.append(body)
 
     with pika.BlockingConnection(pika.URLParameters(shop.url)) as connection:
         channel = connection.channel()
@@ -183,6 +185,42 @@ def test_a_bug_of_the_program_loses_no_message(shop: Shop, play: Play) -> None:
         play(shop, broken)
     play(shop, shop.apply)
     assert (shop.applied(), shop.dead()) == (".", "")
+
+
+def _another_table(shop: Shop) -> Callable[[object, str], None]:
+    shop.db.execute("CREATE TABLE audit (id INTEGER PRIMARY KEY)")
+    sql.Guard(table="audit", name="audit/{id}").install(shop.db, "require")
+
+    def apply(fence: object, body: str) -> None:
+        with shop.guard.transaction(shop.db, fence) as tx:  # type: ignore[arg-type]
+            tx.execute("INSERT INTO audit VALUES (NULL)")
+
+    return apply
+
+
+def _another_realm(shop: Shop) -> Callable[[object, str], None]:
+    shop.guard.adopt(shop.db, "00000000000000bb")
+    return shop.apply
+
+
+@pytest.mark.parametrize("play", [by_pika, by_aio_pika])
+@pytest.mark.parametrize("wrong", [_another_table, _another_realm])
+def test_a_refusal_that_is_not_about_the_message(
+    shop: Shop,
+    play: Play,
+    wrong: Callable[[Shop], Callable[[object, str], None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The messages stay in the queue, and the program stops and says why. They are applied once that is corrected."""
+    for seq, body in enumerate("12.", 1):
+        shop.publish(body, messages.headers(stamp(5, seq)))
+    with pytest.raises((fenced.Uncovered, fenced.ForeignRealm)):
+        play(shop, wrong(shop))
+    (told,) = caplog.messages
+    assert "goes back to its queue, and the consumer stops" in told
+    shop.guard.adopt(shop.db, "00000000000000aa")
+    play(shop, shop.apply)
+    assert (shop.applied(), shop.dead()) == ("12.", "")
 
 
 def test_what_a_late_relay_publishes_is_harmless(shop: Shop, tmp_path: Path) -> None:

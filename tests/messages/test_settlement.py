@@ -26,9 +26,13 @@ PROOF = HmacKey("shop-1", b"x" * 32).sign(STAMP)
         *(
             (kind("no", stamp=STAMP, name="orders/42"), Settlement.REJECT)
             for kind in errors.REFUSALS.values()
+            if kind not in (errors.ForeignRealm, errors.MissingStamp)
         ),
-        *((kind("no"), Settlement.REJECT) for kind in (errors.MissingStamp, errors.InvalidStamp)),
+        (errors.InvalidStamp("no"), Settlement.REJECT),
         (errors.Uncovered("no", stamp=OTHERS, name="orders/43"), Settlement.REJECT),
+        (errors.ForeignRealm("a move", stamp=STAMP, name="orders/42"), Settlement.RETRY),
+        (errors.Uncovered("another table", stamp=STAMP, name="audit/7"), Settlement.RETRY),
+        (errors.MissingStamp("written without the fence"), Settlement.RETRY),
         (errors.StaleToken("the consumer's own lease", stamp=OTHERS), Settlement.RETRY),
         (errors.LeaseLost("the consumer's own lease", reason="expired"), Settlement.RETRY),
         *((kind("later"), Settlement.RETRY) for kind in (errors.Contended, errors.Unavailable)),

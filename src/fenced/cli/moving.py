@@ -35,6 +35,11 @@ PATIENCE_SECONDS = 60.0
     "--new-namespace", metavar="NAME", help="The namespace in NEW, if it is not the same as in OLD."
 )
 @guarantee_option
+@click.option(
+    "--leave-messages",
+    is_flag=True,
+    help="Move although messages of OLD wait in an outbox: the guards of their consumers refuse them.",
+)
 @json_option
 def move(
     old: str,
@@ -43,6 +48,7 @@ def move(
     namespace: str,
     new_namespace: str | None,
     guarantee: str,
+    leave_messages: bool,
     as_json: bool,
 ) -> None:
     """Move guards from the authority OLD to the authority NEW, while programs run.
@@ -83,6 +89,7 @@ def move(
                 runtime,
                 patience=PATIENCE_SECONDS,
                 guarantee=guarantee,
+                leave_messages=leave_messages,
                 on_step=report,
             )
         )
@@ -101,7 +108,7 @@ def _for_programs(moved: Moved, old: str, new: str) -> dict[str, object]:
     return {
         "old": {"authority": old, "realm": moved.old.realm, "last_token": moved.old.last_token},
         "new": {"authority": new, "realm": moved.new.realm, "last_token": moved.new.last_token},
-        "guards": [asdict(guard) for guard in moved.guards],
+        "guards": [{**asdict(guard), "waiting": dict(guard.waiting)} for guard in moved.guards],
         "held_in_old": [view.name for view in moved.held],
     }
 

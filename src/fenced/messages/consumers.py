@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fenced.errors import Refused
+from fenced.errors import ForeignRealm, MissingStamp, Refused, Uncovered
 from fenced.messages.outcomes import (
     Headers,
     MessageFence,
@@ -19,6 +19,17 @@ from fenced.messages.outcomes import (
 
 DELAY_SECONDS = 1.0
 log = logging.getLogger("fenced")
+
+
+def _todo(error: Refused) -> str:
+    """What somebody must do before messages can be applied again. No stamp is in it."""
+    if isinstance(error, ForeignRealm):
+        return "Move the guard to the authority of the producers, or the producers to that of the guard"
+    if isinstance(error, Uncovered):
+        return "The consumer writes a row of another table; take a lease for it, and pass [fence, lease]"
+    if isinstance(error, MissingStamp):
+        return "The consumer writes without the fence of the message; write in guard.transaction(db, fence)"
+    return "The lease of the consumer itself was refused; take it again"
 
 
 class _Attempt:
@@ -41,8 +52,13 @@ class _Attempt:
             return False  # a cancellation, or Ctrl-C: not settled, so the broker delivers it again
         self._error = error
         self.answer = settlement(error, self.fence)
-        if self.answer is Settlement.REJECT and isinstance(error, Refused):
-            log.warning("a message was rejected: %s (%s)", error.kind, error.name or "no name")
+        if isinstance(error, Refused):
+            name = error.name or "no name"
+            if self.answer is Settlement.REJECT:
+                log.warning("a message was rejected: %s (%s)", error.kind, name)
+            elif self.answer is Settlement.RETRY:
+                said = "a message goes back to its queue, and the consumer stops: %s (%s). %s"
+                log.error(said, error.kind, name, _todo(error))
         return True
 
     def raise_if_stopped(self) -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from fenced.errors import AlreadyApplied, FencedError, InvalidStamp, MissingStamp, Misuse, Refused, Uncovered
+from fenced.errors import (
+    AlreadyApplied,
+    FencedError,
+    ForeignRealm,
+    InvalidStamp,
+    MissingStamp,
+    Misuse,
+    Refused,
+    Uncovered,
+)
 from fenced.guarding import Fence, credential
 from fenced.model import Stamp
 from fenced.proofs import Proof
@@ -83,19 +92,32 @@ def settlement(error: Exception | None, fence: MessageFence | None) -> Settlemen
     """What to answer after an attempt to apply a message with this fence, by how the attempt ended."""
     if error is None or isinstance(error, AlreadyApplied):
         return Settlement.ACK
-    if isinstance(error, Refused) and not _is_about_the_consumer(error, fence):
+    if isinstance(error, Refused) and _is_about_the_message(error, fence):
         return Settlement.REJECT
     return Settlement.RETRY
 
 
-def _is_about_the_consumer(error: Refused, fence: MessageFence | None) -> bool:
-    """Whether another stamp than the message's was refused: the consumer's own lease. The message is not to blame."""
-    if error.stamp is None or isinstance(error, Uncovered):
-        return False
+def _is_about_the_message(error: Refused, fence: MessageFence | None) -> bool:
+    """Whether this message was refused for what it is. Otherwise all messages fare like it until somebody acts."""
     stamp = fence.stamp if isinstance(fence, Proof) else fence
-    return stamp is None or stamp.grant != error.stamp.grant
+    if isinstance(error, ForeignRealm):
+        return False  # the guard trusts another authority than the producer's: one of the two is to be moved
+    if isinstance(error, MissingStamp):
+        return stamp is None  # otherwise the consumer wrote without the stamp that it got
+    if isinstance(error, Uncovered):
+        return stamp is None or error.name is None or _is_kin(error.name, stamp)
+    return error.stamp is None or (stamp is not None and stamp.grant == error.stamp.grant)
+
+
+def _is_kin(name: str, stamp: Stamp) -> bool:
+    """Whether a row wanted a name like those of the message: orders/43 in a message about orders/42, not audit/7.
+
+    If it wanted another kind of name, it is a row of another table, which the consumer must cover by itself.
+    """
+    kind = name.partition("/")[0]
+    return any(kind == own.partition("/")[0] for own in stamp.names)
 
 
 def stops_the_consumer(error: Exception) -> bool:
-    """Whether the next message would fare no better: a bug, or a lease of the consumer that was overtaken."""
+    """Whether the next message would fare no better: after a bug, or a refusal that is not about the message."""
     return not isinstance(error, FencedError) or error.retry == "no"

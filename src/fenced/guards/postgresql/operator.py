@@ -189,6 +189,17 @@ class PostgresqlOperator(Operator):
         """Trust this authority from now on, and no other."""
         await PostgresqlTable(Spec("x", "x"), self._session).adopt(realm)
 
+    async def waiting_messages(self) -> dict[str, int]:
+        """How many messages wait in each outbox. An empty one is not listed."""
+        return await self._within("SET TRANSACTION READ ONLY", self._waiting_messages)
+
+    async def _waiting_messages(self) -> dict[str, int]:
+        found = {}
+        for guard, table in await self._run("outboxes"):
+            ((count,),) = await self._session.run(f"SELECT count(*) FROM {table}")
+            found[guard] = count
+        return {guard: count for guard, count in found.items() if count}
+
     async def unset_mode(self, table: str | None, pattern: str) -> bool:
         """Delete the mode of a pattern; False if it had none."""
         if check_pattern(pattern) == "*":

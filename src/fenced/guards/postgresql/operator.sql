@@ -6,6 +6,13 @@ SELECT g.guard, g.template, g.rule, g.mandatory, g.epoch,
   fenced_guard.refusals(g.guard), g.triggers, fenced_guard.relation(g.guard)::bigint
 FROM fenced_guard.guard g ORDER BY 1
 
+-- outboxes: Tables of messages: guards without triggers, and the columns that fenced.messages makes.
+SELECT g.guard, format('%I.%I', split_part(g.guard, '.', 1), split_part(g.guard, '.', 2)) FROM fenced_guard.guard g
+WHERE NOT g.mandatory AND (
+  SELECT count(*) FROM pg_attribute a WHERE a.attrelid = fenced_guard.relation(g.guard)
+    AND a.attname IN ('id', 'headers', 'topic', 'body') AND NOT a.attisdropped
+) = 4
+
 -- modes: The modes, the shortest pattern first.
 SELECT guard, pattern, mode, since FROM fenced_guard.mode ORDER BY length(pattern), pattern
 

@@ -32,6 +32,10 @@ SELECT guard, template, rule, triggers, realm, (
   SELECT count(*) FROM main.sqlite_schema WHERE type = 'trigger' AND name GLOB 'fenced_*'
   AND tbl_name IN (guard, 'fenced_' || guard || '_gate')
 ) FROM fenced_guard ORDER BY guard"""
+_OUTBOXES = """
+SELECT guard FROM fenced_guard WHERE triggers = 0 AND (
+  SELECT count(*) FROM pragma_table_info(guard) WHERE name IN ('id', 'headers', 'topic', 'body')
+) = 4"""
 _MODES = "SELECT pattern, mode FROM fenced_mode WHERE guard = ? ORDER BY length(pattern), pattern"
 _TALLY = "SELECT verdict, mode, count FROM fenced_tally WHERE guard = ? ORDER BY verdict, mode"
 _MARKS = """
@@ -138,6 +142,14 @@ class SqliteOperator(Operator):
     async def adopt(self, realm: str) -> None:
         """Trust this authority from now on, and no other."""
         await SqliteTable(Spec("x", "x"), self._session, True).adopt(realm)
+
+    async def waiting_messages(self) -> dict[str, int]:
+        """How many messages wait in each outbox. An empty one is not listed."""
+        found = {}
+        for (table,) in await self._run(_OUTBOXES):
+            ((count,),) = await self._run(f'SELECT count(*) FROM "{table}"')
+            found[table] = count
+        return {table: count for table, count in found.items() if count}
 
     async def unset_mode(self, table: str | None, pattern: str) -> bool:
         """Delete the mode of a pattern; False if it had none."""
