@@ -283,9 +283,11 @@ def _one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_now", lambda: Place.now)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_neither_notices_the_other(tmp_path: Path, seed: int) -> None:
-    assert differences(tmp_path, "memory", seed) == []
+@pytest.mark.parametrize(
+    ("store", "seed"), [*(("memory", seed) for seed in range(5)), *(("ledger", seed) for seed in range(3))]
+)
+def test_neither_notices_the_other(tmp_path: Path, store: str, seed: int) -> None:
+    assert differences(tmp_path, store, seed) == []
 
 
 def longer_words(by: Principal, name: str) -> bool:

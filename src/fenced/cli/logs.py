@@ -21,4 +21,3 @@ def log_to_stderr() -> None:
     if not log.handlers:
         log.addHandler(_LineHandler())
         log.setLevel(logging.INFO)
-        log.propagate = False
