@@ -371,6 +371,12 @@ class SimulatedNetwork:
                 for each in both:
                     each.reset()
 
+    def reset_all(self) -> None:
+        """Reset all connections. Nothing arrives of what is under way or unread."""
+        for end in list(self._ends):
+            end.unread.clear()
+            end.reset()
+
     def cut_next(self, source: Process, target: Process) -> None:
         """Reset the connection on which `source` next sends to `target`, after a part of what it sends."""
         self._cutting[source, target] = None

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from fenced.contracts import ByteStream, Colour, Endpoint, Readable, Selector, SocketLike, Task, Wakeup
+from fenced.contracts import ByteStream, Colour, Endpoint, Readable, Selector, SocketLike, Wakeup
 from fenced.errors import InvariantBroken
 from fenced.runtime.network import SimulatedLink, SimulatedNetwork, SimulatedSelector
 from fenced.runtime.sockets import SocketStream
@@ -46,13 +46,17 @@ class SimulatedTask:
         self._finished = SimulatedWakeup()
         process.world.after(0.0, lambda: process.deliver(self._step))
 
-    def _step(self) -> None:
+    def throw(self, error: BaseException) -> None:
+        """Raise it in the coroutine where it waits: the task is cancelled, or the program interrupted."""
+        self._process.deliver(lambda: None if self.done or self._work is None else self._step(error))
+
+    def _step(self, error: BaseException | None = None) -> None:
         self._turn += 1
         if self._work is None:
             self._work = self._start()
         _current.append(self)
         try:
-            suspended = self._work.send(None)
+            suspended = self._work.send(None) if error is None else self._work.throw(error)
         except StopIteration:
             self._finish()
             return
@@ -145,7 +149,7 @@ class SimulatedRuntime:
     async def call(self, function: Callable[..., T], *args: Any, urgent: bool = False) -> T:
         return function(*args)
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Task:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> SimulatedTask:
         return SimulatedTask(self._process, work, name)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fenced import timing
 from fenced.contracts import Authority
-from fenced.errors import Indeterminate, Misconfigured, Unavailable
-from fenced.model import Ask, AskAnswer, Granted, ReleaseAnswer, Standing, Waiting, grant_id
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.model import Ask, AskAnswer, Granted, ReleaseAnswer, Standing
 from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process
 
@@ -40,6 +40,12 @@ class AuthorityBackend(abc.ABC):
 
     lateness: ClassVar[float] = 0.0
     """How many seconds later than its ttl a lease may expire here. L2 allows that much more."""
+
+    fifo: ClassVar[bool] = True
+    """Waiters are granted in the order in which they were queued."""
+
+    keep_lateness: ClassVar[float] = 0.0
+    """How many seconds longer than its at_least_for a released name may stay taken. L6 allows that much more."""
 
     workers = 1
     """How many tasks of each client acquire leases at the same time."""
@@ -71,12 +77,20 @@ class AuthorityBackend(abc.ABC):
         """Whether the servers count this grant as held now. None: this backend does not know."""
         return None
 
+    def place_seconds(self, ttl: float) -> float:
+        """How long a waiter keeps its place if it is not renewed."""
+        return timing.waiter_ttl(ttl)
+
     def excuses(self, error: Misconfigured) -> bool:
         """Whether this refusal is allowed here, for example after a promotion."""
         return False
 
     def left(self, authority: Authority) -> None:
         """The client with this authority has crashed."""
+        return
+
+    def jumped(self) -> None:
+        """Everything has stood still for longer than ended attempts are remembered. Make the store forget them."""
         return
 
 
@@ -87,6 +101,7 @@ class WatchedAuthority:
         self._real = real
         self._site = site
         self._judge = site.judge
+        self._world = site.world
         self._process = process
         self._runtime = runtime
 
@@ -107,6 +122,10 @@ class WatchedAuthority:
             if not known and not (isinstance(error, Misconfigured) and self._site.backend.excuses(error)):
                 self._judge.broken("I12", f"{what} raised {error!r}", error)
             raise
+        except BaseException:
+            # Cancelled or interrupted: nobody waits for it any more.
+            self._judge.dropped(under_way)
+            raise
         self._judge.ended(under_way)
         return result
 
@@ -116,20 +135,28 @@ class WatchedAuthority:
         return standing
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        public = grant_id(ask.secret)
-        self._judge.asked_for[public] = ask.names
+        mine, sent = self._judge.observed.asks(ask), self._world.now
         answer = await self._call("ask", self._real.ask(ask, until), until)
-        self._judge.say(self._process.name, "ask", public[:6], ask.names, "->", answer)
+        self._judge.say(self._process.name, "ask", mine.public[:6], ask.names, "->", answer)
         if isinstance(answer, Granted):
-            self._judge.minted(public, ask.names, answer.token)
-        elif isinstance(answer, Waiting):
-            self._judge.waits(public)
+            self._judge.minted(mine.public, ask.names, answer.token)
+        self._judge.observed.asked(mine, answer, sent)
         return answer
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> Any:
-        answers = await self._call("renew", self._real.renew(secrets, until), until)
+        observed, sent = self._judge.observed, self._world.now
+        for secret in secrets:
+            observed.renews(secret)
+        try:
+            answers = await self._call("renew", self._real.renew(secrets, until), until)
+        except FencedError:
+            for secret in secrets:
+                observed.renewed(secret, None, sent)
+            raise
         if len(answers) != len(secrets):
             self._judge.broken("I12", f"{len(secrets)} renewals got {len(answers)} answers")
+        for secret, answer in zip(secrets, answers, strict=True):
+            observed.renewed(secret, answer, sent)
         return answers
 
     async def release(self, secret: str, until: float | None = None, *, keep: float = 0.0) -> ReleaseAnswer:
@@ -141,11 +168,11 @@ class WatchedAuthority:
     async def _leave(
         self, what: str, secret: str, call: Coroutine[Any, Any, ReleaseAnswer], until: float | None
     ) -> ReleaseAnswer:
-        public = grant_id(secret)
-        self._judge.leaving.add(public)
+        mine = self._judge.observed.leaves(secret)
         answer = await self._call(what, call, until)
-        self._judge.say(self._process.name, what, public[:6], "->", answer)
-        self._judge.given_back(public)
+        self._judge.say(self._process.name, what, mine.public[:6], "->", answer)
+        self._judge.observed.left(mine, answer)
+        self._judge.given_back(mine, answer)
         return answer
 
     async def next_wakeups(self, until: float) -> list[str]:

@@ -13,7 +13,7 @@ from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process
 from fenced.testing.worlds.backend import AuthorityBackend
 from fenced.testing.worlds.etcd_cluster import EXPIRY_CHECK_SECONDS, EtcdMember, InMemoryEtcd
-from fenced.testing.worlds.site import HEALED_AT, Site
+from fenced.testing.worlds.site import Site
 
 PORT = 2379
 NAMESPACE = "default"
@@ -27,6 +27,7 @@ class EtcdBackend(AuthorityBackend):
     """One member or three. The judge's questions are answered from the keys of the cluster."""
 
     name = "etcd"
+    keep_lateness = 1.0 + 2 * EXPIRY_CHECK_SECONDS  # in whole seconds
     ttls = (1.0, 2.0)
     lateness = 2.0  # a leader looks for expired leases every half second, and a new leader prolongs leases
     authority_type: type[EtcdAuthority] = EtcdAuthority
@@ -58,7 +59,7 @@ class EtcdBackend(AuthorityBackend):
     def _break_something(self) -> None:
         """One fault, or several at once at different members: most bugs need two."""
         for _ in range(self.world.rng.choice((1, 1, 2, 3))):
-            longest = min(2 * self.site.pace, HEALED_AT - self.world.now)
+            longest = min(2 * self.site.pace, self.site.healed_at - self.world.now)
             self._break(self.world.rng.choice(self.hosts), self.world.rng.uniform(0.0, longest))
 
     def _break(self, host: EtcdHost, seconds: float) -> None:

@@ -31,6 +31,9 @@ class Faults:
     crash_every: float
     server_fault_every: float
     stream_fault_every: float
+    interrupt_every: float  # a task is cancelled, or its program interrupted
+    cut_off_aimed: float  # the chance that a holder loses all its servers before it writes
+    jump_at: float  # when everything stands still for minutes
 
     @classmethod
     def drawn(cls, world: World) -> Faults:
@@ -46,6 +49,9 @@ class Faults:
             crash_every=rng.choice((6.0, NEVER)) if stops else NEVER,
             server_fault_every=rng.choice((4.0, NEVER)),
             stream_fault_every=rng.choice((0.7, 3.0, NEVER)),
+            interrupt_every=rng.choice((1.0, 4.0, NEVER, NEVER)),
+            cut_off_aimed=rng.choice((0.0, 0.0, 0.3)),
+            jump_at=rng.choice((NEVER, NEVER, NEVER, NEVER, rng.uniform(1.5, 6.0))),
         )
 
     @property
@@ -60,7 +66,12 @@ class MessageNetwork:
     def __init__(self, world: World, faults: Faults) -> None:
         self._world = world
         self._faults = faults
+        self._dropped = 0
         self.healed = False
+
+    def drop_all(self) -> None:
+        """Lose all messages under way."""
+        self._dropped += 1
 
     def send(self, to: Process, deliver: Callable[[], None]) -> None:
         rng, faults = self._world.rng, self._faults
@@ -69,8 +80,14 @@ class MessageNetwork:
             if rng.random() < faults.loss:
                 return
             copies = 2 if rng.random() < faults.double else 1
+        dropped = self._dropped
+
+        def arrive() -> None:
+            if dropped == self._dropped:
+                to.deliver(deliver)
+
         for _ in range(copies):
-            self._world.after(self.delay(), lambda: to.deliver(deliver))
+            self._world.after(self.delay(), arrive)
 
     def delay(self) -> float:
         """How long the next message takes. Streams use it for their packets, too."""

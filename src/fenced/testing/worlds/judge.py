@@ -3,10 +3,12 @@
 The names of the invariants: I1 tokens are unique, I2 they rise in real time, I3 and I4 the guard admits no
 older token and no second grant of one, I5 nothing acknowledged is lost, I6 a refused write leaves no trace,
 I9 the decision is the pure function's, I10 one holder at a time, until its owner ends it, I11 no grant to
-a waiter that has expired, I12 an authority raises only the errors of its contract, L2 every client makes progress once
-the faults end, however long leases are, L3 a client that believes that it holds a lease does hold it, and no two
+a waiter that has expired, I12 an authority raises only the errors of its contract, and nothing else raises anything,
+I13 a name stays taken for `lock_delay` or `at_least_for`, I14 first come, first served, L2 every client makes progress
+once the faults end, however long leases are, L3 a client that believes that it holds a lease does hold it, and no two
 clients believe it of one name, L4 no name stays blocked, L5 a call ends by its caller's deadline, L6 after the faults
-have ended, a release lets the next waiter in at once.
+have ended, a release lets the next waiter in at once, L7 no lease outlives its max_hold, L8 a renewal that failed is
+tried again while there is time.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from fenced.model import (
     grant_id,
 )
 from fenced.runtime.world import Process, World
+from fenced.testing.worlds.observed import Observed, ObservedAttempt
 
 PATIENCE_MAX = 0.25
 """How many seconds past its deadline a call may take."""
@@ -70,7 +73,6 @@ class Judge:
     places: dict[str, float] = field(default_factory=dict)  # waiters, likewise
     over: set[str] = field(default_factory=set)
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    asked_for: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by attempt, as its client asked
     tokens: dict[tuple[str, int], str] = field(default_factory=dict)  # (scope, token) -> grant
     token_of: dict[str, int] = field(default_factory=dict)
     tokens_per_name: bool = False
@@ -80,13 +82,15 @@ class Judge:
     holds: Callable[[str, tuple[str, ...]], bool | None] = lambda grant, names: None
     believers: dict[str, tuple[GrantState, Process]] = field(default_factory=dict)
     under_way: dict[CallUnderWay, None] = field(default_factory=dict)
-    queued: dict[str, float] = field(default_factory=dict)  # since when an attempt waits, by its own answers
     freed: dict[str, float] = field(default_factory=dict)
     """By name, when its last release or withdrawal was answered."""
     holder: dict[str, str] = field(default_factory=dict)  # the grant that was acquired and not yet given back
     prompt_from: float = math.inf
     """From when on every hand-over must be prompt (L6)."""
-    leaving: set[str] = field(default_factory=set)  # attempts that their owners release or withdraw
+    place_seconds: Callable[[float], float] = timing.waiter_ttl
+    keep_lateness: float = 0.0
+    fifo: bool = True
+    """Whether waiters are granted in the order in which they were queued."""
     _returned: dict[str, int] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
     acknowledged: dict[str, list[str]] = field(default_factory=dict)
@@ -94,6 +98,9 @@ class Judge:
         default_factory=dict
     )  # by worker: when, and where it runs
     counts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.observed = Observed(self)
 
     def say(self, *words: object) -> None:
         """Note an event. Its words become text only if the log is kept: that took a tenth of every world."""
@@ -157,6 +164,10 @@ class Judge:
         self.under_way[call] = None
         return call
 
+    def dropped(self, call: CallUnderWay) -> None:
+        """Its caller was cancelled or interrupted."""
+        self.under_way.pop(call, None)
+
     def ended(self, call: CallUnderWay) -> None:
         """L5: a call ends by its deadline, unless its process was paused meanwhile."""
         self.under_way.pop(call, None)
@@ -181,17 +192,15 @@ class Judge:
                 self.broken("I1", f"token {token} was granted twice")
         self.highest = max(self.highest, token)
 
-    def waits(self, public: str) -> None:
-        self.queued.setdefault(public, self.world.now)
-
-    def given_back(self, public: str) -> None:
+    def given_back(self, mine: ObservedAttempt, answer: ReleaseAnswer) -> None:
         """The owner of an attempt got the answer that it has ended."""
-        for name in self.asked_for.get(public, ()):
-            if (
-                self.holder.get(name, public) == public
-            ):  # else it was a waiter, and another client holds the name
+        free = mine.kept_until if isinstance(answer, Released) else self.world.now + mine.lock_delay
+        free += self.keep_lateness
+        for name in mine.names:
+            # Else it was a waiter, and another client holds the name.
+            if self.holder.get(name, mine.public) == mine.public:
                 self.holder.pop(name, None)
-                self.freed[name] = self.world.now
+                self.freed[name] = max(self.world.now, free, self.freed.get(name, 0.0))
 
     def _prompt(self, hold: GrantState, process: Process) -> None:
         """L6: once all faults are over, the next waiter is granted soon after a release: its wake-up was not lost."""
@@ -201,7 +210,7 @@ class Judge:
         free = max(self.freed.get(name, 0.0) for name in hold.names)
         since = max(free, self.prompt_from)
         late = self.world.now - since
-        waited = self.queued.get(hold.grant, math.inf) < free
+        waited = self.observed[hold.grant].queued < free
         if waited and not under_way and late > HAND_OVER_MAX and not process.paused_since(since):
             self.broken("L6", f"{process.name} waited {late:.3f} s for {hold} after it was free")
 
@@ -217,7 +226,12 @@ class Judge:
             self._returned[scope] = max(self._returned.get(scope, 0), hold.token)
         self.count("grants")
         for grant, (other, owner) in list(self.believers.items()):
-            if grant in self.leaving or not owner.alive or other.remaining() <= 0 or self._pardoned(other):
+            if (
+                self.observed[grant].leaves
+                or not owner.alive
+                or other.remaining() <= 0
+                or self._pardoned(other)
+            ):
                 del self.believers[grant]
             elif not set(other.names).isdisjoint(hold.names):
                 self.broken("L3", f"{process.name} acquired {hold} while {owner.name} believes in {other}")
@@ -227,16 +241,22 @@ class Judge:
     def pardon(self, upto: int) -> None:
         """Leases with tokens up to this one are best-effort: a promoted replica may lack their last renewals."""
         self.best_effort_upto = upto
+        self.observed.forgive()
 
     def _pardoned(self, hold: GrantState) -> bool:
         return hold.token <= self.best_effort_upto
 
     def believes(self, hold: GrantState) -> None:
         """L3: a client that believes it holds does hold: the local deadline comes before the authority's."""
-        if hold.grant in self.leaving or self._pardoned(hold):
+        if self.observed[hold.grant].leaves or self._pardoned(hold):
             return
         if hold.state in (State.HELD, State.JEOPARDY) and self.holds(hold.grant, hold.names) is False:
             self.broken("L3", f"{hold} is believed held, but ended at the authority")
+        if (
+            hold.state in (State.HELD, State.JEOPARDY)
+            and self.observed[hold.grant].renew_until < self.world.now
+        ):
+            self.broken("L7", f"{hold} is believed held after its max_hold")
 
     def progressed(self, worker: str, process: Process) -> None:
         self.progress[worker] = (self.world.now, process)
@@ -246,6 +266,11 @@ class Judge:
         for worker, (when, process) in self.progress.items():
             if when < since and not process.paused_since(since):
                 self.broken("L2", f"{worker} got nowhere since {when:.2f}")
+
+    def jumped(self) -> None:
+        """So much time has passed that the authority may have forgotten every attempt that had ended or lapsed."""
+        self.places.clear()
+        self.over.clear()
 
     # The guard's decisions, at the time they are made.
 

@@ -99,6 +99,9 @@ class LedgerStore:
         answer: ReleaseAnswer = self._do(lambda algorithm: self._waking(algorithm.withdraw(secret)))
         return answer
 
+    def raise_floor(self, above: int) -> None:
+        self._do(lambda algorithm: algorithm.raise_floor(above))
+
     def _waking(self, ended: tuple[ReleaseAnswer, list[AttemptRow]]) -> ReleaseAnswer:
         answer, heads = ended
         self.ledger.wake(heads)
@@ -186,6 +189,22 @@ class LedgerBackend(MemoryBackend):
 
     def restart(self) -> None:
         self._restart()
+
+    def jumped(self) -> None:
+        """A sweep by the next grant; then a snapshot, and a restart that reads it."""
+        if self.server.process.alive:
+            super().jumped()
+        self.world.after(1.0, self._snapshot_and_restart)
+
+    def raise_floor(self, above: int) -> None:
+        self.store.raise_floor(above)
+        self.decided(lambda: None)
+
+    def _snapshot_and_restart(self) -> None:
+        if self.server.process.alive:
+            self.site.judge.say("a snapshot")
+            self.store.ledger.snapshot()
+            self.restart()
 
     def _fail(self) -> None:
         self.site.judge.say("the disk of the authority fails")

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from fenced.authorities.memory import MemoryStore
+from fenced.authorities.shared.rows import SWEEP_EVERY_TOKENS
 from fenced.contracts import Authority, Trait
 from fenced.errors import Indeterminate
 from fenced.model import Ask, AskAnswer, Busy, ReleaseAnswer, RenewAnswer, Standing, grant_id
@@ -58,6 +59,14 @@ class MemoryBackend(AuthorityBackend):
 
     def holds(self, grant: str, names: tuple[str, ...]) -> bool | None:
         return self.site.judge.expires.get(grant, 0.0) > self.world.now
+
+    def jumped(self) -> None:
+        """The next grant sweeps: an operator has raised the floor to just before such a token."""
+        tokens = self.site.judge.highest // SWEEP_EVERY_TOKENS + 1
+        self.raise_floor(tokens * SWEEP_EVERY_TOKENS - 1)
+
+    def raise_floor(self, above: int) -> None:
+        self.store.rows.raise_floor(above)
 
     def _woken(self, public: str) -> None:
         for client in self.clients:

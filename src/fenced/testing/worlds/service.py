@@ -129,7 +129,7 @@ class ServiceInstance:
                 carry_out()
             case "late":  # also if this process has died and another one has taken its place
                 after = rng.uniform(0.1, 2 * self.backend.site.pace)
-                self.world.after(after, lambda: self.process.deliver(carry_out))
+                self.world.after(after, self.backend.unless_jumped(lambda: self.process.deliver(carry_out)))
 
     # Requests.
 
@@ -182,7 +182,7 @@ class ServiceInstance:
     def _after(self, seconds: float, call: Callable[[], None]) -> None:
         """Call it later; never, if this process dies before."""
         process = self.process
-        self.world.after(seconds, lambda: process.deliver(call))
+        self.world.after(seconds, self.backend.unless_jumped(lambda: process.deliver(call)))
 
     def _reply(self, connection: SimulatedConnection | None, data: bytes) -> None:
         if connection is not None:
@@ -206,6 +206,7 @@ class ServiceBackend(MemoryBackend):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.gateway_fails = False
+        self._jumps = 0
         self.store_fails: type[FencedError] | None = None
         self.leases = MemoryAuthority(self.store, SimulatedRuntime(Process(self.world, "traits")))
         self._slow = self.world.rng.choice((0.0, 0.001, 0.05))
@@ -220,6 +221,15 @@ class ServiceBackend(MemoryBackend):
 
     def processes(self) -> Sequence[Process]:
         return [instance.process for instance in self.instances]
+
+    def unless_jumped(self, call: Callable[[], None]) -> Callable[[], None]:
+        """No gateway or instance keeps a request for minutes."""
+        jumps = self._jumps
+        return lambda: call() if jumps == self._jumps else None
+
+    def jumped(self) -> None:
+        self._jumps += 1
+        super().jumped()
 
     def store_delay(self) -> float:
         return 0.0 if self.site.healed else self.world.rng.random() * self._slow

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from fenced import timing
 from fenced.contracts import Authority, Versioned
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
-from fenced.core.holding import GrantState
+from fenced.core.holding import GrantState, State
 from fenced.decision import Rule
 from fenced.errors import (
     AlreadyApplied,
@@ -25,15 +29,22 @@ from fenced.errors import (
 from fenced.guards.memory import MemoryGuard
 from fenced.model import Credential, Holder, Stamp
 from fenced.runtime.network import SimulatedNetwork
-from fenced.runtime.simulated import SimulatedRuntime
+from fenced.runtime.simulated import SimulatedRuntime, SimulatedTask
 from fenced.runtime.world import Process, World
 from fenced.testing.worlds.backend import AuthorityBackend, WatchedAuthority
-from fenced.testing.worlds.faults import Faults, MessageNetwork, MessageServer
+from fenced.testing.worlds.faults import NEVER, Faults, MessageNetwork, MessageServer
 from fenced.testing.worlds.judge import Judge, PromiseBroken
 from fenced.testing.worlds.memory import MemoryBackend
+from fenced.testing.worlds.observed import DRIFT
 
 T = TypeVar("T")
 
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt, in a program that goes on."""
+
+
+INTERRUPTS: tuple[type[BaseException], ...] = (asyncio.CancelledError, Interrupted)
 HEALED_AT = 8.0
 """When the faults of a world end. From then on every client must make progress (L2)."""
 DRIFT_MAX = 0.004
@@ -61,19 +72,23 @@ class Site:
             # Then no lease has to expire: clients release all they give up, so a long ttl must not delay any client.
             self.ttl = rng.choice((self.ttl, LONG_TTL, LONG_TTL))
         self.pace = min(self.ttl, 2.0)
+        self.jump = 0.0 if self.faults.jump_at == NEVER else timing.remember_for(self.ttl) + self.ttl + 2.0
+        """How long everything stands still in the middle of this world; long enough for a store to forget."""
+        self.healed_at = HEALED_AT + self.jump
         self.resource_names = [f"name/{i}" for i in range(rng.choice((1, 1, 2)))]
         self.judge = Judge(self.world, self.rule, keep_log=keep_log)
         self.judge.tokens_per_name = self.backend_type.tokens_per_name
+        self.judge.fifo, self.judge.keep_lateness = self.backend_type.fifo, self.backend_type.keep_lateness
         self.resource = MessageServer(self.world, self.network, "resource")
         self.guard = self.guard_type(rule=self.rule, clock=lambda: self.world.now)
         self.backend = self.backend_type(self)
-        self.judge.holds = self.backend.holds
+        self.judge.holds, self.judge.place_seconds = self.backend.holds, self.backend.place_seconds
         # By then servers have come back, late messages have arrived, and what crashed clients left has expired.
         settled = max(2 * self.pace, self.faults.delay_max + self.pace)
-        self.judge.prompt_from = HEALED_AT + settled + self.backend.lateness + 1.0
+        self.judge.prompt_from = self.healed_at + settled + self.backend.lateness + 1.0
         self.progress_within = 2 * self.pace + self.backend.lateness + 5.0
         """Once healed, no client is without progress for so many seconds (L2)."""
-        self.ends_at = max(HEALED_AT + 1.0 + self.progress_within, self.judge.prompt_from + 2.5)
+        self.ends_at = max(self.healed_at + 1.0 + self.progress_within, self.judge.prompt_from + 2.5)
         """No later than L2 and L6 need: the healed part of a world is the expensive one, and finds the least."""
         self._written: dict[str, bytes] = {}
         self._items = itertools.count(1)
@@ -141,14 +156,16 @@ class Site:
         self._plan(self.faults.server_fault_every, self._break_a_server)
         if self.backend.processes():
             self._plan(self.faults.stream_fault_every, self._break_a_stream)
-        self.world.at(HEALED_AT, self._heal)
+        if self.jump:
+            self.world.at(self.faults.jump_at, self._jump)
+        self.world.at(self.healed_at, self._heal)
         self.world.run(self.ends_at)
         self._conclude()
 
     def _plan(self, every: float, fault: Callable[[], None]) -> None:
         """Let a fault happen now and then, until the world heals."""
         when = self.world.now + self.world.rng.expovariate(1 / every)
-        if when < HEALED_AT:
+        if when < self.healed_at:
             self.world.at(when, lambda: self._fault(every, fault))
 
     def _fault(self, every: float, fault: Callable[[], None]) -> None:
@@ -188,6 +205,24 @@ class Site:
                 self.world.after(seconds, lambda: streams.unblock(source, target))
         self.judge.say(f"a stream between {one.name} and {other.name} breaks")
 
+    def cut_off(self, client: Process) -> None:
+        """Nothing passes between a client and the authority's servers for a while, in either direction."""
+        self.judge.say(f"{client.name} is cut off")
+        seconds = self.world.rng.uniform(0.5, 2.0) * self.pace
+        for server in self.backend.processes():
+            self.streams.stall(client, server, seconds)
+
+    def _jump(self) -> None:
+        """No message or connection lasts so long: a request that came after it would be older than any promise."""
+        self.judge.say(f"everything stands still for {self.jump:.0f} s")
+        self.network.drop_all()
+        self.streams.reset_all()
+        self.world.jump(self.jump)
+        self.judge.jumped()
+        for process in self.processes:
+            process.pause(0.0)  # so that the judge knows
+        self.backend.jumped()
+
     def _heal(self) -> None:
         self.network.healed = True
         self.streams.cut_no_more()
@@ -223,11 +258,16 @@ class SimulatedClient:
         holder = Holder(self.runtime.secret(), process.name, "host", 1)
         self.engine = site.engine_type(watched, self.runtime, holder, guarantee=site.backend.guarantee)
         self.workers = [f"{process.name}.{number}" for number in range(1, site.backend.workers + 1)]
+        self._tasks: list[SimulatedTask] = []
+        self._called: dict[str, bool] = {}
+        """By worker: whether it is in a call of the engine."""
+        self._interrupted: dict[str, float] = {}
 
     def start(self) -> None:
         for worker in self.workers:
             self.site.judge.progressed(worker, self.process)
-            self.runtime.spawn(partial(self._work, worker), worker)
+            self._tasks.append(self.runtime.spawn(partial(self._work, worker), worker))
+        self.site._plan(self.site.faults.interrupt_every, self._interrupt)
         self.site._plan(self.site.faults.pause_every, self._pause)
         self.site._plan(self.site.faults.crash_every, self._crash)
 
@@ -235,6 +275,14 @@ class SimulatedClient:
         seconds = self.site.world.rng.uniform(0.2, 3.0) * self.site.pace
         self.site.judge.say(f"{self.process.name} stands still for {seconds:.2f} s")
         self.process.pause(seconds)
+
+    def _interrupt(self) -> None:
+        task = self.site.world.rng.choice(self._tasks)
+        error = self.site.world.rng.choice(INTERRUPTS)
+        if self.process.alive and not self.process.paused:
+            self.site.judge.say(task.name, "is interrupted by", error.__name__)
+            self._interrupted[task.name] = self.site.world.now if self._called.get(task.name) else math.inf
+            task.throw(error())
 
     def _crash(self) -> None:
         if self.process.alive:
@@ -246,24 +294,32 @@ class SimulatedClient:
             self.site.world.after(self.site.world.rng.uniform(0.1, 1.0), self.site.start_client)
 
     async def _work(self, worker: str) -> None:
-        rng = self.site.world.rng
+        rng, judge = self.site.world.rng, self.site.judge
         while True:
             count = min(len(self.site.resource_names), rng.choice((1, 1, 2)))
             names = rng.sample(self.site.resource_names, count)
             try:
                 await self._section(worker, names)
-                self.site.judge.progressed(worker, self.process)
+                judge.progressed(worker, self.process)
+                await self._sleep(rng.uniform(*self._idle()))
+                continue
             except NotGranted:  # an answer, too: only a client that waits without limit may expect a grant
-                self.site.judge.count("not granted")
-                self.site.judge.progressed(worker, self.process)
+                judge.count("not granted")
+                judge.progressed(worker, self.process)
             except (LeaseLost, StaleToken):
-                self.site.judge.count("overtaken")
-                self.site.judge.progressed(worker, self.process)
+                judge.count("overtaken")
+                judge.progressed(worker, self.process)
             except (Unavailable, Indeterminate):
-                self.site.judge.count("unavailable")
+                judge.count("unavailable")
             except Misconfigured:  # the judge has allowed it
-                self.site.judge.count("misconfigured")
-            await self._sleep(rng.uniform(*self._idle()))
+                judge.count("misconfigured")
+            except INTERRUPTS:
+                judge.count("interrupted")
+                since = self._interrupted[worker]
+                if not self.process.paused_since(since):
+                    judge.waited(worker, self.site.world.now - since)
+            with contextlib.suppress(*INTERRUPTS):
+                await self._sleep(rng.uniform(*self._idle()))
 
     def _idle(self) -> tuple[float, float]:
         """The shortest and the longest time between two sections.
@@ -276,48 +332,86 @@ class SimulatedClient:
             return 0.0, 0.3
         if self.site.ttl == LONG_TTL:
             return 0.05, 0.6
-        late = self.site.world.now < HEALED_AT + self.site.faults.delay_max
+        late = self.site.world.now < self.site.healed_at + self.site.faults.delay_max
         return (0.4, 1.2) if late else (1.5, 3.0)
 
     async def _sleep(self, seconds: float) -> None:
         await self.runtime.wait(self.runtime.wakeup(), self.runtime.now() + seconds)
 
+    def _request(self, names: Sequence[str]) -> LeaseRequest:
+        rng, pace = self.site.world.rng, self.site.pace
+        # Once healed, names are kept for a moment only, so that the queue serves all clients within the bound of L2.
+        keep = (0.0, 0.0, 0.2) if self.site.healed else (0.0, 0.0, 0.3 * pace, 1.5 * pace)
+        return LeaseRequest.checked(
+            names,
+            ttl=self.site.ttl,
+            wait=rng.choice((None, None, 0.0, 1.0, 4.0)),
+            max_hold=rng.choice((None, None, None, 0.5 * pace, 1.5 * pace)),
+            lock_delay=rng.choice((0.0, 0.0, 0.5, 1.5 * pace)),
+            at_least_for=rng.choice(keep),
+        )
+
     async def _section(self, worker: str, names: Sequence[str]) -> None:
         rng, judge = self.site.world.rng, self.site.judge
         returned = judge.returned(names)
-        wait = rng.choice((None, None, 0.0, 1.0, 4.0))
-        request = LeaseRequest.checked(
-            names, ttl=self.site.ttl, wait=wait, lock_delay=rng.choice((0.0, 0.0, 0.5))
-        )
-        began, local = self.site.world.now, self.runtime.now()
-        error: FencedError | None = None
-        try:
-            hold = await self.engine.acquire(request)
-        except FencedError as caught:
-            error = caught
-        if wait is not None and not self.process.paused_since(began):
-            judge.waited(self.process.name, self.runtime.now() - local - wait)
-        if error is not None:
-            raise error
+        request = self._request(names)
+        hold = await self._acquire(worker, request)
         judge.acquired(hold, self.process, returned)
         judge.progressed(worker, self.process)
+        if request.max_hold is not None:
+            judge.observed[hold.grant].renew_until = self.process.world_time(hold.acquired + request.max_hold)
         self._watch(hold)
         try:
             writes = rng.choice((1, 2)) if self.site.rule == "sequenced" else 1
             for _ in range(writes):
                 await self._update(hold, rng.choice(names))
-        except FencedError:
+        except (FencedError, asyncio.CancelledError, Interrupted):
             await self.engine.release_at_exit(hold, raised=True)
             raise
         judge.believes(hold)
-        await self.engine.release_at_exit(hold, raised=False)
+        if hold.state is not State.LOST and request.at_least_for:
+            taken = self.process.world_time(hold.acquired + request.at_least_for)
+            judge.observed[hold.grant].at_least_until = taken - DRIFT * request.at_least_for
+        self._called[worker] = True
+        try:
+            await self.engine.release_at_exit(hold, raised=False)
+        finally:
+            self._called[worker] = False
+
+    async def _acquire(self, worker: str, request: LeaseRequest) -> GrantState:
+        """L5: an acquire ends soon after its `wait`."""
+        began, local = self.site.world.now, self.runtime.now()
+        error: FencedError | None = None
+        self._called[worker] = True
+        try:
+            hold = await self.engine.acquire(request)
+        except FencedError as caught:
+            error = caught
+        finally:
+            self._called[worker] = False
+        if request.wait is not None and not self.process.paused_since(began):
+            self.site.judge.waited(self.process.name, self.runtime.now() - local - request.wait)
+        if error is not None:
+            raise error
+        return hold
 
     def _watch(self, hold: GrantState) -> None:
         """Ask the judge just before each local deadline, when the belief is most likely to be wrong."""
         self.site.judge.believes(hold)
-        if hold.remaining() > 0.002 and self.process.alive:
+        if not self.process.alive:
+            return
+        if hold.remaining() > 0.002:
             last = self.process.world_time(hold.deadline - 0.001)
             self.site.world.at(last, lambda: self.process.deliver(lambda: self._watch(hold)))
+        elif hold.remaining():
+            over = self.process.world_time(hold.deadline + 0.001)
+            self.site.world.at(over, lambda: self.process.deliver(lambda: self._look_back(hold)))
+
+    def _look_back(self, hold: GrantState) -> None:
+        self.site.judge.believes(hold)
+        if hold.lost_reason == "expired":
+            deadline = self.process.world_time(hold.deadline)
+            self.site.judge.observed.lost(hold.grant, self.process, deadline)
 
     async def _update(self, hold: GrantState, name: str) -> None:
         """Read, think, write back with one more item."""
@@ -326,6 +420,8 @@ class SimulatedClient:
         found = await self._reach(lambda: site.read(announcement, name))
         if not site.healed and site.world.rng.random() < site.faults.pause_aimed:
             self._pause()
+        if not site.healed and site.world.rng.random() < site.faults.cut_off_aimed:
+            site.cut_off(self.process)
         # Once healed, work is short, so that a fair queue serves all clients within the bound of L2.
         longest = 0.4 if site.healed else 1.2
         await self._sleep(site.world.rng.random() ** 2 * longest * site.pace)
