@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +22,9 @@ from fenced.authorities.shared.dictionaries import MemoryRows
 from fenced.authorities.shared.rows import NS, AttemptRow, LeaseAlgorithm, names_json
 from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState
+from fenced.core.keeping import Keeper
+from fenced.core.settling import GivenUp
+from fenced.core.waiting import QueueEntry
 from fenced.decision import Judgement, Mark, Verdict
 from fenced.errors import FencedError, Indeterminate
 from fenced.guards.memory import MemoryGuard
@@ -35,6 +40,7 @@ from fenced.model import (
     Released,
     RenewAnswer,
     Stamp,
+    Unknown,
     Waiting,
     grant_id,
     is_seq,
@@ -188,6 +194,16 @@ class KeptNamesAreFreed(LeaseAlgorithm):
         return super()._finish(row, state, keep)
 
 
+class LockDelayIsIgnored(LeaseAlgorithm):
+    """A name whose holder has expired is granted at once, whatever its lock_delay."""
+
+    def _free_at(self, names: Sequence[str], ticket: int) -> tuple[int, list[AttemptRow]]:
+        free_at, claims = super()._free_at(names, ticket)
+        if free_at in [claim.free_at() for claim in claims if claim.state != "released"]:
+            free_at = max(self.now, *(claim.expires for claim in claims))
+        return free_at, claims
+
+
 class SilentRelease(LeaseAlgorithm):
     """Nobody is woken."""
 
@@ -211,6 +227,7 @@ ALGORITHM_BUGS: tuple[type[LeaseAlgorithm], ...] = (
     PartialHolds,
     LockDelayAfterRelease,
     KeptNamesAreFreed,
+    LockDelayIsIgnored,
     SilentRelease,
 )
 
@@ -595,6 +612,14 @@ class NoMargin(GrantState):
         self.deadline = sent + remaining * (1 + 2 * timing.DRIFT_RATIO)
 
 
+class MaxHoldIsForgotten(GrantState):
+    """A renewal moves the deadline past max_hold."""
+
+    def _set_times(self, sent: float, remaining: float) -> None:
+        super()._set_times(sent, remaining)
+        self.deadline = timing.local_deadline(sent, remaining)
+
+
 def engine_with(hold_type: type[GrantState]) -> type[LeaseEngine]:
     class EngineWithBug(LeaseEngine):
         def _take(
@@ -609,6 +634,7 @@ def engine_with(hold_type: type[GrantState]) -> type[LeaseEngine]:
                 sent=sent,
                 jitter=self.keeper.jitter,
                 max_hold=request.max_hold,
+                at_least_for=request.at_least_for,
                 on_end=self._ended,
             )
 
@@ -629,6 +655,78 @@ class WithdrawalIsWaitedFor(LeaseEngine):
     async def _withdraw(self, secret: str, ttl: float, until: float = 0.0, *, at_once: bool = True) -> None:
         with contextlib.suppress(FencedError):
             await self.authority.withdraw(secret)
+
+
+class AtLeastForIsForgotten(LeaseEngine):
+    """A release frees the names at once, although its lease was to keep them for longer."""
+
+    async def release(self, lease: GrantState, *, at_once: bool = False) -> None:
+        await super().release(lease, at_once=True)
+
+
+class InterruptedIsForgotten(LeaseEngine):
+    """A caller that is cancelled or interrupted leaves its attempt at the authority."""
+
+    async def _settle(self, given_up: GivenUp, until: float = math.inf) -> None:
+        if isinstance(sys.exc_info()[1], Exception):
+            await super()._settle(given_up, until)
+        else:
+            self.settler.settled(given_up)
+
+
+class InterruptedWaitsForTheServer(LeaseEngine):
+    """A caller that is cancelled or interrupted waits until the authority has ended its attempt, however long."""
+
+    async def _settle(self, given_up: GivenUp, until: float = math.inf) -> None:
+        with contextlib.suppress(FencedError):
+            await self.settler.end(given_up, self.runtime.now() + timing.CALL_SECONDS)
+
+
+class UnavailableIsBelieved(LeaseEngine):
+    """After an unknown outcome, "nothing happened" to the second try is taken for the first one's, too."""
+
+    async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer, bool]:
+        while True:
+            sent = self.runtime.now()
+            try:
+                limit = min(sent + timing.CALL_SECONDS, until + self._patience)
+                return sent, await self.authority.ask(ask, limit), False
+            except Indeterminate:
+                if self.runtime.now() >= until:
+                    raise
+                await self.runtime.wait(self.runtime.wakeup(), self.runtime.now() + 0.02)
+
+
+class OnceTryingKeeper(Keeper):
+    def _apply(self, lease: GrantState, answer: RenewAnswer, sent: float) -> None:
+        super()._apply(lease, answer, sent)
+        if isinstance(answer, Unknown):
+            lease.renew_at = math.inf
+
+
+class RenewalIsTriedOnce(LeaseEngine):
+    """A renewal that fails is not tried again, and the lease expires under its holder."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.keeper.__class__ = OnceTryingKeeper
+
+
+class StumblingKeeper(Keeper):
+    async def _renew(self, items: list[GrantState | QueueEntry]) -> None:
+        known = [{item.secret: item for item in items}]
+        await super()._renew(items)
+        for item in items:
+            if item.secret not in self._leases and item.secret not in self._entries:
+                known[0].pop("")  # it left meanwhile
+
+
+class KeeperStumbles(LeaseEngine):
+    """The keeper fails with an error of Python's own when a lease is released under its renewal."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.keeper.__class__ = StumblingKeeper
 
 
 class NewAttemptEachTime(LeaseEngine):

@@ -18,7 +18,8 @@ from fenced.wire.etcd.messages import TxnReply
 from fenced.wire.http2 import GrpcConnection
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.protobuf import fields, integer, message, raw
-from tests.simulation.planting import with_authority
+from tests.planted import bugs
+from tests.simulation.planting import over, with_authority
 
 
 class AnyStream(GrpcConnection):
@@ -104,6 +105,10 @@ class ReadsAreSerializable(EtcdAuthority):
 
 
 PLANTED = [
-    with_authority(bug, EtcdBackend)
-    for bug in (AnyReplyIsTaken, WatchesAreNotResumed, LeaseIsBelievedToLive, ReadsAreSerializable)
+    *(
+        with_authority(bug, EtcdBackend)
+        for bug in (AnyReplyIsTaken, WatchesAreNotResumed, LeaseIsBelievedToLive, ReadsAreSerializable)
+    ),
+    over(bugs.DeadlineFromTheReply, EtcdBackend, engine_type=bugs.engine_with(bugs.DeadlineFromTheReply)),
+    over(bugs.UnavailableIsBelieved, EtcdBackend, engine_type=bugs.UnavailableIsBelieved),
 ]

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fenced.authorities.service.authority import ServiceAuthority
-from fenced.authorities.service.listening import ServiceWakeups
+from fenced.authorities.service.listening import ServicePool, ServiceWakeups
 from fenced.errors import FencedError, Indeterminate, Unavailable
 from fenced.runtime.sockets import Late
 from fenced.testing.worlds.service import ServiceBackend
 from fenced.testing.worlds.site import Site
 from fenced.wire.pool import ConnectionBroken
 from fenced.wire.service.connection import HttpReply, HttpWire
-from tests.simulation.planting import with_authority, with_backend
+from tests.planted import bugs
+from tests.simulation.planting import over, with_authority, with_backend
 
 
 class Failing(ServiceBackend):
@@ -108,7 +109,68 @@ class UnknownIsAnsweredAsNo(Failing):
             raise failed from error
 
 
+class OneTryPool(ServicePool):
+    @property
+    def broken(self) -> int:
+        return 0
+
+    @broken.setter
+    def broken(self, count: int) -> None:
+        return
+
+
+class BusyIsFinal(ServiceAuthority):
+    """A refusal after a doubted try is taken for its end: the first copy arrives late, and nobody withdraws it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._pool.__class__ = OneTryPool
+
+
+class RawWire(HttpWire):
+    async def exchange(self, *request: Any, **options: Any) -> HttpReply:
+        try:
+            return await super().exchange(*request, **options)
+        except ConnectionBroken as error:
+            raise error.__cause__ or error from None
+
+
+class RawErrors(WithWire):
+    """A connection that breaks raises the error of its socket, not one of the contract."""
+
+    wire_type = RawWire
+
+
+class Barging(ServiceBackend):
+    """A free name goes to whoever asks next, not to the head of the queue."""
+
+    store_type = bugs.store_with(bugs.Barging)
+
+
+class LettingGo(ServiceBackend):
+    """Clients are often let go of by their balancer, which delivers their requests later."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        site._plan(0.2, self._let_go)
+
+    def _let_go(self) -> None:
+        for client in self.site.processes:
+            self.site.streams.let_go_next(
+                client, self.world.rng.choice(self.processes()), 0.5 * self.site.pace
+            )
+
+
 PLANTED = [
+    type(
+        "BusyIsFinal",
+        (with_authority(BusyIsFinal, LettingGo),),
+        {"waits": (0.0,), "__doc__": BusyIsFinal.__doc__},
+    ),
+    with_authority(RawErrors, ServiceBackend),
+    over(bugs.Barging, Barging),
+    over(bugs.DeadlineFromTheReply, ServiceBackend, engine_type=bugs.engine_with(bugs.DeadlineFromTheReply)),
+    over(bugs.UnavailableIsBelieved, Failing, engine_type=bugs.UnavailableIsBelieved),
     with_authority(GatewayIsBelieved, Failing),
     with_authority(BrokenMeansNothingHappened, ServiceBackend),
     with_authority(LateResponseAnswersTheNext, ServiceBackend),

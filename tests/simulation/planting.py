@@ -19,6 +19,12 @@ def with_authority(bug: type, backend: type[AuthorityBackend]) -> type[Site]:
     return with_backend(bug, type(bug.__name__, (backend,), {"authority_type": bug}))
 
 
+def over(bug: type, backend: type[AuthorityBackend], **parts: type) -> type[Site]:
+    """The same mistake of a client as elsewhere, but with this authority."""
+    name = f"{bug.__name__}_{backend.name.replace('-', '_')}"
+    return type(name, (Site,), {"backend_type": backend, "__doc__": bug.__doc__, **parts})
+
+
 def planted() -> list[type[Site]]:
     found: list[type[Site]] = []
     for path in sorted(Path(__file__).parent.glob("bugs_*.py")):

@@ -144,12 +144,33 @@ def test_a_second_cut_leaves_no_hole_in_what_arrives() -> None:
         assert "0123456789".startswith(scene.echo.notes[-1].removeprefix("close "))
 
 
+def test_what_a_client_has_sent_arrives_after_its_connection_was_reset() -> None:
+    for seed in range(30):
+        scene = Scene(seed)
+
+        async def work(scene: Scene = scene) -> bytes:
+            stream = await scene.connect()
+            if scene.world.rng.random() < 0.5:
+                scene.network.let_go_next(scene.client, scene.server, 7.0)
+                await stream.send(b"order.", 30.0)
+            else:
+                await stream.send(b"order.", 30.0)
+                scene.network.let_go(scene.client, scene.server, 7.0)
+            scene.world.at(6.9, lambda: scene.echo.notes.append("now"))
+            return await stream.receive(30.0)
+
+        assert isinstance(scene.play(work), ConnectionResetError)
+        assert scene.echo.notes == ["open", "now", "order", "close "]
+        assert not scene.network._ends
+
+
 def test_a_cut_that_nobody_has_met_can_be_forgotten() -> None:
     scene = Scene()
 
     async def work() -> bytes:
         stream = await scene.connect()
         scene.network.cut_next(scene.client, scene.server)
+        scene.network.let_go_next(scene.client, scene.server, 1.0)
         scene.network.cut_no_more()
         return await ask(stream, b"order", 30.0)
 

@@ -2,8 +2,9 @@
 
 Inside a connection bytes arrive whole, once and in order. They arrive after a delay and often in pieces. A link stalls
 while its direction is blocked, and what was sent then arrives later. A cut resets a connection after any prefix of the
-bytes under way. A process that is paused keeps its sockets, and they keep what arrives. A process that crashes resets
-its connections, and new ones are refused. All randomness is the world's, so one seed makes one run.
+bytes under way, or only at the client's end, and the server gets the bytes later. A process that is paused keeps its
+sockets, and they keep what arrives. A process that crashes resets its connections, and new ones are refused. All
+randomness is the world's, so one seed makes one run.
 
 A server is a process and an object with three methods:
 
@@ -93,6 +94,11 @@ class _End(_Watched):
         """Send to the peer. Packets of one direction never overtake each other."""
         network, world = self._network, self._network.world
         if isinstance(packet, bytes):
+            late = network.lets_go_now(self.process, self.peer.process)
+            if late is not None:
+                self._transmit(packet)
+                self.let_go(late)
+                return
             if network.cuts_now(self.process, self.peer.process):
                 self._transmit(packet[: world.rng.randrange(len(packet))])
                 packet = _Signal.CUT
@@ -120,6 +126,8 @@ class _End(_Watched):
 
     def arrived(self, packet: bytes | _Signal) -> None:
         if isinstance(packet, bytes):
+            if self.broken is not None:
+                return None
             if self.closed:
                 return self.put(_Signal.RESET)
             self.unread += packet
@@ -141,6 +149,18 @@ class _End(_Watched):
             self.broken = OSError(code, os.strerror(code))
             self._changed()
         self._forget_if_over()
+
+    def let_go(self, seconds: float) -> None:
+        """Reset this end now. What it has sent still arrives, so many seconds later; what comes back is lost."""
+        world = self._network.world
+        due = max(self._last_due, world.now + seconds)
+        sent = [packet for _, packet in self._transit]
+        self._transit = deque((due, packet) for packet in (*sent, _Signal.RESET))
+        self._last_due = due
+        self.peer._transit.clear()
+        self.broken = OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        world.at(due, self.pump)
+        self._changed()
 
     def cut(self) -> None:
         """Let a random prefix of the bytes under way to the peer arrive, and lose the rest."""
@@ -307,6 +327,7 @@ class SimulatedNetwork:
         self._ends: dict[_End, None] = {}
         self._blocked: dict[tuple[Process, Process], None] = {}
         self._cutting: dict[tuple[Process, Process], None] = {}
+        self._letting_go: dict[tuple[Process, Process], float] = {}
         self._numbers = itertools.count(3)
 
     def listen(self, process: Process, endpoint: Endpoint, server: SimulatedServer) -> None:
@@ -381,9 +402,26 @@ class SimulatedNetwork:
         """Reset the connection on which `source` next sends to `target`, after a part of what it sends."""
         self._cutting[source, target] = None
 
+    def let_go(self, client: Process, server: Process, seconds: float) -> None:
+        """Reset a client's connections to a server at the client's end only, as a balancer does.
+
+        What the client has sent arrives at the server so many seconds later.
+        """
+        for end in list(self._ends):
+            if end.broken is None and not end.closed and (end.process, end.peer.process) == (client, server):
+                end.let_go(seconds)
+
+    def let_go_next(self, client: Process, server: Process, seconds: float) -> None:
+        """The same with the connection on which the client sends next, as soon as it has sent."""
+        self._letting_go[client, server] = seconds
+
+    def lets_go_now(self, source: Process, target: Process) -> float | None:
+        return self._letting_go.pop((source, target), None)
+
     def cut_no_more(self) -> None:
-        """Forget the cuts of `cut_next` that nobody has met yet."""
+        """Forget the cuts of `cut_next` and `let_go_next` that nobody has met yet."""
         self._cutting.clear()
+        self._letting_go.clear()
 
     def cuts_now(self, source: Process, target: Process) -> bool:
         return self._cutting.pop((source, target), self) is None

@@ -78,7 +78,7 @@ class AuthorityBackend(abc.ABC):
         return None
 
     def place_seconds(self, ttl: float) -> float:
-        """How long a waiter keeps its place if it is not renewed."""
+        """How long at least a waiter that was queued or renewed now keeps its place."""
         return timing.waiter_ttl(ttl)
 
     def excuses(self, error: Misconfigured) -> bool:
@@ -135,12 +135,19 @@ class WatchedAuthority:
         return standing
 
     async def ask(self, ask: Ask, until: float | None = None) -> AskAnswer:
-        mine, sent = self._judge.observed.asks(ask), self._world.now
-        answer = await self._call("ask", self._real.ask(ask, until), until)
+        observed, sent = self._judge.observed, self._world.now
+        mine = observed.asks(ask, self._runtime.whoami(), self._process)
+        try:
+            answer = await self._call("ask", self._real.ask(ask, until), until)
+        except (Unavailable, Misconfigured):
+            raise  # nothing has happened
+        except BaseException:
+            observed.doubted(mine)
+            raise
         self._judge.say(self._process.name, "ask", mine.public[:6], ask.names, "->", answer)
         if isinstance(answer, Granted):
             self._judge.minted(mine.public, ask.names, answer.token)
-        self._judge.observed.asked(mine, answer, sent)
+        observed.answered(mine, answer, sent)
         return answer
 
     async def renew(self, secrets: Sequence[str], until: float | None = None) -> Any:

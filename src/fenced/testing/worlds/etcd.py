@@ -44,6 +44,10 @@ class EtcdBackend(AuthorityBackend):
         names = [host.name for host in self.world.rng.sample(self.hosts, len(self.hosts))]
         return self.authority_type.at(f"etcd://{','.join(names)}", runtime, NAMESPACE)
 
+    def place_seconds(self, ttl: float) -> float:
+        # A place is attached to an etcd lease that may have been prolonged a third of its time ago.
+        return super().place_seconds(ttl) * 2 / 3
+
     def processes(self) -> Sequence[Process]:
         return [host.process for host in self.hosts if host.process.alive]
 

@@ -8,7 +8,7 @@ I13 a name stays taken for `lock_delay` or `at_least_for`, I14 first come, first
 once the faults end, however long leases are, L3 a client that believes that it holds a lease does hold it, and no two
 clients believe it of one name, L4 no name stays blocked, L5 a call ends by its caller's deadline, L6 after the faults
 have ended, a release lets the next waiter in at once, L7 no lease outlives its max_hold, L8 a renewal that failed is
-tried again while there is time.
+tried again while there is time, L9 a client ends every attempt that it gives up.
 """
 
 from __future__ import annotations
@@ -271,6 +271,7 @@ class Judge:
         """So much time has passed that the authority may have forgotten every attempt that had ended or lapsed."""
         self.places.clear()
         self.over.clear()
+        self.observed.jumped()
 
     # The guard's decisions, at the time they are made.
 

@@ -15,6 +15,8 @@ from fenced import timing
 from fenced.model import (
     Ask,
     AskAnswer,
+    Busy,
+    Ended,
     Granted,
     Kept,
     ReleaseAnswer,
@@ -42,6 +44,9 @@ class ObservedAttempt:
     lock_delay: float
     asked: float
     """When its first ask was sent."""
+    owner: object
+    """The task that asks."""
+    process: Process
     queued: float = math.inf
     """When the first answer came that it waits."""
     place_until: float = -math.inf
@@ -49,6 +54,8 @@ class ObservedAttempt:
     """When the first answer came that it is granted."""
     token: int = 0
     held_until: float = -math.inf
+    is_open: bool = False
+    """Whether the authority may have it, as far as its client can know."""
     leaves: bool = False
     """Whether its client has sent a release or a withdrawal."""
     at_least_until: float = -math.inf
@@ -86,22 +93,44 @@ class Observed:
         self._live: dict[str, ObservedAttempt] = {}
         self._last: dict[str, ObservedAttempt] = {}
         """By name: the last attempt that was granted."""
+        self._newest: dict[object, ObservedAttempt] = {}
+        """By task: its last attempt."""
 
     def __getitem__(self, public: str) -> ObservedAttempt:
         return self._all[public]
 
-    def asks(self, ask: Ask) -> ObservedAttempt:
+    def asks(self, ask: Ask, owner: object, process: Process) -> ObservedAttempt:
         public = grant_id(ask.secret)
         found = self._all.get(public)
         if found is None:
-            found = ObservedAttempt(public, ask.names, ask.ttl, ask.lock_delay, self._world.now)
-            self._all[public] = self._live[public] = found
+            now = self._world.now
+            found = ObservedAttempt(public, ask.names, ask.ttl, ask.lock_delay, now, owner, process)
+            self._all[public] = self._live[public] = self._newest[owner] = found
         return found
 
-    def asked(self, mine: ObservedAttempt, answer: AskAnswer, sent: float) -> None:
+    def doubted(self, mine: ObservedAttempt) -> None:
+        """Its client got no answer, or did not wait for it."""
+        mine.is_open = True
+
+    def judge_left(self, before: float) -> None:
+        """L9: an attempt that its task has given up for another one was released or withdrawn.
+
+        Those that were begun early enough: the settler has had the time to reach a server that answers.
+        """
+        for mine in self._all.values():
+            given_up = mine.process.alive and self._newest[mine.owner] is not mine
+            if given_up and mine.asked < before and mine.is_open and not mine.leaves:
+                self._judge.broken("L9", f"{mine.public[:6]} was given up, but not withdrawn")
+
+    def answered(self, mine: ObservedAttempt, answer: AskAnswer, sent: float) -> None:
         now = self._world.now
-        if isinstance(answer, Waiting):
-            mine.queued = min(mine.queued, now)
+        if isinstance(answer, Busy):
+            if not mine.is_open:
+                self._judge.over.add(mine.public)  # no copy of it is on its way, so nothing of it is left
+            return
+        mine.is_open = not isinstance(answer, Ended)
+        if isinstance(answer, Waiting) and mine.queued == math.inf:
+            mine.queued = now
             mine.place_until = sent + self._judge.place_seconds(mine.ttl)
         elif isinstance(answer, Granted):
             mine.held_until = max(mine.held_until, sent + answer.remaining)
@@ -178,6 +207,11 @@ class Observed:
         soon = mine.failed + 2 * timing.retry_after(mine.ttl)
         if mine.tries == 1 and soon < deadline and not process.paused_since(mine.granted):
             self._judge.broken("L8", f"{public[:6]} expired after one failed renewal at {mine.failed:.4f}")
+
+    def jumped(self) -> None:
+        """Every attempt has expired by now, so its client need not end it."""
+        for mine in self._all.values():
+            mine.is_open = False
 
     def forgive(self) -> None:
         """A promotion has lost what the replica lacked: nothing from before it forbids a grant."""

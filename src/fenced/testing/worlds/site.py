@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from fenced import timing
 from fenced.contracts import Authority, Versioned
@@ -58,6 +58,8 @@ class Site:
     guard_type: type[MemoryGuard] = MemoryGuard
     engine_type: type[LeaseEngine] = LeaseEngine
     announces = True
+    waits: ClassVar[tuple[float | None, ...]] = (None, None, 0.0, 1.0, 4.0)
+    """How long clients wait for a grant; they draw one of these each time."""
 
     def __init__(self, seed: int | str, *, keep_log: bool = False) -> None:
         self.world = World(seed)
@@ -185,18 +187,25 @@ class Site:
         return self.network.healed
 
     def _break_a_stream(self) -> None:
-        """Cut, stall or block a stream between a client and a server, in the middle of a frame or of a request."""
+        """Cut, stall or block a stream between a client and a server, in the middle of a frame or of a request.
+
+        Or let go of the client: its connection is reset, and what it has sent arrives later.
+        """
         rng, streams = self.world.rng, self.streams
         clients = [process for process in self.processes if process.alive]
         if not clients or not self.backend.processes():
             return
         one, other = rng.choice(clients), rng.choice(self.backend.processes())
         seconds = rng.uniform(0.1, 2 * self.pace)
-        match rng.choice(("cut", "cut next", "cut next", "stall", "block")):
+        match rng.choice(("cut", "cut next", "cut next", "stall", "block", "let go", "let go next")):
             case "cut":
                 streams.cut(one, other)
             case "cut next":
                 streams.cut_next(*rng.sample((one, other), 2))
+            case "let go":
+                streams.let_go(one, other, seconds)
+            case "let go next":
+                streams.let_go_next(one, other, seconds)
             case "stall":
                 streams.stall(one, other, seconds)
             case "block":
@@ -233,6 +242,7 @@ class Site:
         """L2: every client made progress. L4: the next token is admitted. L5: no call hangs. I5: nothing is lost."""
         for call in list(self.judge.under_way):
             self.judge.ended(call)
+        self.judge.observed.judge_left(self.healed_at - self.pace)
         self.judge.judge_progress(self.ends_at - self.progress_within)
         self.judge.settle({name: _now(self.guard.peek(name)) for name in self.resource_names})
         token = self.judge.highest + 1
@@ -340,14 +350,14 @@ class SimulatedClient:
 
     def _request(self, names: Sequence[str]) -> LeaseRequest:
         rng, pace = self.site.world.rng, self.site.pace
-        # Once healed, names are kept for a moment only, so that the queue serves all clients within the bound of L2.
-        keep = (0.0, 0.0, 0.2) if self.site.healed else (0.0, 0.0, 0.3 * pace, 1.5 * pace)
+        # Not longer, so that a fair queue serves all clients within the bound of L2.
+        keep = (0.0, 0.0, 0.2) if self.site.healed else (0.0, 0.0, 0.2, 0.5 * pace)
         return LeaseRequest.checked(
             names,
             ttl=self.site.ttl,
-            wait=rng.choice((None, None, 0.0, 1.0, 4.0)),
+            wait=rng.choice(self.site.waits),
             max_hold=rng.choice((None, None, None, 0.5 * pace, 1.5 * pace)),
-            lock_delay=rng.choice((0.0, 0.0, 0.5, 1.5 * pace)),
+            lock_delay=rng.choice((0.0, 0.0, 0.5, 0.75 * pace)),
             at_least_for=rng.choice(keep),
         )
 
