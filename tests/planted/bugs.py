@@ -609,7 +609,8 @@ class NoMargin(GrantState):
 
     def _set_times(self, sent: float, remaining: float) -> None:
         super()._set_times(sent, remaining)
-        self.deadline = sent + remaining * (1 + 2 * timing.DRIFT_RATIO)
+        believed = sent + remaining * (1 + 2 * timing.DRIFT_RATIO)
+        self.deadline = believed if self.hold_until is None else min(believed, self.hold_until)
 
 
 class MaxHoldIsForgotten(GrantState):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fenced.authorities.ledger.changes import Change, RecordedRows
@@ -10,8 +11,11 @@ from fenced.authorities.ledger.journal import Batch
 from fenced.authorities.ledger.ledger import Ledger
 from fenced.authorities.shared.rows import LeaseAlgorithm
 from fenced.errors import Indeterminate
+from fenced.testing.worlds.faults import Faults
 from fenced.testing.worlds.ledger import LedgerBackend, SimulatedDisk
 from fenced.testing.worlds.site import Site
+from tests.planted import bugs
+from tests.simulation.bugs_memory import Restarts
 from tests.simulation.planting import with_backend
 
 T = TypeVar("T")
@@ -66,13 +70,28 @@ class SettledIsForgotten(RecordedRows):
         return False
 
 
-def with_ledger(bug: type[Ledger]) -> type[Site]:
-    return with_backend(bug, type(bug.__name__, (LedgerBackend,), {"ledger_type": bug}))
+def with_ledger(bug: type[Ledger], site_type: type[Site] = Site) -> type[Site]:
+    backend = type(bug.__name__, (LedgerBackend,), {"ledger_type": bug})
+    return type(bug.__name__, (site_type,), {"backend_type": backend, "__doc__": bug.__doc__})
 
 
-def with_rows(bug: type[RecordedRows]) -> type[Site]:
+def with_rows(bug: type[RecordedRows], site_type: type[Site] = Site) -> type[Site]:
     ledger = type(bug.__name__, (Ledger,), {"rows_type": bug, "__doc__": bug.__doc__})
-    return with_ledger(ledger)
+    return with_ledger(ledger, site_type)
+
+
+class Copies(Site):
+    """Messages are doubled, and their copies late."""
+
+    def draw_faults(self) -> Faults:
+        return replace(super().draw_faults(), double=0.3, delay_max=4.0)
+
+
+class CopiesBeforeALongTime(Copies):
+    """Then everything stands still, so that the store forgets."""
+
+    def draw_faults(self) -> Faults:
+        return replace(super().draw_faults(), jump_at=6.0)
 
 
 PLANTED: list[type[Site]] = [
@@ -82,6 +101,8 @@ PLANTED: list[type[Site]] = [
     with_ledger(AnsweredBeforeTheSync),
     with_ledger(GoesOnAfterAFailedWrite),
     with_ledger(SnapshotForgetsTheCounter),
-    with_rows(RestartForgetsTheToken),
-    with_rows(SettledIsForgotten),
+    with_rows(RestartForgetsTheToken, Restarts),
+    with_rows(SettledIsForgotten, Copies),
+    with_rows(bugs.SettledFreesTheName),
+    with_rows(bugs.SweptTwice, CopiesBeforeALongTime),
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fenced.authorities.shared.dictionaries import MemoryRows
 from fenced.authorities.shared.rows import LeaseAlgorithm
 from fenced.core.acquiring import LeaseEngine
 from fenced.core.holding import GrantState
 from fenced.guards.memory import MemoryGuard
-from fenced.testing.worlds.faults import MessageServer
+from fenced.testing.worlds.faults import Faults, MessageServer
 from fenced.testing.worlds.memory import MemoryBackend
 from fenced.testing.worlds.site import Site
 from tests.planted import bugs
@@ -17,9 +19,8 @@ from tests.simulation.planting import with_backend
 class Restarts(Site):
     """A site whose servers restart often, for bugs that show only then."""
 
-    def __init__(self, seed: int | str, *, keep_log: bool = False) -> None:
-        super().__init__(seed, keep_log=keep_log)
-        self.faults.server_fault_every = 3.0
+    def draw_faults(self) -> Faults:
+        return replace(super().draw_faults(), server_fault_every=1.0)
 
 
 class ForgetfulServer(MessageServer):

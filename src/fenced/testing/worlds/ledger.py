@@ -25,10 +25,8 @@ SNAPSHOT_CHANGES = 15
 class SimulatedDisk:
     """A journal that outlives the process. `fails`: the next write does not reach it."""
 
-    finished = False
-
     def __init__(self) -> None:
-        self.fails = False
+        self.fails = self.finished = False
         self._batches: dict[int, str] = {}
         self._snapshot: tuple[int, str] = (0, "")
 
@@ -49,6 +47,7 @@ class SimulatedDisk:
     def append(self, batch: Batch, sync: bool) -> None:
         if self.fails:
             raise Unavailable("the disk failed")
+        self.finished = False
         self._batches[batch.number] = json.dumps(batch)
 
     def save(self, number: int, now: int, changes: Iterable[Change]) -> None:
@@ -62,7 +61,7 @@ class SimulatedDisk:
         return False
 
     def finish(self, number: int) -> None:
-        return
+        self.finished = not self.fails
 
     def close(self) -> None:
         return
@@ -128,9 +127,9 @@ class LedgerServer(MessageServer):
             self._syncs = True
             process = self.process
             seconds = self.world.rng.choice((0.0, 0.001, 0.01, 0.1))
-            self.world.after(seconds, lambda: process.deliver(self._sync))
+            self.world.after(seconds, lambda: process.deliver(self.sync))
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
         self._syncs = False
         ledger = self._backend.store.ledger
         try:
@@ -185,10 +184,19 @@ class LedgerBackend(MemoryBackend):
         ledger.listeners.append(self._woken)
 
     def faults(self) -> Sequence[Callable[[], None]]:
-        return (self.restart, self._fail)
+        return (self.restart, self._stop, self._fail)
 
     def restart(self) -> None:
         self._restart()
+
+    def _stop(self) -> None:
+        """As a crash, but the process writes everything and closes its journal: the next one need not skip tokens."""
+        if self.server.process.alive:
+            self.site.judge.say("the authority is stopped")
+            self.server.sync()
+        if self.server.process.alive:
+            self.store.ledger.close()
+            self.restart()
 
     def jumped(self) -> None:
         """A sweep by the next grant; then a snapshot, and a restart that reads it."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fenced import timing
+from fenced.core.settling import OWNER_TRY_SECONDS
 from fenced.model import (
     Ask,
     AskAnswer,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 DRIFT = 0.01
 """How much of a duration a drifting clock may take away from it. More than any clock of a world drifts."""
+
+ANSWERS_AGAIN = 4.0
+"""So many seconds after the faults have ended, every server has answered every client."""
 
 
 @dataclass(eq=False, slots=True)
@@ -112,15 +116,18 @@ class Observed:
         """Its client got no answer, or did not wait for it."""
         mine.is_open = True
 
-    def judge_left(self, before: float) -> None:
+    def judge_left(self, healed_at: float) -> None:
         """L9: an attempt that its task has given up for another one was released or withdrawn.
 
-        Those that were begun early enough: the settler has had the time to reach a server that answers.
+        Those that were begun before the faults ended, but not so long before that the settler may have forgotten them
+        when servers answered again: they had expired.
         """
         for mine in self._all.values():
             given_up = mine.process.alive and self._newest[mine.owner] is not mine
-            if given_up and mine.asked < before and mine.is_open and not mine.leaves:
-                self._judge.broken("L9", f"{mine.public[:6]} was given up, but not withdrawn")
+            if given_up and mine.is_open and not mine.leaves and mine.asked < healed_at:
+                remembered = mine.asked + OWNER_TRY_SECONDS + timing.repeat_for(mine.ttl)
+                if remembered > healed_at + ANSWERS_AGAIN and not mine.process.paused_since(mine.asked):
+                    self._judge.broken("L9", f"{mine.public[:6]} was given up, but not withdrawn")
 
     def answered(self, mine: ObservedAttempt, answer: AskAnswer, sent: float) -> None:
         now = self._world.now

@@ -64,7 +64,7 @@ class Site:
     def __init__(self, seed: int | str, *, keep_log: bool = False) -> None:
         self.world = World(seed)
         rng = self.world.rng
-        self.faults = Faults.drawn(self.world)
+        self.faults = self.draw_faults()
         self.network = MessageNetwork(self.world, self.faults)
         self.streams = SimulatedNetwork(self.world)
         self.streams.delay = lambda source, target: self.network.delay()
@@ -97,6 +97,9 @@ class Site:
         self._operations = itertools.count(1)
         self._clients = 0
         self.processes: list[Process] = []
+
+    def draw_faults(self) -> Faults:
+        return Faults.drawn(self.world)
 
     # The resource's side, watched.
 
@@ -242,7 +245,7 @@ class Site:
         """L2: every client made progress. L4: the next token is admitted. L5: no call hangs. I5: nothing is lost."""
         for call in list(self.judge.under_way):
             self.judge.ended(call)
-        self.judge.observed.judge_left(self.healed_at - self.pace)
+        self.judge.observed.judge_left(self.healed_at)
         self.judge.judge_progress(self.ends_at - self.progress_within)
         self.judge.settle({name: _now(self.guard.peek(name)) for name in self.resource_names})
         token = self.judge.highest + 1

@@ -25,7 +25,6 @@ class ZooKeeperBackend(AuthorityBackend):
 
     name = "zookeeper"
     tokens_per_name = True
-    fifo = False  # a place may end with its own short session although its client asked just before
     lateness = 1.0  # a session lasts a third longer than its leases, and ends on a tick
     authority_type: type[ZooKeeperAuthority] = ZooKeeperAuthority
     sizes: ClassVar[tuple[int, ...]] = (1, 3, 3)
@@ -50,9 +49,6 @@ class ZooKeeperBackend(AuthorityBackend):
 
     def authority(self, process: Process, runtime: SimulatedRuntime) -> Authority:
         return self.authority_type.at(self.url, runtime, NAMESPACE)
-
-    def place_seconds(self, ttl: float) -> float:
-        return min(super().place_seconds(ttl), self._places_seconds)
 
     def processes(self) -> Sequence[Process]:
         return [replica.process for replica in self.ensemble.replicas]
