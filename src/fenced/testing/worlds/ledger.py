@@ -211,8 +211,9 @@ class LedgerBackend(MemoryBackend):
     def _snapshot_and_restart(self) -> None:
         if self.server.process.alive:
             self.site.judge.say("a snapshot")
+            self.server.sync()  # a snapshot writes what was collected: the judge must know it
             self.store.ledger.snapshot()
-            self.restart()
+        self.restart()
 
     def _fail(self) -> None:
         self.site.judge.say("the disk of the authority fails")
