@@ -29,8 +29,8 @@ class ZooKeeperGuard:
                 data, stat = kazoo.get("/stock/42")
                 tx.set_data("/stock/42", b"7", version=stat.version)
 
-    `tx` is kazoo's own transaction. The guard commits it at the end of the block, and `tx.results` has the results. A
-    stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
+    `tx` is kazoo's own transaction. The guard commits it at the end of the block, and `tx.results` has the results;
+    None if their reply was lost, and the mark has shown that the transaction happened. A stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
     """
 
     traits = TRAITS
@@ -66,7 +66,7 @@ class ZooKeeperGuard:
         transaction = client.transaction()
         transaction.commit = transaction.commit_async = _committed_by_the_guard
         yield transaction
-        transaction.results = []
+        transaction.results = None if transaction.operations else []
         if transaction.operations:
             stamp = stamp_of(fence, marks.kind)
             step(marks.write_with(stamp, names or stamp.names, transaction))

@@ -183,7 +183,7 @@ def test_several_names(guard: DynamoGuard, client: Any, item: Item) -> None:
 def test_mistakes(guard: DynamoGuard, client: Any, item: Item) -> None:
     with pytest.raises(Misuse, match="belongs to the guard"), guard.transaction(stamp(5)) as tx:
         tx.delete(TableName=TABLE, Key={"name": {"S": "config"}})
-    with pytest.raises(Misuse, match="100 items"), guard.transaction(stamp(5)) as tx:
+    with pytest.raises(Unsupported, match="100 items"), guard.transaction(stamp(5)) as tx:
         for _ in range(100):
             tx.put(**item.put(1))
     with pytest.raises(Misuse, match="refuses the request"), guard.transaction(stamp(5)) as tx:
@@ -424,3 +424,18 @@ def test_a_transaction_is_entered_once(client: Any) -> None:
 
     asyncio.run(story())
     assert client.get_item(**item.at, ConsistentRead=True)["Item"]["count"] == {"N": "2"}
+
+
+def test_limits_are_unsupported(client: Any, dynamo_server: DynamoServer) -> None:
+    """Too many items, or one that is too large: nothing is written, and the guard goes on."""
+    guard, item = DynamoGuard(client, TABLE, prefix=f"limits-{next(_numbers)}"), Item()
+    large = item.put(1)
+    large["Item"]["text"] = {"S": "x" * 500_000}
+    for writes in ([item.put(1), *(Item().put(1) for _ in range(99))], [large]):
+        with pytest.raises(Unsupported), guard.transaction(stamp(5)) as tx:
+            for write in writes:
+                tx.put(**write)
+    with fenced.Values(dynamo_server.url("limits")) as values, pytest.raises(Unsupported):
+        values.write(stamp(5), NAME, b"x" * 500_000)
+    with guard.transaction(stamp(5)) as tx:
+        assert tx.get(**item.at) is None

@@ -16,7 +16,7 @@ import fenced
 from fenced.authorities.etcd import probe
 from fenced.authorities.etcd.authority import EtcdAuthority
 from fenced.authorities.etcd.keys import ClaimInfo, KeyRecord, Keys
-from fenced.errors import Misconfigured, Misuse, Unsupported
+from fenced.errors import Misconfigured, Misuse, Unavailable, Unsupported
 from fenced.model import Busy, Ended, Granted, Holder, Kept, Released, Waiting, grant_id
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.inputs import ODD_NAMES
@@ -476,3 +476,17 @@ def test_a_repeated_ask_prolongs_nothing(etcd_server: EtcdServer) -> None:
     assert again.token == first.token
     assert again.remaining <= 6
     step(authority.close())
+
+
+def test_a_memory_that_was_revoked_is_replaced(etcd_server: EtcdServer) -> None:
+    """The etcd lease of the records of ended attempts is gone: a typed error that says "try again", and then it works."""
+    holders, authority = (opened(etcd_server.url(), namespace) for namespace in [secrets.token_hex(8)] * 2)
+    tokens = [step(granted(holders, asking(RUNTIME, name))).token for name in "ab"]
+    assert step(authority.force_release("a", tokens[0])) is not None
+    memory = step(authority._attempts._sessions.memory(10.0, RUNTIME.now() + 5))
+    step(authority._wire.call(LEASE_REVOKE, messages.lease_id(memory.id), RUNTIME.now() + 5))
+    with pytest.raises(Unavailable):
+        step(authority.force_release("b", tokens[1]))
+    assert step(authority.force_release("b", tokens[1])) is not None
+    for client in (holders, authority):
+        step(client.close())

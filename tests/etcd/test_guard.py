@@ -286,3 +286,26 @@ def test_a_transaction_is_entered_once(guard: EtcdGuard, etcd_url: str, prefix: 
     with guard.transaction(stamp(5)) as tx:
         there = [tx.get(f"{prefix}/{number}".encode()).value for number in range(4)]
     assert there == [None, b"", None, b""]
+
+
+@pytest.mark.parametrize(
+    ("puts", "error"),
+    [
+        ([(f"{number}", b"", 0) for number in range(129)], Unsupported),
+        ([("large", b"x" * 1_600_000, 0)], Unsupported),
+        ([("larger", b"x" * 3_000_000, 0)], Unsupported),
+        ([("twice", b"", 0)] * 2, Misuse),
+        ([("lease", b"", 12_345)], Conflict),
+    ],
+    ids=["operations", "bytes", "more bytes", "one key twice", "a lease that does not exist"],
+)
+def test_what_etcd_does_not_take(
+    guard: EtcdGuard, prefix: str, puts: list[tuple[str, bytes, int]], error: type[fenced.FencedError]
+) -> None:
+    """The limits of a transaction are Unsupported; nothing is written, and the guard goes on."""
+    with pytest.raises(error), guard.transaction(stamp(5)) as tx:
+        for key, value, lease in puts:
+            tx.put(f"{prefix}/{key}".encode(), value, lease)
+    with guard.transaction(stamp(5)) as tx:
+        assert tx.get(f"{prefix}/{puts[0][0]}".encode()).value is None
+        tx.put(f"{prefix}/after".encode(), b"")

@@ -118,6 +118,7 @@ def test_a_lost_reply_is_unknown_or_settled(kazoo: Any, zookeeper_server: ZooKee
                 tx.create("/log/entry-", b"", sequence=True)
             trigger.wait()
             assert len(client.get_children("/log")) == 1
+            assert tx.results is None, "they were in the reply"
             if rule == "sequenced":
                 with pytest.raises(AlreadyApplied), guard.transaction(client, stamp(5, 1)) as tx:
                     tx.create("/log/entry-", b"", sequence=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from fenced.errors import Indeterminate
 
 EPHEMERAL = 1
 EPHEMERAL_SEQUENTIAL = 3
@@ -39,8 +41,8 @@ _STAT = struct.Struct(">qqqqiiiqiiq")
 _END = _OP.pack(-1, True, -1)
 
 
-class MalformedJute(Exception):
-    """These bytes are not from a ZooKeeper server."""
+class MalformedJute(Indeterminate):
+    """These bytes are not from a ZooKeeper server, so what the request has done is unknown."""
 
 
 class Stat(NamedTuple):
@@ -177,10 +179,15 @@ class _Reader:
         self.data = data
         self.at = at
 
+    def _unpacked(self, form: struct.Struct) -> tuple[Any, ...]:
+        if self.at + form.size > len(self.data):
+            raise MalformedJute("a reply ends too early")
+        found = form.unpack_from(self.data, self.at)
+        self.at += form.size
+        return found
+
     def number(self) -> int:
-        (value,) = _INT.unpack_from(self.data, self.at)
-        self.at += 4
-        return int(value)
+        return int(self._unpacked(_INT)[0])
 
     def buffer(self) -> bytes:
         size = self.number()
@@ -190,16 +197,16 @@ class _Reader:
         return self.data[start : self.at]
 
     def string(self) -> str:
-        return self.buffer().decode()
+        try:
+            return self.buffer().decode()
+        except UnicodeDecodeError as error:
+            raise MalformedJute(f"a reply has a text that is none: {error}") from error
 
     def stat(self) -> Stat:
-        stat = Stat._make(_STAT.unpack_from(self.data, self.at))
-        self.at += _STAT.size
-        return stat
+        return Stat._make(self._unpacked(_STAT))
 
     def op(self) -> tuple[int, bool, int]:
-        kind, done, error = _OP.unpack_from(self.data, self.at)
-        self.at += _OP.size
+        kind, done, error = self._unpacked(_OP)
         return kind, done, error
 
 

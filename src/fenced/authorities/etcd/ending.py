@@ -199,6 +199,9 @@ class Ending(Carrying):
             reply = await space.run(txn(proof, writes[:TXN_OPS_MAX]), until, repeatable=False)
         except NoSpace as error:
             raise Indeterminate(str(error)) from error
+        except LeaseGone:
+            self._sessions.forget_all()  # the next try makes new ones
+            raise
         if not reply.succeeded:
             return None
         space.refuse_strange(reply.header)
@@ -227,6 +230,9 @@ class Ending(Carrying):
                 await self._settle(sign, until)
             except NoSpace:
                 no_space = True
+            except LeaseGone:
+                self._sessions.forget_all()
+                return
             except FencedError:
                 return
             finally:

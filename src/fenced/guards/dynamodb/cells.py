@@ -57,6 +57,7 @@ _COLLIDED = {
 }
 """The item has changed, or another request on it is in progress: nothing was written."""
 _ANOTHER_KEY = re.compile("the schema|Missing the key|Type mismatch")
+_TOO_LARGE = re.compile("(?i)size has exceeded|exceeds? the|too large|length less than or equal to")
 _PROBE_TRIES = 5
 _PAUSE_SECONDS = 0.05
 
@@ -188,7 +189,7 @@ class DynamoCells:
 
     async def _transact(self, cells: list[dict[str, Any]], writes: Writes) -> bool:
         if len(cells) + len(writes) > ITEMS_MAX:
-            raise Misuse(f"DynamoDB takes {ITEMS_MAX} items a transaction, the guard's own included")
+            raise Unsupported(f"DynamoDB takes {ITEMS_MAX} items a transaction, the guard's own included")
         try:
             await self.boto.send("transact_write_items", TransactItems=cells + writes)
         except self.boto.failures as error:
@@ -215,7 +216,9 @@ class DynamoCells:
         what = f"write {first - ours} of the transaction failed ({codes[first]}); nothing was written"
         if codes[first] == "ConditionalCheckFailed":
             raise Conflict(f"the condition of {what}") from error
-        raise Misuse(f"{what}: {error.response['CancellationReasons'][first].get('Message', '')}") from error
+        said = error.response["CancellationReasons"][first].get("Message", "")
+        kind = Unsupported if _TOO_LARGE.search(said) else Misuse
+        raise kind(f"{what}: {said}") from error
 
     def _answered(self, error: Exception) -> BotoAnswer:
         """The answer, if it is the answer to the only request that was sent."""
@@ -282,6 +285,8 @@ def _cell(item: dict[str, Any] | None) -> tuple[str | None, bytes | None]:
 
 def _fail(error: Exception, kind: type[FencedError]) -> NoReturn:
     status, code, _ = answer_in(error)
+    if status == 413 or (status == 400 and _TOO_LARGE.search(str(error))):
+        raise Unsupported(f"DynamoDB does not take a request of this size: {error}") from error
     if code in ("ValidationException", "ParamValidationError", "ResourceNotFoundException"):
         raise Misuse(f"DynamoDB refuses the request: {error}") from error
     if code in _BUSY:

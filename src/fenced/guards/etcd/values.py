@@ -9,7 +9,7 @@ from typing import Any
 
 from fenced import timing
 from fenced.contracts import MANY_NAMES, Runtime, Trait
-from fenced.errors import Conflict, Indeterminate, LeaseLost, Misuse, Unavailable
+from fenced.errors import Conflict, Indeterminate, LeaseLost, Unavailable, Unsupported
 from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import Swapped
 from fenced.guards.shared.guardedcells import AUDIT_LOCAL
@@ -19,7 +19,7 @@ from fenced.runtime import forking
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
 from fenced.wire.etcd.claims import claimed_by, still_claimed
-from fenced.wire.etcd.cluster import EtcdWire, NoSpace
+from fenced.wire.etcd.cluster import EtcdWire, LeaseGone, NoSpace
 from fenced.wire.etcd.messages import (
     IF,
     THEN,
@@ -122,7 +122,7 @@ class EtcdCells:
         request += writes.request + txn((), puts) if puts else writes.request
         operations = len(puts) + writes.operations
         if len(changes) + writes.compares > TXN_OPS_MAX or operations > TXN_OPS_MAX:
-            raise Misuse(f"etcd takes {TXN_OPS_MAX} compares and {TXN_OPS_MAX} operations a transaction")
+            raise Unsupported(f"etcd takes {TXN_OPS_MAX} compares and {TXN_OPS_MAX} operations a transaction")
         if not operations:
             reply = await self.read(request)
         else:
@@ -132,6 +132,10 @@ class EtcdCells:
                 reply = TxnReply(await self.wire.call(messages.TXN, request, until, repeatable=False))
             except NoSpace as error:  # a member with less space than others may refuse what was carried out
                 raise Indeterminate(str(error)) from error
+            except LeaseGone as error:
+                raise Conflict(
+                    f"the etcd lease of a put does not exist; nothing was written: {error}"
+                ) from error
         if reply.succeeded:
             return unchanged if not puts else _swapped(changes, reply.header.revision)
         found = _cells(reply)

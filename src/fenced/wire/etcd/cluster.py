@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Sequence
 
 from fenced.contracts import Runtime, SocketLike
-from fenced.errors import FencedError, Indeterminate, Misconfigured, Unavailable
+from fenced.errors import FencedError, Indeterminate, Misconfigured, Misuse, Unavailable, Unsupported
 from fenced.wire import http2
 from fenced.wire.etcd import messages
 from fenced.wire.etcd.address import EtcdAddress
@@ -31,6 +31,8 @@ ABORTED, INTERNAL, UNAVAILABLE = 10, 13, 14
 _UNSURE = (CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, ABORTED, INTERNAL, UNAVAILABLE)
 _DISTRUST = ("CERTIFICATE", "UNKNOWN_CA")
 """Texts of TLS errors: one side does not accept the other's certificate."""
+_LIMITS = ("request is too large", "larger than max", "too many operations")
+"""Texts of errors about requests that the server never takes."""
 _TOKEN_OVER = ("invalid auth token", "revision of auth store is old", "revision in header is old")
 
 
@@ -38,8 +40,8 @@ class LeaseExists(Exception):
     """The lease exists already: an earlier try created it."""
 
 
-class LeaseGone(Exception):
-    """The server knows no such lease: nothing happened."""
+class LeaseGone(Unavailable):
+    """The server knows no such lease: nothing happened. Whoever uses its own leases makes a new one and retries."""
 
 
 class NoSpace(Unavailable):
@@ -131,6 +133,8 @@ class EtcdWire:
                 if not repeatable or over:
                     raise Indeterminate(f"{self.url}: {error}") from error
                 doubt = error
+            except LeaseGone:
+                raise  # also after a doubt: whoever uses its own leases reads what happened before it retries
             except FencedError as error:
                 raise (error if doubt is None else Indeterminate(f"{doubt}; then: {error}")) from error
 
@@ -258,6 +262,10 @@ def _read(status: GrpcStatus, url: str) -> Exception:
         return LeaseGone(text)
     if "lease already exists" in text:
         return LeaseExists(text)
+    if any(sign in text for sign in _LIMITS):
+        return Unsupported(f"{url}: {text}; nothing was written")
+    if "duplicate key" in text:
+        return Misuse(f"{url}: {text}; nothing was written")
     if code == RESOURCE_EXHAUSTED:
         kind = NoSpace if "space exceeded" in text else Unavailable
         return kind(f"{url}: {text}")
