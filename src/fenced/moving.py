@@ -15,11 +15,14 @@ from dataclasses import dataclass
 
 from fenced.contracts import Authority, Marks, Operator, Runtime
 from fenced.errors import Contended, Misconfigured, Misuse
+from fenced.guards.shared.guardedcells import LAG_SECONDS, MODE_LAG
 from fenced.model import TOKEN_MAX, NameView, Standing
 
 GAP = 2**40
 """How far above the old tokens the new ones begin. The old authority continues to grant: while the guards are adopting,
 and afterwards to programs that still point at it. Its tokens stay below the new ones for a million million grants."""
+NOTICED_SECONDS = 1.5 * LAG_SECONDS
+"""After which every guard object with the trait `mode-lag` has read the realm again; longer, as clocks differ."""
 PAUSE_SECONDS = 0.5
 """Between two tries to adopt, so that the writers that queued behind the first one get through."""
 
@@ -135,8 +138,9 @@ async def move(
 ) -> Moved:
     """Make the guards trust `new` instead of `old`. A guard that is busy is tried again for `patience` seconds.
 
-    Misconfigured if the tokens of `new` could repeat and the guarantee is strict, or if messages wait in an outbox,
-    unless they are to be left there. `on_step` is called after each step.
+    It returns when all programs that use the guards judge by the new realm: guards with the trait `mode-lag` notice it
+    within a second. Misconfigured if the tokens of `new` could repeat and the guarantee is strict, or if messages wait
+    in an outbox, unless they are to be left there. `on_step` is called after each step.
     """
     while True:
         old_standing = await old.open(create=False)
@@ -145,6 +149,9 @@ async def move(
         new_standing = await new.open()
         step = next_step(old_standing, new_standing, trusts)
         if step is None:
+            # Also if there was nothing left to do: an earlier run may have ended right after the last adoption.
+            if any(MODE_LAG in guard.traits for guard in guards):
+                await runtime.wait(runtime.wakeup(), runtime.now() + NOTICED_SECONDS)
             held = tuple(await old.survey())
             return Moved(old_standing, new_standing, tuple(trusts), held)
         if not leave_messages:

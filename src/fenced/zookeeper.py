@@ -30,7 +30,8 @@ class ZooKeeperGuard:
                 tx.set_data("/stock/42", b"7", version=stat.version)
 
     `tx` is kazoo's own transaction. The guard commits it at the end of the block, and `tx.results` has the results;
-    None if their reply was lost, and the mark has shown that the transaction happened. A stale holder's block raises StaleToken, and nothing of it was written. Threads may share a guard.
+    None if their reply was lost, and the mark has shown that the transaction happened. A stale holder's block raises
+    StaleToken, and nothing of it was written. Threads may share a guard.
     """
 
     traits = TRAITS

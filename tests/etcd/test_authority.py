@@ -479,7 +479,7 @@ def test_a_repeated_ask_prolongs_nothing(etcd_server: EtcdServer) -> None:
 
 
 def test_a_memory_that_was_revoked_is_replaced(etcd_server: EtcdServer) -> None:
-    """The etcd lease of the records of ended attempts is gone: a typed error that says "try again", and then it works."""
+    """The etcd lease of the records of ended attempts is gone: a typed error, and the next try works."""
     holders, authority = (opened(etcd_server.url(), namespace) for namespace in [secrets.token_hex(8)] * 2)
     tokens = [step(granted(holders, asking(RUNTIME, name))).token for name in "ab"]
     assert step(authority.force_release("a", tokens[0])) is not None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fenced import errors
+from fenced import errors, registry
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
+from fenced.contracts import Wakeup
 from fenced.guards.memory import MemoryGuard
 from fenced.model import TOKEN_MAX, Ask, Credential, Granted, Holder, Stamp, Standing, grant_id
 from fenced.moving import GAP, AdoptRealm, GuardTrust, Moved, MoveStep, RaiseFloor, move, next_step
@@ -205,3 +207,36 @@ def test_a_busy_guard_is_tried_again_and_then_says_so() -> None:
     busy.tries = 0
     moved = step(move(old, new, [busy], site.runtime, patience=60.0))
     assert (moved.guards[0].realm, busy.tries) == (NEW, 2)
+
+
+class Stopped(BlockingRuntime):
+    """Its time passes while somebody waits, and only then."""
+
+    at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+    async def wait(self, wakeup: Wakeup, until: float | None) -> bool:
+        self.at = max(self.at, until or 0.0)
+        return False
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_move_is_reported_when_every_program_has_noticed(tmp_path: Path, interrupted: bool) -> None:
+    """A program has read the realm of a guarded folder a moment ago: once the move is done, it refuses OLD's holders.
+
+    Also if an earlier run was killed right after the adoption.
+    """
+    site, runtime = Site(), Stopped()
+    program, guard = (registry.guard(f"file://{tmp_path}", runtime) for _ in range(2))
+    step(program.open())
+    for _ in range(2):  # the first one makes the folder trust OLD
+        step(program.write(Credential((site.lease(0),)), "orders", b"old"))
+    if interrupted:
+        step(guard.adopt(NEW))
+    old, new = site.authorities
+    step(move(old, new, [guard], runtime, patience=0.0))
+    with pytest.raises(errors.ForeignRealm):
+        step(program.write(Credential((site.lease(0),)), "orders", b"too late"))
+    step(program.write(Credential((site.lease(1),)), "orders", b"new"))

@@ -11,6 +11,7 @@ from fenced import moving, registry
 from fenced.cli.options import guarantee_option, json_option, namespace_option, need_authority, opened
 from fenced.cli.output import plain, write_json
 from fenced.contracts import Authority, Marks
+from fenced.guards.shared.guardedcells import MODE_LAG
 from fenced.moving import AdoptRealm, Moved, MoveStep
 from fenced.rollout import several
 from fenced.runtime.blocking import BlockingRuntime, step
@@ -77,7 +78,8 @@ def move(
             if as_json:
                 return
             if isinstance(done, AdoptRealm):
-                click.echo(f"{plain(guards[done.guard].url)} trusts NEW from now on, and OLD no longer")
+                lag = ", within a second" if MODE_LAG in guards[done.guard].traits else ""
+                click.echo(f"{plain(guards[done.guard].url)} trusts NEW from now on{lag}, and OLD no longer")
             else:
                 click.echo(f"the floor of NEW is {done.above}, above every token of OLD")
 
