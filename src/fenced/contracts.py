@@ -185,6 +185,9 @@ ANNOUNCES_SEPARATELY = Trait(
     "announces-separately",
     "A new token is announced and committed before its first write, so the mark stays if that write fails.",
 )
+LAG_SECONDS = 1.0
+MODE_LAG = Trait("mode-lag", "Each guard object notices a new mode within a second of its next operation.")
+"""The configuration, with modes and realm, is read again if the last reading is older than LAG_SECONDS."""
 
 
 class Authority(Protocol):

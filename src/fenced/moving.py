@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fenced.contracts import Authority, Marks, Operator, Runtime
+from fenced.contracts import LAG_SECONDS, MODE_LAG, Authority, Marks, Operator, Runtime
 from fenced.errors import Contended, Misconfigured, Misuse
-from fenced.guards.shared.guardedcells import LAG_SECONDS, MODE_LAG
 from fenced.model import TOKEN_MAX, NameView, Standing
 
 GAP = 2**40

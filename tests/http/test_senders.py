@@ -344,3 +344,38 @@ def test_misuse_is_named(lease: fenced.Lease) -> None:
         pass
     with pytest.raises(fenced.Misuse, match="belongs to a lease"), operation(lease.next_stamp()):  # type: ignore[arg-type]
         pass
+
+
+@pytest.mark.parametrize("block", [stamping, operation])
+def test_a_task_that_outlives_the_body_sends_nothing(
+    block: Callable[[fenced.Lease], Any], call: Call, origin: Origin, lease: fenced.Lease
+) -> None:
+    """It has a copy of the context of the body, as `asyncio.create_task` and `asyncio.to_thread` make one."""
+    url = f"{origin.url}/apply/orders/42"
+    with stamping(lease), block(lease):
+        task = contextvars.copy_context()
+        assert task.run(call, "POST", url)[0] == 200, "in the body it is stamped"
+    for method in ("POST", "GET"):
+        with pytest.raises(fenced.Misuse, match="the body has ended"):
+            task.run(call, method, url)
+    assert len(origin.received) == 1
+
+
+def test_an_asyncio_task_that_outlives_the_body_sends_nothing(origin: Origin, lease: fenced.Lease) -> None:
+    async def story() -> None:
+        ended = asyncio.Event()
+
+        async def late() -> None:
+            await ended.wait()
+            await client.post(f"{origin.url}/apply/orders/42", timeout=SECONDS)
+
+        async with httpx.AsyncClient(transport=AsyncStampingTransport(origin.url)) as client:
+            with stamping(lease):
+                task = asyncio.create_task(late())
+                await asyncio.sleep(0)
+            ended.set()
+            with pytest.raises(fenced.Misuse, match="the body has ended"):
+                await task
+
+    asyncio.run(story())
+    assert not origin.received

@@ -10,8 +10,7 @@ import click
 from fenced import moving, registry
 from fenced.cli.options import guarantee_option, json_option, namespace_option, need_authority, opened
 from fenced.cli.output import plain, write_json
-from fenced.contracts import Authority, Marks
-from fenced.guards.shared.guardedcells import MODE_LAG
+from fenced.contracts import MODE_LAG, Authority, Marks
 from fenced.moving import AdoptRealm, Moved, MoveStep
 from fenced.rollout import several
 from fenced.runtime.blocking import BlockingRuntime, step

@@ -34,7 +34,7 @@ class SigningKey(Protocol):
     def sign(self, stamp: Stamp) -> Proof: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Scope:
     """What the calls in the body of a `with` are stamped with."""
 
@@ -43,9 +43,16 @@ class _Scope:
     """The stamp of every call; None: each call gets the next one of the lease."""
     need: float | None
     key: SigningKey | None
+    ended: bool = False
+    """The body has ended. A task that was started in it has a copy of its context, and may still run."""
 
     def fence(self, method: str, timeout: float | None) -> Stamp | Proof:
         """The stamp of a call that may take `timeout` seconds; None means no limit."""
+        if self.ended:
+            raise Misuse(
+                "this call comes from a task that was started in the body of stamping() or operation(), and the body "
+                "has ended: wait for the task in the body, or start it elsewhere"
+            )
         if self.lease is not None:
             need = timeout if self.need is None else self.need
             if need is None:
@@ -82,7 +89,8 @@ def stamping(
     """Stamp the calls in the body. A lease gives each call a stamp of its own; a stamp or a proof is sent as it is.
 
     Before each call the lease must have `need` seconds left, by default the timeout of the call: else the call raises
-    NotEnoughTime or LeaseLost, and nothing is sent. With `key` each stamp gets a proof.
+    NotEnoughTime or LeaseLost, and nothing is sent. With `key` each stamp gets a proof. Tasks that are
+    started in the body stamp their calls, too, until the body ends; after that their calls raise Misuse.
     """
     if isinstance(fence, Lease | AsyncLease):
         scope = _Scope(fence, None, _seconds(need), key)
@@ -118,6 +126,7 @@ def _entered(scope: _Scope) -> Iterator[None]:
     try:
         yield
     finally:
+        scope.ended = True
         _SCOPE.reset(before)
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
-from fenced.contracts import MANY_NAMES, Runtime, Trait
+from fenced.contracts import MANY_NAMES, MODE_LAG, Runtime, Trait
 from fenced.errors import (
     Conflict,
     FencedError,
@@ -28,7 +28,7 @@ from fenced.errors import (
 from fenced.guards.shared.boto import BotoAnswer, BotoClient, answer_in
 from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import Swapped
-from fenced.guards.shared.guardedcells import AUDIT_LOCAL, MODE_LAG
+from fenced.guards.shared.guardedcells import AUDIT_LOCAL
 
 TRAITS = (
     MANY_NAMES,

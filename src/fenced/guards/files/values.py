@@ -9,13 +9,15 @@ from urllib.parse import unquote, urlsplit
 
 from fenced.contracts import Runtime, Trait
 from fenced.errors import FencedError, Indeterminate, Misuse, redacted, shown
+from fenced.contracts import MODE_LAG, Runtime, Trait
+from fenced.errors import Misuse, redacted, shown
 from fenced.guards.files import disk
 from fenced.guards.files.disk import translating
 from fenced.guards.files.folder import GuardedFolder
 from fenced.guards.files.locked import LockedName, Marked, file_of, value_path
 from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import CONFIG, Swapped
-from fenced.guards.shared.guardedcells import AUDIT_LOCAL, MODE_LAG
+from fenced.guards.shared.guardedcells import AUDIT_LOCAL
 from fenced.guards.shared.options import options_in
 
 TRAITS = (

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-from fenced.contracts import Trait
+from fenced.contracts import MODE_LAG, Trait
 from fenced.errors import FencedError, Indeterminate, Misconfigured
 from fenced.guards.objects.buckets import Bucket
 from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import CONFIG, Cell, Config, Swapped, key_of
-from fenced.guards.shared.guardedcells import AUDIT_LOCAL, MODE_LAG
+from fenced.guards.shared.guardedcells import AUDIT_LOCAL
 from fenced.model import Credential
 
 TRAITS = (

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar, cast
 
-from fenced.contracts import MANY_NAMES, Operator, Runtime, Trait
+from fenced.contracts import LAG_SECONDS, MANY_NAMES, MODE_LAG, Operator, Runtime, Trait
 from fenced.decision import Mark, Mode, Rule, Ruling
 from fenced.errors import Contended, Indeterminate, Misconfigured
 from fenced.guards.shared.answers import DEFAULT_RULE, RECORDS_MAX, check_pattern, check_rule, expect_rule
@@ -22,9 +22,7 @@ T = TypeVar("T")
 
 TRIES = 50
 """How often an operation is tried if others change the same cell."""
-LAG_SECONDS = 1.0
 AUDIT_LOCAL = Trait("audit-local", "Decisions are recorded and counted in the process that made them alone.")
-MODE_LAG = Trait("mode-lag", "Each guard object notices a new mode within a second of its next operation.")
 SEEN_MAX = 256
 SEEN_BYTES_MAX = 65_536
 """How many cells a guard object remembers, and how long a remembered value may be."""
