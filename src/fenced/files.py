@@ -10,7 +10,6 @@ from os.path import basename, dirname, relpath
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
-from fenced.contracts import LAG_SECONDS
 from fenced.decision import Rule
 from fenced.errors import FencedError, Indeterminate, Misuse, shown
 from fenced.guarding import Fences, credential, names_of, stamp_of
@@ -21,7 +20,6 @@ from fenced.guards.files.locked import LockedName, Marked, Room, file_of
 from fenced.guards.files.values import TRAITS, FileCells
 from fenced.guards.shared.cellguard import CellGuard
 from fenced.guards.shared.cells import key_of
-from fenced.guards.shared.cells import key_of, mark_in
 from fenced.model import Stamp, check_name
 from fenced.runtime.blocking import BlockingRuntime, step
 

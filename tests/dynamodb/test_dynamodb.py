@@ -31,7 +31,8 @@ from fenced.errors import (
     Uncovered,
     Unsupported,
 )
-from fenced.guards.dynamodb.cells import DynamoMarks
+from fenced.guards.dynamodb.cells import DynamoCells, DynamoMarks
+from fenced.guards.shared import cellguard
 from fenced.model import Stamp
 from fenced.runtime.blocking import step
 from fenced.testing.faults import Fault, Proxy
@@ -439,3 +440,46 @@ def test_limits_are_unsupported(client: Any, dynamo_server: DynamoServer) -> Non
         values.write(stamp(5), NAME, b"x" * 500_000)
     with guard.transaction(stamp(5)) as tx:
         assert tx.get(**item.at) is None
+
+
+class Overloaded:
+    """A client of a server that processes one key of a batch at a time, as a busy one may."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.meta = client.meta
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def batch_get_item(self, RequestItems: dict[str, Any]) -> Any:  # noqa: N803 - as boto3 names it
+        ((table, asked),) = RequestItems.items()
+        first, *rest = asked["Keys"]
+        reply = self._client.batch_get_item(RequestItems={table: {**asked, "Keys": [first]}})
+        return {**reply, "UnprocessedKeys": {table: {**asked, "Keys": rest}} if rest else {}}
+
+
+def test_unprocessed_keys_are_asked_for_again(client: Any) -> None:
+    """They are not missing: the highest mark is among them, and so is the one that refuses."""
+    prefix = f"busy-{next(_numbers)}"
+    DynamoGuard(client, TABLE, prefix=prefix).announce(stamp(9, 0, "a", "b", "c"))
+    guard = DynamoGuard(Overloaded(client), TABLE, prefix=prefix)
+    with pytest.raises(StaleToken):
+        guard.announce(stamp(8, 0, "a", "b", "c"))
+    for name, token in (("a", 10), ("b", 11), ("c", 12)):
+        guard.announce(stamp(token, 0, name))
+    assert step(guard._marks.highest()) == 12
+
+
+def test_unprocessed_keys_that_count_as_missing_are_noticed(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = DynamoCells.reading
+
+    async def forgetful(cells: DynamoCells, method: str, **arguments: Any) -> Any:
+        return {**await reading(cells, method, **arguments), "UnprocessedKeys": {}}
+
+    monkeypatch.setattr(DynamoCells, "reading", forgetful)
+    monkeypatch.setattr(cellguard, "TRIES", 3)
+    with pytest.raises((AssertionError, FencedError)):
+        test_unprocessed_keys_are_asked_for_again(client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 from collections.abc import Iterator
@@ -14,14 +15,29 @@ import pytest
 import fenced
 from fenced import timing
 from fenced.contracts import MANY_NAMES
-from fenced.errors import Conflict, InvalidStamp, LeaseLost, Misconfigured, Misuse, StaleToken, Unsupported
+from fenced.errors import (
+    Conflict,
+    Indeterminate,
+    InvalidStamp,
+    LeaseLost,
+    Misconfigured,
+    Misuse,
+    StaleToken,
+    Unavailable,
+    Unsupported,
+)
 from fenced.etcd import AsyncEtcdGuard, EtcdGuard
-from fenced.guards.etcd.values import EtcdValues
+from fenced.guards.etcd import values
+from fenced.guards.etcd.values import EtcdValues, EtcdWrites
 from fenced.runtime.blocking import BlockingRuntime, step
 from fenced.testing.faults import Proxy
 from fenced.testing.faults.proxy import http2_reply
 from fenced.testing.kit import NAME, by, stamp
 from fenced.testing.servers import EtcdServer
+from fenced.wire.etcd import messages
+from fenced.wire.etcd.claims import ClaimKeys
+from fenced.wire.etcd.cluster import EtcdWire, NoSpace
+from fenced.wire.etcd.messages import delete, txn
 from tests.entering import is_entered_once, is_entered_once_by_tasks
 from tests.guard_outage_harness import is_used_after_a_fork
 
@@ -180,6 +196,66 @@ def test_still_held(etcd_url: str, prefix: str) -> None:
         with pytest.raises(LeaseLost), guard.transaction(never_granted, still_held=True) as tx:
             tx.put(key, b"refused")
     guard.close()
+
+
+def test_still_held_compares_every_name(etcd_url: str, prefix: str) -> None:
+    """A name of the lease whose claim is gone, whichever it is: LeaseLost, and nothing is written."""
+    key, claims = f"{prefix}/stock".encode(), ClaimKeys(prefix)
+    with (
+        contextlib.closing(EtcdGuard(etcd_url, prefix=prefix, namespace=prefix)) as guard,
+        fenced.Client(etcd_url, namespace=prefix, guarantee="best-effort") as client,
+    ):
+        for gone in ("a", "b"):
+            with contextlib.suppress(LeaseLost), client.hold_all(["a", "b"]) as lease:
+                with guard.transaction(lease, still_held=True) as tx:
+                    tx.put(key, b"held")
+                request = txn((), [delete(claims.claim(gone))])
+                step(guard._marks.cells.wire.call(messages.TXN, request, BlockingRuntime().now() + 5))
+                with pytest.raises(LeaseLost), guard.transaction(lease, still_held=True) as tx:
+                    tx.put(key, b"refused")
+        assert step(guard._marks.look(key)).value == b"held"
+
+
+def test_a_first_name_that_speaks_for_all_is_noticed(
+    etcd_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = EtcdWrites.claim
+    monkeypatch.setattr(EtcdWrites, "claim", lambda writes, claims, grant: claim(writes, claims[:1], grant))
+    with pytest.raises(pytest.fail.Exception):
+        test_still_held_compares_every_name(etcd_url, prefix)
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_no_space_may_have_happened(
+    guard: EtcdGuard, prefix: str, monkeypatch: pytest.MonkeyPatch, carried_out: bool
+) -> None:
+    """A member with less space than the others may refuse what was carried out: never "nothing happened"."""
+    key, call = f"{prefix}/stock".encode(), EtcdWire.call
+
+    async def full(
+        wire: EtcdWire, path: str, request: bytes, until: float, *, repeatable: bool = True
+    ) -> bytes:
+        if not repeatable and carried_out:
+            await call(wire, path, request, until, repeatable=False)
+        if not repeatable:
+            raise NoSpace("etcdserver: mvcc: database space exceeded")
+        return await call(wire, path, request, until)
+
+    guard.announce(stamp(5))
+    with monkeypatch.context() as patch:
+        patch.setattr(EtcdWire, "call", full)
+        with pytest.raises(Indeterminate), guard.transaction(stamp(5)) as tx:
+            tx.put(key, b"10")
+    with guard.transaction(stamp(5)) as tx:
+        assert tx.get(key).value == (b"10" if carried_out else None)
+
+
+def test_no_space_that_counts_as_nothing_happened_is_noticed(
+    guard: EtcdGuard, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "NoSpace", ZeroDivisionError)  # so it is not caught, and is Unavailable
+    with pytest.raises(Unavailable):
+        test_no_space_may_have_happened(guard, prefix, monkeypatch, True)
 
 
 def test_names_that_are_none(guard: EtcdGuard, prefix: str) -> None:

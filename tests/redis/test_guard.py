@@ -211,6 +211,20 @@ def test_expected_values(values: RedisValues, client: redis.Redis, tag: str) -> 
         tx.expect(key, [9])
 
 
+def test_an_empty_value_is_a_value(client: redis.Redis, tag: str) -> None:
+    """`expect(key, None)` is met where there is none, and not by an empty string."""
+    guard, key = RedisGuard(tag=tag), f"{{{tag}}}"
+    client.set(key, "")
+    client.hset(key + "hash", "f", "")
+    for words in ({"key": key}, {"key": key + "hash", "field": "f"}):
+        with pytest.raises(Conflict), guard.transaction(client, stamp(5)) as tx:
+            tx.expect(value=None, **words)
+            tx.set(key, "taken for free")
+        with guard.transaction(client, stamp(5)) as tx:
+            tx.expect(value="", **words)
+    assert client.get(key) == b""
+
+
 # proves guard redis: not-undone
 def test_a_command_that_fails(client: redis.Redis, tag: str) -> None:
     """As in MULTI, what was done before it stays. What comes after it is not run."""
@@ -643,6 +657,12 @@ PLANTED: dict[str, tuple[str, str, str, Callable[..., None]]] = {
         "local decided = ARGV[1] ~= ''",
         "local decided = true",
         lambda client, tag: test_a_mark_that_is_damaged(client, tag, ""),
+    ),
+    "an empty value is none": (
+        "COMMANDS",
+        "ARGV[at] == '-' and value)",
+        "ARGV[at] == '-' and value and value ~= '')",
+        test_an_empty_value_is_a_value,
     ),
     "marks are not touched": ("SWAP", ".. '~'", ".. ''", test_a_new_realm_binds_the_holder_at_once),
 }

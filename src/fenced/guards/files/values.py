@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from fenced.contracts import Runtime, Trait
-from fenced.errors import FencedError, Indeterminate, Misuse, redacted, shown
 from fenced.contracts import MODE_LAG, Runtime, Trait
-from fenced.errors import Misuse, redacted, shown
+from fenced.errors import FencedError, Indeterminate, Misuse, redacted, shown
 from fenced.guards.files import disk
 from fenced.guards.files.disk import translating
 from fenced.guards.files.folder import GuardedFolder
