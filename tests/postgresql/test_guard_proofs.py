@@ -30,6 +30,7 @@ from fenced.runtime.blocking import step
 from fenced.testing.kit import REALM, stamp
 from fenced.testing.servers import PostgresqlServer
 from tests.conftest import NewDatabase
+from tests.postgresql.planted_guard_sql import changed, functions
 
 HMAC = HmacKey("shop-1", bytes(range(32)))
 SIGNER = Ed25519Key("partner-1", bytes(range(32, 64)))
@@ -552,6 +553,13 @@ def test_a_role_that_may_only_connect_leaves_no_record(shop: Shop, stranger: Con
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             stranger.execute(f"SELECT fenced_guard.{call}".encode())
     assert shop.value("SELECT last_value FROM fenced_guard.record_id") == before
+
+
+def test_a_planted_bug_takes_everybody_for_a_writer(shop: Shop, stranger: Connection) -> None:
+    wrong = (("RETURN has_function_privilege", "RETURN true OR has_function_privilege"),)
+    shop.connection.execute(changed(functions()["may_write"], wrong, "everybody").encode())
+    with pytest.raises(pytest.fail.Exception):
+        test_a_role_that_may_only_connect_keeps_nobody_out(shop, stranger)
 
 
 def test_who_counts_as_a_writer(shop: Shop, stranger: Connection) -> None:

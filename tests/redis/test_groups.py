@@ -26,6 +26,7 @@ from fenced.authorities.redis.authority import RedisAuthority
 from fenced.authorities.redis.scripts import tag
 from fenced.contracts import Authority, Runtime
 from fenced.errors import Indeterminate, Misconfigured, Misuse, StaleToken, Unavailable, Unsupported
+from fenced.guards.redis import fence, scripts
 from fenced.guards.redis.values import RedisValues
 from fenced.model import Ask, Ended, Granted, Kept, Released, Stamp, Waiting
 from fenced.redis import RedisGuard
@@ -68,6 +69,13 @@ def sentinels() -> Iterator[RedisSentinels]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RedisCluster]:
+    with RedisCluster() as group:
+        yield group
+
+
+@pytest.fixture
+def moving_cluster() -> Iterator[RedisCluster]:
+    """One of its own, for tests that leave a slot on its way between two nodes."""
     with RedisCluster() as group:
         yield group
 
@@ -177,9 +185,9 @@ def test_a_slot_moves_under_a_holder_and_a_waiter(cluster: RedisCluster) -> None
         step(each.close())
 
 
-def test_a_slot_moves_under_a_transaction(cluster: RedisCluster) -> None:
+def test_a_slot_moves_under_a_transaction(moving_cluster: RedisCluster) -> None:
     """While only some of its keys have arrived, all of its commands run or none, on either node, as in MULTI."""
-    tag = fresh_namespace()
+    cluster, tag = moving_cluster, fresh_namespace()
     slot = slot_of(f"{{{tag}}}")
     source = next(s for s in cluster.servers[:3] if _owns(s, slot))
     target = next(s for s in cluster.servers[:3] if s is not source)
@@ -240,6 +248,17 @@ def test_a_slot_moves_under_a_transaction(cluster: RedisCluster) -> None:
         for server in (target, source, *cluster.servers[2:3]):
             server.execute("CLUSTER", "SETSLOT", slot, "NODE", node_id(target))
         assert eventually(lambda: sold(client, 0))
+
+
+def test_a_planted_bug_begins_while_the_slot_moves(
+    moving_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = scripts.COMMANDS.source
+    assert source.count("local moves = moving()") == 1
+    wrong = scripts.GuardScript(source.replace("local moves = moving()", "local moves = nil"))
+    monkeypatch.setattr(fence, "COMMANDS", wrong)
+    with pytest.raises((AssertionError, redis.ResponseError)):
+        test_a_slot_moves_under_a_transaction(moving_cluster)
 
 
 def _owns(server: RedisServer, slot: int) -> bool:
