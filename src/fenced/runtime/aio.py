@@ -253,7 +253,7 @@ class LoopSocketStream(sockets.SocketStream):
         await super().send(data, until)
 
     async def receive(self, until: float) -> bytes:
-        self._deadline.check(until)
+        self._late_reads.check(until)
         while not self._data:
             if self._over:
                 raise OSError(self._over)

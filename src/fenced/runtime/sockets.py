@@ -200,7 +200,7 @@ async def _ready(waiting: Awaitable[bool]) -> None:
         raise Late
 
 
-class Deadline:
+class LateReads:
     """Lets a reader read once after its deadline: bytes that arrived in time count, however late it runs.
 
     A peer that never stops sending would otherwise keep it for ever: there is always something to read.
@@ -224,7 +224,7 @@ class SocketStream:
     def __init__(self, link: SocketLike, runtime: Runtime) -> None:
         self.link = link
         self._runtime = runtime
-        self._deadline = Deadline(runtime)
+        self._late_reads = LateReads(runtime)
 
     async def send(self, data: bytes, until: float) -> None:
         try:
@@ -236,7 +236,7 @@ class SocketStream:
 
     async def receive(self, until: float) -> bytes:
         """The next bytes. OSError: none came in time, or the connection has ended."""
-        self._deadline.check(until)
+        self._late_reads.check(until)
         data = await receive(self.link, self._runtime, until)
         if not data:
             raise OSError(CLOSED)

@@ -390,9 +390,9 @@ async def _frame(link: SocketLike, runtime: Runtime, until: float) -> bytes:
 
 
 async def _exactly(link: SocketLike, count: int, runtime: Runtime, until: float) -> bytes:
-    data, deadline = b"", sockets.Deadline(runtime)
+    data, late_reads = b"", sockets.LateReads(runtime)
     while len(data) < count:
-        deadline.check(until)
+        late_reads.check(until)
         more = await sockets.receive(link, runtime, until, count - len(data))
         if not more:
             raise OSError(
