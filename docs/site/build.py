@@ -22,9 +22,11 @@ SITE = Path(__file__).resolve().parent
 DOCS = SITE.parent
 ROOT = DOCS.parent
 WORK = ROOT / ".docs"
-OUT = WORK / "site"
 ABOVE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages above `docs`, and what they are called in the site."""
+
+CODE = (".py", ".pyc")
+"""What is in `docs` and no part of the site."""
 
 MERMAID = "12.3.0"
 MERMAID_SHA256 = "336df803d87a38b70a01e736e666c8f7601d2ce42f5e47c8fafe5d721074b9a3"
@@ -41,25 +43,26 @@ FROM_ELSEWHERE = re.compile(
 
 def assemble(folder: Path) -> None:
     """Copy the pages and what they show into a folder for Sphinx, and remove what was copied there before."""
-    texts = {
-        folder / page: (ROOT / name).read_text().replace("](docs/", "](") for name, page in ABOVE.items()
+    wanted = {
+        folder / page: (ROOT / name).read_text().replace("](docs/", "](").encode()
+        for name, page in ABOVE.items()
     }
     for path in DOCS.rglob("*"):
-        if path.suffix in (".md", ".svg", ".json") and not path.is_relative_to(SITE):
-            texts[folder / path.relative_to(DOCS)] = _changed(path)
-    for path in folder.rglob("*.*"):
-        if path not in texts:
+        if path.is_file() and path.suffix not in CODE and not path.is_relative_to(SITE):
+            content = _changed(path).encode() if path.suffix == ".md" else path.read_bytes()
+            wanted[folder / path.relative_to(DOCS)] = content
+    for path in folder.rglob("*"):
+        if path.is_file() and path not in wanted:
             path.unlink()
-    for path, text in texts.items():
+    for path, content in wanted.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text() != text:  # Sphinx reads again only what has changed
-            path.write_text(text)
+        if not path.exists() or path.read_bytes() != content:  # Sphinx reads again only what has changed
+            path.write_bytes(content)
 
 
 def _changed(path: Path) -> str:
+    """A page as Sphinx needs it."""
     text = path.read_text()
-    if path.suffix != ".md":
-        return text
     for name, page in ABOVE.items():
         text = text.replace(f"../{name}", page)
     text = API_TABLE.sub(_from_docstrings, text)
@@ -97,23 +100,31 @@ def _contents(caption: str, pages: list[str]) -> str:
     return "\n".join(["", "```{toctree}", *options, "", *pages, "```", ""])
 
 
-def vendor_mermaid() -> None:
+def vendor_mermaid(site: Path) -> None:
     """Put mermaid beside the site's other scripts, so that no page loads it from another host."""
     kept = WORK / f"mermaid-{MERMAID}.min.js"
     if not kept.exists():
-        if shutil.which("npm") is None:
-            raise SystemExit("the diagrams need mermaid, which npm fetches; install npm and build again")
-        with tempfile.TemporaryDirectory() as folder:
-            command = ["npm", "pack", f"mermaid@{MERMAID}", "--silent", "--pack-destination", folder]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            (packed,) = Path(folder).glob("*.tgz")
-            with tarfile.open(packed) as archive:
-                script = archive.extractfile("package/dist/mermaid.min.js")
-                assert script is not None
-                kept.write_bytes(script.read())
+        try:
+            script = _fetch_mermaid()
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"npm did not fetch mermaid: the diagrams of this site are text ({error})", file=sys.stderr)
+            return
+        WORK.mkdir(exist_ok=True)
+        kept.write_bytes(script)
     if hashlib.sha256(kept.read_bytes()).hexdigest() != MERMAID_SHA256:
         raise SystemExit(f"{kept} has another hash than mermaid {MERMAID} had; remove it and build again")
-    shutil.copy(kept, OUT / "_static" / "mermaid.min.js")
+    shutil.copy(kept, site / "_static" / "mermaid.min.js")
+
+
+def _fetch_mermaid() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["npm", "pack", f"mermaid@{MERMAID}", "--silent", "--pack-destination", folder]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        (packed,) = Path(folder).glob("*.tgz")
+        with tarfile.open(packed) as archive:
+            script = archive.extractfile("package/dist/mermaid.min.js")
+            assert script is not None
+            return script.read()
 
 
 def loaded_from_elsewhere(site: Path) -> list[str]:
@@ -126,23 +137,24 @@ def loaded_from_elsewhere(site: Path) -> list[str]:
     ]
 
 
-def main() -> int:
+def build(work: Path) -> int:
+    """Build the site in a folder; the status of the program."""
     from sphinx.cmd.build import main as sphinx
 
-    pages = WORK / "pages"
+    pages, site = work / "pages", work / "site"
     assemble(pages)
-    shutil.rmtree(OUT, ignore_errors=True)  # all pages are written: each has the navigation in it
-    options = ["-b", "html", "-a", "-W", "--keep-going", "-q", "-c", str(SITE), "-d", str(WORK / "read")]
-    status: int = sphinx([*options, str(pages), str(OUT)])
+    shutil.rmtree(site, ignore_errors=True)  # all pages are written: each has the navigation in it
+    options = ["-b", "html", "-a", "-W", "--keep-going", "-q", "-c", str(SITE), "-d", str(work / "read")]
+    status: int = sphinx([*options, str(pages), str(site)])
     if status:
         return status
-    vendor_mermaid()
-    if wrong := loaded_from_elsewhere(OUT):
+    vendor_mermaid(site)
+    if wrong := loaded_from_elsewhere(site):
         print("the site must work without a network:", *wrong, sep="\n  ", file=sys.stderr)
         return 1
-    print(f"the site is in {OUT}; open {OUT / 'index.html'}")
+    print(f"the site is in {site}; open {site / 'index.html'}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(build(Path(sys.argv[1]).resolve() if sys.argv[1:] else WORK))

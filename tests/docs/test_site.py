@@ -1,11 +1,28 @@
-"""What the site adds to the pages: a navigation that has all of them, and nothing that comes from another host."""
+"""The site is built, and what it adds to the pages: a navigation that has all of them, and nothing from other hosts."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from docs.site import build
+
+SECONDS_MAX = 300
+
+
+@pytest.mark.timeout(SECONDS_MAX + 20)  # half a minute of computing, on a machine that does other things, too
+def test_the_site_is_built_whole_and_shows_its_pictures(tmp_path: Path) -> None:
+    """As `make docs` builds it. `make test` has installed what it needs; so does `make .venv/.docs`."""
+    command = [sys.executable, build.__file__, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    pictures = {path.name for path in (build.DOCS / "img").iterdir()}
+    shown = {name for name in pictures if list((tmp_path / "site" / "_images").glob(name))}
+    assert shown == pictures
 
 
 def test_every_page_is_in_the_navigation_once(tmp_path: Path) -> None:
