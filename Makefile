@@ -26,7 +26,10 @@ POSTGRESQLS := 14.23.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
 # An emulator of DynamoDB that keeps its data on the disk. Without npm the tests use another one, which does not.
 DYNOXIDE := 1.2.1
 
-.PHONY: help drill test serve docs servers lint format api build lock bench simulate evidence clean
+# What the bench measures with.
+LOADS := wrk:wrk cc:build-essential
+
+.PHONY: help drill test serve docs servers measuring lint format api build lock bench simulate evidence clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,7 +41,7 @@ drill: $(VENV)/.package ## break things and watch stale holders refused; ARGS="s
 test: export FENCED_SERVERS_FOLDER ?= $(shell df --output=avail -BG /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 + 0 >= 8 { print "/dev/shm" }')
 # Byte code is kept, whatever the environment says: the tests start hundreds of programs that import the same modules.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(VENV)/.test servers .postgresql/.made $(VENV)/.dynoxide ## install what the tests need, then lint, types and every test; ARGS="-k renew"
+test: $(VENV)/.test $(VENV)/.docs servers measuring .postgresql/.made $(VENV)/.dynoxide ## install what the tests need, then lint, types and every test; ARGS="-k renew"
 	@echo "lint and types run beside the tests; their output follows that of the tests"
 	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; tests=0; linted=0; \
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS) || tests=$$?; \
@@ -52,11 +55,10 @@ docs: $(VENV)/.docs ## build the documentation site, and check every link in it
 	@$(BIN)/python docs/site/build.py
 
 servers:
-	@missing=; \
-	for pair in $(SERVERS); do \
-	  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
-	done; \
-	$(call apt_install,$$missing,the tests start these servers)
+	@$(call missing_of,$(SERVERS)); $(call apt_install,$$missing,the tests start these servers)
+
+measuring:
+	@$(call missing_of,$(LOADS)); $(call apt_install,$$missing,the bench measures with them)
 
 lint: $(VENV)/.test ## style, types, and which module may import which
 	$(BIN)/ruff check --output-format concise .
@@ -85,7 +87,7 @@ lock: $(BIN)/uv ## write the locks again; ARGS=--upgrade for the newest versions
 	$(COMPILE) $(ARGS) --constraint requirements/test.lock --group docs --output-file requirements/docs.lock pyproject.toml
 	@! grep -n '://' requirements/*.lock || { echo 'a lock names an address; see above'; exit 1; }
 
-bench: $(VENV)/.test servers ## the figures of docs and README, and ratios to what else one could take; ARGS="--json FILE"
+bench: $(VENV)/.test servers measuring ## the figures of docs and README, and ratios to what else one could take; ARGS="--json FILE"
 	@$(BIN)/python -m bench $(ARGS)
 
 simulate: $(VENV)/.package ## seeded worlds; SEEDS=0-999, SEEDS="7 11 13" or SEEDS=fresh COUNT=1000; AUTHORITY=memory
@@ -158,6 +160,13 @@ $(VENV)/.dynoxide: Makefile | $(VENV)/.made
 
 $(BIN)/uv: | $(VENV)/.made
 	@$(PIP) install uv
+
+# $(call missing_of,PAIRS): set `missing` to the packages whose commands are not there.
+define missing_of
+missing=; for pair in $1; do \
+  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
+done
+endef
 
 # $(call apt_install,PACKAGES,WHY): install system packages as root, or else say how, and stop.
 define apt_install

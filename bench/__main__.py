@@ -57,6 +57,7 @@ PACKAGES = {
 """What a group compares with. Imported only when it is measured: the others need none of it."""
 
 QUICK = Effort(0.5)
+SMOKE = Effort(0.02, 0.02)
 Run = Callable[[Path, Effort], Iterator[Figure]]
 
 
@@ -120,10 +121,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--folder", type=Path, default=Path(), help="whose disk SQLite uses (default: here)")
     parser.add_argument("--quick", action="store_true", help="half of the repetitions: rougher figures")
+    parser.add_argument("--smoke", action="store_true", help="as little as possible: only shows that it runs")
     options = parser.parse_args()
     if unknown := set(options.group) - set(GROUPS):
         parser.error(f"no such group: {', '.join(sorted(unknown))}")
-    effort = QUICK if options.quick else Effort()
+    effort = SMOKE if options.smoke else QUICK if options.quick else Effort()
     found = conditions()
     print(f"Python {found['python']}, SQLite {found['sqlite']}, {found['system']}, {found['cores']} cores")
     print("at most: less is better; at least: a peer's time divided by ours, so more is better", flush=True)

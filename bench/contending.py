@@ -133,11 +133,11 @@ class Drain:
         return handovers(opened, self._turns)
 
 
-def pairs(kinds: Sequence[Kind], rounds: int) -> list[float]:
+def pairs(kinds: Sequence[Kind], rounds: int, warm_up: int) -> list[float]:
     """The median seconds of an uncontended acquire and release of each."""
     with contextlib.ExitStack() as stack:
         locks = [lock for kind in kinds for lock in crew_of(kind, stack, 1)]
-        return medians(*map(_pair, locks), rounds=rounds, warm_up=WARM_UP)
+        return medians(*map(_pair, locks), rounds=rounds, warm_up=warm_up)
 
 
 def crew_of(kind: Kind, stack: contextlib.ExitStack, count: int) -> list[Lock]:
@@ -177,10 +177,10 @@ def _drain(kind: Kind, crew: Sequence[Lock], draw: random.Random) -> list[float]
 # With tasks.
 
 
-async def async_pairs(kinds: Sequence[Kind], rounds: int) -> list[float]:
+async def async_pairs(kinds: Sequence[Kind], rounds: int, warm_up: int) -> list[float]:
     async with contextlib.AsyncExitStack() as stack:
         locks = [lock for kind in kinds for lock in await _async_crew(kind, stack, 1)]
-        return await async_medians(*map(_async_pair, locks), rounds=rounds, warm_up=WARM_UP)
+        return await async_medians(*map(_async_pair, locks), rounds=rounds, warm_up=warm_up)
 
 
 async def async_drains(kinds: Sequence[Kind], waiters: int, cycles: int) -> list[list[float]]:

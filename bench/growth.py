@@ -23,7 +23,9 @@ def used_name(number: int) -> str:
 
 def figure(key: str, few: fenced.Client, many: fenced.Client, names: int, effort: Effort) -> Figure:
     """Pairs on names drawn from those that were used before, in both stores turn by turn."""
-    small, large = medians(_pair(few, FEW), _pair(many, names), rounds=effort.of(ROUNDS), warm_up=WARM_UP)
+    small, large = medians(
+        _pair(few, FEW), _pair(many, names), rounds=effort.of(ROUNDS), warm_up=effort.size(WARM_UP)
+    )
     what = f"acquire and release after {names:,} names"
     return ratio(f"{key}.growth", what, large, small, target=TARGET, against=f"after {FEW:,} names")
 

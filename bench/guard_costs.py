@@ -91,7 +91,7 @@ CASES = (
 
 def run(url: str, client: fenced.Client, effort: Effort) -> Iterator[Figure]:
     with psycopg.connect(url, autocommit=True) as maintenance:
-        _make(maintenance, "bare")
+        _make(maintenance, "bare", effort.size(ROWS))
         for number, case in enumerate(CASES):
             with contextlib.ExitStack() as stack:
                 yield from _measured(case, f"case{number}", url, client, maintenance, stack, effort)
@@ -108,8 +108,11 @@ def _measured(
 ) -> Iterator[Figure]:
     """Measure one case on one connection, alternating with the plain statement."""
     connection = stack.enter_context(psycopg.connect(url, autocommit=True))
-    write = _prepared(case, table, connection, client, maintenance, stack)
-    for rows, rounds, warm_up in ((1, ROUNDS, WARM_UP), (ROWS, BULK_ROUNDS, BULK_WARM_UP)):
+    write = _prepared(case, table, connection, client, maintenance, stack, effort.size(ROWS))
+    for rows, rounds, warm_up in (
+        (1, ROUNDS, WARM_UP),
+        (effort.size(ROWS), BULK_ROUNDS, BULK_WARM_UP),
+    ):
         where = " WHERE id = 42" if rows == 1 else ""
 
         def unguarded(where: str = where) -> None:
@@ -120,7 +123,7 @@ def _measured(
                 maintenance.execute(f"VACUUM bare, {table}, fenced_guard.mark".encode())
 
         theirs, ours = medians(
-            unguarded, write(where), rounds=effort.of(rounds), warm_up=warm_up, before=vacuum
+            unguarded, write(where), rounds=effort.of(rounds), warm_up=effort.size(warm_up), before=vacuum
         )
         yield ratio(
             f"{case.what}, {rows}".replace(" ", "_"),
@@ -132,10 +135,10 @@ def _measured(
         )
 
 
-def _make(connection: Connection, table: str) -> None:
+def _make(connection: Connection, table: str, rows: int) -> None:
     connection.execute(
         f"CREATE TABLE {table} (id integer PRIMARY KEY, shop integer, qty integer, epoch bigint NOT NULL DEFAULT 0);"
-        f"INSERT INTO {table} SELECT id, {SHOP}, 0, 0 FROM generate_series(1, {ROWS}) AS id; ANALYZE {table}".encode()
+        f"INSERT INTO {table} SELECT id, {SHOP}, 0, 0 FROM generate_series(1, {rows}) AS id; ANALYZE {table}".encode()
     )
 
 
@@ -152,9 +155,10 @@ def _prepared(
     client: fenced.Client,
     maintenance: Connection,
     stack: contextlib.ExitStack,
+    rows: int,
 ) -> Callable[[str], Action]:
     """Make the table, its guard and its lease. Returns a function from a WHERE clause to the write."""
-    _make(maintenance, table)
+    _make(maintenance, table, rows)
     template = f"{table}/{case.template}"
     guard = sql.Guard(table=table, name=template, rule=case.rule, epoch="epoch" if case.epoch else None)
     guard.install(maintenance, mode=case.mode)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fenced
 from bench.figures import Figure, ratio
-from bench.interleaved import Action, Effort, connect, make_table, medians
+from bench.interleaved import WARM_UP, Action, Effort, connect, make_table, medians
 from fenced import sql
 
 ONE = "UPDATE orders SET qty = qty + 1 WHERE id = 42"
@@ -66,6 +66,7 @@ def _one_row(folder: Path, client: fenced.Client, effort: Effort) -> Iterator[Fi
             guarded(guard, files[1], lease, ONE),
             by_clause(guard, files[2], lease),
             rounds=effort.of(ROUNDS),
+            warm_up=effort.size(WARM_UP),
         )
     yield ratio("guard", "guarded UPDATE of one row", ours, theirs, target=1.25, against="without a guard")
     yield ratio("clause", "the same by clause()", clause, theirs, against="without a guard")
@@ -74,9 +75,10 @@ def _one_row(folder: Path, client: fenced.Client, effort: Effort) -> Iterator[Fi
 
 
 def _many_rows(folder: Path, client: fenced.Client, effort: Effort) -> Iterator[Figure]:
+    rows = effort.size(ROWS)
     files = [connect(folder / f"many-{kind}.db") for kind in ("plain", "constant", "template")]
     for each in files:
-        make_table(each, ROWS)
+        make_table(each, rows)
     constant = sql.Guard(table="orders", name="orders")
     template = sql.Guard(table="orders", name="shops/{shop}")
     constant.install(files[1], mode="enforce")
@@ -87,12 +89,12 @@ def _many_rows(folder: Path, client: fenced.Client, effort: Effort) -> Iterator[
             guarded(constant, files[1], orders, ALL),
             guarded(template, files[2], shop, ALL),
             rounds=effort.of(BULK_ROUNDS),
-            warm_up=15,
+            warm_up=effort.size(15),
         )
-    against = f"{ROWS:,} rows without a guard"
+    against = f"{rows:,} rows without a guard"
     yield ratio(
-        "bulk_constant", f"{ROWS:,} rows under one constant name", one, theirs, target=7, against=against
+        "bulk_constant", f"{rows:,} rows under one constant name", one, theirs, target=7, against=against
     )
-    yield ratio("bulk_template", f"{ROWS:,} rows, name by template", other, theirs, target=7, against=against)
+    yield ratio("bulk_template", f"{rows:,} rows, name by template", other, theirs, target=7, against=against)
     for each in files:
         each.close()

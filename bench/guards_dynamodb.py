@@ -67,7 +67,7 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
                 "get_item and put_item",
             ),
         ):
-            bare, fenced = medians(theirs, ours, rounds=effort.of(ROUNDS), warm_up=10)
+            bare, fenced = medians(theirs, ours, rounds=effort.of(ROUNDS), warm_up=effort.size(10))
             yield ratio(key, what, fenced, bare, against=f"{against}, boto3 on an emulator")
 
 

@@ -61,7 +61,7 @@ def _alone(name: str, url: str, most: float, effort: Effort) -> Iterator[Figure]
         ),
         ("value", "write of a value under a name", lambda: values.write(_stamp("v", 1), "v", BODY), None),
     ):
-        theirs, ours = medians(bare, action, rounds=effort.of(ROUNDS), warm_up=50)
+        theirs, ours = medians(bare, action, rounds=effort.of(ROUNDS), warm_up=effort.size(50))
         yield ratio(f"guards_etcd.{key}", f"{name}: {what}", ours, theirs, target=target, against=AGAINST)
     wire.close()
     guard.close()

@@ -46,7 +46,7 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
             ("files_same", "replace a file of 4 KB, the same token", same, 1.1),
             ("files_new", "the same, a new token each", newer, 2.5),
         ):
-            theirs, ours = medians(plain, action, rounds=effort.of(ROUNDS), warm_up=10)
+            theirs, ours = medians(plain, action, rounds=effort.of(ROUNDS), warm_up=effort.size(10))
             yield ratio(key, what, ours, theirs, target=target, against=PLAIN)
 
 

@@ -60,7 +60,7 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
             ),
             ("objects_same", "the same, the same token: 2 requests", same, None),
         ):
-            theirs, ours = medians(plain, action, rounds=effort.of(ROUNDS), warm_up=10)
+            theirs, ours = medians(plain, action, rounds=effort.of(ROUNDS), warm_up=effort.size(10))
             yield ratio(key, what, ours, theirs, target=target, against="GET and PUT, boto3 on SeaweedFS")
 
 

@@ -47,7 +47,7 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
             psycopg.connect(url, autocommit=True) as connection,
         ):
             for table in TABLES:
-                _make(connection, table)
+                _make(connection, table, effort.size(ROWS))
             yield from _one_row(url, connection, client, effort)
             yield from _audit(connection, client, effort)
             yield from _many_rows(connection, client, effort)
@@ -56,10 +56,10 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
             yield from guard_costs.run(url, client, effort)
 
 
-def _make(connection: Connection, table: str) -> None:
+def _make(connection: Connection, table: str, rows: int) -> None:
     connection.execute(
         f"CREATE TABLE {table} (id integer PRIMARY KEY, shop integer, qty integer, epoch bigint);"
-        f"INSERT INTO {table} SELECT id, 7, 0, 0 FROM generate_series(1, {ROWS}) AS id; ANALYZE {table}".encode()
+        f"INSERT INTO {table} SELECT id, 7, 0, 0 FROM generate_series(1, {rows}) AS id; ANALYZE {table}".encode()
     )
 
 
@@ -116,13 +116,13 @@ def _one_row(url: str, connection: Connection, client: fenced.Client, effort: Ef
             guarded(guard, connection, lease, _one("guarded"), [42]),
             _by_clause(clause, connection, lease),
             rounds=effort.of(ROUNDS),
-            warm_up=WARM_UP,
+            warm_up=effort.size(WARM_UP),
         )
         yield ratio("one", "UPDATE of one row, where we begin", ours, theirs, target=1.5, against=against)
         yield ratio("clause", "the same by clause()", cooperative, theirs, target=1.1, against=against)
         unguarded = plain(beginning, _one("plain"), [42])
         announced = guarded(guard, beginning, lease, _one("guarded"), [42])
-        theirs, ours = medians(unguarded, announced, rounds=effort.of(ROUNDS), warm_up=WARM_UP)
+        theirs, ours = medians(unguarded, announced, rounds=effort.of(ROUNDS), warm_up=effort.size(WARM_UP))
         what = "UPDATE of one row, on a connection that begins by itself"
         yield ratio("begins", what, ours, theirs, target=1.9, against=against)
         trips, more = _round_trips(beginning, unguarded), _round_trips(beginning, announced)
@@ -155,7 +155,9 @@ async def _one_row_asyncpg(url: str, lease: fenced.Lease, effort: Effort) -> Fig
         async with guard.transaction(connection, lease) as tx:
             await tx.execute("UPDATE guarded SET qty = qty + 1 WHERE id = $1", 42)
 
-    theirs, ours = await async_medians(unguarded, announced, rounds=effort.of(ROUNDS), warm_up=WARM_UP)
+    theirs, ours = await async_medians(
+        unguarded, announced, rounds=effort.of(ROUNDS), warm_up=effort.size(WARM_UP)
+    )
     await connection.close()
     against = "BEGIN, UPDATE, COMMIT without a guard"
     return ratio(
@@ -181,7 +183,9 @@ def _audit(connection: Connection, client: fenced.Client, effort: Effort) -> Ite
         return many
 
     with client.hold("orders/42") as lease:
-        without, with_samples = medians(sampled(0), sampled(0.01), rounds=effort.of(40), warm_up=2)
+        without, with_samples = medians(
+            sampled(0), sampled(0.01), rounds=effort.of(40), warm_up=effort.size(2)
+        )
         against = "100 transactions each, without samples"
         what = "1 in 100 admitted transactions recorded"
         yield ratio("audit", what, with_samples, without, target=1.05, against=against)
@@ -190,13 +194,14 @@ def _audit(connection: Connection, client: fenced.Client, effort: Effort) -> Ite
             plain(connection, _one("plain"), [42]),
             plain(connection, _one("observed"), [42]),
             rounds=effort.of(ROUNDS),
-            warm_up=WARM_UP,
+            warm_up=effort.size(WARM_UP),
         )
     against = "without a guard"
     yield ratio("unstamped", "unstamped UPDATE of one row, in observe", unstamped, theirs, against=against)
 
 
 def _many_rows(connection: Connection, client: fenced.Client, effort: Effort) -> Iterator[Figure]:
+    rows = effort.size(ROWS)
     constant = sql.Guard(table="constant", name="constant")
     template = sql.Guard(table="template", name="shops/{shop}")
     for guard in (constant, template):
@@ -207,13 +212,13 @@ def _many_rows(connection: Connection, client: fenced.Client, effort: Effort) ->
             guarded(constant, connection, whole, b"UPDATE constant SET qty = qty + 1"),
             guarded(template, connection, shop, b"UPDATE template SET qty = qty + 1"),
             rounds=effort.of(BULK_ROUNDS),
-            warm_up=BULK_WARM_UP,
+            warm_up=effort.size(BULK_WARM_UP),
             before=_vacuum(connection, "plain", "constant", "template"),
         )
-    against = f"{ROWS:,} rows without a guard"
-    what = f"{ROWS:,} rows under one constant name"
+    against = f"{rows:,} rows without a guard"
+    what = f"{rows:,} rows under one constant name"
     yield ratio("bulk_constant", what, one, theirs, target=1.3, against=against)
-    what = f"{ROWS:,} rows of one name, by template"
+    what = f"{rows:,} rows of one name, by template"
     yield ratio("bulk_template", what, other, theirs, target=1.3, against=against)
 
 
@@ -223,23 +228,24 @@ def _vacuum(connection: Connection, *tables: str) -> Action:
 
 
 def _many_names(connection: Connection, client: fenced.Client, effort: Effort) -> Figure:
+    rows = effort.size(ROWS)
     guard = sql.Guard(table="own", name="own/{id}", epoch="epoch")
     guard.install(connection, mode="enforce")
-    names = [f"own/{number}" for number in range(1, ROWS + 1)]
+    names = [f"own/{number}" for number in range(1, rows + 1)]
     with contextlib.ExitStack() as held:
         leases = [
             held.enter_context(client.hold_all(names[first : first + NAMES_MAX], ttl=600))
-            for first in range(0, ROWS, NAMES_MAX)
+            for first in range(0, rows, NAMES_MAX)
         ]
         theirs, ours = medians(
             plain(connection, b"UPDATE plain SET qty = qty + 1"),
             guarded(guard, connection, leases, b"UPDATE own SET qty = qty + 1"),
             rounds=effort.of(BULK_ROUNDS),
-            warm_up=BULK_WARM_UP,
+            warm_up=effort.size(BULK_WARM_UP),
             before=_vacuum(connection, "plain", "own"),
         )
-    what = f"{ROWS:,} rows each under its own name, with the epoch column"
-    return ratio("bulk_own", what, ours, theirs, target=2.5, against=f"{ROWS:,} rows without a guard")
+    what = f"{rows:,} rows each under its own name, with the epoch column"
+    return ratio("bulk_own", what, ours, theirs, target=2.5, against=f"{rows:,} rows without a guard")
 
 
 def _one_holder(
@@ -259,11 +265,12 @@ def _one_holder(
         announced[0]()
         call = f"SELECT fenced_guard.announce('{lease.bare_stamp()}', NULL, 'public.constant')"
         rates: list[list[float]] = [[], [], [], []]
+        seconds = effort.seconds(CONTENDED_SECONDS)
         for _ in range(effort.of(CONTENDED_ROUNDS)):
-            rates[0].append(_by_pgbench(server, "BEGIN", "plain"))
-            rates[1].append(_by_pgbench(server, f"BEGIN\\; {call}", "constant"))
-            rates[2].append(_throughput(unguarded, CONTENDED_SECONDS))
-            rates[3].append(_throughput(announced, CONTENDED_SECONDS))
+            rates[0].append(_by_pgbench(server, seconds, "BEGIN", "plain"))
+            rates[1].append(_by_pgbench(server, seconds, f"BEGIN\\; {call}", "constant"))
+            rates[2].append(_throughput(unguarded, seconds))
+            rates[3].append(_throughput(announced, seconds))
     bare, fenced_, theirs, ours = (sorted(each)[len(each) // 2] for each in rates)
     what = f"{CONNECTIONS} connections of one holder, throughput"
     yield _rate("one_holder", f"{what}, by pgbench", fenced_, bare, target=0.6)
@@ -275,14 +282,14 @@ def _rate(key: str, what: str, ours: float, theirs: float, target: float | None 
     return Figure(key, what, ours / theirs, "x", target, detail, "at least")
 
 
-def _by_pgbench(server: PostgresqlServer, begin: str, table: str) -> float:
+def _by_pgbench(server: PostgresqlServer, seconds: float, begin: str, table: str) -> float:
     """Transactions a second."""
     script = f"{begin};\nUPDATE {table} SET qty = qty + 1 WHERE id = :client_id + 1;\nCOMMIT;\n"
     with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
         file.write(script)
         file.flush()
         where = ["-h", server.host, "-p", str(server.port), "-U", "postgres", "guarded"]
-        load = ["-n", "-c", str(CONNECTIONS), "-T", str(int(CONTENDED_SECONDS)), "-f", file.name]
+        load = ["-n", "-c", str(CONNECTIONS), "-T", str(max(1, round(seconds))), "-f", file.name]
         done = subprocess.run(
             [find_program("pgbench", "postgresql"), *load, *where], capture_output=True, text=True, check=True
         )
@@ -295,7 +302,7 @@ def _throughput(writes: list[Action], seconds: float) -> float:
 
     def work(write: Callable[[], object]) -> None:
         count = 0
-        while time.perf_counter() < end:
+        while not count or time.perf_counter() < end:
             write()
             count += 1
         counts.append(count)

@@ -85,7 +85,7 @@ def _one_connection(
         with guard.transaction(client, stamp, "new") as tx:
             tx.set("fenced", VALUE)
 
-    theirs, ours, new = medians(plain, guarded, newer, rounds=effort.of(ROUNDS), warm_up=200)
+    theirs, ours, new = medians(plain, guarded, newer, rounds=effort.of(ROUNDS), warm_up=effort.size(200))
     against = f"SET, {where}"
     yield ratio(
         f"guard.{key}.one", "fenced SET, one connection", ours, theirs, target=target, against=against
@@ -138,7 +138,7 @@ def _by_redis_benchmark(
     count = effort.of(REQUESTS)
     seconds: tuple[list[float], list[float]] = ([], [])
     work: tuple[list[float], list[float]] = ([], [])
-    for _ in range(TURNS):
+    for _ in range(effort.size(TURNS)):
         for chosen, words in enumerate(requests):
             before = _cpu_seconds(client)
             seconds[chosen].append(_benchmark(server, words, count))
@@ -181,7 +181,7 @@ def _loads(
     times: tuple[list[float], list[float]] = ([], [])
     packed = [command(*words) for words in requests]
     lengths = [_reply_length(sockets[0], request) for request in packed]
-    for _ in range(TURNS):
+    for _ in range(effort.size(TURNS)):
         for request, length, found in zip(packed, lengths, times, strict=True):
             found.append(_drive(sockets, request * pipeline, length * pipeline, batches))
     for client, connection in zip(clients, connections, strict=True):

@@ -41,7 +41,7 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
             ("new", "... a new token each: announced, then set", lambda: fenced(next(tokens)), None),
             ("value", "write of a value under a name", lambda: values.write(_stamp("v", 1), "v", BODY), None),
         ):
-            theirs, ours = medians(bare, action, rounds=effort.of(ROUNDS), warm_up=100)
+            theirs, ours = medians(bare, action, rounds=effort.of(ROUNDS), warm_up=effort.size(100))
             whole = f"ZooKeeper {server.version}: {what}"
             yield ratio(
                 f"guards_zookeeper.{key}",

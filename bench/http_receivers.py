@@ -94,7 +94,7 @@ async def _asgi(effort: Effort) -> list[Figure]:
 
     apps = [_bare, Receiver(_bare), Before(_bare, store="memory:bench", names=PATHS), Receiver(decorated)]
     bare, receiver, before, single = await async_medians(
-        *(batch(app) for app in apps), rounds=effort.of(ROUNDS), warm_up=100
+        *(batch(app) for app in apps), rounds=effort.of(ROUNDS), warm_up=effort.size(100)
     )
     return [
         _added("http_receiver", "a request through Receiver: the stamp is read", receiver, bare, None),
@@ -124,7 +124,7 @@ def _wsgi(effort: Effort) -> Figure:
         return call
 
     before = WsgiBefore(app, store="memory:wsgi-bench", names=PATHS)
-    bare, ours = medians(batch(app), batch(before), rounds=effort.of(ROUNDS), warm_up=100)
+    bare, ours = medians(batch(app), batch(before), rounds=effort.of(ROUNDS), warm_up=effort.size(100))
     return _added("http_wsgi_before", "the same for WSGI: WsgiBefore", ours, bare, 20.0)
 
 
@@ -150,7 +150,9 @@ def _atomic(effort: Effort) -> Figure:
                     connection.execute(UPDATE.format("guarded").encode(), [42])
 
             unguarded = plain(connection, UPDATE.format("plain").encode(), [42])
-            theirs, ours, own = medians(unguarded, received, guarded, rounds=effort.of(1500), warm_up=300)
+            theirs, ours, own = medians(
+                unguarded, received, guarded, rounds=effort.of(1500), warm_up=effort.size(300)
+            )
             what = "a request in atomic(): read the stamp, announce, UPDATE, COMMIT (PostgreSQL)"
             against = f"BEGIN, UPDATE, COMMIT; the guard alone {own / theirs:.2f} x"
             return ratio("http_atomic", what, ours, theirs, target=1.5, against=against)

@@ -24,17 +24,25 @@ Until then the log grows, and a commit that lengthens its file takes twice as lo
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much of the usual number of repetitions a run makes."""
+    """How much of the usual number of repetitions a run makes, and of the usual sizes, warm-ups and waits.
+
+    With smaller sizes the figures mean nothing: such a run shows that everything can be measured.
+    """
 
     share: float = 1.0
+    sizes: float = 1.0
 
     def of(self, count: int) -> int:
         return max(1, round(count * self.share))
 
+    def size(self, count: int) -> int:
+        return max(1, round(count * self.sizes))
 
-def medians(
-    *actions: Action, rounds: int, warm_up: int = WARM_UP, before: Action = lambda: None
-) -> list[float]:
+    def seconds(self, seconds: float) -> float:
+        return seconds * self.sizes
+
+
+def medians(*actions: Action, rounds: int, warm_up: int, before: Action = lambda: None) -> list[float]:
     """The median seconds of each action, each called once per round, in an order that is drawn anew.
 
     `before` is called in front of each, untimed.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fenced
 from bench.figures import Figure, ratio
-from bench.interleaved import Effort, connect, make_table, medians
+from bench.interleaved import WARM_UP, Effort, connect, make_table, medians
 
 ROUNDS = 2000
 ASYNC_ROUNDS = 500
@@ -35,8 +35,13 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
             with client.hold("orders/42"):
                 pass
 
-        rounds = effort.of(ROUNDS)
-        pair, held, theirs = medians(acquire_and_release, hold, commit_twice, rounds=rounds)
+        pair, held, theirs = medians(
+            acquire_and_release,
+            hold,
+            commit_twice,
+            rounds=effort.of(ROUNDS),
+            warm_up=effort.size(WARM_UP),
+        )
     yield ratio("pair", "acquire and release", pair, theirs, target=1.5, against=AGAINST)
     yield ratio("hold", "with hold(...)", held, theirs, target=1.5, against=AGAINST)
     pair = asyncio.run(_async_pair(folder, effort.of(ASYNC_ROUNDS)))

@@ -1,6 +1,6 @@
 /* A load of durable grants and releases, the same for the service and for etcd's lock, so that the client costs the same.
 
-   load KIND HOST PORT CONNECTIONS EACH SECONDS RUN LEASE
+   load KIND HOST PORT CONNECTIONS EACH SECONDS RUN LEASE WARM_UP
 
    KIND lease:  POST /v1/leases, then POST /v1/leases/release, on each connection.
    KIND batch:  the same by POST /v1/batch, with EACH operations in a request.
@@ -8,7 +8,7 @@
 
    Each client has a name of its own, with RUN in it, and begins its next pair when the last one is answered. One thread.
    Prints pairs a second, the median and the 99th percentile of a pair in microseconds, and how many pairs there were with
-   those of the first half second, which is not counted. */
+   those of the first WARM_UP seconds, which are not counted. At least one pair is counted. */
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -78,7 +78,7 @@ static void put(struct connection *c, const char *data, size_t length) {
 
 static void pair_done(struct client *who, double at) {
     all_pairs++;
-    if (at < starts || at >= ends) return;
+    if (at < starts || (at >= ends && pairs)) return;
     double us = (at - who->began) * 1e6;
     pairs++;
     times[us < SLOWEST ? (int)us : SLOWEST - 1]++;
@@ -302,7 +302,7 @@ static double percentile(double share) {
 
 int main(int count, char **arguments) {
     static struct connection connections[CONNECTIONS_MAX];
-    if (count != 9) fail("KIND HOST PORT CONNECTIONS EACH SECONDS RUN LEASE");
+    if (count != 10) fail("KIND HOST PORT CONNECTIONS EACH SECONDS RUN LEASE WARM_UP");
     kind = !strcmp(arguments[1], "lease") ? LEASE : !strcmp(arguments[1], "batch") ? BATCH : V3LOCK;
     int many = atoi(arguments[4]);
     double seconds = atof(arguments[6]);
@@ -315,7 +315,7 @@ int main(int count, char **arguments) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[3]))};
     inet_pton(AF_INET, arguments[2], &address.sin_addr);
     int poll = epoll_create1(0);
-    starts = now() + 0.5, ends = starts + seconds; /* half a second to warm up */
+    starts = now() + atof(arguments[9]), ends = starts + seconds;
     for (int i = 0; i < many; i++) {
         struct epoll_event event = {.events = EPOLLIN, .data.ptr = &connections[i]};
         begin(&connections[i], &address, i * each);
@@ -326,7 +326,7 @@ int main(int count, char **arguments) {
         int found = epoll_wait(poll, ready, 64, 60000);
         if (!found) fail("no answer for a minute");
         for (int i = 0; i < found; i++) receive(ready[i].data.ptr);
-        stopping = now() >= ends;
+        stopping = pairs && now() >= ends;
     }
     printf("{\"pairs\":%.1f,\"p50\":%.0f,\"p99\":%.0f,\"all\":%ld}\n", pairs / seconds, percentile(0.5), percentile(0.99), all_pairs);
     return 0;

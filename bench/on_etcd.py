@@ -44,7 +44,9 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
         yield from compare(name, "etcd", ourselves(server.url(), "best-effort"), peers, effort)
         yield from _between_clients(name, server, effort)
         yield _bare(server, effort)
-        yield from requests.run("etcd", server.url(), lambda: _requests(server))
+        yield from requests.run(
+            "etcd", server.url(), lambda: _requests(server), effort, guarantee="best-effort"
+        )
 
 
 def _requests(server: EtcdServer) -> int:
@@ -122,7 +124,7 @@ def _between_clients(name: str, server: EtcdServer, effort: Effort) -> Iterator[
         ourselves_apart(server.url(), "best-effort"),
         [peer],
     )
-    for waiters in (2, 16):
+    for waiters in (2, 16)[: effort.size(2)]:
         times = drains(contest.kinds, waiters, effort.of(CYCLES[waiters]))
         yield from contest.of_drains(waiters, times)
 
@@ -142,13 +144,13 @@ def _bare(server: EtcdServer, effort: Effort) -> Figure:
 
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
-        (lock,) = crew_of(ourselves(server.url()), stack, 1)
+        (lock,) = crew_of(ourselves(server.url(), "best-effort"), stack, 1)
 
         def ours() -> None:
             lock.acquire()
             lock.release()
 
-        mine, least = medians(ours, bare, rounds=effort.of(BARE_PAIRS), warm_up=WARM_UP)
+        mine, least = medians(ours, bare, rounds=effort.of(BARE_PAIRS), warm_up=effort.size(WARM_UP))
     return ratio("etcd.bare", "acquire and release", mine, least, against="one key written and deleted")
 
 

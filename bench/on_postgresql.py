@@ -35,7 +35,7 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
         yield from _alone(server, url, effort)
         yield _growth(server, effort)
     with PostgresqlServer({**SETTINGS, **COUNTING}) as server:
-        yield from _requests(server)
+        yield from _requests(server, effort)
 
 
 class Advisory:
@@ -105,7 +105,7 @@ def _alone(server: PostgresqlServer, url: str, effort: Effort) -> Iterator[Figur
             lambda: direct.acquire(NAME).release(),
             commit_twice,
             rounds=effort.of(ALONE_PAIRS),
-            warm_up=WARM_UP,
+            warm_up=effort.size(WARM_UP),
         )
     against = "one flushed and one unflushed UPDATE of one row"
     yield ratio("postgresql.bare", "pair against two bare commits", pair, bare, against=against)
@@ -116,7 +116,7 @@ def _alone(server: PostgresqlServer, url: str, effort: Effort) -> Iterator[Figur
 # Requests.
 
 
-def _requests(server: PostgresqlServer) -> Iterator[Figure]:
+def _requests(server: PostgresqlServer, effort: Effort) -> Iterator[Figure]:
     """Counts the statements that clients sent, as pg_stat_statements does; those inside functions are left out.
 
     The counter itself asks in another database, and is not counted.
@@ -132,7 +132,7 @@ def _requests(server: PostgresqlServer) -> Iterator[Figure]:
         ((found,),) = server.execute(calls)
         return int(found)
 
-    yield from requests.run("postgresql", server.url(database), count)
+    yield from requests.run("postgresql", server.url(database), count, effort)
 
 
 # Growth.

@@ -38,10 +38,10 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
         yield from compare(f"{name}, defaults", "redis.defaults", ours, [of(url) for of in peers], effort)
     with RedisServer() as server:
         url = server.url()
-        ours = ourselves(url)
+        ours, less = ourselves(url), replace(effort, share=effort.share / 2)
         shown = [replace(of(url), targets={}) for of in peers]  # both wait for the disk, which decides
-        yield from compare(f"{name}, AOF always", "redis.aof", ours, shown, Effort(effort.share / 2))
-        yield from _requests(server)
+        yield from compare(f"{name}, AOF always", "redis.aof", ours, shown, less)
+        yield from _requests(server, effort)
     with RedisServer(UNDISTURBED) as server:
         yield _growth(server, effort)
 
@@ -80,7 +80,7 @@ def _python_redis_lock(url: str) -> Kind:
 # Requests.
 
 
-def _requests(server: RedisServer) -> Iterator[Figure]:
+def _requests(server: RedisServer, effort: Effort) -> Iterator[Figure]:
     """Counts what clients sent.
 
     The server's own count of calls by command includes those that scripts make. So every command is left out that
@@ -96,7 +96,7 @@ def _requests(server: RedisServer) -> Iterator[Figure]:
             return sum(calls for name, calls in commands.items() if name.partition("|")[0] not in inside)
 
         count()  # connects
-        yield from requests.run("redis", server.url(), count)
+        yield from requests.run("redis", server.url(), count, effort)
 
 
 def _commands_in_scripts() -> set[str]:

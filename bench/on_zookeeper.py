@@ -34,7 +34,9 @@ def run(_: Path, effort: Effort) -> Iterator[Figure]:
         yield _bare(server, effort)
         # A hand-over is a release, and a look of the next waiter: a sync and two reads, sent together.
         settle = requests.TTL_SECONDS / 2
-        yield from requests.run("zookeeper", url, lambda: _received(server), settle=settle, hand_over=4.1)
+        yield from requests.run(
+            "zookeeper", url, lambda: _received(server), effort, settle=settle, hand_over=4.1
+        )
 
 
 def _received(server: ZooKeeperServer) -> int:
@@ -86,5 +88,5 @@ def _bare(server: ZooKeeperServer, effort: Effort) -> Figure:
             lock.acquire()
             lock.release()
 
-        mine, least = medians(ours, bare, rounds=effort.of(BARE_PAIRS), warm_up=WARM_UP)
+        mine, least = medians(ours, bare, rounds=effort.of(BARE_PAIRS), warm_up=effort.size(WARM_UP))
     return ratio("zookeeper.bare", "acquire and release", mine, least, against="one node created and deleted")

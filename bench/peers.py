@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import fenced
-from bench.contending import AsyncLock, Kind, Lock, async_drains, async_pairs, drains, pairs
+from bench.contending import WARM_UP, AsyncLock, Kind, Lock, async_drains, async_pairs, drains, pairs
 from bench.figures import Cell, Figure, advantage
 from bench.interleaved import Effort
 from fenced.client import Guarantee
@@ -110,13 +110,14 @@ class Contest:
 def compare(server: str, key: str, ours: Kind, peers: Sequence[Kind], effort: Effort) -> Iterator[Figure]:
     """The peers that have a form for threads, then those that have one for asyncio, with tasks."""
     contest = Contest(server, key, "blocking", ours, [peer for peer in peers if peer.crew is not None])
-    rounds = effort.of(PAIRS)
-    yield from contest.of_pairs(pairs(contest.kinds, rounds), rounds)
-    for waiters, cycles in CYCLES.items():
+    rounds, warm_up = effort.of(PAIRS), effort.size(WARM_UP)
+    crowds = list(CYCLES.items())[: effort.size(len(CYCLES))]
+    yield from contest.of_pairs(pairs(contest.kinds, rounds, warm_up), rounds)
+    for waiters, cycles in crowds:
         yield from contest.of_drains(waiters, drains(contest.kinds, waiters, effort.of(cycles)))
     contest = Contest(server, key, "asyncio", ours, [peer for peer in peers if peer.async_crew is not None])
     rounds = effort.of(ASYNC_PAIRS)
-    yield from contest.of_pairs(asyncio.run(async_pairs(contest.kinds, rounds)), rounds)
-    for waiters, cycles in CYCLES.items():
+    yield from contest.of_pairs(asyncio.run(async_pairs(contest.kinds, rounds, warm_up)), rounds)
+    for waiters, cycles in crowds:
         times = asyncio.run(async_drains(contest.kinds, waiters, effort.of(cycles)))
         yield from contest.of_drains(waiters, times)

@@ -67,9 +67,9 @@ class Way:
     rates: list[float] = field(default_factory=list)
     costs: list[float] = field(default_factory=list)
 
-    def run(self, script: Path) -> None:
+    def run(self, script: Path, seconds: float) -> None:
         before = cpu_seconds(self.pid) if self.pid else 0.0
-        rate, requests = load(script, self.port, SECONDS)
+        rate, requests = load(script, self.port, seconds)
         self.rates.append(rate)
         if self.pid:
             self.costs.append((cpu_seconds(self.pid) - before) / requests * 1e6)
@@ -88,7 +88,7 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
                 proxy = Path(tempfile.mkdtemp(dir=here))
                 alone, port = stack.enter_context(_proxy(proxy, service, "--alone"))
                 nginx = stack.enter_context(_nginx(proxy, service))
-                for size in SIZES:
+                for size in SIZES[: effort.size(len(SIZES))]:
                     ways = [Way(service), Way(port, alone.pid), *([Way(*nginx)] if nginx else [])]
                     yield from _figures(here, effort, size, kind, ways)
         with started("-m", SERVICES[TARGETED]) as (_, service), _proxy(here, service) as (shared, port):
@@ -98,11 +98,11 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
 
 def _figures(here: Path, effort: Effort, size: int, kind: str, ways: list[Way]) -> Iterator[Figure]:
     (script := here / f"load{size}.lua").write_text(_script(size))
-    for way in ways:
+    for way in ways if effort.sizes == 1 else ():
         load(script, way.port, 0.5)
     for _ in range(effort.of(ROUNDS)):
         for way in ways:
-            way.run(script)
+            way.run(script, effort.seconds(SECONDS))
     direct, ours, *nginx = ways
     what = f"POST of {size} bytes through the proxy to {DESCRIBED[kind]}"
     rates = f"{median(ours.rates):,.0f} a second, the service alone {median(direct.rates):,.0f}"

@@ -17,7 +17,7 @@ ROUNDS = 3
 
 
 def run(folder: Path, effort: Effort) -> Iterator[Figure]:
-    wanted = effort.of(ROUNDS)
+    wanted, count = effort.of(ROUNDS), effort.size(LEASES)
     batches: list[int] = []
     spent: list[float] = []
     with fenced.Client(f"sqlite:///{folder}/many.db") as client:
@@ -32,13 +32,13 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
             return answers
 
         store._store.renew = counted
-        leases = [client.acquire(f"orders/{number}", ttl=TTL) for number in range(LEASES)]
+        leases = [client.acquire(f"orders/{number}", ttl=TTL) for number in range(count)]
         give_up = time.monotonic() + wanted * TTL
-        while sum(batches) < wanted * LEASES and time.monotonic() < give_up:
+        while sum(batches) < wanted * count and time.monotonic() < give_up:
             time.sleep(0.05)
         for lease in leases:
             lease.check()
-    rounds = sum(batches) / LEASES
+    rounds = sum(batches) / count
     detail = f"{len(batches)} transactions in {rounds:g} rounds, {microseconds(max(spent))} at most"
-    what = f"renewal transactions a round, {LEASES:,} leases"
+    what = f"renewal transactions a round, {count:,} leases"
     yield Figure("renewals", what, len(batches) / rounds, "", 1.0, detail)

@@ -12,7 +12,9 @@ from typing import Any
 import fenced
 from bench.contending import SPREAD_SECONDS, Drain
 from bench.figures import Figure
+from bench.interleaved import Effort
 from bench.peers import Leased
+from fenced.client import Guarantee
 
 WAITERS = 64
 WAITING_SECONDS = 10.0
@@ -27,49 +29,63 @@ Count = Callable[[], int]
 """How many requests the server got from clients so far."""
 
 
-def run(key: str, url: str, count: Count, *, settle: float = 0.0, hand_over: float = 2.1) -> Iterator[Figure]:
+def run(
+    key: str,
+    url: str,
+    count: Count,
+    effort: Effort,
+    *,
+    settle: float = 0.0,
+    hand_over: float = 2.1,
+    guarantee: Guarantee = "strict",
+) -> Iterator[Figure]:
     """`settle`: so long after leases were granted a client may still do something once for each of them.
 
     `hand_over`: how many requests a hand-over may take.
     """
-    with fenced.Client(url) as client:
-        yield from _queue(key, client, count, hand_over)
-    with fenced.Client(url) as client:
-        yield from _leases(key, client, count, settle)
+    with fenced.Client(url, guarantee=guarantee) as client:
+        yield from _queue(key, client, count, effort, hand_over)
+    with fenced.Client(url, guarantee=guarantee) as client:
+        yield from _leases(key, client, count, settle, effort)
 
 
-def _queue(key: str, client: fenced.Client, count: Count, hand_over: float) -> Iterator[Figure]:
-    drain = Drain([Leased(client) for _ in range(WAITERS + 1)], SPREAD_SECONDS, random.Random(11))
+def _queue(
+    key: str, client: fenced.Client, count: Count, effort: Effort, hand_over: float
+) -> Iterator[Figure]:
+    waiters, seconds = effort.size(WAITERS), effort.seconds(WAITING_SECONDS)
+    drain = Drain([Leased(client) for _ in range(waiters + 1)], SPREAD_SECONDS, random.Random(11))
     drain.queue_up()
-    time.sleep(SETTLE_SECONDS)
-    idle = _rate(count, WAITING_SECONDS)
+    time.sleep(effort.seconds(SETTLE_SECONDS))
+    idle = _rate(count, seconds)
     before = count()
     drained = len(drain.run())
     asked = count() - before
     yield Figure(
         f"{key}.requests.drain",
-        f"requests a hand-over, {WAITERS} waiters",
+        f"requests a hand-over, {waiters} waiters",
         asked / drained,
         "",
         hand_over,
         f"{asked} requests for {drained} hand-overs",
     )
-    what = f"requests a second, {WAITERS} waiters of one client"
-    yield Figure(f"{key}.requests.waiting", what, idle, "", 1.0, f"over {WAITING_SECONDS:g} s")
+    what = f"requests a second, {waiters} waiters of one client"
+    yield Figure(f"{key}.requests.waiting", what, idle, "", 1.0, f"over {seconds:g} s")
 
 
-def _leases(key: str, client: fenced.Client, count: Count, settle: float) -> Iterator[Figure]:
-    leases = [client.acquire(f"orders/{number}", ttl=TTL_SECONDS) for number in range(LEASES)]
-    time.sleep(settle)
+def _leases(key: str, client: fenced.Client, count: Count, settle: float, effort: Effort) -> Iterator[Figure]:
+    many, seconds = effort.size(LEASES), effort.seconds(HOLDING_SECONDS)
+    leases = [client.acquire(f"orders/{number}", ttl=TTL_SECONDS) for number in range(many)]
+    time.sleep(effort.seconds(settle))
     with _timed_renewals(client) as batches:
-        kept = _rate(count, HOLDING_SECONDS)
+        kept = _rate(count, seconds)
+        while not (times := [seconds for size, seconds in batches if size > many / 2]):
+            time.sleep(0.05)
     for lease in leases:
         lease.check()
-    times = [seconds for size, seconds in batches if size > LEASES / 2]
-    what = f"requests a second, {LEASES:,} leases of one client"
-    detail = f"over {HOLDING_SECONDS:g} s, ttl {TTL_SECONDS:g} s"
+    what = f"requests a second, {many:,} leases of one client"
+    detail = f"over {seconds:g} s, ttl {TTL_SECONDS:g} s"
     yield Figure(f"{key}.requests.leases", what, kept, "", 1.0, detail)
-    what = f"one renewal of {LEASES:,} leases"
+    what = f"one renewal of {many:,} leases"
     detail = f"median of {len(times)} batches"
     yield Figure(f"{key}.renewal", what, statistics.median(times) * 1e3, "ms", None, detail)
 

@@ -41,6 +41,7 @@ CLIENTS = 64
 BATCH = 8
 """Operations in a request: eight connections act for eight clients each."""
 SECONDS = 3.0
+WARM_UP_SECONDS = 0.5
 TURNS = 3
 ALONE_SECONDS = 2.0
 PROCESSES_MAX = 2
@@ -75,16 +76,17 @@ class Generator:
         source = Path(__file__).with_name("load.c")
         command = [compiler, "-O2", "-D_GNU_SOURCE", "-o", str(self._program), str(source)]
         subprocess.run(command, check=True)
-        self._share = effort.share
+        self._effort = effort
 
     def __call__(
         self, kind: str, server: EtcdServer | ServiceServer, connections: int, each: int = 1
     ) -> Load:
-        seconds = self._share * (ALONE_SECONDS if connections == 1 else SECONDS)
+        seconds = self._effort.share * (ALONE_SECONDS if connections == 1 else SECONDS)
         run, lease = secrets.token_hex(8), 1 + secrets.randbits(40)
         if isinstance(server, EtcdServer):
             _grant_leases(server, range(lease, lease + connections * each))
         arguments = [kind, server.host, server.port, connections, each, seconds, run, lease]
+        arguments.append(self._effort.seconds(WARM_UP_SECONDS))
         command = [str(self._program), *map(str, arguments)]
         before = cpu_seconds(server.pid)
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -109,7 +111,7 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
         yield from _programs(folder, effort)
         return
     with EtcdServer(DEFAULTS, folder=folder / "etcd") as etcd:
-        yield from _against_v3lock(folder, load, etcd)
+        yield from _against_v3lock(folder, load, etcd, effort.size(TURNS))
         yield from _against_direct("etcd", etcd.url(), folder, load, effort)
     with PostgresqlServer() as postgresql:
         yield from _against_direct("PostgreSQL", postgresql.url(), folder, load, effort)
@@ -119,7 +121,7 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
 # Beside etcd's lock.
 
 
-def _against_v3lock(folder: Path, load: Generator, etcd: EtcdServer) -> Iterator[Figure]:
+def _against_v3lock(folder: Path, load: Generator, etcd: EtcdServer, count: int) -> Iterator[Figure]:
     stores = {"ledger": _embedded("ledger", folder), "sqlite": _embedded("sqlite", folder)}
     with contextlib.ExitStack() as stack:
         ledger, sqlite = (stack.enter_context(_serving(folder, store)) for store in stores.values())
@@ -132,7 +134,7 @@ def _against_v3lock(folder: Path, load: Generator, etcd: EtcdServer) -> Iterator
                 load("v3lock", etcd, 1).p50,
                 load("lease", ledger, 1).p50,
             )
-            for _ in range(TURNS)
+            for _ in range(count)
         ]
     theirs, single, batch, over_sqlite, alone_theirs, alone = zip(*turns, strict=True)
     peer = median_low(theirs)
@@ -163,17 +165,16 @@ def _serving(folder: Path, store: str, *options: str) -> ServiceServer:
 
 def _against_direct(name: str, store: str, folder: Path, load: Generator, effort: Effort) -> Iterator[Figure]:
     """The best of 64 clients with one instance or two, and of 64 tasks that use the store in one process or two."""
-    ours, direct = [], []
+    ours, direct, most = [], [], effort.size(PROCESSES_MAX)
     with contextlib.ExitStack() as stack:
         services = [
-            stack.enter_context(_serving(folder, store, "--guarantee", "best-effort"))
-            for _ in range(PROCESSES_MAX)
+            stack.enter_context(_serving(folder, store, "--guarantee", "best-effort")) for _ in range(most)
         ]
-        for processes in range(1, PROCESSES_MAX + 1):
-            direct.append(_direct(store, processes, effort.share * SECONDS))
+        for processes in range(1, most + 1):
+            direct.append(_direct(store, processes, effort))
             ours.append(_served(load, services[:processes]))
     what = f"service over {name}, against direct access"
-    detail = f"{_rates(ours)} against {_rates(direct)} pairs a second, with 1 and {PROCESSES_MAX} processes"
+    detail = f"{_rates(ours)} against {_rates(direct)} pairs a second, with 1 to {most} processes"
     ratio = max(ours) / max(direct)
     yield Figure(f"service.over_{name.lower()}", what, ratio, "x", DIRECT_SHARE, detail, "at least")
 
@@ -188,19 +189,20 @@ def _served(load: Generator, services: list[ServiceServer]) -> float:
         return sum(job.result().pairs for job in jobs)
 
 
-def _direct(store: str, processes: int, seconds: float) -> float:
+def _direct(store: str, processes: int, effort: Effort) -> float:
+    lengths = effort.seconds(WARM_UP_SECONDS), effort.share * SECONDS
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
-        jobs = [pool.submit(pairs_of_tasks, store, CLIENTS // processes, seconds) for _ in range(processes)]
+        jobs = [pool.submit(pairs_of_tasks, store, CLIENTS // processes, lengths) for _ in range(processes)]
         return sum(job.result() for job in jobs)
 
 
-def pairs_of_tasks(store: str, tasks: int, seconds: float) -> float:
-    """Pairs a second of so many tasks with one authority object; runs in a process of its own."""
-    return asyncio.run(_pairs_of_tasks(store, tasks, seconds))
+def pairs_of_tasks(store: str, tasks: int, lengths: tuple[float, float]) -> float:
+    """Pairs a second of so many tasks with one authority object, in the second length; runs in a process of its own."""
+    return asyncio.run(_pairs_of_tasks(store, tasks, lengths))
 
 
-async def _pairs_of_tasks(store: str, tasks: int, seconds: float) -> float:
+async def _pairs_of_tasks(store: str, tasks: int, lengths: tuple[float, float]) -> float:
     runtime = AioRuntime()
     authority = registry.authority(store, runtime)
     await authority.open()
@@ -209,14 +211,14 @@ async def _pairs_of_tasks(store: str, tasks: int, seconds: float) -> float:
     async def work(task: int) -> int:
         holder = Holder(runtime.secret(), "bench", "host", 1)
         count = 0
-        while time.perf_counter() < until:
+        while not count or time.perf_counter() < until:
             ask = Ask(runtime.secret(), (f"{run}/{task}",), 30.0, holder)
             assert isinstance(await authority.ask(ask), Granted)
             await authority.release(ask.secret)
             count += 1
         return count
 
-    for length in (0.5, seconds):  # the first time to warm up
+    for length in lengths:  # the first one warms up
         began = time.perf_counter()
         until = began + length
         counts = await asyncio.gather(*(work(task) for task in range(tasks)))
@@ -238,7 +240,7 @@ def _programs(folder: Path, effort: Effort) -> Iterator[Figure]:
     ):
         urls = [over_ledger.url(), over_sqlite.url(), _embedded("sqlite", folder)]
         clients = [stack.enter_context(fenced.Client(url)) for url in urls]
-        ledger, sqlite, direct = medians(*map(_pair, clients), rounds=rounds, warm_up=200)
+        ledger, sqlite, direct = medians(*map(_pair, clients), rounds=rounds, warm_up=effort.size(200))
         beside = f"over SQLite {sqlite * 1e3:.2f} ms; SQLite itself {direct * 1e3:.2f} ms"
         yield Figure("service.pair", "a Python program's pair", ledger * 1e3, "ms", 1.2, beside)
         times = handover.measure(over_ledger.url(), [(effort.of(HANDOVERS // 2), 1)] * 2)

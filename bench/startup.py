@@ -27,6 +27,6 @@ def run(folder: Path, effort: Effort) -> Iterator[Figure]:
     def bare_python() -> None:
         subprocess.run([sys.executable, "-c", "pass"], check=True)
 
-    ours, bare = medians(fenced_run, bare_python, rounds=effort.of(ROUNDS), warm_up=2)
+    ours, bare = medians(fenced_run, bare_python, rounds=effort.of(ROUNDS), warm_up=effort.size(2))
     detail = f"a bare `python -c pass` takes {bare * 1e3:.0f} ms"
     yield Figure("startup", "fenced run NAME -- true", ours * 1e3, "ms", 150.0, detail)
