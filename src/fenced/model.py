@@ -183,6 +183,11 @@ def stamp_text(realm: str, names: tuple[str, ...], token: int, seq: int | None, 
     return f"1:{realm}:{token}:{'-' if seq is None else seq}:{grant}:{_names_text(names)}"
 
 
+def _described(text: object) -> str:
+    """What was given instead of a stamp. Not quoted: it may be a stamp with a typing error, and messages are logged."""
+    return f"a text of {len(text)} characters" if isinstance(text, str) else f"a {type(text).__name__}"
+
+
 class Stamp(NamedTuple):
     """What an operation carries to a guard. `seq` 0 announces; rule `retry` alone accepts None."""
 
@@ -209,20 +214,20 @@ class Stamp(NamedTuple):
     def parse(cls, text: object) -> Stamp:
         """Read the one canonical text form; anything else is InvalidStamp."""
         if not isinstance(text, str) or len(text) > _STAMP_LENGTH_MAX:
-            raise InvalidStamp(f"not a stamp: {shown(text)}")
+            raise InvalidStamp(f"not a stamp: {_described(text)}")
         found = _STAMP.fullmatch(text)
         if found is None:
-            raise InvalidStamp(f"not a stamp: {shown(text)}")
+            raise InvalidStamp(f"not a stamp: {_described(text)}")
         seq = None if found["seq"] == "-" else int(found["seq"])
         try:
             names = _names_in(found["names"])
         except (Misuse, UnicodeDecodeError):
-            raise InvalidStamp(f"not a stamp, its names are not names: {shown(text)}") from None
+            raise InvalidStamp(f"not a stamp, its names are not names: {_described(text)}") from None
         stamp = cls(found["realm"], names, int(found["token"]), seq, found["grant"])
         in_range = stamp.token <= TOKEN_MAX and is_seq(seq)
         # The pattern leaves one way to write each of the other parts.
         if not in_range or _names_text(names) != found["names"]:
-            raise InvalidStamp(f"not a stamp in its canonical form: {shown(text)}")
+            raise InvalidStamp(f"not a stamp in its canonical form: {_described(text)}")
         return stamp
 
     def announcing(self) -> Stamp:
