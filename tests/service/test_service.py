@@ -393,20 +393,15 @@ def test_tokens_have_scopes(tmp_path: Path) -> None:
         connection.close()
 
 
-def test_the_readmes_lines(server: ServiceServer, tmp_path: Path) -> None:
+def test_the_readmes_line(server: ServiceServer) -> None:
     text = (ROOT / "README.md").read_text()
     (block,) = re.findall(r"tests/service runs it -->\n```sh\n(.*?)```", text, re.DOTALL)
-    report = tmp_path / "report.sh"
-    report.write_text(f"#!/bin/sh\ncurl -s {server.url()}/v1/names/nightly | grep -o '\"token\":[0-9]*'\n")
-    report.chmod(0o700)
     done = subprocess.run(
-        ["bash", "-c", block], cwd=tmp_path, env={**os.environ, "URL": server.url()}, capture_output=True, text=True,
+        ["bash", "-c", block], env={**os.environ, "URL": server.url()}, capture_output=True, text=True,
         timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    granted, shown, released = re.findall(r"\{[^}]*\}|\"token\":\d+", done.stdout)
-    assert json.loads(granted)["answer"] == "granted" and json.loads(released) == {"answer": "released"}
-    assert shown == f'"token":{json.loads(granted)["token"]}'
+    assert json.loads(done.stdout)["answer"] == "granted"
 
 
 def test_the_javascript_of_the_page(server: ServiceServer, tmp_path: Path) -> None:
