@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fenced.registry import BUILT_IN
+
 DOCS = Path(__file__).parents[2] / "docs"
 ABOUT_STAMPS = (
     "A stamp lets its reader write under the lease's names until a newer holder does. "
@@ -25,3 +27,17 @@ def test_the_pages_agree_on_who_may_see_a_stamp() -> None:
                 "log stamps? yes",
             )
         ), page
+
+
+def test_what_can_refuse_is_listed_where_newcomers_look() -> None:
+    """The pages that say what there is have a link to the page of every registered guard and authority."""
+    packages = {target.split(".")[2].split(":")[0] for target in BUILT_IN["fenced.guards"].values()} - {
+        "memory"
+    }
+    guards = {f"guards/{package}.md" for package in packages}
+    for page, prefix in ((DOCS.parent / "README.md", "docs/"), (DOCS / "coming-from.md", "")):
+        assert [guard for guard in sorted(guards) if f"({prefix}{guard})" not in page.read_text()] == []
+    stores = {target.split(".")[2].split(":")[0] for target in BUILT_IN["fenced.authorities"].values()}
+    readme = (DOCS.parent / "README.md").read_text()
+    named = {store for store in stores - {"memory", "service"} if f"(docs/authorities/{store}.md)" in readme}
+    assert named == stores - {"memory", "service"} and "(docs/service.md)" in readme
