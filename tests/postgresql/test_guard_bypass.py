@@ -541,6 +541,12 @@ def test_altering_a_guarded_table(db: Db) -> None:
         ORDERS.set_mode(db, mode)
         with pytest.raises(psycopg.errors.UndefinedColumn):
             db.execute("UPDATE orders SET qty = 9")
+    with pytest.raises(fenced.Misconfigured, match=r"no longer has.* fenced guard install .*--replace"):
+        write(db, stamp(6), "UPDATE orders SET qty = 9 WHERE number = 42")
+    with pytest.raises(psycopg.errors.UndefinedColumn), ORDERS.transaction(db, stamp(6)) as tx:
+        tx.execute(
+            "SELECT nothing FROM orders"
+        )  # a mistake of the program's own statement stays its driver's error
     told = Guard(table="orders", name="orders/{number}")
     told.install(db, mode="require", replace=True)
     refused(db, "UPDATE orders SET qty = 9")

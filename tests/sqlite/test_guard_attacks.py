@@ -265,6 +265,17 @@ def test_a_rollback_inside_the_block_is_noticed(db: sqlite3.Connection, path: Pa
     mine.close()
 
 
+async def _closed_by_aiosqlite(path: Path) -> None:
+    guard = AsyncGuard(table="orders", name="orders/{id}")
+    db = await aiosqlite.connect(path, isolation_level=None)
+    await db.close()
+    with pytest.raises(Misuse, match="this connection is closed"):
+        async with guard.transaction(db, stamp(5)):
+            pass
+    with pytest.raises(Misuse, match="this connection is closed"):
+        await guard.peek(db, "orders/42")
+
+
 def test_errors_of_our_own_statements_are_typed(db: sqlite3.Connection, path: Path, tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="install"):
         ORDERS.peek(db, "orders/42")
@@ -277,6 +288,7 @@ def test_errors_of_our_own_statements_are_typed(db: sqlite3.Connection, path: Pa
     reader.close()
     with pytest.raises(Misuse, match="this connection is closed"), ORDERS.transaction(reader, stamp(5)):
         pass
+    asyncio.run(_closed_by_aiosqlite(path))
     with pytest.raises(Misuse, match="fetch all rows"), ORDERS.transaction(db, stamp(5)) as tx:
         _unfetched = tx.execute("UPDATE orders SET qty = 1 WHERE id = 42 RETURNING id")
     with pytest.raises(Misuse):

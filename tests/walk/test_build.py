@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from release.check import VERSION, wrong
+from fenced.registry import BUILT_IN
+from release.check import PROJECT, VERSION, wrong
 from release.metadata import LINK, linked
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,14 @@ def test_without_a_home_the_readme_has_no_dead_links() -> None:
     alone = linked(readme, "", f"v{VERSION}")
     assert not LINK.search(alone)
     assert "Start with the tutorial, or" in " ".join(alone.split())
+
+
+def test_people_who_search_for_a_store_find_the_package() -> None:
+    """Every store that grants leases is a keyword, and every Python that is tested is in the classifiers."""
+    stores = {kind.split(".")[2].split(":")[0] for kind in BUILT_IN["fenced.authorities"].values()}
+    assert stores - {"memory", "ledger", "service"} <= set(PROJECT["keywords"])
+    oldest = PROJECT["requires-python"].removeprefix(">=")
+    assert f"Programming Language :: Python :: {oldest}" in PROJECT["classifiers"]
 
 
 def test_nobody_is_asked_to_install_the_bare_name() -> None:

@@ -16,6 +16,7 @@ from fenced.errors import Misconfigured
 
 PORT = 8700
 STORE = "ledger:///leases.ledger"
+_INSTALL = "install fenced with its extra `service`, such as: pip install './fenced[service]' beside a clone"
 
 
 @click.command()
@@ -98,7 +99,7 @@ def serve(
 
     \b
     Example:
-      fenced serve --store ledger:////var/lib/fenced/leases.db
+      fenced serve --store ledger:////var/lib/fenced/leases.ledger
       fenced run nightly-report --authority http://127.0.0.1:8700 -- ./report.sh
     """
     try:
@@ -107,9 +108,7 @@ def serve(
         from fenced.service.server import serve as serve_until_stopped
         from fenced.service.values import values_beside
     except ImportError as error:
-        raise Misconfigured(
-            f"fenced serve needs more packages ({error}): pip install 'fenced[service]'"
-        ) from error
+        raise Misconfigured(f"fenced serve needs more packages ({error}): {_INSTALL}") from error
     if (cert is None) != (key is None):
         raise click.UsageError("--cert and --key go together")
     if cert is not None and socket is not None:

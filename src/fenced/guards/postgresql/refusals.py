@@ -44,6 +44,7 @@ ENDED = "ZF014"
 SERIALIZATION = "40001"
 DEADLOCK = "40P01"
 FAILED = "25P02"
+NO_COLUMN = "42703"
 IDLED = "25P03"
 LOCK_TIMEOUT = "55P03"
 
@@ -103,9 +104,17 @@ class ServerError:
     """The JSON detail of a refusal; empty for other errors."""
     broken: bool
     """Whether the connection is broken."""
+    in_trigger: bool = False
+    """Whether a trigger of the guard has failed, and not the program's own statement."""
 
     def refusal(self) -> FencedError | None:
-        """The typed error for a SQLSTATE of class `ZF`; None for other errors."""
+        """The typed error for a SQLSTATE of class `ZF`, or for a guard that does not fit its table; None for others."""
+        if self.state == NO_COLUMN and self.in_trigger:
+            return Misconfigured(
+                f"the guard makes names from a column that its table no longer has ({self.says}). "
+                "After a renaming, install it again with the new name: "
+                "fenced guard install URL --table TABLE --name TEMPLATE --replace"
+            )
         if self.state is None or not self.state.startswith("ZF"):
             return None
         if self.state not in SQLSTATES:
@@ -152,11 +161,13 @@ def read(error: BaseException) -> ServerError:
             diagnosis = getattr(found, "diag", None)
             says = getattr(diagnosis, "message_primary", None) or getattr(found, "message", None)
             detail = getattr(diagnosis, "message_detail", None) or getattr(found, "detail", None)
+            context = getattr(diagnosis, "context", None) or getattr(found, "context", None)
             return ServerError(
                 state,
                 _sentence(says if isinstance(says, str) else str(error)),
                 _parsed(detail) if state.startswith("ZF") else {},
                 state[:2] in ("08", "57") or state == IDLED,
+                isinstance(context, str) and "function fenced_guard." in context,
             )
     # Drivers report some broken connections without a SQLSTATE, by these classes.
     kinds = {kind.__name__ for found in causes for kind in type(found).__mro__}

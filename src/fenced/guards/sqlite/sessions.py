@@ -6,6 +6,7 @@ connections need no coroutines for them.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -153,13 +154,19 @@ class AioSession:
 
     @property
     def in_transaction(self) -> bool:
-        return bool(self.connection.in_transaction)
+        try:
+            return bool(self.connection.in_transaction)
+        except ValueError:  # closed: our next statement says so
+            return False
 
     async def join(self) -> bool:
         return self.in_transaction
 
     async def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        cursor = await self.connection.cursor()
+        try:
+            cursor = await self.connection.cursor()
+        except ValueError as error:  # as aiosqlite calls it
+            raise sqlite3.ProgrammingError("Cannot operate on a closed database.") from error
         try:
             cursor.row_factory = None
             await cursor.execute(sql, parameters)
@@ -184,7 +191,8 @@ class AioSession:
 
     async def rollback(self) -> None:
         # Do not check in_transaction first: a BEGIN may still be queued for the connection's thread.
-        await self.connection.rollback()
+        with contextlib.suppress(ValueError):  # closed, and so rolled back
+            await self.connection.rollback()
 
     async def make_ready(self) -> None:
         return
