@@ -1,9 +1,9 @@
 """The files of a ledger: a journal of batches, and a snapshot of what came before them.
 
-`leases.ledger` is the head. The process that has locked it has the ledger, and it says which segment of the journal is
-the newest; once that process has closed the journal, also at which batch it ends. The segments are
-`leases.ledger.journal-1` and so on. Each start of the process and each snapshot begins a new one, and a snapshot deletes those that it replaces.
-The snapshot is a text file, which is written under another name, synced and renamed.
+`leases.ledger` is the head. The process that has locked it has the ledger, and it says which segment of the journal
+is the newest; once that process has closed the journal, also at which batch it ends. The segments are
+`leases.ledger.journal-1` and so on. Each start of the process and each snapshot begins a new one, and a snapshot
+deletes those that it replaces. The snapshot is a text file, which is written under another name, synced and renamed.
 """
 
 from __future__ import annotations
