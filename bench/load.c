@@ -91,11 +91,13 @@ static int attempt(char *to, int client, int number) {
 }
 
 static int ask_text(char *to, int client, struct client *who) {
-    char id[40];
+    char id[40], series[40];
     attempt(id, client, who->number);
+    attempt(series, client, 0);
     return sprintf(to,
         "{\"attempt\":\"%s\",\"names\":[\"%s/%d\"],\"ttl\":30,\"holder\":{\"id\":\"%s-%d\",\"label\":\"bench\"},"
-        "\"number\":%d,\"settled\":%d}", id, run, client, run, client, who->number, who->number - 1);
+        "\"series\":\"%s\",\"number\":%d,\"settled\":%d}",
+        id, run, client, run, client, series, who->number, who->number - 1);
 }
 
 static int release_text(char *to, int client, struct client *who) {
