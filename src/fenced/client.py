@@ -345,6 +345,7 @@ class Client(_ClientBase):
                 with context as lease:
                     return function(*held.arguments(lease, args), **kwargs)
 
+            call.__signature__ = held.signature  # type: ignore[attr-defined]
             return call
 
         return decorate
@@ -533,6 +534,7 @@ class AsyncClient(_ClientBase):
                 async with context as lease:
                     return await function(*held.arguments(lease, args), **kwargs)
 
+            call.__signature__ = held.signature  # type: ignore[attr-defined]
             return call
 
         return decorate

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from fenced.core.acquiring import LeaseRequest
+from fenced.core.acquiring import LeaseRequest, check_filled
 from fenced.errors import Misuse, shown
 from fenced.model import CallTemplate, check_names
 
@@ -51,14 +51,16 @@ class HeldFunction:
     """A decorated function, and the template of the name that its calls hold."""
 
     def __init__(self, function: Callable[..., Any], template: CallTemplate, request: LeaseRequest) -> None:
-        self._signature = inspect.signature(function)
-        parameters = list(self._signature.parameters)
-        self._is_method = parameters[:1] in (["self"], ["cls"])
-        known = parameters[self._is_method + 1 :]
-        if missing := sorted(template.fields - set(known)):
-            raise Misuse(
-                f"{shown(template.text)} has a field {missing[0]!r}, and {function.__qualname__} no such parameter"
-            )
+        self._is_method = list(inspect.signature(function).parameters)[:1] in (["self"], ["cls"])
+        # What a wrapper really takes, not what it wraps: another decorator may add arguments, as this one does.
+        parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
+        self.signature = inspect.Signature(
+            [each for place, each in enumerate(parameters) if place != self._is_method]
+        )
+        """Of a call, without the lease."""
+        if missing := sorted(template.fields - self.signature.parameters.keys()):
+            who = getattr(function, "__qualname__", repr(function))
+            raise Misuse(f"{shown(template.text)} has a field {missing[0]!r}, and {who} no such parameter")
         self._template = template
         self._request = request
 
@@ -70,11 +72,13 @@ class HeldFunction:
         """For one call. A field is filled by the argument with its name."""
         if not self._template.fields:
             return self._request
-        call = self._signature.bind(*self.arguments(None, args), **kwargs)
+        call = self.signature.bind(*args, **kwargs)
         call.apply_defaults()
+        if empty := sorted(field for field in self._template.fields if call.arguments[field] is None):
+            raise Misuse(f"{shown(self._template.text)}: the argument {empty[0]!r} is None")
         name = self._template.filled(call.arguments)
         if name is None:
             raise Misuse(
                 f"a value for {shown(self._template.text)} has a slash: two things could have the same name"
             )
-        return dataclasses.replace(self._request, names=check_names([name]))
+        return dataclasses.replace(self._request, names=check_filled(check_names([name])))

@@ -97,7 +97,7 @@ class CallTemplate:
         """The name; None if a value contains a slash: two things could have the same name."""
         try:
             name = self.text.format_map(fields)
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise Misuse(f"the name {shown(self.text)} has a field without a value: {shown(error)}") from None
         return name if name.count("/") == self._slashes else None
 

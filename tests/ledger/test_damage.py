@@ -15,7 +15,7 @@ import pytest
 
 from fenced.authorities.ledger.ledger import BATCH_TOKENS_MAX
 from fenced.errors import Misconfigured, Misuse, Unavailable
-from fenced.model import Kept, Released
+from fenced.model import Granted, Kept, Released
 from fenced.runtime.blocking import step
 from fenced.testing.kit import asking
 from tests.ledger.test_journal import places, segment
@@ -118,7 +118,11 @@ def test_a_floor_is_vouched_for(tmp_path: Path) -> None:
     step(ledger.raise_floor(above))
     file = segment(path, 1)
     whole, (*_, (raised, vouches), _) = file.read_bytes(), places(file)
-    assert raised < vouches
+    assert (
+        raised < vouches
+    )  # the floor is on the disk before it is raised: whoever shares its batch is not above it
+    first = step(ledger.ask(lease("first")))
+    assert isinstance(first, Granted) and first.token == above + 1
     (tmp_path / "killed").mkdir()
     for each in tmp_path.glob("leases.db*"):
         shutil.copy(each, tmp_path / "killed")

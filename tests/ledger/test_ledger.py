@@ -504,3 +504,26 @@ def test_no_secret_is_written(path: Path, ledger: LedgerAuthority) -> None:
     step(ledger.release(ask.secret))
     for file in path.parent.iterdir():
         assert ask.secret.encode() not in file.read_bytes()
+
+
+def test_the_collector_drops_a_client_in_a_thread_that_holds_a_lock(path: Path) -> None:
+    """It may run at any allocation: here while the same thread opens a ledger, and while it writes a snapshot."""
+    dropped, other = opened(path), opened(path)
+    with module._opening:
+        dropped.abandon()
+    assert token_of(other, lease("a")) == 1
+    ledger = other._ledger
+    assert ledger is not None
+    with ledger._snapshotting:
+        other.abandon()
+    opened(path).abandon()  # waits until the thread has closed it
+    assert not module._ledgers
+
+
+def test_a_journal_whose_sync_failed_is_not_finished(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = opened(path)
+    token_of(ledger, lease("a"))
+    assert ledger._ledger is not None
+    ledger._ledger._journal._broken = Unavailable("a sync failed")  # type: ignore[attr-defined]
+    ledger.abandon()
+    assert json.loads(path.read_bytes())["end"] is None

@@ -8,7 +8,6 @@ before the withdrawal is sent and retries a failed withdrawal, so no caller wait
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ from typing import assert_never
 
 from fenced import events, timing
 from fenced.contracts import Authority, Runtime
-from fenced.core.callbacks import report
+from fenced.core.callbacks import Reporter
 from fenced.core.counting import AttemptCounter
 from fenced.core.holding import GrantState, State
 from fenced.core.keeping import Keeper
@@ -84,7 +83,7 @@ class LeaseRequest:
     ) -> LeaseRequest:
         """Check every argument before anything is sent; raise Misuse if one is wrong."""
         return cls(
-            _check_filled(check_names(names)),
+            check_filled(check_names(names)),
             timing.check_ttl(ttl),
             timing.check_wait(wait),
             timing.check_max_hold(max_hold),
@@ -110,7 +109,7 @@ class LeaseEngine:
         self.runtime = runtime
         self.holder = holder
         self._observed = emit is not None
-        self.emit = functools.partial(report, emit)
+        self.emit = Reporter(emit, runtime.now)
         self._counter = AttemptCounter(runtime)
         self.settler = Settler(authority, runtime, self._counter.over)
         self.keeper = Keeper(authority, runtime, self.emit, self.settler)
@@ -236,9 +235,8 @@ class LeaseEngine:
                     case Waiting(check_in, ahead, held_by):
                         entry = entry or self._join_queue(ask)
                         entry.check_at = sent + check_in
-                        if request.wait is None:
-                            self._say_if_long(request.names, entry, _why_not(held_by, ahead))
-                        if not await self._wait(entry, until):
+                        entry.why = _why_not(held_by, ahead)
+                        if not await self._wait(request, entry, until):
                             raise _not_granted(request, held_by, ahead)
                     case _:
                         assert_never(answer)
@@ -302,18 +300,12 @@ class LeaseEngine:
 
     def _join_queue(self, ask: Ask) -> QueueEntry:
         entry = QueueEntry(self.runtime, ask.secret, ask.ttl, self.keeper.jitter)
+        entry.say_at = entry.since + LONG_WAIT
         self.listener.expect(entry)
         self.keeper.keep(entry)
         return entry
 
-    def _say_if_long(self, names: tuple[str, ...], entry: QueueEntry, why: str) -> None:
-        """Once for each place in a queue. A waiter asks every few seconds, so this is soon enough."""
-        waited = self.runtime.now() - entry.since
-        if waited >= LONG_WAIT and not entry.said:
-            entry.said = True
-            self.emit(events.StillWaiting(names, waited, why))
-
-    async def _wait(self, entry: QueueEntry, until: float) -> bool:
+    async def _wait(self, request: LeaseRequest, entry: QueueEntry, until: float) -> bool:
         """Wait until it is time to ask again (True) or until `until` (False)."""
         entry.last_reply = self.runtime.now()
         while (now := self.runtime.now()) < until:
@@ -322,7 +314,11 @@ class LeaseEngine:
             check_at = min(entry.check_at, entry.last_reply + POLL_MAX)
             if entry.woken or now >= check_at:
                 return True
-            await self.runtime.wait(entry.wakeup, min(check_at, until))
+            if now >= entry.say_at:
+                entry.say_at = math.inf  # once for each place in a queue
+                if request.wait is None:
+                    self.emit(events.StillWaiting(request.names, now - entry.since, entry.why))
+            await self.runtime.wait(entry.wakeup, min(check_at, until, entry.say_at))
             entry.wakeup.clear()
         return False
 
@@ -492,14 +488,15 @@ def _why_not(held_by: HeldBy | None, ahead: int | None) -> str:
     if held_by is not None:
         holder = held_by.holder
         return (
-            f"held by {shown_label(holder.label)} (pid {holder.pid} on {holder.host}, token {held_by.token})"
+            f"held by {shown_label(holder.label)} (pid {holder.pid} on {shown_label(holder.host)}, "
+            f"token {held_by.token})"
         )
     if ahead:
         return "others wait ahead"
     return "nobody holds it, but it is not free yet, by its last lease's lock_delay or at_least_for"
 
 
-def _check_filled(names: tuple[str, ...]) -> tuple[str, ...]:
+def check_filled(names: tuple[str, ...]) -> tuple[str, ...]:
     """A name with braces is a template that nobody has filled: everybody would wait for everybody else."""
     for name in names:
         if "{" in name or "}" in name:

@@ -13,6 +13,8 @@ from typing import Any
 from fenced import events
 
 log = logging.getLogger("fenced")
+LINES_MAX = 10
+"""How many events of one kind are logged in a minute."""
 
 
 def call_user_callback(call: Callable[..., Any], *args: object) -> None:
@@ -23,12 +25,35 @@ def call_user_callback(call: Callable[..., Any], *args: object) -> None:
         sys.excepthook(*sys.exc_info())
 
 
-def report(call: Callable[[events.Event], None] | None, event: events.Event) -> None:
-    """Log an event that needs attention, and pass every event on to the program's callback."""
-    if (sentence := _sentence(event)) is not None:
-        log.warning("%s", sentence)
-    if call is not None:
-        call_user_callback(call, event)
+class Reporter:
+    """Passes every event on to the program's callback, and logs those that need attention.
+
+    One outage may concern thousands of leases: of each kind of event at most ten a minute are logged, and then how many
+    more there were. Several threads may report: a count that two of them change at once is off by one, and that is all.
+    """
+
+    def __init__(self, call: Callable[[events.Event], None] | None, now: Callable[[], float]) -> None:
+        self._call = call
+        self._now = now
+        self._minutes: dict[type, tuple[float, int]] = {}
+        """By kind of event: when the minute began, and how many there were in it."""
+
+    def __call__(self, event: events.Event) -> None:
+        if (sentence := _sentence(event)) is not None:
+            self._log(type(event), sentence)
+        if self._call is not None:
+            call_user_callback(self._call, event)
+
+    def _log(self, kind: type, sentence: str) -> None:
+        now = self._now()
+        began, count = self._minutes.get(kind, (now, 0))
+        more = ""
+        if now - began >= 60.0:
+            more = f" (and {count - LINES_MAX} more of these before)" if count > LINES_MAX else ""
+            began, count = now, 0
+        self._minutes[kind] = (began, count + 1)
+        if count < LINES_MAX:
+            log.warning("%s%s", sentence, more)
 
 
 def _sentence(event: events.Event) -> str | None:

@@ -38,8 +38,8 @@ class AttemptCounter:
         self._open.pop(secret, None)
 
     def _settled(self, now: float) -> int:
-        """An attempt that is open for very long, such as a lease that is held for hours, is no longer waited for: it is
-        never asked for again, and the authority remembers its end for a while anyway."""
+        """An attempt that is open for very long, such as a lease that is held for hours, is no longer waited for. An
+        authority must not forget it before it has ended, and remembers its end for a while, as without any count."""
         while True:
             try:
                 secret, (number, forget_at) = next(iter(self._open.items()), ("", (self._last + 1, now + 1)))

@@ -25,8 +25,10 @@ class QueueEntry:
         self.check_at = math.inf
         self.last_reply = runtime.now()
         self.since = runtime.now()
-        self.said = False
-        """Whether the program was told that it waits for long."""
+        self.say_at = math.inf
+        """When the program is told that it waits for long."""
+        self.why = ""
+        """Why it was not granted when it asked last."""
         self.woken = False
 
     @property

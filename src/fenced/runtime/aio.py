@@ -205,6 +205,8 @@ class LoopSocketStream(sockets.SocketStream):
             self._data += data
             if not data:
                 self._end(sockets.CLOSED)
+            elif self._waiter is None and len(self._data) > sockets.UNREQUESTED_BYTES_MAX:
+                self._end(sockets.UNREQUESTED)
             elif isinstance(self.link, ssl.SSLSocket) and self.link.pending():
                 # TLS has already read these bytes from the socket, so the loop's selector does not report them.
                 self._loop.call_soon(self._read_pending)
@@ -265,7 +267,10 @@ class LoopSocketStream(sockets.SocketStream):
                 continue
             self._wake_in(left)
             self._waiter = self._loop.create_future()
-            await self._waiter
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         data, self._data = self._data, b""
         return data
 

@@ -24,6 +24,7 @@ AddressInfo = Any
 READ_BYTES = 65_536
 UNREQUESTED_BYTES_MAX = 2**24
 """A server that sends more than this without a request is not one that we support; its connection is closed."""
+UNREQUESTED = f"the server sent more than {UNREQUESTED_BYTES_MAX} bytes without a request"
 KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 """After 15 idle seconds a probe each 5; after three without an answer, or 30 seconds (in milliseconds) in which nothing
 that was sent is acknowledged, the kernel ends the connection: a dead peer is detected within 30 seconds."""
@@ -174,11 +175,12 @@ async def receive(link: SocketLike, runtime: Runtime, until: float, count: int =
         link, ssl.SSLSocket
     )  # TLS may have read bytes from the socket that it has not returned yet
     while True:
+        passed = runtime.now() >= until
         late = wait and not await runtime.readable(link, until)
         try:
             return link.recv(count)  # also after the deadline: bytes that arrived in time count
         except (BlockingIOError, ssl.SSLWantReadError):
-            if late:
+            if late or passed:  # TLS may receive records without any data for ever
                 raise Late from None
             wait = True
         except ssl.SSLWantWriteError:
@@ -252,7 +254,7 @@ class SocketStream:
             return data
         if len(data) < UNREQUESTED_BYTES_MAX:
             raise OSError(CLOSED)
-        raise OSError(f"the server sent more than {UNREQUESTED_BYTES_MAX} bytes without a request")
+        raise OSError(UNREQUESTED)
 
     def detach(self) -> bytes:
         """Detach from the loop and return bytes that were read but not consumed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fenced.contracts import Runtime
-from fenced.model import TOKEN_MAX, Ask, Busy, Ended, Gone, Holder, Kept, Released, Waiting
+from fenced.model import TOKEN_MAX, Ask, Busy, Ended, Gone, Granted, Holder, Kept, Released, Waiting
 from fenced.testing.kit import AuthorityHarness, Checks, asking, ensure, granted
 
 check: Checks[AuthorityHarness] = Checks()
@@ -91,4 +91,40 @@ async def a_late_copy_of_a_settled_attempt_is_harmless(h: AuthorityHarness) -> N
     a = await h.authority()
     ensure(isinstance(await a.ask(asking(h.runtime, "orders")), Busy), "the name is still held")
     ensure(await a.release(held.secret) == Released(), "released")
+    await granted(a, asking(h.runtime, "orders"))
+
+
+@check()
+async def what_was_settled_while_it_was_open_is_remembered(h: AuthorityHarness) -> None:
+    """A client calls a lease settled that it holds for long. A copy of its release is answered as the first one."""
+    a, series = await h.authority(), h.runtime.secret()
+    long, waiter = (_counted(h.runtime, series, number, 0, "orders", wait=True) for number in (1, 2))
+    await granted(a, long)
+    ensure(isinstance(await a.ask(waiter), Waiting), "the name is held: it waits")
+    for number in (3, 4):
+        other = _counted(h.runtime, series, number, number - 1, f"another/{number}")
+        await granted(a, other)
+        ensure(await a.release(other.secret) == Released(), "released")
+    for _ in range(2):
+        ensure(await a.release(long.secret) == Released(), "released, and again")
+        await granted(a, _counted(h.runtime, series, 5, 4, f"once/{h.runtime.secret()}"))
+    await granted(a, waiter)
+
+
+@check()
+async def an_attempt_that_was_forgotten_may_come_again(h: AuthorityHarness) -> None:
+    """A client uses the id of an attempt again that was forgotten by its age: under two numbers it is one attempt."""
+    a, series = await h.authority(), h.runtime.secret()
+    again = _counted(h.runtime, series, 1, 0, "orders")
+    await granted(a, again)
+    ensure(await a.release(again.secret) == Released(), "released")
+    for number in (2, 3):
+        await h.pass_time(400.0)
+        await granted(a, _counted(h.runtime, series, number, 0, f"another/{number}"))
+    await a.tidy()
+    answer = await a.ask(again._replace(number=4))
+    if isinstance(answer, Granted):
+        ensure(await a.release(again.secret) == Released(), "released")
+    for number in (5, 6):
+        await granted(a, _counted(h.runtime, series, number, number - 1, f"more/{number}"))
     await granted(a, asking(h.runtime, "orders"))

@@ -13,7 +13,7 @@ from typing import ClassVar, TypeVar
 from fenced import timing
 from fenced.authorities.ledger.changes import RecordedRows
 from fenced.authorities.ledger.journal import SCHEMA_VERSION, FileJournal
-from fenced.authorities.ledger.ledger import OPERATIONS_MAX, Ledger
+from fenced.authorities.ledger.ledger import OPERATIONS_MAX, BatchFull, Ledger
 from fenced.authorities.shared.batches import carry_out
 from fenced.authorities.shared.filesystem import doubts_about, machine_clock, path_of
 from fenced.authorities.shared.local_wakeups import LocalWakeups
@@ -30,6 +30,7 @@ from fenced.model import (
     ReleaseAnswer,
     RenewAnswer,
     Standing,
+    check_floor,
     check_name,
     grant_id,
 )
@@ -40,6 +41,8 @@ T = TypeVar("T")
 
 AT_ONCE_SECONDS = 0.02
 """For how long a loop waits for a disk that has been quick so far."""
+
+ABANDON_SECONDS = 2.0
 
 _ledgers: dict[tuple[int, Path], tuple[Ledger, int]] = {}
 """The open ledgers of this process and how many authorities use them. A forked child finds none of its parent's."""
@@ -66,13 +69,16 @@ def _acquire(path: Path, create: bool, clock: Callable[[], int]) -> Ledger:
 def _release(path: Path) -> None:
     with _opening:
         key = (os.getpid(), path)
-        ledger, users = _ledgers.pop(key, (None, 0))
+        ledger, users = _ledgers.get(key, (None, 0))
         if ledger is None:
             return  # in a forked child, whose parent has the ledger
         if users > 1:
             _ledgers[key] = (ledger, users - 1)
         else:
             ledger.close()
+            del _ledgers[
+                key
+            ]  # after it: if closing is interrupted, the next client of this process finds the ledger
 
 
 class LedgerAuthority:
@@ -156,23 +162,33 @@ class LedgerAuthority:
         # Of several callers that open at the same time one joins, and the others wait for it.
         with self._joining:
             if self._ledger is None:
-                ledger = _acquire(self._path, create, self._clock)
                 self._doubts = doubts_about(self._path)
+                ledger = _acquire(self._path, create, self._clock)
                 ledger.listeners.append(self._wakeups.add)
                 self._ledger = ledger
             return self._ledger
 
     async def close(self) -> None:
-        self.abandon()
+        if self._leave():
+            _release(self._path)
 
     def abandon(self) -> None:
+        """The garbage collector may call this in any thread, also in one that holds a lock of the ledger: it may run
+        at any moment. So another thread closes the ledger, and this one waits for it, but not for ever."""
+        if self._leave():
+            closing = threading.Thread(target=_release, args=(self._path,), name="fenced-ledger-close")
+            closing.start()
+            closing.join(ABANDON_SECONDS)
+
+    def _leave(self) -> bool:
+        """Let go of the ledger; returns whether there was one."""
         ledger, self._ledger = self._ledger, None
         if self._writer is not None:
             self._writer.shutdown(wait=False)
             self._writer = None
         if ledger is not None:
             ledger.listeners.remove(self._wakeups.add)
-            _release(self._path)
+        return ledger is not None
 
     def before_fork(self) -> None:
         return
@@ -198,7 +214,11 @@ class LedgerAuthority:
         ledger, rows = self._ledger, self._rows
         if ledger is None or rows is None:
             raise Unavailable(f"{self.url} is not open")
-        result, due = ledger.do(rows, work)
+        try:
+            result, due = ledger.do(rows, work)
+        except BatchFull:
+            await self._written(ledger, ledger.collected(), until)  # nobody else may be waiting for it
+            raise
         if at_once and not self._writes and ledger.written < due and ledger.is_quick():
             self._write_at_once(ledger, due)
         await self._written(ledger, due, until)
@@ -315,11 +335,11 @@ class LedgerAuthority:
         return await self._do(lambda algorithm: self._waking(algorithm.force_release(name, token)), until)
 
     async def raise_floor(self, above: int, until: float | None = None) -> int:
-        floor = await self._do(lambda algorithm: algorithm.raise_floor(above), until)
-        # The next process skips what the last batch can have granted, and a floor may be higher: a second batch vouches
-        # for it.
-        await self._do(lambda _: self._rows.record_token() if self._rows is not None else None, until)
-        return floor
+        above = check_floor(above)
+        # After a crash the last batch may be lost, and the next process skips only what one batch can grant. So the
+        # floor is on the disk before anything is granted above it.
+        await self._do(lambda _: self._rows.record_floor(above) if self._rows is not None else None, until)
+        return await self._do(lambda algorithm: algorithm.raise_floor(above), until)
 
     async def tidy(self, until: float | None = None) -> int:
         return await self._do(lambda algorithm: algorithm.tidy(), until)

@@ -46,15 +46,17 @@ def only_ends(changes: list[Change]) -> bool:
 class Series:
     """What is remembered of a client that counts its attempts."""
 
-    __slots__ = ("attempts", "many", "seen", "settled")
+    __slots__ = ("attempts", "checked", "many", "seen", "settled")
 
     def __init__(self) -> None:
         self.settled = 0
         """Attempts up to this number are over, and their client never sends them again."""
         self.seen = 0
         """When it asked last."""
-        self.attempts: dict[int, str] = {}
-        """The public ids of its attempts that are still remembered, most of them in the order in which they came."""
+        self.checked = 0
+        """When it was silent, and its attempts were looked at."""
+        self.attempts: OrderedDict[int, str] = OrderedDict()
+        """The public ids of its later attempts, in the order in which they came."""
         self.many = MANY
         """With more attempts than this, those that were deleted are dropped."""
 
@@ -85,6 +87,10 @@ class RecordedRows(MemoryRows):
     def record_token(self) -> None:
         self._changes.append([self._number, "token", self.token])
         self.recorded_token = self.token
+
+    def record_floor(self, above: int) -> None:
+        """A restart finds at least this token. Nothing is granted above it until it is raised in memory."""
+        self._changes.append([self._number, "token", max(self.token, above)])
 
     def put(self, row: AttemptRow) -> None:
         super().put(row)
@@ -128,10 +134,16 @@ class RecordedRows(MemoryRows):
         return known is not None and number <= known.settled
 
     def count(self, series: str, number: int, settled: int, public: str, now: int) -> None:
-        """Remember a new attempt of a series, and delete those that are settled, have ended and keep no name taken."""
-        known, settles = self._count(series, number, settled, public, now)
-        over = [each for each in settles.values() if self._is_over(each, now)]
-        self._delete(known, settles, over)
+        """Remember a new attempt of a series, and delete those that are settled, have ended and keep no name taken.
+
+        Others that are settled are forgotten by their age. A lease that is held for long is one of them: its client
+        does not wait for it to be over before it calls it settled, and may still repeat its release.
+        """
+        over = []
+        for each in self._count(series, number, settled, public, now):
+            if self._is_over(each, now):
+                self._delete(each)
+                over.append(each)
         self._changes.append([self._number, "count", series, number, settled, public, now, over])
         self._counts += 1
         if self._counts % IDLE_EVERY_COUNTS == 0:
@@ -144,10 +156,8 @@ class RecordedRows(MemoryRows):
             return False
         return row.free_at() <= now or not any(self._claims.get(name) == public for name in row.names)
 
-    def _count(
-        self, series: str, number: int, settled: int, public: str, now: int
-    ) -> tuple[Series, dict[int, str]]:
-        """The series, and those of its attempts that are settled, taken out of it."""
+    def _count(self, series: str, number: int, settled: int, public: str, now: int) -> list[str]:
+        """The attempts that are settled by this, taken out of their series."""
         known = self.series.get(series)
         if known is None:
             known = self.series[series] = Series()
@@ -159,39 +169,33 @@ class RecordedRows(MemoryRows):
         if settled > known.settled:
             known.settled = settled
         # Numbers rise, but asks may overtake each other: whatever is left behind an unsettled one comes next time.
-        settles = {}
-        while attempts and (first := next(iter(attempts))) <= known.settled:
-            settles[first] = attempts.pop(first)
+        settles = []
+        while attempts and next(iter(attempts)) <= known.settled:
+            settles.append(attempts.popitem(last=False)[1])
         if len(attempts) > known.many:
             self._drop_deleted(known)
-        return known, settles
+        return settles
 
-    def _delete(self, known: Series, settles: dict[int, str], over: Sequence[str]) -> None:
-        """Delete those that are over. Others that are settled come again behind the later ones."""
-        for public in over:
-            row = self._attempts.pop(public)
-            self._free(row)
-        if len(over) != len(settles):
-            known.attempts |= {
-                number: public for number, public in settles.items() if public in self._attempts
-            }
+    def _delete(self, public: str) -> None:
+        self._free(self._attempts.pop(public))
 
     def _drop_deleted(self, known: Series) -> None:
         """Drop the ids of attempts that were deleted by their age. So rarely that an ask pays for few ids."""
-        known.attempts = {
-            number: public for number, public in known.attempts.items() if public in self._attempts
-        }
+        known.attempts = OrderedDict(
+            (number, public) for number, public in known.attempts.items() if public in self._attempts
+        )
         known.many = 2 * len(known.attempts) + MANY
 
     def _forget_idle(self, now: int) -> None:
         """Forget series that were silent for as long as attempts are remembered; those that asked first come first."""
         for _ in range(min(2 * IDLE_EVERY_COUNTS, len(self.series))):
             series, known = next(iter(self.series.items()))
-            if known.seen + _IDLE > now:
+            if max(known.seen, known.checked) + _IDLE > now:
                 return
             self._drop_deleted(known)
             if known.attempts:
-                self.series.move_to_end(series)  # a long lease: it is checked again after the others
+                known.checked = now  # a long lease: it is checked again after as long
+                self.series.move_to_end(series)
             else:
                 del self.series[series]
                 self._changes.append([self._number, "silent", series])
@@ -206,7 +210,7 @@ class RecordedRows(MemoryRows):
             case "rows":
                 self._put_all(*arguments)
             case "token":
-                self.token = self.recorded_token = arguments[0]
+                self.token = self.recorded_token = max(self.token, arguments[0])
             case "grant":
                 row = AttemptRow(*arguments)
                 super().grant(row)
@@ -227,7 +231,9 @@ class RecordedRows(MemoryRows):
                 super().dequeue(self._attempts[arguments[0]])
             case "count":
                 *counted, over = arguments
-                self._delete(*self._count(*counted), over)
+                self._count(*counted)
+                for public in over:
+                    self._delete(public)
             case "silent":
                 del self.series[arguments[0]]
             case "ticket":
@@ -253,7 +259,7 @@ class RecordedRows(MemoryRows):
 
     def _resettle(self, series: str, settled: int, seen: int, attempts: list[tuple[int, str]]) -> None:
         known = self.series[series] = Series()
-        known.settled, known.seen, known.attempts = settled, seen, dict(attempts)
+        known.settled, known.seen, known.attempts = settled, seen, OrderedDict(attempts)
 
     def copied(self) -> Iterator[Change]:
         """The shortest list of changes that makes these rows, as they are now.

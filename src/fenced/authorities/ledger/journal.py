@@ -387,6 +387,8 @@ class FileJournal:
     # Closing.
 
     def finish(self, number: int) -> None:
+        if self._broken is not None:
+            raise self._broken  # a sync has failed: the next one would not tell what is missing
         if self._segment is not None:  # else nothing was written, and the head is as it was found
             self._segment.sync()
             self._write_head(self._newest, number)

@@ -33,6 +33,10 @@ BATCH_TOKENS_MAX = 2 * OPERATIONS_MAX
 """No batch grants more tokens than this: an operation grants one at most, and records a change for it."""
 
 
+class BatchFull(Unavailable):
+    """The batch that is being collected has as many changes as it may have. Nothing happened."""
+
+
 class CountingAlgorithm(LeaseAlgorithm):
     """Also forgets what a holder says that it will never ask again."""
 
@@ -168,9 +172,7 @@ class Ledger:
         with self._state:
             self.refuse_if_failed()
             if len(self._changes) >= OPERATIONS_MAX:
-                raise Unavailable(
-                    f"{self.where}: the disk is slower than what is asked for; nothing happened"
-                )
+                raise BatchFull(f"{self.where}: the disk is slower than what is asked for; nothing happened")
             try:
                 result = work(self.algorithm(rows, self._now()))
                 if rows.token != rows.recorded_token:

@@ -154,7 +154,7 @@ class HttpWire:
 
     async def _response(self, stream: ByteStream, until: float, held: float) -> HttpReply:
         head = await self._event(stream, until)
-        for _ in range(INTERIM_MAX):
+        for _ in range(INTERIM_MAX + 1):
             if not isinstance(head, http1.ResponseHead) or head.status >= 200:
                 break
             head = await self._event(stream, until)
