@@ -57,7 +57,7 @@ PACKAGES = {
 """What a group compares with. Imported only when it is measured: the others need none of it."""
 
 QUICK = Effort(0.5)
-SMOKE = Effort(0.02, 0.02)
+SMOKE = Effort(0.005, 0.01)
 Run = Callable[[Path, Effort], Iterator[Figure]]
 
 

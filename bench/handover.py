@@ -17,6 +17,8 @@ from bench.figures import Figure
 from bench.interleaved import Effort
 
 HANDOVERS = 400
+TURNS_MIN = 20
+"""Of fewer turns, one process may have taken all before the other one has started."""
 HOLD_SECONDS = 0.003
 """Long enough for the one who released to stand in the queue again."""
 
@@ -85,7 +87,7 @@ def _measure_once(url: str, sizes: list[tuple[int, int]]) -> list[float]:
 
 
 def run(folder: Path, effort: Effort) -> Iterator[Figure]:
-    pair = measure(f"sqlite:///{folder}/pair.db", [(effort.of(HANDOVERS // 2), 1)] * 2)
+    pair = measure(f"sqlite:///{folder}/pair.db", [(max(TURNS_MIN, effort.of(HANDOVERS // 2)), 1)] * 2)
     turns = effort.of(CROWD_TURNS)
     crowd = measure(f"sqlite:///{folder}/crowd.db", [(turns, 1), (turns, CROWD)])
     yield _figure("handover", "hand-over between two processes", pair, 2.0)

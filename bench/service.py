@@ -243,7 +243,9 @@ def _programs(folder: Path, effort: Effort) -> Iterator[Figure]:
         ledger, sqlite, direct = medians(*map(_pair, clients), rounds=rounds, warm_up=effort.size(200))
         beside = f"over SQLite {sqlite * 1e3:.2f} ms; SQLite itself {direct * 1e3:.2f} ms"
         yield Figure("service.pair", "a Python program's pair", ledger * 1e3, "ms", 1.2, beside)
-        times = handover.measure(over_ledger.url(), [(effort.of(HANDOVERS // 2), 1)] * 2)
+        times = handover.measure(
+            over_ledger.url(), [(max(handover.TURNS_MIN, effort.of(HANDOVERS // 2)), 1)] * 2
+        )
         detail = f"median of {len(times)}, two processes"
         yield Figure("service.handover", "hand-over between clients", median(times) * 1e3, "ms", 2.0, detail)
 
