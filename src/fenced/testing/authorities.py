@@ -185,6 +185,10 @@ async def a_withdrawn_attempt_stays_withdrawn(h: AuthorityHarness) -> None:
     await granted(a, taken)
     ensure(await a.withdraw(taken.secret) == Released(), "a granted attempt is given back")
     await granted(a, asking(h.runtime, "orders"))
+    for wait in (True, False):
+        late = asking(h.runtime, "orders", wait=wait)
+        ensure(await a.withdraw(late.secret) == Released(), "withdrawn before it arrived")
+        ensure(await a.ask(late) == Ended("withdrawn"), "also where the name is held")
 
 
 @check()

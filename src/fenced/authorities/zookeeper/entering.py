@@ -25,6 +25,9 @@ class Entering(Adopting):
             entered = any(mine.public in queue.publics for queue in queues.values())  # by another client
             taken = any(queue.publics for queue in queues.values())
             if not entered and (taken or await self._delayed(home, mine.public, queues, until)):
+                (reply,) = await home.exchange(jute.get_data(self._paths.attempt(mine.public)), until=until)
+                if self._record(reply) is not None:  # withdrawn before it arrived
+                    return await self._recognise(home, mine, wait, until)
                 held_by, ahead, _ = await self._whom(home, mine, queues, space, [], until)
                 self._forget(mine)
                 return Busy(ahead, held_by)
