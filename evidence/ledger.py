@@ -69,7 +69,9 @@ def cut(folder: Path, seconds: float, how: str) -> dict[str, int]:
         tokens.append(token)
     with mounted(folder / "after.disk", folder / "after") as point:
         ledger = LedgerAuthority(point / "leases.db", BlockingRuntime())
-        last = step(ledger.open()).last_token - BATCH_TOKENS_MAX  # what the disk has: these were skipped
+        last = step(ledger.open()).last_token
+        if last >= BATCH_TOKENS_MAX:  # else the disk has no journal at all, and nothing was skipped
+            last -= BATCH_TOKENS_MAX
         leases = {thread: token for thread, token in held.items() if token}
         lost = 0
         for thread, token in leases.items():

@@ -686,12 +686,14 @@ class InterruptedWaitsForTheServer(LeaseEngine):
 class UnavailableIsBelieved(LeaseEngine):
     """After an unknown outcome, "nothing happened" to the second try is taken for the first one's, too."""
 
-    async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer, bool]:
+    async def _ask(
+        self, ask: Ask, until: float, doubts: list[Indeterminate], *, queued: bool
+    ) -> tuple[float, AskAnswer]:
         while True:
             sent = self.runtime.now()
             try:
                 limit = min(sent + timing.CALL_SECONDS, until + self._patience)
-                return sent, await self.authority.ask(ask, limit), False
+                return sent, await self.authority.ask(ask, limit)
             except Indeterminate:
                 if self.runtime.now() >= until:
                     raise
@@ -737,12 +739,14 @@ class NewAttemptEachTime(LeaseEngine):
         super().__init__(*args, **options)
         self._newest: dict[str, Ask] = {}
 
-    async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer, bool]:
+    async def _ask(
+        self, ask: Ask, until: float, doubts: list[Indeterminate], *, queued: bool
+    ) -> tuple[float, AskAnswer]:
         for _ in itertools.count():
             newest = self._newest.get(ask.secret, ask)
             sent = self.runtime.now()
             try:
-                return sent, await self.authority.ask(newest), False
+                return sent, await self.authority.ask(newest)
             except Indeterminate:
                 self._newest[ask.secret] = newest._replace(secret=self.runtime.secret())
         raise AssertionError

@@ -7,7 +7,15 @@ import pytest
 from fenced.authorities.memory import MemoryAuthority, MemoryStore
 from fenced.core.acquiring import LeaseEngine, LeaseRequest
 from fenced.core.holding import State
-from fenced.errors import Indeterminate, LeaseLost, NotGranted, Unavailable
+from fenced.errors import (
+    FencedError,
+    Indeterminate,
+    LeaseLost,
+    Misconfigured,
+    Misuse,
+    NotGranted,
+    Unavailable,
+)
 from fenced.model import Ask, AskAnswer, Busy, Ended, Holder, ReleaseAnswer, Standing
 from fenced.runtime.blocking import step
 from fenced.runtime.simulated import SimulatedRuntime
@@ -153,7 +161,10 @@ def test_an_authority_that_could_not_be_opened_has_granted_nothing(monkeypatch: 
     play(story)
 
 
-def test_a_full_queue_after_a_doubted_try_ends_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refused", [NotGranted, Misconfigured, Misuse])
+def test_a_refusal_after_a_doubted_try_ends_the_attempt(
+    refused: type[FencedError], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first copy of the ask is still on its way when the second is refused: it finds a tombstone."""
     asks: list[Ask] = []
 
@@ -161,12 +172,14 @@ def test_a_full_queue_after_a_doubted_try_ends_the_attempt(monkeypatch: pytest.M
         asks.append(ask)
         if len(asks) == 1:
             raise Indeterminate("cut off")
+        if refused is not NotGranted:
+            raise refused("another server has taken over")
         return Busy(10_000, None)
 
     async def story(engine: LeaseEngine, authority: Deaf, runtime: SimulatedRuntime) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(Deaf, "ask", full)
-            with pytest.raises(NotGranted):
+            with pytest.raises(refused):
                 await engine.acquire(LeaseRequest.checked(["orders"], wait=5))
         assert len(asks) == 2 and asks[0] == asks[1]
         assert await authority.ask(asks[0]) == Ended("withdrawn")

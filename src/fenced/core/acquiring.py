@@ -212,12 +212,14 @@ class LeaseEngine:
             settled=over,
         )
         entry: QueueEntry | None = None
+        doubts: list[Indeterminate] = []
+        """Tries whose outcome is unknown: whatever a later one is told, an earlier copy may still be granted."""
         settled = False  # True after Busy, which leaves nothing to withdraw, unless an earlier copy may still arrive
         try:
             while True:
                 if entry is not None:
                     entry.asking()
-                sent, answer, doubted = await self._ask(ask, until, queued=entry is not None)
+                sent, answer = await self._ask(ask, until, doubts, queued=entry is not None)
                 match answer:
                     case Granted():
                         lease = self._take(request, ask, answer, sent, realm)
@@ -225,7 +227,7 @@ class LeaseEngine:
                             self.settler.retry_now(self.settler.give_up(ask.secret, ask.ttl))
                         return lease
                     case Busy(ahead, held_by):
-                        settled = not doubted
+                        settled = not doubts
                         raise _not_granted(request, held_by, ahead)
                     case Ended("expired" | "revoked"):
                         self._counter.over(secret)
@@ -243,7 +245,8 @@ class LeaseEngine:
         except GeneratorExit:
             raise  # collected, not cancelled: a finalizer sends nothing, and the attempt expires
         except BaseException as error:
-            if settled or (entry is None and isinstance(error, Unavailable | Misconfigured | Misuse)):
+            never = isinstance(error, Unavailable | Misconfigured | Misuse) and not doubts and entry is None
+            if settled or never:
                 self._counter.over(secret)
             else:
                 silent = isinstance(error, Unavailable | Indeterminate)
@@ -254,27 +257,28 @@ class LeaseEngine:
                 self.listener.forget(entry)
                 self.keeper.drop(entry.secret)
 
-    async def _ask(self, ask: Ask, until: float, *, queued: bool) -> tuple[float, AskAnswer, bool]:
-        """Ask until there is an answer. Also returns when it was sent, and whether an earlier try is still in doubt.
+    async def _ask(
+        self, ask: Ask, until: float, doubts: list[Indeterminate], *, queued: bool
+    ) -> tuple[float, AskAnswer]:
+        """Ask until there is an answer. Also returns when it was sent. Tries that are in doubt go into `doubts`.
 
         A queued attempt tolerates an outage of up to one ttl; a first ask that was not sent fails at once.
         """
         outage_until = self.runtime.now() + ask.ttl
         backoff = BACKOFF_FIRST
-        unknown: Indeterminate | None = None
         while True:
             sent = self.runtime.now()
             try:
                 limit = min(sent + timing.CALL_SECONDS, until + self._patience)
-                return sent, await self.authority.ask(ask, limit), unknown is not None
+                return sent, await self.authority.ask(ask, limit)
             except (Indeterminate, Unavailable) as error:
                 if isinstance(error, Indeterminate):
-                    unknown = error
+                    doubts.append(error)
                 now = self.runtime.now()
-                definite = isinstance(error, Unavailable) and not queued and unknown is None
+                definite = isinstance(error, Unavailable) and not queued and not doubts
                 if definite or now + backoff >= min(until, outage_until):
                     # After one Indeterminate answer a later Unavailable does not make the outcome known.
-                    raise unknown or error from None
+                    raise (doubts[-1] if doubts else error) from None
                 await self.runtime.wait(self.runtime.wakeup(), now + backoff)
                 backoff = min(backoff * 2, BACKOFF_MAX)
 

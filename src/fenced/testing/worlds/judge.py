@@ -127,7 +127,10 @@ class Judge:
         self.minted(public, ask.names, answer.token)
         if public in self.over:
             self.broken("I10", f"an attempt that was over was granted: {public[:6]}")
-        if self.places.pop(public, now) < now:
+        # A place that lapsed so long ago that it is forgotten: to the authority, this is the ask of a new attempt.
+        # (A renewal does not say for how long it prolongs a place: the end in `places` may be later than the true one.)
+        forgotten = now - timing.remember_for(ask.ttl) + timing.WAITER_TTL_MAX
+        if forgotten < self.places.pop(public, now) < now:
             self.broken("I11", "a waiter whose place had lapsed was granted")
         for other, expires in self.expires.items():
             if other != public and expires > now and set(self.names[other]) & set(ask.names):
