@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+import pytest
 
 from fenced.authorities.zookeeper.authority import ZooKeeperAuthority
 from fenced.authorities.zookeeper.session import ZooKeeperSession
@@ -14,9 +16,10 @@ from fenced.runtime.network import SimulatedNetwork
 from fenced.runtime.simulated import SimulatedRuntime
 from fenced.runtime.world import Process, World
 from fenced.testing.worlds.zookeeper_ensemble import Ensemble, PeerLink, Replica
-from fenced.testing.worlds.zookeeper_member import Request
+from fenced.testing.worlds.zookeeper_member import ClientConnection, Request
 from fenced.testing.worlds.zookeeper_tree import CLOSE_SESSION, MULTI, Entry, Ids
 from fenced.wire import jute
+from fenced.wire.zookeeper.connection import ZooKeeperWire
 
 HOLDER = Holder("id", "label", "host", 1)
 
@@ -168,3 +171,91 @@ def test_a_proposal_that_an_election_has_discarded_does_not_come_back() -> None:
     stage.world.run(stage.world.now + 5.0)
     assert stage.ensemble.leader() is not None
     assert all(discarded not in replica.log for replica in stage.ensemble.replicas)
+
+
+# How long a holder may believe.
+
+
+class Behind(Stage):
+    """A client of a follower that reports to the leader every 0.1 s. Its session lasts 0.497 s, its lease 0.3725 s."""
+
+    def __init__(self, kind: type[ZooKeeperAuthority]) -> None:
+        super().__init__(1)
+        self.follower = next(each for each in self.ensemble.replicas if each is not self.leader)
+        self.network.listen(self.follower.process, ("follower", 2181), self.follower.member)
+        self.one = self.client("one", kind, "zookeeper://follower")
+        self.play(self.one, self.one.open())
+
+    def greet_late(self, seconds: float) -> None:
+        """The follower answers a new connection so long after it has asked the leader."""
+        member = self.follower.member
+        greeted = member._greeted
+
+        def late(client: ClientConnection, timeout: int, password: bytes, valid: bool) -> None:
+            self.world.after(seconds, lambda: greeted(client, timeout, password, valid))
+
+        member._greeted = late  # type: ignore[method-assign]
+
+    def ask_at(self, when: float) -> None:
+        self.world.run(when)
+        short = Ask("a" * 32, ("orders",), 0.3725, HOLDER, False)
+        assert isinstance(self.play(self.one, self.one.ask(short)), Granted)
+
+    def renew_at(self, when: float) -> None:
+        self.world.run(when)
+        assert isinstance(self.play(self.one, self.one.renew(["a" * 32])), list)
+
+    def believed_after_the_end(self) -> float:
+        """The leader hears no more of the client. How long that believes in its lease after the leader has ended it."""
+        (mine,) = self.one._session(0.3725).attempts.values()
+        self.follower.cut = True
+        while self.one._paths.attempt(mine.public) in self.leader.tree.nodes:
+            self.world.run(self.world.now + 0.001)
+        return mine.expires - self.one._runtime.now()
+
+
+def after_a_late_greeting(kind: type[ZooKeeperAuthority]) -> float:
+    """When the client sends its ask, the leader last heard of it when it connected."""
+    stage = Behind(kind)
+    stage.greet_late(0.4)
+    stage.ask_at(3.0)
+    return stage.believed_after_the_end()
+
+
+def after_unreported_requests(kind: type[ZooKeeperAuthority]) -> float:
+    """The ask was reported at once. The first renewal came after the next report, the second before the third."""
+    stage = Behind(kind)
+    stage.ask_at(3.085)
+    stage.renew_at(3.203)
+    stage.renew_at(3.285)
+    return stage.believed_after_the_end()
+
+
+STORIES = [after_a_late_greeting, after_unreported_requests]
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_lease_is_not_believed_for_longer_than_from_what_the_leader_has_heard(
+    story: Callable[[type[ZooKeeperAuthority]], float],
+) -> None:
+    assert story(ZooKeeperAuthority) <= 0.0
+
+
+class AnswersAreSignsOfLife(ZooKeeperSession):
+    """A session is believed to be alive from each request that the leader has answered, before the leader has heard of
+    it."""
+
+    def _confirm(self, wire: ZooKeeperWire, sent: float) -> None:
+        super()._confirm(wire, sent)
+        self.confirmed = sent
+
+
+class AnswersProlong(ZooKeeperAuthority):
+    session_type = AnswersAreSignsOfLife
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_answers_that_are_signs_of_life_would_be_caught(
+    story: Callable[[type[ZooKeeperAuthority]], float],
+) -> None:
+    assert story(AnswersProlong) > 0.0

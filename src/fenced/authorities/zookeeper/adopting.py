@@ -73,7 +73,7 @@ class Adopting(Operating):
         mine.version = version
         mine.queued = not first
         mine.delaying = bool(mine.lock_delay) and granted
-        home.expect(mine, sent + (home.ttl if granted else home.place_seconds))
+        home.expect(mine, sent + (home.renewed(sent) if granted else home.place_seconds))
         self._remember(mine)
         if not granted:
             return Waiting(delay or home.ttl)  # the next renewal watches what is ahead
@@ -83,7 +83,7 @@ class Adopting(Operating):
             if mine.over or mine.taken:
                 return Gone()
         mine.state, mine.token = "granted", space.token(mine.zxid)
-        return Kept(home.ttl)
+        return Kept(home.renewed(sent))
 
     def _moves(self, mine: ZooKeeperAttempt, ttl: float) -> tuple[list[bytes], int]:
         """The operations that delete all its nodes and make them again under the same paths, in our session; and the

@@ -320,8 +320,9 @@ class ZooKeeperAuthority(Entering):
             if mine.public in lost and not mine.over and not await self._is_placed(session, mine, until):
                 answers[mine.public] = await self._revoked(session, mine, until)
             elif mine.state == "granted":
-                mine.expires = max(mine.expires, sent + session.ttl)  # another call may have granted it since
-                answers[mine.public] = Kept(session.ttl)
+                kept_for = session.renewed(sent)
+                mine.expires = max(mine.expires, sent + kept_for)  # another call may have granted it since
+                answers[mine.public] = Kept(kept_for)
             elif mine.state == "waiting":
                 mine.expires = sent + session.place_seconds
                 answers[mine.public] = await self._waits(session, mine, until)

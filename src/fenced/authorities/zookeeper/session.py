@@ -1,17 +1,18 @@
 """One ZooKeeper session after another, for all attempts of one ttl: the server deletes its nodes when it ends.
 
-How long a holder may believe that it holds. The server counts a session's time from the last sign of life that reached
-the *leader*. A follower receives a client's requests at once, but reports signs of life to the leader only twice a
-tick. A session lasts at least two ticks, so the leader may count from up to a quarter of the session's time earlier.
-Therefore a session is requested a third longer than the lease, and only requests that the leader itself answers count
-as signs of life. A session that was silent for more than that quarter is confirmed by a new connection: the member
-asks the leader before it accepts one.
+How long a holder may believe that it holds. The leader counts a session's time from the last sign of life that it has
+*heard*. It hears of a new connection at once: the member asks it before it accepts one. Of requests it does not: it
+answers writes and syncs, but the member reports whose requests it has received only with its replies to the leader's
+pings, twice a tick. So an answer shows that the leader has heard of those requests of the same connection that were
+answered half a tick before this one was sent, and a session is believed for its time from the latest of them. It is
+requested a third longer than the lease, so that regular renewals prolong a lease by its whole ttl.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import chain
 from typing import ClassVar, TypeVar
@@ -29,9 +30,14 @@ T = TypeVar("T")
 
 LEASE_SHARE = 0.75
 """The part of a session's time that its leases get."""
+REPORT_SHARE = 0.2
+"""Half a tick is at most this part of a session's time, if that is 2.5 ticks or more: less than from one renewal to the
+next (at least 0.85 of a third of the lease)."""
+REPORT_SHARE_SHORTEST = 0.25
+"""The same for a session that the server has made longer, to its minimum: two ticks."""
 SILENCE_SHARE = 0.2575
-"""After this part of its time without a sign of life, a session is confirmed by a new connection. This, the lease's
-part and the holder's margin for clock drift (1 %) make up the whole session."""
+"""After this part of its time without an answer of the leader, a session gets a new connection: a lease that is granted
+then has its whole ttl."""
 
 _NOBODY = b"\0" * 16
 
@@ -61,7 +67,11 @@ class ZooKeeperSession:
         self.seconds = 0.0
         self.id = 0
         self.confirmed = -math.inf
-        """When the last request that the leader has answered was sent."""
+        """Leases of this session may be believed for their ttl from this time."""
+        self._signs: deque[tuple[float, float]] = deque()
+        """When requests that the leader has answered on this connection were sent, and answered. It has heard of the
+        first one (before any other: the connection itself)."""
+        self._report = 0.0
         self.attempts: dict[str, ZooKeeperAttempt] = {}
         self.due = math.inf
         """No attempt expires before this time."""
@@ -119,8 +129,26 @@ class ZooKeeperSession:
             raise Over
         self._hub.seen = max(self._hub.seen, wire.zxid)
         if any(map(jute.by_leader, (*ahead, *requests))):
-            self.confirmed = max(self.confirmed, sent)
+            self._confirm(wire, sent)
         return replies[len(ahead) :]
+
+    def _confirm(self, wire: ZooKeeperWire, sent: float) -> None:
+        """The leader has answered a request that was sent then."""
+        with self._lock:  # callers in several threads confirm at once
+            if wire is not self._wire:
+                return  # it tells nothing about what the leader has heard on the connection that came after it
+            now, signs = self._runtime.now(), self._signs
+            if len(signs) > 2 and now - signs[-2][1] < self.seconds / 64:
+                signs.pop()  # so few are kept, however many requests there are
+            signs.append((sent, now))
+            while signs[1][1] <= sent - self._report:
+                signs.popleft()
+            heard = signs[0][0]
+            self.confirmed = max(self.confirmed, min(sent, heard + self.seconds - self.ttl))
+
+    def renewed(self, sent: float) -> float:
+        """For how long, from `sent`, a lease lasts that a request sent then has renewed."""
+        return self.ttl - max(0.0, sent - self.confirmed)
 
     def expect(self, mine: ZooKeeperAttempt, expires: float) -> None:
         """Carry this attempt until `expires`, unless it is renewed."""
@@ -147,7 +175,8 @@ class ZooKeeperSession:
         return wire if wire is not None and not wire.closed and not self._silent() else None
 
     def _silent(self) -> bool:
-        return self._runtime.now() - self.confirmed > self.seconds * SILENCE_SHARE
+        signs = self._signs
+        return not signs or self._runtime.now() - signs[-1][0] > self.seconds * SILENCE_SHARE
 
     async def _connect(self, until: float) -> ZooKeeperWire:
         if self._wire is not None:
@@ -167,9 +196,12 @@ class ZooKeeperSession:
         self.id, self._password = session.session, session.password
         self.seconds = session.timeout / 1000
         self.ttl = self.asked if session.timeout == asked else self.seconds * LEASE_SHARE
-        self.confirmed = sent
+        raised = session.timeout > asked
+        self._report = self.seconds * (REPORT_SHARE_SHORTEST if raised else REPORT_SHARE)
         where = f"{member[0]}:{member[1]}"
-        self._wire = wire = self.wire_type(link, self._hub, self._runtime, where, self._on_event)
+        wire = self.wire_type(link, self._hub, self._runtime, where, self._on_event)
+        with self._lock:
+            self._wire, self._signs, self.confirmed = wire, deque([(sent, sent)]), sent
         return wire
 
     # The cached namespace, under a watch.

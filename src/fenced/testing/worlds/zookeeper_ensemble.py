@@ -96,7 +96,7 @@ class SessionTable:
         return 0 if self.owners.setdefault(session, by) is by else SESSION_MOVED
 
     def expired(self) -> list[int]:
-        now = self._replica.world.now
+        now = self._replica.world.now + 1e-6  # they end on a tick, not on the half tick after it
         return [session for session, end in self.expires.items() if end <= now]
 
 
@@ -164,11 +164,13 @@ class Replica:
         rng = self.world.rng
         return self.number << 56 | rng.getrandbits(48), rng.randbytes(16)
 
-    def touch(self, session: int) -> None:
+    def touch(self, session: int) -> bool:
+        """A request has arrived. False: this is the leader, and it is ending that session."""
         if self.leading:
             self.sessions.touch(session)
-        else:
-            self.touched[session] = None  # reported to the leader with the reply to its next ping
+            return session in self.sessions.expires
+        self.touched[session] = None  # reported to the leader with the reply to its next ping
+        return True
 
     def forward(self, request: Request, session: int, ids: Ids) -> None:
         if self.leading:
@@ -292,10 +294,9 @@ class Replica:
         if 1 + sum(link.confirmed > 0 for link in self.links.values()) < self.ensemble.majority:
             self.leave()
             return
-        if count % 2 == 0:
-            for session in self.sessions.expired():
-                del self.sessions.expires[session]
-                self._propose(Entry(0, 0, session, CLOSE_SESSION, b""))
+        for session in self.sessions.expired():
+            del self.sessions.expires[session]
+            self._propose(Entry(0, 0, session, CLOSE_SESSION, b""))
         if count % CONTAINER_BEATS == 0:
             for path, node in list(self.tree.nodes.items()):
                 if node.owner == CONTAINER_OWNER and node.created and not node.children:

@@ -162,7 +162,6 @@ class Member:
 
     def _request(self, client: ClientConnection, payload: bytes) -> None:
         xid, kind = struct.unpack_from(">ii", payload)
-        self.replica.touch(client.session)
         if kind == AUTH:
             reader = Reader(payload[12:])
             scheme, secret = reader.string(), reader.buffer()
@@ -170,6 +169,8 @@ class Member:
             client.ids |= {(scheme, f"{secret.decode().partition(':')[0]}:{digest}")}
             client.frame(struct.pack(">iqi", XID_AUTH, 0, 0))
             return
+        if not self.replica.touch(client.session):
+            return  # as ZooKeeper: never answered
         request = Request(client, xid, kind, payload[8:])
         self.requests.setdefault(client.session, deque()).append(request)
         if kind in WRITES or kind == SYNC:
